@@ -90,13 +90,15 @@ def read_corpus(path):
     """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
     corpus, empty = {}, 0
     for number, line in enumerate(open(path, "rb"), 1):
+        if not line.strip():
+            continue
         try:
             record = json.loads(line)
-            name = str(record["abstract_id"] or "")
+            name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
         except (ValueError, KeyError, TypeError, RecursionError):
             fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
         if not name or name in corpus:
-            fail(f"{path}:{number}", f"abstract_id {name!r} is empty or stands twice; give every record its own")
+            fail(f"{path}:{number}", f"abstract_id {name!r} is empty or stands twice; give every record its own string")
         text = record.get("abstract")
         empty += not (isinstance(text, str) and text.strip())
         corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
@@ -347,11 +349,10 @@ def fuse(args):
     inputs = fingerprints(*args.runs, *([args.corpus] if args.corpus else []))
     if up_to_date([args.out], args, inputs):
         return {"made": []}
-    runs = [read_table(path, ["claim_id", "abstract_id", "rank", "score"]) for path in args.runs]
-    names = read_corpus(args.corpus) if args.corpus else [name for run in runs for name in run["abstract_id"]]
+    known = {"abstract_id": read_corpus(args.corpus)} if args.corpus else {}
+    runs = [read_table(path, ["claim_id", "abstract_id", "rank", "score"], **known) for path in args.runs]
+    names = known.get("abstract_id") or [name for run in runs for name in run["abstract_id"]]
     order = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    for path, run in zip(args.runs, runs):
-        reject(path, run, ~run["abstract_id"].isin(order), "unknown abstract_id {abstract_id}; give the runs' own --corpus")
     rankings = {}
     for run in runs:
         for claim, rows in run.groupby("claim_id", sort=False):

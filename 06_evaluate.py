@@ -86,13 +86,15 @@ def read_corpus(path):
     """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
     corpus, empty = {}, 0
     for number, line in enumerate(open(path, "rb"), 1):
+        if not line.strip():
+            continue
         try:
             record = json.loads(line)
-            name = str(record["abstract_id"] or "")
+            name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
         except (ValueError, KeyError, TypeError, RecursionError):
             fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
         if not name or name in corpus:
-            fail(f"{path}:{number}", f"abstract_id {name!r} is empty or stands twice; give every record its own")
+            fail(f"{path}:{number}", f"abstract_id {name!r} is empty or stands twice; give every record its own string")
         text = record.get("abstract")
         empty += not (isinstance(text, str) and text.strip())
         corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}

@@ -1,0 +1,120 @@
+"""Fixtures: scripts run alone in a folder with only their input files; toy data; the three small models."""
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL")
+
+ABSTRACTS = {  # what the toy claims are about, and what only sounds like it
+    "0001": "Body mass of polar bears in Hudson Bay fell by ten percent as the ice-free season grew longer.",
+    "0002": "Ursus maritimus fasts longer and weighs less where sea ice breaks up early.",
+    "0003": "Polar bears in zoos prefer cold pools to warm ones, a study of behaviour in captivity shows.",
+    "0004": "Solar irradiance has not risen since 1980 while the surface warmed by 0.8 degrees.",
+    "0005": "Satellite measurements of the sun show cycles of eleven years and no upward trend.",
+    "0006": "A survey of what people believe about the sun and warming in twelve countries.",
+    "0007": "Sea level rose by 3.7 millimetres a year since 2006, faster than before.",
+    "0008": "Altimeters find that the rise of the ocean surface accelerates.",
+    "0009": "A new tide gauge for measuring sea level on rocky coasts is described.",
+    "0010": "Wheat grown with more carbon dioxide holds less zinc and protein.",
+    "0011": "Farmers in Kenya adopt drought-tolerant maize when credit is at hand.",
+    "0012": "Glaciers of the Alps lost a third of their volume in twenty years.",
+}
+CLAIMS = {
+    "train": {"c1": "More CO2 makes wheat less nutritious", "c2": "Alpine glaciers are melting away #Alps"},
+    "test": {"c3": "Polar bears are starving!!", "c4": "It's the sun, stupid", "c5": "sea level rise is NOT accelerating"},
+}
+QRELS = {
+    "c1": {"0010": "SUPPORTS", "0011": "NEI"},
+    "c2": {"0012": "SUPPORTS", "0009": "NEI", "0004": "REFUTES"},
+    "c3": {"0001": "SUPPORTS", "0002": "SUPPORTS", "0003": "NEI"},
+    "c4": {"0004": "REFUTES", "0005": "REFUTES", "0006": "NEI"},
+    "c5": {"0007": "REFUTES", "0008": "REFUTES", "0009": "NEI"},
+}
+
+def tsv(path, header, rows):
+    """Write rows, and their header, as they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ["\t".join(header), *("\t".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+@pytest.fixture(scope="session")
+def models():
+    """data/models/ with minilm, splade-tiny and smollm2; fetched where they are not at hand yet."""
+    command = [sys.executable, str(ROOT / "data" / "download.py"), "models"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ROOT / "data" / "models"
+
+@pytest.fixture
+def toy(tmp_path, models):
+    """A folder with data/demo/ (12 abstracts, 5 claims), data/models, and a hybrid run of each split."""
+    data = tmp_path / "data" / "demo"
+    data.mkdir(parents=True)
+    (tmp_path / "data" / "models").symlink_to(models)
+    records = [{"abstract_id": name, "title": "", "abstract": text} for name, text in ABSTRACTS.items()]
+    (data / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    for split, claims in CLAIMS.items():
+        tsv(data / f"claims.{split}.tsv", ["claim_id", "claim"], claims.items())
+        judged = [(claim, name, label) for claim in claims for name, label in QRELS[claim].items()]
+        tsv(data / f"qrels.{split}.tsv", ["claim_id", "abstract_id", "label"], judged)
+        rows = []
+        for claim in claims:
+            names = [*reversed(QRELS[claim]), *(name for name in ABSTRACTS if name not in QRELS[claim])][:6]
+            rows += [(claim, name, rank, round(1 / rank, 4)) for rank, name in enumerate(names, 1)]
+        tsv(tmp_path / "work" / "demo" / split / "hybrid.tsv", ["claim_id", "abstract_id", "rank", "score"], rows)
+    return tmp_path
+
+@pytest.fixture
+def run():
+    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script, copied alone into folder, as a subprocess."""
+
+    def run_script(script, *args, cwd, env=None):
+        shutil.copy(ROOT / script, cwd)
+        clean = {key: value for key, value in os.environ.items() if key not in SECRETS}
+        clean |= {"HF_HUB_OFFLINE": "1", **(env or {})}
+        command = [sys.executable, script, *map(str, args)]
+        return subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+
+    return run_script
+
+@pytest.fixture
+def load(monkeypatch):
+    """load("02_retrieve.py"): the names of a script, without running it."""
+
+    def load_script(script):
+        monkeypatch.setattr(sys, "argv", [script])
+        return runpy.run_path(str(ROOT / script))
+
+    return load_script
+
+@pytest.fixture
+def contents():
+    """contents(folder): {path: bytes} of all files below it, links left aside, to see what a call has changed."""
+
+    def read(folder):
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*"))
+                if p.is_file() and not p.is_symlink() and "models" not in p.parts and p.suffix != ".py"}
+
+    return read
+
+@pytest.fixture
+def refused(contents):
+    """refused(done, before, folder, *words): bad input was met with exit 2, one error line, and no file touched."""
+
+    def check(done, before, folder, *words):
+        assert done.returncode == 2, done.stderr
+        errors = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
+        assert len(errors) == 1 and errors[0].startswith("error: "), done.stderr
+        assert "Traceback" not in done.stderr
+        for word in words:
+            assert str(word) in errors[0], errors[0]
+        assert contents(folder) == before
+
+    return check

@@ -1,0 +1,176 @@
+"""02_retrieve.py: exact rankings, ties in corpus order, reciprocal rank fusion, and what it refuses."""
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import tsv
+
+SCRIPT = "02_retrieve.py"
+RUN = ["claim_id", "abstract_id", "rank", "score"]
+
+def read(path):
+    return pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str}, keep_default_na=False)
+
+@pytest.fixture
+def indexed(toy, run):
+    """The toy with a BM25 index, which takes no model."""
+    assert run("01_index.py", "--indexes", "bm25", cwd=toy).returncode == 0
+    return toy
+
+# ----------------------------------------------------------- Functions
+def test_top_k_breaks_ties_by_corpus_order_also_at_the_cut(load):
+    top_k = load(SCRIPT)["top_k"]
+    scores = np.array([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
+    assert top_k(scores, 3).tolist() == [1, 2, 3]
+    assert top_k(scores, 99).tolist() == [1, 2, 3, 4, 0, 5]
+
+def test_top_k_equals_a_full_stable_sort(load):
+    top_k = load(SCRIPT)["top_k"]
+    rng = np.random.default_rng(7)
+    for _ in range(50):
+        scores = rng.integers(0, 6, rng.integers(1, 40)).astype(float)
+        k = int(rng.integers(1, 45))
+        assert top_k(scores, k).tolist() == sorted(range(len(scores)), key=lambda row: (-scores[row], row))[:k]
+
+def test_rrf_equals_the_sum_worked_by_hand(load):
+    rrf = load(SCRIPT)["rrf"]
+    fused = dict(rrf([["a", "b", "c"], ["c", "a"]], {"a": 0, "b": 1, "c": 2}, k=60))
+    assert fused == pytest.approx({"a": 1 / 61 + 1 / 62, "b": 1 / 62, "c": 1 / 63 + 1 / 61})
+
+def test_rrf_breaks_ties_by_corpus_order(load):
+    fused = load(SCRIPT)["rrf"]([["b"], ["a"]], {"a": 0, "b": 1})
+    assert [name for name, _ in fused] == ["a", "b"]
+
+# ----------------------------------------------------------- The whole script
+def test_every_retriever_alone_in_a_folder(toy, run, load):
+    assert run("01_index.py", cwd=toy).returncode == 0
+    done = run(SCRIPT, "--top-k", 8, cwd=toy)
+    assert done.returncode == 0, done.stderr
+    out = toy / "work" / "demo" / "test"
+    runs = {name: read(out / f"{name}.tsv") for name in ("bm25", "dense", "splade", "hybrid")}
+    for name, table in runs.items():
+        assert list(table.columns) == RUN
+        assert (out / f"{name}.tsv.meta.json").is_file()
+        for _, rows in table.groupby("claim_id"):
+            assert rows["rank"].tolist() == list(range(1, len(rows) + 1)) and len(rows) <= 8
+            assert rows["score"].is_monotonic_decreasing
+    assert (runs["bm25"]["score"] > 0).all()
+    assert set(runs["dense"]["claim_id"]) == {"c3", "c4", "c5"} and len(runs["dense"]) == 3 * 8
+
+    # dense scores are the cosines of the saved vectors; SPLADE's are inner products over all postings
+    from scipy import sparse
+    from sentence_transformers import SentenceTransformer
+
+    index = toy / "work" / "demo" / "index"
+    claims = pd.read_csv(toy / "data/demo/claims.test.tsv", sep="\t")["claim"].tolist()
+    queries = SentenceTransformer(str(toy / "data/models/minilm"), device="cpu").encode(claims).astype(float)
+    cosines = queries @ np.load(index / "dense" / "embeddings.npy").astype(float).T
+    for row, claim in enumerate(("c3", "c4", "c5")):
+        best = sorted(range(12), key=lambda place: (-cosines[row, place], place))[:8]
+        assert runs["dense"][runs["dense"]["claim_id"] == claim]["abstract_id"].tolist() == [f"{b + 1:04d}" for b in best]
+    encoder = load("01_index.py")["load_splade"](toy / "data/models/splade-tiny", "cpu")
+    terms = encoder.encode_query(claims, convert_to_sparse_tensor=False).numpy().astype(float)
+    parts = [np.load(index / "splade" / f"{name}.npy") for name in ("data", "indices", "indptr")]
+    products = terms @ sparse.csc_matrix(tuple(parts), shape=(12, 30_522)).toarray().astype(float).T
+    found = runs["splade"].set_index(["claim_id", "abstract_id"])["score"]
+    for (claim, name), score in found.items():
+        assert score == pytest.approx(products[["c3", "c4", "c5"].index(claim), int(name) - 1], rel=1e-4)
+
+    # fusing the written runs gives the hybrid once more
+    names = [f"work/demo/test/{name}.tsv" for name in ("bm25", "dense", "splade")]
+    done = run(SCRIPT, "fuse", *names, "--top-k", 8, "--corpus", "data/demo/corpus.jsonl", "--out", "again.tsv", cwd=toy)
+    assert done.returncode == 0, done.stderr
+    assert (toy / "again.tsv").read_bytes() == (out / "hybrid.tsv").read_bytes()
+
+def test_bm25_equals_bm25s_called_directly(indexed, run):
+    import bm25s
+    import Stemmer
+
+    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
+    stemmer = Stemmer.Stemmer("english")
+    texts = [json.loads(line)["abstract"] for line in open(indexed / "data/demo/corpus.jsonl", encoding="utf-8")]
+    claims = pd.read_csv(indexed / "data/demo/claims.test.tsv", sep="\t")
+    reference = bm25s.BM25(k1=1.5, b=0.75)
+    reference.index(bm25s.tokenize(texts, stopwords="english", stemmer=stemmer, show_progress=False), show_progress=False)
+    found = read(indexed / "work/demo/test/bm25.tsv")
+    for claim, text in zip(claims["claim_id"], claims["claim"]):
+        tokens = bm25s.tokenize(text, stopwords="english", stemmer=stemmer, return_ids=False, show_progress=False)[0]
+        scores = reference.get_scores([token for token in tokens if token in reference.vocab_dict])
+        rows = found[found["claim_id"] == claim]
+        assert len(rows) == (scores > 0).sum()
+        for name, score in zip(rows["abstract_id"], rows["score"]):
+            assert score == pytest.approx(float(scores[int(name) - 1]), rel=1e-6)
+
+def test_claims_without_a_known_word_have_no_row_and_are_counted(indexed, run):
+    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("1", "xyzzy"), ("2", "polar bears"), ("3", "\"\"")])
+    done = run(SCRIPT, "--retrievers", "bm25", cwd=indexed)
+    assert done.returncode == 0, done.stderr
+    assert "3 claims, 2 of them without any" in done.stdout
+    assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"2"}
+
+def test_bom_crlf_and_tabs_in_quotes_read_back_equal(indexed, run):
+    path = indexed / "data/demo/claims.test.tsv"
+    path.write_bytes(b'\xef\xbb\xbfclaim_id\tclaim\r\n007\t"polar\tbears ""starve"""\r\nNA\tsun\r\n')
+    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
+    assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"007", "NA"}
+
+def test_a_second_call_finds_its_runs_up_to_date_until_the_claims_change(indexed, run):
+    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
+    assert "up to date: work/demo/test/bm25.tsv" in run(SCRIPT, "--retrievers", "bm25", cwd=indexed).stdout
+    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("9", "glaciers")])
+    assert "up to date" not in run(SCRIPT, "--retrievers", "bm25", cwd=indexed).stdout
+    assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"9"}
+
+def test_trec_runs_are_fused_by_score(toy, run):
+    (toy / "a.trec").write_text("1 Q0 x 0 5.0 tag\n1 Q0 y 1 7.0 tag\n")
+    tsv(toy / "b.tsv", RUN, [("1", "y", 1, 0.5), ("1", "z", 2, 0.25)])
+    done = run(SCRIPT, "fuse", "a.trec", "b.tsv", "--out", "c.tsv", cwd=toy)
+    assert done.returncode == 0, done.stderr
+    fused = read(toy / "c.tsv")
+    assert fused["abstract_id"].tolist() == ["y", "x", "z"]
+    assert fused["score"].tolist() == pytest.approx([2 / 61, 1 / 62, 1 / 62], rel=1e-8)
+
+# ----------------------------------------------------------- Bad input
+@pytest.mark.parametrize(("text", "words"), [
+    ("claim_id\ttext\n1\tice\n", ["claims.test.tsv:1:", "claim"]),
+    ("claim_id\tclaim\n1\tice\n1\tsun\n", ["claims.test.tsv:3:", "stands twice"]),
+    ("claim_id\tclaim\n\tice\n", ["claims.test.tsv:2:", "empty"]),
+    ("claim_id\tclaim\n1\ta\tb\n", ["claims.test.tsv"]),
+    ("claim_id\tclaim\n1\t\"open\n", ["claims.test.tsv"]),
+    ('claim_id\tclaim\n1\t"two\nlines"\n2\tsun\n2\tsea\n', ["claims.test.tsv:5:"]),
+    ("claim_id\tclaim\n", ["claims.test.tsv", "no claim"]),
+    ("", ["claims.test.tsv"]),
+])
+def test_bad_claims_are_refused_by_line(indexed, run, contents, refused, text, words):
+    (indexed / "data/demo/claims.test.tsv").write_text(text)
+    before = contents(indexed)
+    refused(run(SCRIPT, "--retrievers", "bm25", cwd=indexed), before, indexed, *words)
+
+def test_an_index_of_another_corpus_is_refused(indexed, run, contents, refused):
+    with open(indexed / "data/demo/corpus.jsonl", "a") as file:
+        file.write('{"abstract_id": "new", "abstract": "text"}\n')
+    before = contents(indexed)
+    refused(run(SCRIPT, "--retrievers", "bm25", cwd=indexed), before, indexed, "meta.json", "another corpus")
+
+def test_an_index_that_is_not_there_is_refused(indexed, run, contents, refused):
+    before = contents(indexed)
+    refused(run(SCRIPT, "--retrievers", "dense", cwd=indexed), before, indexed, "index/dense")
+
+@pytest.mark.parametrize(("row", "words"), [
+    ("1\ty\t2\tnan", ["b.tsv:3:", "score"]),
+    ("1\ty\t2\tinf", ["b.tsv:3:", "score"]),
+    ("1\ty\t0\t0.1", ["b.tsv:3:", "rank"]),
+    ("1\ty\tsecond\t0.1", ["b.tsv:3:", "rank"]),
+    ("1\ty\t1.5\t0.1", ["b.tsv:3:", "rank"]),
+    ("1\ty\t3\t0.1", ["b.tsv:3:", "gap"]),
+    ("1\ty\t1\t0.1", ["b.tsv:3:", "tie"]),
+    ("1\tx\t2\t0.1", ["b.tsv:3:", "stands twice"]),
+    ("1\tq\t2\t0.1", ["b.tsv:3:", "unknown", "q"]),
+])
+def test_bad_runs_are_refused_by_line(toy, run, contents, refused, row, words):
+    (toy / "corpus.jsonl").write_text("".join(f'{{"abstract_id": "{i}", "abstract": "t"}}\n' for i in "xyz"))
+    tsv(toy / "a.tsv", RUN, [("1", "x", 1, 0.5)])
+    (toy / "b.tsv").write_text("\t".join(RUN) + "\n1\tx\t1\t0.5\n" + row + "\n")
+    before = contents(toy)
+    refused(run(SCRIPT, "fuse", "a.tsv", "b.tsv", "--corpus", "corpus.jsonl", "--out", "c.tsv", cwd=toy), before, toy, *words)

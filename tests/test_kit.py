@@ -1,0 +1,88 @@
+"""The kit as a whole: one helper block, scripts that stand alone, help that is instant, a README that tells the truth."""
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+
+SCRIPTS = ["01_index.py", "02_retrieve.py", "03_rerank.py", "04_llm_rerank.py", "05_classify.py", "06_evaluate.py"]
+JOBS = {"02_retrieve.py": ["fuse"], "03_rerank.py": ["train"], "05_classify.py": ["train", "llm"]}
+
+def block(script, first, last):
+    text = (ROOT / script).read_text(encoding="utf-8")
+    assert text.count(first) == 1, script
+    return text[text.index(first) : text.index(last) + len(last)]
+
+def help_of(script, *job):
+    done = subprocess.run([sys.executable, str(ROOT / script), *job, "--help"], capture_output=True, text=True, check=True)
+    return done.stdout
+
+# ----------------------------------------------------------- Scripts
+def test_the_helper_block_is_the_same_in_all_six():
+    assert len({block(s, "# --- helpers: the same block in all six scripts", "# --- end of helpers") for s in SCRIPTS}) == 1
+
+def test_the_language_model_block_is_the_same_in_both():
+    assert len({block(s, "# --- language models: the same block", "# --- end of language models") for s in SCRIPTS[3:5]}) == 1
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_imports_no_other_and_nothing_unsafe(script):
+    text = (ROOT / script).read_text(encoding="utf-8")
+    assert not re.search(r"^\s*(from|import) (conftest|data|recipes|utils|helpers)\b", text, re.M)
+    for word in ("pickle", "trust_remote_code=True", "allow_pickle=True", "eval(", "exec(", "shell=True", "torch.load"):
+        assert word not in text.replace("model.eval()", "").replace(".eval()", ""), word
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_is_instant_and_opens_with_the_docstring(script):
+    docstring = (ROOT / script).read_text(encoding="utf-8").split('"""')[1].strip()
+    begun = time.monotonic()
+    shown = help_of(script)
+    assert time.monotonic() - begun < 3
+    assert shown.strip().startswith(docstring)
+    for flag in ("--data", "--work", "--split", "--seed", "--device", "--force", "--out"):
+        assert flag in shown
+
+def test_an_unknown_flag_is_one_line_and_exit_2():
+    done = subprocess.run([sys.executable, "02_retrieve.py", "--topk", "3"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert re.fullmatch(r"error: 02_retrieve.py: .*--topk.*\n", done.stderr)
+
+# ----------------------------------------------------------- README and recipes
+def commands(path):
+    """Every call of a script in the fenced shell blocks of a page, or in a recipe: lists of words."""
+    text = path.read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.S) if path.suffix == ".md" else [text]
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        if found := re.search(r"\bpython (?:data/download\.py|0\d_\w+\.py).*", line.split(" #")[0]):
+            for call in found.group(0).split("&&"):
+                yield shlex.split(call)
+
+PAGES = ["README.md", "data/README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "recipes").iterdir())]
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_only_flags_that_exist(page):
+    known, seen = {}, 0
+    for _, script, *words in commands(ROOT / page):
+        job = words[:1] if words and words[0] in JOBS.get(script, []) + ["models", "hub"] else []
+        key = (script, *job)
+        known.setdefault(key, help_of(script, *job))
+        seen += 1
+        for flag in (word for word in words if word.startswith("--")):
+            assert re.search(rf"(?<![\w-]){flag}(?![\w-])", known[key]), f"{page}: {' '.join(key)} has no {flag}"
+    assert seen or page == "data/README.md"
+
+def test_readme_has_the_two_commands_and_names_only_files_that_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "pip install -r requirements.txt && bash recipes/demo.sh" in text
+    assert "pip install -r requirements.txt && python -m pytest" in text
+    for name in re.findall(r"\]\((?!http|#)([^)]+)\)", text):
+        assert (ROOT / name).exists(), name
+
+def test_nothing_points_at_this_machine():
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = done.stdout.split() or [str(p.relative_to(ROOT)) for p in ROOT.glob("*.*")]
+    for name in names:
+        text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+        assert not re.search(r"\.\./shared|(?<![\w.])/(work|root|tmp|opt)/\w", text) or name.startswith("tests/"), name
