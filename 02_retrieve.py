@@ -72,7 +72,8 @@ def read_table(path, columns, **known):
     if "label" in columns and trec:  # TREC judges relevance: no stance to be had
         table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
     elif "label" in columns:
-        reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it to one")
+        table["label"] = table["label"].str.upper()
+        reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
     if "rank" not in columns:
         return table
     rank, score = (pd.to_numeric(table[c], errors="coerce").astype(float) for c in ("rank", "score"))

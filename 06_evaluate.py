@@ -68,7 +68,8 @@ def read_table(path, columns, **known):
     if "label" in columns and trec:  # TREC judges relevance: no stance to be had
         table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
     elif "label" in columns:
-        reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it to one")
+        table["label"] = table["label"].str.upper()
+        reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
     if "rank" not in columns:
         return table
     rank, score = (pd.to_numeric(table[c], errors="coerce").astype(float) for c in ("rank", "score"))
@@ -246,7 +247,7 @@ def stance_measures(verdicts, qrels):
     if "label" not in verdicts or "RELEVANT" in set(qrels["label"]) or not len(both):
         return {"judged": len(both)}
     precision, recall, f1, _ = precision_recall_fscore_support(
-        both["label_gold"].str.upper(), both["label"].str.upper(), average="weighted", zero_division=0)
+        both["label_gold"], both["label"], average="weighted", zero_division=0)
     return {"judged": len(both), "P": float(precision), "R": float(recall), "F1": float(f1)}
 
 # ----------------------------------------------------------- Shared tasks
@@ -269,12 +270,9 @@ MEASURES = {"climatecheck2025": climatecheck2025, "climatecheck2026": climateche
 # ----------------------------------------------------------- Tables
 def read_scored(path, qrels):
     """A run or verdicts file; claims that the qrels do not know are left out, and counted."""
-    run = read_table(path, ["claim_id", "abstract_id", "rank", "score"])
-    if "label" in run:
-        wrong = ~run["label"].str.upper().isin(LABELS)
-        if wrong.any():
-            row = run.loc[wrong.idxmax()]
-            fail(path, f"label {row['label']!r} of claim {row['claim_id']} is none of {', '.join(LABELS)}; map it to one")
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        label = ["label"] if "label" in file.readline().strip().split("\t") else []
+    run = read_table(path, ["claim_id", "abstract_id", "rank", "score", *label])
     strange = set(run["claim_id"]) - set(qrels["claim_id"])
     return run[~run["claim_id"].isin(strange)], len(strange)
 
