@@ -5,6 +5,8 @@ import runpy
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,47 @@ def refused(contents):
         assert contents(folder) == before
 
     return check
+
+class Endpoint:
+    """An OpenAI-compatible server on this machine that answers what reply(prompt) returns: a text, or (status, text)."""
+
+    def __init__(self, reply):
+        self.asked, endpoint = [], self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                endpoint.asked.append({"path": self.path, "key": self.headers["Authorization"], **body})
+                answer = reply(body["messages"][-1]["content"])
+                status, text = answer if isinstance(answer, tuple) else (200, answer)
+                message = {"choices": [{"index": 0, "finish_reason": "stop",
+                                        "message": {"role": "assistant", "content": text}}],
+                           "id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
+                           "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
+                data = json.dumps(message if status == 200 else {"error": {"message": text}}).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+@pytest.fixture
+def endpoint():
+    """endpoint(reply): a running Endpoint; all of them stop with the test."""
+    running = []
+
+    def start(reply):
+        running.append(Endpoint(reply))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.server.shutdown()
+        one.server.server_close()
