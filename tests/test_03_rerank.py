@@ -69,10 +69,10 @@ def test_train_then_rerank_alone_in_a_folder(toy, run):
     claims = dict(pd.read_csv(toy / "data/demo/claims.test.tsv", sep="\t").values)
     records = map(json.loads, open(toy / "data/demo/corpus.jsonl", encoding="utf-8"))
     texts = {record["abstract_id"]: record["abstract"] for record in records}
-    encoder, tokenizer = AutoModelForSequenceClassification.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
-    row = after.iloc[0]
+    encoder, row = AutoModelForSequenceClassification.from_pretrained(model).eval(), after.iloc[0]
+    pair = AutoTokenizer.from_pretrained(model)(claims[row["claim_id"]], texts[row["abstract_id"]], return_tensors="pt")
     with torch.inference_mode():
-        logit = encoder(**tokenizer(claims[row["claim_id"]], texts[row["abstract_id"]], return_tensors="pt")).logits.item()
+        logit = encoder(**pair).logits.item()
     assert row["score"] == pytest.approx(logit, abs=1e-5)
     assert "up to date" in run(SCRIPT, "--depth", 4, cwd=toy).stdout
 

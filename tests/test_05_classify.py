@@ -60,7 +60,7 @@ def test_a_model_without_the_three_labels_is_refused(toy, run, contents, refused
 # ----------------------------------------------------------- Language model
 def test_labels_come_from_the_endpoint_and_unusable_replies_count_as_nei(toy, run, endpoint):
     replies = {"wheat": "x", "bears": "SUPPORTS", "sun": "It refutes the claim.", "sea level": "who knows"}
-    server = endpoint(lambda prompt: next(reply for word, reply in replies.items() if word in prompt.lower().split("abstract,")[0]))
+    server = endpoint(lambda prompt: next(replies[word] for word in replies if word in prompt.split("\n")[0].lower()))
     call = (SCRIPT, "llm", "--run", "work/demo/test/hybrid.tsv", "--base-url", server.url, "--model", "toy", "--top-k", 2)
     done = run(*call, cwd=toy)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_labels_come_from_the_endpoint_and_unusable_replies_count_as_nei(toy, ru
     (["--run", "nowhere.tsv", "--model", "data/models/minilm"], "nowhere.tsv"),
     (["--run", "work/demo/test/hybrid.tsv"], "work/demo/models/classifier"),
     (["train", "--qrels", "nowhere.tsv"], "nowhere.tsv"),
-    (["llm", "--run", "work/demo/test/hybrid.tsv", "--backend", "transformers", "--model", "data/models/no"], "data/models/no"),
+    (["llm", "--run", "work/demo/test/hybrid.tsv", "--backend", "transformers", "--model", "data/none"], "data/none"),
 ])
 def test_missing_files_are_refused(toy, run, contents, refused, arguments, word):
     before = contents(toy)

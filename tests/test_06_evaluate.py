@@ -108,7 +108,8 @@ def test_fifty_random_runs_equal_the_literal_transcription(load):
 def test_table_json_and_last_line_agree_and_keep_the_order_given(toy, run):
     tsv(toy / "b.tsv", RUN, [("c3", "0003", 1, 2), ("c3", "0001", 2, 1)])
     tsv(toy / "a.tsv", [*RUN, "label"], [("c4", "0004", 1, 2, "Refutes"), ("c5", "0009", 1, 2, "nei")])
-    done = run(SCRIPT, "b.tsv", "a.tsv", "--out", "out/m.tsv", "--measures", "climatecheck2025", "climatecheck2026", cwd=toy)
+    call = (SCRIPT, "b.tsv", "a.tsv", "--out", "out/m.tsv", "--measures", "climatecheck2025", "climatecheck2026")
+    done = run(*call, cwd=toy)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(toy / "out/m.tsv", sep="\t")
     values = json.loads((toy / "out/m.json").read_text())
@@ -118,7 +119,7 @@ def test_table_json_and_last_line_agree_and_keep_the_order_given(toy, run):
     assert values["a"]["R@5"] == pytest.approx((0 + 1 / 2 + 0) / 3)
     assert values["a"]["F1"] == 1.0 and "F1" not in values["b"]
     assert "2 claims of the qrels have no row" in done.stderr and "1 claims of the qrels have no row" in done.stderr
-    again = run(SCRIPT, "b.tsv", "a.tsv", "--out", "out/m.tsv", "--measures", "climatecheck2025", "climatecheck2026", cwd=toy)
+    again = run(*call, cwd=toy)
     assert "up to date" in again.stdout and json.loads(again.stdout.splitlines()[-1])["runs"] == values
 
 def test_trec_files_give_the_same_numbers(toy, run):

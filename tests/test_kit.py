@@ -22,10 +22,12 @@ def help_of(script, *job):
 
 # ----------------------------------------------------------- Scripts
 def test_the_helper_block_is_the_same_in_all_six():
-    assert len({block(s, "# --- helpers: the same block in all six scripts", "# --- end of helpers") for s in SCRIPTS}) == 1
+    marks = "# --- helpers: the same block in all six scripts", "# --- end of helpers"
+    assert len({block(script, *marks) for script in SCRIPTS}) == 1
 
 def test_the_language_model_block_is_the_same_in_both():
-    assert len({block(s, "# --- language models: the same block", "# --- end of language models") for s in SCRIPTS[3:5]}) == 1
+    marks = "# --- language models: the same block", "# --- end of language models"
+    assert len({block(script, *marks) for script in SCRIPTS[3:5]}) == 1
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_imports_no_other_and_nothing_unsafe(script):
@@ -45,7 +47,8 @@ def test_help_is_instant_and_opens_with_the_docstring(script):
         assert flag in shown
 
 def test_an_unknown_flag_is_one_line_and_exit_2():
-    done = subprocess.run([sys.executable, "02_retrieve.py", "--topk", "3"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "02_retrieve.py", "--topk", "3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
     assert re.fullmatch(r"error: 02_retrieve.py: .*--topk.*\n", done.stderr)
 
