@@ -35,8 +35,8 @@ LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
 PACKAGES = "numpy pandas torch transformers sentence_transformers bm25s openai".split()
 TREC = {6: "claim_id q0 abstract_id rank score tag".split(), 4: "claim_id q0 abstract_id label".split()}
 if not sys.stderr.isatty():  # every tqdm obeys these: plain lines where no bar can be drawn
-    line = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]\n"
-    os.environ.update(TQDM_MININTERVAL="4", TQDM_BAR_FORMAT=line)
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
+    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]\n")
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -120,9 +120,12 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    for meta in (Path(f"{path}.meta.json") for path in paths):
-        made = json.loads(meta.read_text(encoding="utf-8")) if meta.is_file() and Path(str(meta)[:-10]).exists() else {}
-        if args.force or made.get("arguments") != vars(args) | {"force": False} or made.get("inputs") != inputs:
+    for path in paths:
+        made = {}
+        with contextlib.suppress(OSError, ValueError):
+            made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
+        same = made.get("arguments") == vars(args) | {"force": False} and made.get("inputs") == inputs
+        if args.force or not same or not Path(path).exists():
             return False
     return not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
@@ -307,7 +310,7 @@ def open_index(folder, corpus):
     """meta.json of an index, which must have been built from the corpus at hand (where there is one)."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except OSError:
+    except (OSError, ValueError):
         fail(folder, "no such index; build it with 01_index.py, or leave it out of --retrievers")
     if Path(corpus).exists() and fingerprints(corpus)[Path(corpus).as_posix()] != meta["corpus"]:
         fail(folder / "meta.json", f"this index was built from another corpus than {corpus}; run 01_index.py again")

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The whole kit on the bundled demo: claims -> candidates -> order -> verdicts -> table.
 # From the repository's root: bash recipes/demo.sh. A second run makes only what is not up to date.
-# With LLM_BASE_URL or OPENAI_API_KEY set (and LLM_MODEL), stages 4 and 5 ask that endpoint.
+# With LLM_BASE_URL or OPENAI_API_KEY set, stages 4 and 5 ask that endpoint for LLM_MODEL (at OpenAI gpt-4.1 by default).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export TQDM_MININTERVAL=1  # a sign of life every second or so, also where there is no terminal
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
 
 stage "Models: three small ones, from the Python package index"
@@ -23,6 +24,7 @@ python 03_rerank.py --max-length 192
 
 stage "4  LLM rerank: RankGPT"
 if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
+  [ -n "${LLM_BASE_URL:-}" ] || export LLM_MODEL="${LLM_MODEL:-gpt-4.1}"
   python 04_llm_rerank.py --backend openai
 else
   echo "No LLM_BASE_URL or OPENAI_API_KEY: the packaged SmolLM2 answers, in this process."
