@@ -185,7 +185,9 @@ def spent():
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default."""
+    """The docstring as it stands, and the defaults."""
+    def _get_help_string(self, action):
+        return super()._get_help_string(action) if action.default else action.help
 
 def run_job(doc, jobs):
     """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""
@@ -343,15 +345,20 @@ def open_endpoint(args):
 
     return ask
 
+def model_files(name):
+    """What a model in this process is made of: a folder (a GGUF file may be in it), or a GGUF file itself."""
+    return Path(name) if name.endswith(".gguf") and Path(name).is_file() else model_folder(name)
+
 def open_model(args):
-    """The same function by a model in this process, greedily: a folder, a hub id, or a folder with a GGUF file."""
+    """The same function by a model in this process, greedily."""
     with ticking(f"loading {args.model}"):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
         logging.set_verbosity_error()
-        folder = model_folder(args.model)
-        gguf = [] if (folder / "config.json").is_file() else sorted(folder.glob("*.gguf"))
+        folder = model_files(args.model)
+        gguf = [] if (folder / "config.json").is_file() else [folder] if folder.is_file() else sorted(folder.glob("*.gguf"))
+        folder = folder.parent if folder.is_file() else folder
         where = {"gguf_file": gguf[0].name} if gguf else {}
         device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
         tokenizer = AutoTokenizer.from_pretrained(folder, **where)
@@ -371,7 +378,7 @@ def open_model(args):
 BACKENDS = {"openai": open_endpoint, "transformers": open_model}
 
 def choose_model(args):
-    """Settle backend and model where they were left open; the list of local folders that the model is made of."""
+    """Settle backend and model where they were left open; the list of local files that the model is made of."""
     args.backend = args.backend or ("openai" if args.base_url or os.environ.get("OPENAI_API_KEY") else "transformers")
     if "@" in args.base_url:
         fail("--base-url", "it holds a password, which would be written to disk; put the key into OPENAI_API_KEY")
@@ -379,7 +386,7 @@ def choose_model(args):
         args.model = args.model or os.environ.get("LLM_MODEL") or fail("--model", "name a model of the endpoint")
         return []
     args.base_url, args.model = "", args.model or "data/models/smollm2"
-    return [model_folder(args.model)]
+    return [model_files(args.model)]
 
 def open_journal(args, inputs, models):
     """ask(messages) -> reply, and the counts of asked calls and tokens. A reply is on disk before it is used, and
@@ -415,7 +422,7 @@ def open_journal(args, inputs, models):
 def llm_flags(add):
     add("--backend", choices=BACKENDS, help="openai where --base-url or OPENAI_API_KEY is given, else transformers")
     add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="the endpoint (or LLM_BASE_URL)")
-    add("--model", help="name at the endpoint (or LLM_MODEL); else folder or hub id, data/models/smollm2 if none is given")
+    add("--model", help="name at the endpoint (or LLM_MODEL); else folder, GGUF file or hub id: data/models/smollm2")
     add("--max-tokens", type=int, default=200, help="longest reply")
     add("--timeout", type=float, default=120, help="seconds before a call is given up")
     add("--retries", type=int, default=5, help="of a call that failed for a passing reason")

@@ -179,7 +179,9 @@ def spent():
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default."""
+    """The docstring as it stands, and the defaults."""
+    def _get_help_string(self, action):
+        return super()._get_help_string(action) if action.default else action.help
 
 def run_job(doc, jobs):
     """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""

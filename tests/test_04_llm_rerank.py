@@ -137,8 +137,9 @@ def test_the_packaged_model_gives_a_valid_run(toy, run):
     run_path = toy / "work/demo/test/hybrid.tsv"
     rows = [line.split("\t") for line in run_path.read_text().splitlines()[1:]]
     tsv(run_path, ["claim_id", "abstract_id", "rank", "score"], [row for row in rows if row[0] == "c3"])
-    done = run(SCRIPT, "--run", run_path, "--backend", "transformers", "--depth", 3, "--max-words", 20, "--max-tokens", 8,
-               cwd=toy)
+    file = next((toy / "data/models/smollm2").glob("*.gguf"))  # a folder with such a file does as well: the demo gives one
+    done = run(SCRIPT, "--run", run_path, "--backend", "transformers", "--model", file, "--depth", 3, "--max-words", 20,
+               "--max-tokens", 8, cwd=toy)
     assert done.returncode == 0, done.stderr
     assert sorted(result(toy)["abstract_id"]) == sorted(row[1] for row in rows if row[0] == "c3")
     assert json.loads(done.stdout.splitlines()[-1])["asked"] == 1
