@@ -232,7 +232,7 @@ def analyse(texts):
     import bm25s
     import Stemmer
 
-    tokens = bm25s.tokenize(texts, stopwords="english", stemmer=None, show_progress=False)
+    tokens = bm25s.tokenize(texts, stopwords="english", stemmer=None)
     stems = Stemmer.Stemmer("english").stemWords(list(tokens.vocab))
     vocabulary = {stem: number for number, stem in enumerate(dict.fromkeys(stems))}
     stem_ids = [vocabulary[stem] for stem in stems]
@@ -246,7 +246,7 @@ def index_bm25(texts, folder, model, args):
     if not vocabulary:
         fail(args.corpus, "no abstract has a word that BM25 could index; check --fields")
     bm25 = bm25s.BM25(method=args.bm25_method, k1=args.k1, b=args.b)
-    bm25.index((ids, vocabulary), show_progress=False)
+    bm25.index((ids, vocabulary))
     bm25.save(folder, show_progress=False)
     return {"analyser": {"stopwords": "english", "stemmer": "english"}, "method": args.bm25_method,
             "k1": args.k1, "b": args.b, "terms": len(vocabulary), "empty": sum(not row for row in ids)}
@@ -311,15 +311,23 @@ def index_splade(texts, folder, model, args):
             "max_length": encoder.max_seq_length, "device": str(encoder.device)}
 
 INDEXERS = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
+FLAGS = {"bm25": {"bm25_method", "k1", "b"}, "dense": {"dense_model", "max_length", "batch_size"},
+         "splade": {"splade_model", "max_length", "batch_size"}}  # those that change an index
 
 # ----------------------------------------------------------- Main
+def arguments_of(kind, args):
+    """The arguments that decide what one index holds: another --k1 must not throw away hours of encoding."""
+    others = {"indexes", "split"}.union(*FLAGS.values()) - FLAGS[kind]
+    return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in others})
+
 def index(args):
     """Build those of the indexes that are asked for and not up to date."""
     models = {"dense": args.dense_model, "splade": args.splade_model}
     models = {kind: model_folder(models[kind]) if kind in models else None for kind in args.indexes}
     inputs = {kind: fingerprints(args.corpus, *filter(None, [models[kind]])) for kind in args.indexes}
     folders = {kind: Path(args.out) / kind for kind in args.indexes}
-    todo = [kind for kind in args.indexes if not up_to_date([folders[kind]], args, inputs[kind])]
+    own = {kind: arguments_of(kind, args) for kind in args.indexes}
+    todo = [kind for kind in args.indexes if not up_to_date([folders[kind]], own[kind], inputs[kind])]
     if not todo:
         return {"made": [], "abstracts": None}
     corpus = read_corpus(args.corpus)
@@ -327,7 +335,7 @@ def index(args):
         fail(args.corpus, "it holds no abstract; give one JSON object a line")
     texts = [text_of(record, args.fields) for record in corpus.values()]
     for kind in todo:
-        with written(folders[kind], args, inputs[kind], seed=args.seed) as folder:
+        with written(folders[kind], own[kind], inputs[kind], seed=args.seed) as folder:
             folder.mkdir()
             facts = {"kind": kind, "corpus": inputs[kind][Path(args.corpus).as_posix()], "abstracts": len(texts),
                      "fields": args.fields}

@@ -71,6 +71,11 @@ def test_an_index_is_made_again_when_an_argument_changes(toy, run):
     assert "up to date" not in done.stdout
     assert json.loads((toy / "work/demo/index/bm25/meta.json").read_text())["b"] == 0.5
 
+def test_an_index_is_kept_when_only_other_indexes_arguments_change(toy, run):
+    assert run(SCRIPT, "--indexes", "bm25", cwd=toy).returncode == 0
+    done = run(SCRIPT, "--indexes", "bm25", "--max-length", "99", "--dense-model", "other/model", cwd=toy)
+    assert "up to date: work/demo/index/bm25" in done.stdout
+
 # ----------------------------------------------------------- Bad input
 GOOD = '{"abstract_id": "1", "abstract": "ice"}\n'
 
