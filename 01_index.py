@@ -244,7 +244,7 @@ def index_bm25(texts, folder, model, args):
 
     ids, vocabulary = analyse(texts)
     if not vocabulary:
-        fail(args.corpus, "no abstract has a word that BM25 could index; check --fields")
+        fail(args.corpus, "no abstract has a word that is no stopword; leave bm25 out of --indexes")
     bm25 = bm25s.BM25(method=args.bm25_method, k1=args.k1, b=args.b)
     bm25.index((ids, vocabulary))
     bm25.save(folder, show_progress=False)
@@ -331,9 +331,9 @@ def index(args):
     if not todo:
         return {"made": [], "abstracts": None}
     corpus = read_corpus(args.corpus)
-    if not corpus:
-        fail(args.corpus, "it holds no abstract; give one JSON object a line")
     texts = [text_of(record, args.fields) for record in corpus.values()]
+    if not any(texts):
+        fail(args.corpus, f"no record has text in {', '.join(args.fields)}; check --fields and the file")
     for kind in todo:
         with written(folders[kind], own[kind], inputs[kind], seed=args.seed) as folder:
             folder.mkdir()
