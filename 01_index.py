@@ -1,34 +1,62 @@
 """
-Index the abstracts: BM25, dense embeddings and SPLADE, each alone or all three.
+Index the abstracts: BM25, dense embeddings and SPLADE; their neighbour graph; and fine-tune the dense encoder.
 
 Reads   data/NAME/corpus.jsonl: abstract_id, abstract, optional title and other fields
-Writes  work/NAME/index/bm25/    postings of bm25s
+        train: claims.SPLIT.tsv and qrels.SPLIT.tsv, too
+Writes  work/NAME/index/bm25/    postings of bm25s, by term
         work/NAME/index/dense/   embeddings.npy: abstracts x dimensions, float16, each of length 1
         work/NAME/index/splade/  data.npy, indices.npy, indptr.npy: weights by term (CSC, abstracts x vocabulary)
+        work/NAME/index/graph/   neighbours.npy, similarities.npy: abstracts x k, nearest first
         In each: abstract_ids.json (row to id), meta.json (corpus fingerprint, analyser or model, shapes).
+        work/NAME/models/encoder/ and encoder.examples.jsonl, what it was trained on
+        What was encoded before a crash stays in FOLDER.parts/ and is not encoded again.
 Prints  one line of JSON, last on stdout
 
 Examples
     python 01_index.py
-    python 01_index.py --indexes bm25 --k1 1.2 --b 0.75
-    python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --data data/climatecheck --work work/climatecheck
+    python 01_index.py --indexes bm25 --analyser nltk --k1 1.2 --b 0.75
+    python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --max-length 1024 --fields title,abstract,journal
+    python 01_index.py --indexes splade --splade-model naver/splade-v3 --activation relu --top-terms 256
+    python 01_index.py graph --neighbours 10
+    python 01_index.py train --loss mnrl --hard-negatives 1 --negatives-run work/demo/train/bm25.tsv
 """
 import argparse
 import contextlib
+import functools
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
+import re
 import resource
 import shutil
+import signal
 import sys
 import threading
 import time
+import zipfile
+from array import array
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
-SPLADE_BATCH = 4  # texts at once on a CPU: logits are tokens x vocabulary, and small blocks of them stay in its cache
 BM25_METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")  # as bm25s names them
+CHUNK = 8192                           # abstracts that a process analyses at a time
+POSTINGS = 4_000_000                   # postings scored at a time: some hundred MiB
+SHARD = 4096                           # abstracts encoded between two points to restart from, unless --shard-size says
+PADDING = 0.05                         # largest share of a batch that may be padding
+TOKENS = {"dense": (2_048, 32_768), "splade": (512, 16_384)}  # tokens a batch on CPU, GPU; the logits of SPLADE are wide
+OVERLAP = 50                           # tokens that neighbouring windows share (AIRwaves 2025, section 3)
+NEIGHBOURS = 10                        # AlexUNLP-FMT 2025
+ROWS = {"cpu": 256, "cuda": 2048}      # rows of the similarity matrix held at once: 0.4 and 3 GiB at 394,269 abstracts
+BLOCK = 65_536                         # rows of the dense matrix turned to float32 at once
+MARGIN, SCALE, WARMUP = 0.3, 20, 0.1   # triplet: Kiepura & Lam 2025; MNRL: AIRwaves 2025; both warm up over 10 %
+LOSSES = {  # what a loss is trained with where no flag says otherwise
+    "triplet": {"epochs": 3, "lr": 5e-5, "batch_size": 32, "accumulate": 2},  # Kiepura & Lam 2025, section 4.1
+    "mnrl": {"epochs": 2, "lr": 7e-6, "batch_size": 64, "accumulate": 1},     # AIRwaves 2025, section 3
+}
 
 # --- helpers: the same block in all six scripts
 LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
@@ -129,11 +157,23 @@ def up_to_date(paths, args, inputs):
             return False
     return not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
+def remove(*paths):
+    """Delete files and folders, those that are there."""
+    for path in map(Path, paths):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
 @contextlib.contextmanager
 def written(path, args, inputs, **facts):
     """Yield a temporary path; the file or folder made there becomes path, whole, with its provenance beside it."""
     path, temporary, meta = Path(path), Path(f"{path}.tmp-{os.getpid()}"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{path.name}.tmp-[0-9]*"):  # what a killed process left behind
+        try:
+            os.kill(int(left.name.split(".tmp-")[-1].split(".")[0]), 0)
+        except ProcessLookupError:
+            remove(left)
+        except (OSError, ValueError):  # someone else's, alive; or no process number
+            pass
     try:
         yield temporary
         packages = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
@@ -146,12 +186,11 @@ def written(path, args, inputs, **facts):
                 os.fsync(handle.fileno())
         meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            shutil.rmtree(path)
+            remove(path)
         os.replace(temporary, path)
         os.replace(provenance, meta)
     finally:
-        for left in (temporary, Path(f"{temporary}.meta.json")):
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        remove(temporary, f"{temporary}.meta.json")
 
 def model_folder(name):
     """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""
@@ -212,109 +251,372 @@ def run_job(doc, jobs):
         sys.exit(130)
 # --- end of helpers
 
-# ----------------------------------------------------------- Texts
-def text_of(record, fields):
-    """The text that stands for an abstract: its fields that are not empty, joined by a space."""
-    return " ".join(str(record[field]).strip() for field in fields if record.get(field))
+# --- texts to terms and vectors: the same block in 01_index.py and 02_retrieve.py
+def default_analyser(model):
+    """As bm25s: lower case, words of two characters and more, Lucene's 33 English stopwords out, Snowball stems."""
+    import Stemmer
+    from bm25s.stopwords import STOPWORDS_EN
 
-def batches_by_length(texts, size):
-    """Row numbers, size at a time, longest texts first: neighbours in length share a batch and pad little."""
-    order = sorted(range(len(texts)), key=lambda row: (-len(texts[row]), row))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    words, stem = re.compile(r"(?u)\b\w\w+\b").findall, Stemmer.Stemmer("english").stemWords
+    return (lambda texts: (words(text.lower()) for text in texts),
+            lambda words: [None if word in STOPWORDS_EN else stem for word, stem in zip(words, stem(words))])
+
+def plain_analyser(model):
+    """What stands between white space, nothing changed or removed (AIRwaves' raw baseline)."""
+    return lambda texts: map(str.split, texts), lambda words: words
+
+def nltk_analyser(model):
+    """Lower case, punctuation removed, NLTK's 179 English stopwords out (Ant Bridge, organisers of ClimateCheck)."""
+    from bm25s.stopwords import STOPWORDS_EN_PLUS  # NLTK's list, without its download at run time
+
+    stopwords = frozenset(STOPWORDS_EN_PLUS)
+    bare = re.compile(r"[^\w\s]|_").sub
+    return (lambda texts: (text.lower().split() for text in texts),
+            lambda words: [None if word in stopwords or (term := bare("", word)) in stopwords else term or None
+                           for word in words])
+
+def spacy_analyser(model):
+    """Lower-cased lemmas of alphanumeric tokens, spaCy's stopwords out (AIRwaves); spaCy is not in requirements.txt."""
+    try:
+        import spacy
+
+        nlp = spacy.load(model, exclude=["parser", "ner"])
+    except (ImportError, OSError):
+        fail("--analyser spacy", f"it needs spaCy and its pipeline {model}: pip install spacy, python -m spacy download "
+             f"{model}; or name a pipeline's folder with --spacy-model")
+    return (lambda texts: ([token.lemma_.lower() for token in doc if token.text.isalnum() and not token.is_stop]
+                           for doc in nlp.pipe(texts)), lambda words: words)
+
+# analyser(model) -> split(texts): the words of each text; terms(words): what each word is indexed as, None for nothing
+ANALYSERS = {"default": default_analyser, "plain": plain_analyser, "nltk": nltk_analyser, "spacy": spacy_analyser}
+
+def load_encoder(kind, folder, device, dtype, max_length=None):
+    """SentenceTransformer or SparseEncoder; a bare masked language model gets the pooling of SPLADE on top."""
+    with ticking(f"loading {folder}"):
+        import torch
+        from sentence_transformers import SentenceTransformer, SparseEncoder
+        from sentence_transformers.base.modules import Transformer
+        from sentence_transformers.sparse_encoder.modules import SpladePooling
+        from sentence_transformers.util import get_device_name
+
+        device = get_device_name() if device == "auto" else device
+        if dtype == "auto":
+            dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        how = {"model_kwargs": {"dtype": {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]}}
+        if kind == "dense":
+            encoder = SentenceTransformer(str(folder), device=device, **how)
+        elif (folder / "modules.json").is_file():
+            encoder = SparseEncoder(str(folder), device=device, **how)
+        else:
+            masked = Transformer(str(folder), transformer_task="fill-mask", **how)
+            encoder = SparseEncoder(modules=[masked, SpladePooling("max")], device=device)
+    if max_length and max_length < (encoder.max_seq_length or sys.maxsize):
+        encoder.max_seq_length = max_length
+    return encoder, dtype
+
+def log1p_relu(logits):
+    """SPLADE-v3 as published: log(1 + ReLU(logit)) (Formal et al. 2021)."""
+    return logits.relu_().log1p_()
+
+def relu(logits):
+    """Kiepura & Lam 2025, eq. 2: ReLU(logit), no logarithm."""
+    return logits.relu_()
+
+ACTIVATIONS = {"log1p_relu": log1p_relu, "relu": relu}
+
+def sparse_vectors(encoder, texts, activation, task):
+    """(texts, vocabulary) float32: w_v = max over tokens of activation(logit), padding masked out.
+
+    Both activations rise with the logit, so the maximum comes first: one row a text to activate instead
+    of one a token. Encoders of another build (sums, static query weights) do as they were made to.
+    """
+    import torch
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+    from sentence_transformers.util import batch_to_device
+
+    splade = len(encoder) == 2 and isinstance(encoder[1], SpladePooling) and encoder[1].pooling_strategy == "max"
+    if not splade or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: what it calls "relu"
+        if activation != "log1p_relu":
+            fail("--activation", f"{activation} needs a SPLADE model with max pooling; leave the flag out for this one")
+        encode = {"query": encoder.encode_query, "document": encoder.encode_document}[task]
+        return encode(texts, batch_size=len(texts), convert_to_sparse_tensor=False, save_to_cpu=True).float().numpy()
+    encoder[0].unpad_inputs = False
+    with torch.inference_mode():
+        features = batch_to_device(encoder.preprocess(texts, prompt=encoder.prompts.get(task), task=task), encoder.device)
+        logits = encoder.eval()[0](features)["token_embeddings"]
+        logits.masked_fill_(features["attention_mask"][..., None] == 0, 0)
+        return ACTIVATIONS[activation](logits.amax(dim=1).float()).cpu().numpy()
+# --- end of texts to terms and vectors
+
+# ----------------------------------------------------------- Texts
+def text_of(record, fields, separator=" "):
+    """The text that stands for an abstract: its fields that are not empty, joined; a list's items by commas."""
+    values = (", ".join(map(str, value)) if isinstance(value, list) else value for value in map(record.get, fields))
+    return separator.join(text for value in values if value is not None and (text := str(value).strip()))
+
+def read_texts(args):
+    """{abstract_id: text} in corpus order."""
+    fields = [field.strip() for field in args.fields.split(",")]
+    texts = {name: text_of(record, fields, args.separator) for name, record in read_corpus(args.corpus).items()}
+    if not any(texts.values()):
+        fail(args.corpus, f"no record has text in {args.fields}; check --fields and the file")
+    return texts
+
+# ----------------------------------------------------------- Shards
+def workplace(folder, args, inputs):
+    """A folder for what is made on the way; it is emptied when it was begun with other arguments or inputs."""
+    task = json.dumps({"arguments": vars(args) | {"force": False}, "inputs": inputs}, sort_keys=True)
+    with contextlib.suppress(OSError):
+        if (folder / "task.json").read_text(encoding="utf-8") == task and not args.force:
+            return folder
+    remove(folder)
+    folder.mkdir(parents=True)
+    (folder / "task.json").write_text(task, encoding="utf-8")
+    return folder
+
+def sharded(folder, count, size, make, unit):
+    """Yield make(start, stop, update) for the rows 0 to count, size at a time: {name: array}.
+
+    Each is a file in folder, durable before the next one is begun; those that stand there whole (their
+    checksums say so) are read back instead of made. Shards have fixed borders, and no batch crosses one:
+    the bytes do not depend on where a run was interrupted.
+    """
+    from tqdm.auto import tqdm
+
+    with tqdm(total=count, desc=unit, unit=" abstracts") as bar:
+        for start in range(0, count, size):
+            stop, path = min(start + size, count), folder / f"{start:09d}.npz"
+            try:
+                with np.load(path) as file:
+                    arrays = dict(file)
+            except (OSError, ValueError, zipfile.BadZipFile):
+                arrays, temporary = make(start, stop, bar.update), path.with_suffix(".tmp")
+                with open(temporary, "wb") as file:
+                    np.savez(file, **arrays)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            bar.update(stop - bar.n)
+            yield arrays
+
+def batches(lengths, budget):
+    """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
+    batch, tokens = [], 0
+    for row in np.argsort(-lengths, kind="stable"):
+        padded = (len(batch) + 1) * lengths[batch[0]] if batch else 0
+        if batch and (padded > budget or tokens + lengths[row] < (1 - PADDING) * padded):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(row)
+        tokens += lengths[row]
+    if batch:
+        yield batch
+
+def budget_of(kind, encoder, args):
+    """Tokens a batch: --batch-tokens, or what suits the device."""
+    return args.batch_tokens or TOKENS[kind][encoder.device.type != "cpu"]
+
+def token_lengths(encoder, texts):
+    """Tokens of each text before anything is cut off; where the tokenizer is no common one, its words."""
+    try:
+        return np.array(list(map(len, encoder.tokenizer(texts, truncation=False, verbose=False)["input_ids"])), np.int64)
+    except TypeError:
+        return np.array([len(text.split()) + 1 for text in texts], np.int64)
 
 # ----------------------------------------------------------- BM25
-def analyse(texts):
-    """Token ids by text, and the vocabulary {stem: id}: lower case, no English stopwords, Snowball stems.
+def watch_parent():
+    """In a worker: leave Ctrl-C to the parent, and go when it was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gone = multiprocessing.parent_process().join
+    threading.Thread(target=lambda: gone() or os._exit(1), daemon=True).start()
 
-    bm25s can stem by itself, but numbers its stems in the order of a Python set, which changes from
-    run to run. Here a stem has the number of its first occurrence: equal input gives equal bytes.
+def analyse(task):
+    """(terms, ids, lengths) of the texts in task = (texts, analyser, its model).
+
+    terms: strings, in the order in which they occur first; ids (tokens,) int32: the term of every token
+    that is indexed, text after text; lengths (texts,) int32: how many of them each text has.
     """
-    import bm25s
-    import Stemmer
+    texts, name, model = task
+    split, terms_of = ANALYSERS[name](model)
+    numbers, ids, lengths = defaultdict(itertools.count().__next__), array("i"), []
+    for words in split(texts):
+        ids.extend(map(numbers.__getitem__, words))
+        lengths.append(len(words))
+    terms = terms_of(list(numbers))
+    vocabulary = {term: number for number, term in enumerate(dict.fromkeys(term for term in terms if term is not None))}
+    number_of = np.array([vocabulary.get(term, -1) for term in terms] or [-1], np.int32)
+    ids = number_of[np.frombuffer(ids, np.int32)] if ids else np.empty(0, np.int32)
+    rows = np.repeat(np.arange(len(texts)), lengths)
+    return list(vocabulary), ids[ids >= 0], np.bincount(rows[ids >= 0], minlength=len(texts)).astype(np.int32)
 
-    tokens = bm25s.tokenize(texts, stopwords="english", stemmer=None)
-    stems = Stemmer.Stemmer("english").stemWords(list(tokens.vocab))
-    vocabulary = {stem: number for number, stem in enumerate(dict.fromkeys(stems))}
-    stem_ids = [vocabulary[stem] for stem in stems]
-    return [[stem_ids[token] for token in ids] for ids in tokens.ids], vocabulary
+def analyse_all(texts, name, model):
+    """(vocabulary {term: number}, ids, lengths) of all texts, on all cores; the same for any number of them."""
+    from tqdm.auto import tqdm
 
-def index_bm25(texts, folder, model, args):
+    tasks = [(texts[start : start + CHUNK], name, model) for start in range(0, len(texts), CHUNK)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    vocabulary, ids, lengths = {}, [], []
+    with contextlib.ExitStack() as stack:
+        parts = map(analyse, tasks)
+        if len(tasks) > 1 and cores > 1:
+            parts = stack.enter_context(multiprocessing.Pool(min(cores, len(tasks)), watch_parent)).imap(analyse, tasks)
+        bar = stack.enter_context(tqdm(desc="analyse", total=len(texts), unit=" abstracts"))
+        for terms, part_ids, part_lengths in parts:
+            number_of = np.array([vocabulary.setdefault(term, len(vocabulary)) for term in terms] or [0], np.int32)
+            ids.append(number_of[part_ids])
+            lengths.append(part_lengths)
+            bar.update(len(part_lengths))
+    return vocabulary, np.concatenate(ids), np.concatenate(lengths)
+
+def bm25_postings(ids, lengths, terms, method, k1, b, delta=0.5):
+    """bm25s's score matrix (Lu 2024) as (data, indices, indptr, scores of absent terms): CSC, texts x terms, float32.
+
+    The formulas are bm25s's own, and so are all bits of the result: only the loop over texts in Python is
+    replaced by one over blocks of postings. The last array is None but for bm25l and bm25+, where a term
+    counts also for the texts that lack it.
+    """
+    from bm25s import scoring
+    from scipy import sparse
+
+    borders = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    counts = sparse.csr_matrix((np.ones(len(ids), np.float32), ids, borders), shape=(len(lengths), terms)).tocsc()
+    counts.sum_duplicates()
+    data, indices, indptr = counts.data, counts.indices, counts.indptr.astype(np.int64)
+    frequencies = np.diff(indptr)
+    mean = lengths.astype(np.int64).mean()
+    of_term = dict(enumerate(frequencies.tolist()))
+    idf = scoring._build_idf_array(of_term, len(lengths), scoring._select_idf_scorer(method), "float32")
+    absent, tfc = None, scoring._select_tfc_scorer(method)
+    if method in ("bm25l", "bm25+"):
+        absent = scoring._build_nonoccurrence_array(of_term, len(lengths), scoring._select_idf_scorer(method), tfc,
+                                                    mean, mean, k1, b, delta, "float32")
+    term_of = np.repeat(np.arange(terms, dtype=np.int32), frequencies)
+    for start in range(0, len(data), POSTINGS):
+        part = slice(start, start + POSTINGS)
+        term, length = term_of[part], lengths[indices[part]].astype(np.int64)
+        scores = idf[term] * tfc(tf_array=data[part], l_d=length, l_avg=mean, k1=k1, b=b, delta=delta)
+        data[part] = scores if absent is None else scores - absent[term]
+    return data, indices, indptr, absent
+
+def index_bm25(texts, folder, model, args, shards):
     """BM25 postings (Robertson & Zaragoza 2009, in the variant --bm25-method), saved by bm25s itself."""
     import bm25s
 
-    ids, vocabulary = analyse(texts)
+    vocabulary, ids, lengths = analyse_all(texts, args.analyser, args.spacy_model)
     if not vocabulary:
         fail(args.corpus, "no abstract has a word that is no stopword; leave bm25 out of --indexes")
     bm25 = bm25s.BM25(method=args.bm25_method, k1=args.k1, b=args.b)
-    bm25.index((ids, vocabulary))
+    *parts, absent = bm25_postings(ids, lengths, len(vocabulary), args.bm25_method, args.k1, args.b, bm25.delta)
+    bm25.scores = dict(zip(("data", "indices", "indptr"), parts)) | {"num_docs": len(texts)}
+    bm25.vocab_dict, bm25.nonoccurrence_array = vocabulary, absent
     bm25.save(folder, show_progress=False)
-    return {"analyser": {"stopwords": "english", "stemmer": "english"}, "method": args.bm25_method,
-            "k1": args.k1, "b": args.b, "terms": len(vocabulary), "empty": sum(not row for row in ids)}
+    analyser = {"name": args.analyser} | ({"model": args.spacy_model} if args.analyser == "spacy" else {})
+    return {"analyser": analyser, "method": args.bm25_method, "k1": args.k1, "b": args.b, "terms": len(vocabulary),
+            "postings": len(parts[0]), "empty": int((lengths == 0).sum())}
 
 # ----------------------------------------------------------- Dense
-def index_dense(texts, folder, model, args):
+def pool_windows(vectors):
+    """One vector from those of a text's windows: (mean + max) / 2 (AIRwaves 2025, eq. 3); of one window, itself."""
+    return (vectors.mean(axis=0) + vectors.max(axis=0)) / 2
+
+def embed_windows(encoder, texts, budget, update):
+    """(texts, dimensions) float32: each text in windows as long as the model takes them, pooled to one vector."""
+    import torch
+    from sentence_transformers.util import batch_to_device
+
+    coded = encoder.tokenizer(texts, truncation=True, max_length=encoder.max_seq_length, stride=OVERLAP,
+                              return_overflowing_tokens=True)
+    windows, row_of = coded["input_ids"], np.array(coded["overflow_to_sample_mapping"])
+    vectors = np.empty((len(windows), encoder.get_embedding_dimension()), np.float32)
+    for rows in batches(np.array(list(map(len, windows))), budget):
+        features = encoder.tokenizer.pad({"input_ids": [windows[row] for row in rows]}, return_tensors="pt")
+        with torch.inference_mode():
+            output = encoder.eval()(batch_to_device(dict(features), encoder.device))
+        vectors[rows] = output["sentence_embedding"].float().cpu().numpy()
+        update(np.isin(rows, np.flatnonzero(np.diff(row_of, prepend=-1))).sum())
+    return np.stack([pool_windows(vectors[row_of == row]) for row in range(len(texts))])
+
+def embed(encoder, texts, prompt, pooling, budget, update):
+    """(texts, dimensions) float32 of length 1, and how many texts were cut off at the model's limit."""
+    prompt = prompt if prompt is not None else next(
+        (encoder.prompts[name] for name in ("document", "passage", "corpus") if encoder.prompts.get(name)), "")
+    lengths = token_lengths(encoder, [prompt + text for text in texts])
+    if pooling == "chunks":
+        cut, vectors = 0, embed_windows(encoder, [prompt + text for text in texts], budget, update)
+    else:
+        limit = encoder.max_seq_length or sys.maxsize
+        cut, vectors = int((lengths > limit).sum()), np.empty((len(texts), encoder.get_embedding_dimension()), np.float32)
+        for rows in batches(np.minimum(lengths, limit), budget):
+            vectors[rows] = encoder.encode_document([texts[row] for row in rows], prompt=prompt, batch_size=len(rows))
+            update(len(rows))
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), cut
+
+def index_dense(texts, folder, model, args, shards):
     """One unit vector a text, by any sentence-transformers model; float16 halves disk and memory at search."""
-    from tqdm.auto import tqdm
+    encoder, dtype = load_encoder("dense", model, args.device, args.dtype, args.max_length)
+    if args.pooling == "chunks" and (encoder.max_seq_length or 0) <= OVERLAP + 2:
+        fail("--pooling", f"windows of {encoder.max_seq_length} tokens cannot overlap by {OVERLAP}; use truncate")
 
-    with ticking(f"loading {model}"):
-        from sentence_transformers import SentenceTransformer
+    def make(start, stop, update):
+        vectors, cut = embed(encoder, texts[start:stop], args.document_prompt, args.pooling, budget, update)
+        return {"vectors": vectors.astype(np.float16), "cut": np.array(cut)}
 
-        encoder = SentenceTransformer(str(model), device=None if args.device == "auto" else args.device)
-    encoder.max_seq_length = min(args.max_length, encoder.max_seq_length or args.max_length)
-    shape = (len(texts), encoder.get_embedding_dimension())
+    budget = budget_of("dense", encoder, args)
+    shape, truncated, row = (len(texts), encoder.get_embedding_dimension()), 0, 0
     vectors = np.lib.format.open_memmap(folder / "embeddings.npy", mode="w+", dtype=np.float16, shape=shape)
-    with tqdm(total=len(texts), desc="dense", unit=" abstracts") as bar:
-        for rows in batches_by_length(texts, args.batch_size):
-            batch = [texts[row] for row in rows]
-            vectors[rows] = encoder.encode_document(batch, batch_size=len(batch), normalize_embeddings=True)
-            bar.update(len(rows))
+    for part in sharded(shards(), len(texts), args.shard_size, make, "dense"):
+        vectors[row : row + len(part["vectors"])] = part["vectors"]
+        row, truncated = row + len(part["vectors"]), truncated + int(part["cut"])
     vectors.flush()
-    return {"shape": shape, "dtype": "float16", "max_length": encoder.max_seq_length, "device": str(encoder.device)}
+    return {"shape": shape, "dtype": "float16", "computed_in": dtype, "pooling": args.pooling, "truncated": truncated,
+            "max_length": encoder.max_seq_length, "query_prompt": args.query_prompt,
+            "document_prompt": args.document_prompt, "device": str(encoder.device)}
 
 # ----------------------------------------------------------- SPLADE
-def load_splade(folder, device):
-    """A SparseEncoder folder as it is; a bare masked language model gets the pooling of SPLADE on top.
+def keep_top_terms(weights, count):
+    """weights (texts, terms) with all but the count largest of each row set to 0; equal ones in vocabulary order."""
+    if count and count < weights.shape[1]:
+        order = np.argsort(-weights, axis=1, kind="stable")
+        np.put_along_axis(weights, order[:, count:], 0, axis=1)
+    return weights
 
-    w_v = max over tokens of log(1 + ReLU(logit)) (Formal et al. 2021). sentence-transformers
-    calls that activation "relu" and takes the logarithm itself; padding is masked out.
-    """
-    from sentence_transformers import SparseEncoder
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.sparse_encoder.modules import SpladePooling
-
-    if (folder / "modules.json").is_file():
-        return SparseEncoder(str(folder), device=device)
-    masked = Transformer(str(folder), transformer_task="fill-mask")
-    return SparseEncoder(modules=[masked, SpladePooling("max", activation_function="relu")], device=device)
-
-def index_splade(texts, folder, model, args):
-    """One sparse vector a text over the model's vocabulary; kept on the CPU, batch by batch, then turned to CSC."""
+def index_splade(texts, folder, model, args, shards):
+    """One sparse vector a text over the model's vocabulary; on the CPU as rows (CSR) by shard, then by term (CSC)."""
     from scipy import sparse
-    from tqdm.auto import tqdm
 
-    with ticking(f"loading {model}"):
-        encoder = load_splade(model, None if args.device == "auto" else args.device)
-    encoder.max_seq_length = min(args.max_length, encoder.max_seq_length or args.max_length)
-    parts, order = [], []
-    size = SPLADE_BATCH if encoder.device.type == "cpu" else args.batch_size
-    with tqdm(total=len(texts), desc="splade", unit=" abstracts") as bar:
-        for rows in batches_by_length(texts, size):
-            batch = [texts[row] for row in rows]
-            weights = encoder.encode_document(batch, batch_size=len(batch), convert_to_sparse_tensor=False, save_to_cpu=True)
-            parts.append(sparse.csr_matrix(weights.float().numpy()))
+    encoder, dtype = load_encoder("splade", model, args.device, args.dtype, args.max_length)
+
+    def make(start, stop, update):
+        lengths, limit = token_lengths(encoder, texts[start:stop]), encoder.max_seq_length or sys.maxsize
+        found, order = [], []
+        for rows in batches(np.minimum(lengths, limit), budget):
+            batch = [texts[start + row] for row in rows]
+            weights = keep_top_terms(sparse_vectors(encoder, batch, args.activation, "document"), args.top_terms)
+            found.append(sparse.csr_matrix(weights))
             order += rows
-            bar.update(len(rows))
-    matrix = sparse.vstack(parts)[np.argsort(order)].tocsc()
+            update(len(rows))
+        matrix = sparse.vstack(found, format="csr")[np.argsort(order)]
+        return {"data": matrix.data, "indices": matrix.indices.astype(np.int32), "indptr": matrix.indptr.astype(np.int64),
+                "terms": np.array(matrix.shape[1]), "cut": np.array((lengths > limit).sum())}
+
+    budget = budget_of("splade", encoder, args)
+    parts = list(sharded(shards(), len(texts), args.shard_size, make, "splade"))
+    matrix = sparse.vstack([sparse.csr_matrix((part["data"], part["indices"], part["indptr"]),
+                                              (len(part["indptr"]) - 1, int(part["terms"]))) for part in parts]).tocsc()
     for name in ("data", "indices", "indptr"):
         np.save(folder / f"{name}.npy", getattr(matrix, name))
-    return {"shape": matrix.shape, "nonzero": int(matrix.nnz), "dtype": str(matrix.dtype), "activation": "log1p_relu",
-            "max_length": encoder.max_seq_length, "device": str(encoder.device)}
+    return {"shape": matrix.shape, "nonzero": int(matrix.nnz), "dtype": str(matrix.dtype), "computed_in": dtype,
+            "activation": args.activation, "top_terms": args.top_terms, "max_length": encoder.max_seq_length,
+            "truncated": sum(int(part["cut"]) for part in parts), "device": str(encoder.device)}
 
 INDEXERS = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
-FLAGS = {"bm25": {"bm25_method", "k1", "b"}, "dense": {"dense_model", "max_length", "batch_size"},
-         "splade": {"splade_model", "max_length", "batch_size"}}  # those that change an index
+ENCODED = {"max_length", "batch_tokens", "shard_size", "dtype", "query_prompt", "document_prompt"}
+FLAGS = {  # those that change an index
+    "bm25": {"analyser", "spacy_model", "bm25_method", "k1", "b"},
+    "dense": {"dense_model", "pooling"} | ENCODED,
+    "splade": {"splade_model", "activation", "top_terms"} | ENCODED,
+}
 
-# ----------------------------------------------------------- Main
 def arguments_of(kind, args):
     """The arguments that decide what one index holds: another --k1 must not throw away hours of encoding."""
     others = {"indexes", "split"}.union(*FLAGS.values()) - FLAGS[kind]
@@ -327,41 +629,291 @@ def index(args):
     inputs = {kind: fingerprints(args.corpus, *filter(None, [models[kind]])) for kind in args.indexes}
     folders = {kind: Path(args.out) / kind for kind in args.indexes}
     own = {kind: arguments_of(kind, args) for kind in args.indexes}
-    todo = [kind for kind in args.indexes if not up_to_date([folders[kind]], own[kind], inputs[kind])]
+    todo = [kind for kind in INDEXERS if kind in args.indexes and not up_to_date([folders[kind]], own[kind], inputs[kind])]
     if not todo:
         return {"made": [], "abstracts": None}
-    corpus = read_corpus(args.corpus)
-    texts = [text_of(record, args.fields) for record in corpus.values()]
-    if not any(texts):
-        fail(args.corpus, f"no record has text in {', '.join(args.fields)}; check --fields and the file")
+    if "bm25" in todo:
+        ANALYSERS[args.analyser](args.spacy_model)  # fails here, in time, when spaCy is not there
+    texts = read_texts(args)
+    ids, texts = json.dumps(list(texts), ensure_ascii=False), list(texts.values())
     for kind in todo:
+        shards = functools.partial(workplace, Path(f"{folders[kind]}.parts"), own[kind], inputs[kind])
         with written(folders[kind], own[kind], inputs[kind], seed=args.seed) as folder:
             folder.mkdir()
             facts = {"kind": kind, "corpus": inputs[kind][Path(args.corpus).as_posix()], "abstracts": len(texts),
-                     "fields": args.fields}
+                     "fields": args.fields, "separator": args.separator}
             if models[kind]:
                 facts |= {"model": models[kind].as_posix(), "model_sha256": inputs[kind][models[kind].as_posix()]}
-            facts |= INDEXERS[kind](texts, folder, models[kind], args)
-            (folder / "abstract_ids.json").write_text(json.dumps(list(corpus), ensure_ascii=False), encoding="utf-8")
+            facts |= INDEXERS[kind](texts, folder, models[kind], args, shards)
+            (folder / "abstract_ids.json").write_text(ids, encoding="utf-8")
             (folder / "meta.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        print(f"{folders[kind]}: {len(texts)} abstracts")
+        remove(f"{folders[kind]}.parts")
+        print(f"{folders[kind]}: {len(texts)} abstracts, {facts.get('truncated', 0)} of them truncated")
     return {"made": [str(folders[kind]) for kind in todo], "abstracts": len(texts)}
 
-def index_flags(add):
+# ----------------------------------------------------------- Graph
+def nearest(scores, k):
+    """(rows (m, k), scores (m, k)) of the k best of each row of scores (m, n), a tensor; equal scores by row number."""
+    found, rows = (part.cpu().numpy() for part in scores.topk(min(k + 1, scores.shape[1])))
+    for line in np.flatnonzero(found[:, k - 1] == found[:, -1] if found.shape[1] > k else []):
+        exact = scores[line].cpu().numpy()  # a tie across the cut: which of them topk takes is open
+        rows[line, :k] = np.argsort(-exact, kind="stable")[:k]
+        found[line, :k] = exact[rows[line, :k]]
+    found, rows = found[:, :k], rows[:, :k]
+    order = np.lexsort((rows, -found))
+    return np.take_along_axis(rows, order, 1), np.take_along_axis(found, order, 1)
+
+def graph(args):
+    """The k nearest neighbours of every abstract by cosine, exact: all rows against all rows, a block at a time."""
+    source = Path(args.index)
+    inputs = fingerprints(source)
+    if up_to_date([args.out], args, inputs):
+        return {"made": []}
+    try:
+        meta = json.loads((source / "meta.json").read_text(encoding="utf-8"))
+        vectors = np.load(source / "embeddings.npy", mmap_mode="c")
+    except (OSError, ValueError):
+        fail(source, "no dense index; build it with 01_index.py --indexes dense")
+    count, k = len(vectors), min(args.neighbours, len(vectors) - 1)
+    if k < 1:
+        fail("--neighbours", f"{args.neighbours} of {count} abstracts cannot be had; give 1 or more, of two or more")
+    with ticking("loading torch"):
+        import torch
+        from sentence_transformers.util import get_device_name
+    device = get_device_name() if args.device == "auto" else args.device
+    height = args.rows or ROWS["cpu" if device == "cpu" else "cuda"]
+
+    def rows_of(start, stop):
+        return torch.from_numpy(vectors[start:stop]).to(device).float()
+
+    def make(start, stop, update):
+        found = []
+        for top in range(start, stop, height):
+            queries = rows_of(top, min(top + height, stop))
+            scores = torch.empty((len(queries), count), device=device)
+            for left in range(0, count, BLOCK):
+                scores[:, left : left + BLOCK] = queries @ rows_of(left, left + BLOCK).T
+            own = torch.arange(len(queries), device=device)
+            scores[own, top + own] = -torch.inf  # nobody is their own neighbour
+            found.append(nearest(scores, k))
+            update(len(queries))
+        neighbours, similarities = map(np.concatenate, zip(*found))
+        return {"neighbours": neighbours.astype(np.int32), "similarities": similarities.astype(np.float32)}
+
+    parts = workplace(Path(f"{args.out}.parts"), args, inputs)
+    with written(args.out, args, inputs, device=device) as folder, torch.inference_mode():
+        folder.mkdir()
+        shards = list(sharded(parts, count, SHARD, make, "graph"))
+        for name in ("neighbours", "similarities"):
+            np.save(folder / f"{name}.npy", np.concatenate([part[name] for part in shards]))
+        shutil.copy(source / "abstract_ids.json", folder)
+        facts = {name: meta[name] for name in ("corpus", "abstracts", "model", "model_sha256")}
+        facts = {"kind": "graph", "neighbours": k, "similarity": "cosine"} | facts
+        (folder / "meta.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    remove(parts)
+    print(f"{args.out}: {k} neighbours of {count} abstracts")
+    return {"made": [args.out], "abstracts": count, "neighbours": k}
+
+# ----------------------------------------------------------- Train
+def triplets(qrels):
+    """[{claim_id, positive, negatives: [one]}]: every SUPPORTS or REFUTES with every NEI of the same claim."""
+    return [{"claim_id": claim, "positive": positive, "negatives": [negative]}
+            for claim, rows in qrels.groupby("claim_id", sort=False)
+            for positive in rows["abstract_id"][rows["label"] != "NEI"]
+            for negative in rows["abstract_id"][rows["label"] == "NEI"]]
+
+def with_negatives(qrels, ranked, count, end):
+    """[{claim_id, positive, negatives: [count]}]: each positive with hard negatives of its claim.
+
+    ranked: {claim_id: [abstract_id, best first]}. What is judged relevant is taken out, then the top or the
+    bottom of the rest is taken (end). A claim that has fewer is left out: examples must be of one width.
+    """
+    examples = []
+    for claim, rows in qrels.groupby("claim_id", sort=False):
+        positives = list(rows["abstract_id"][rows["label"] != "NEI"])
+        rest = [name for name in ranked.get(claim, []) if name not in positives]
+        negatives = rest[:count] if end == "top" else rest[len(rest) - count :]
+        if len(rest) >= count:
+            examples += [{"claim_id": claim, "positive": name, "negatives": negatives} for name in positives]
+    return examples
+
+def own_ranking(encoder, claims, texts, depth, args):
+    """{claim_id: [abstract_id, best first]} by the encoder as it is before training."""
+    from tqdm.auto import tqdm
+
+    names, budget = np.array(list(texts), dtype=object), budget_of("dense", encoder, args)
+    with tqdm(total=len(texts), desc="mine", unit=" abstracts") as bar:
+        vectors, _ = embed(encoder, list(texts.values()), args.document_prompt, "truncate", budget, bar.update)
+    queries = encoder.encode_query(list(claims.values()), prompt=args.query_prompt, normalize_embeddings=True)
+    return {claim: list(names[np.argsort(-(vectors @ query), kind="stable")[:depth]])
+            for claim, query in zip(claims, queries)}
+
+def dev_evaluator(args, texts, rng):
+    """nDCG@10 of the dev claims over their judged abstracts and --dev-pool others; None where there is no dev split."""
+    paths = {name: Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")}
+    if not args.dev_split or not paths["qrels"].exists():
+        print("no dev split: the model of the last epoch is kept")
+        return None
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    claims = read_table(paths["claims"], ["claim_id", "claim"])
+    qrels = read_table(paths["qrels"], ["claim_id", "abstract_id", "label"], claim_id=claims["claim_id"], abstract_id=texts)
+    relevant = {claim: set(rows["abstract_id"]) for claim, rows in qrels[qrels["label"] != "NEI"].groupby("claim_id")}
+    names = list(texts)
+    pool = set(qrels["abstract_id"]) | {names[row] for row in rng.permutation(len(names))[: args.dev_pool]}
+    queries = {row.claim_id: row.claim for row in claims.itertuples() if row.claim_id in relevant}
+    print(f"dev: {len(queries)} claims against {len(pool)} abstracts")
+    return InformationRetrievalEvaluator(
+        queries, {name: texts[name] for name in names if name in pool}, relevant, name="dev", ndcg_at_k=[10], mrr_at_k=[10],
+        map_at_k=[100], accuracy_at_k=[10], precision_recall_at_k=[10], batch_size=32, write_csv=False,
+        query_prompt=args.query_prompt, corpus_prompt=args.document_prompt)
+
+def last_checkpoint(folder):
+    """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
+        with contextlib.suppress(OSError, ValueError):
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            return str(path)
+        remove(path)
+    return None
+
+def fit(encoder, columns, evaluator, folder, args):
+    """Train on columns {claim, positive, negative_1, ...: texts}; the best epoch on dev is kept. Returns dev's nDCG@10."""
+    import torch
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers.sentence_transformer import losses
+    from transformers import EarlyStoppingCallback
+
+    if args.loss == "triplet":
+        loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
+    else:
+        loss = losses.MultipleNegativesRankingLoss(encoder, scale=args.scale)
+    prompts = {name: args.query_prompt if name == "claim" else args.document_prompt for name in columns}
+    cuda, epoch, best = encoder.device.type == "cuda", "epoch" if evaluator else "no", "eval_dev_cosine_ndcg@10"
+    how = SentenceTransformerTrainingArguments(
+        output_dir=str(folder), num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size,
+        gradient_accumulation_steps=args.accumulate, learning_rate=args.lr, warmup_steps=WARMUP,
+        bf16=cuda and torch.cuda.is_bf16_supported(), fp16=cuda and not torch.cuda.is_bf16_supported(),
+        gradient_checkpointing=args.gradient_checkpointing, use_cpu=encoder.device.type == "cpu",
+        batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",  # a claim's other evidence is no negative
+        prompts={name: prompt for name, prompt in prompts.items() if prompt} or None, seed=args.seed, data_seed=args.seed,
+        save_strategy="epoch", eval_strategy=epoch, save_total_limit=2, load_best_model_at_end=bool(evaluator),
+        metric_for_best_model=best if evaluator else None, greater_is_better=True if evaluator else None,
+        logging_strategy="epoch", report_to="none", disable_tqdm=False, dataloader_pin_memory=False)
+    trainer = SentenceTransformerTrainer(
+        encoder, how, Dataset.from_dict(columns), loss=loss, evaluator=evaluator,
+        callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    return [round(line[best], 4) for line in trainer.state.log_history if best in line]
+
+def train(args):
+    """Fine-tune the dense encoder on the judged pairs of one split."""
+    for name, value in LOSSES[args.loss].items():
+        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
+    if args.hard_negatives and args.loss == "triplet":
+        fail("--hard-negatives", "belongs to --loss mnrl; the negatives of --loss triplet are those judged NEI")
+    model = model_folder(args.model)
+    optional = [Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    optional = [path for path in optional if path.exists()] + ([args.negatives_run] if args.negatives_run else [])
+    inputs = fingerprints(args.corpus, args.claims, args.qrels, model, *optional)
+    examples_path = f"{args.out}.examples.jsonl"
+    if up_to_date([args.out, examples_path], args, inputs):
+        return {"made": []}
+    texts = read_texts(args)
+    claims = read_table(args.claims, ["claim_id", "claim"])
+    claims = dict(zip(claims["claim_id"], claims["claim"]))
+    qrels = read_table(args.qrels, ["claim_id", "abstract_id", "label"], claim_id=claims, abstract_id=texts)
+    ranked = {}
+    if args.negatives_run:
+        run = read_table(args.negatives_run, ["claim_id", "abstract_id", "rank", "score"], abstract_id=texts)
+        ranked = {claim: list(rows["abstract_id"])[: args.depth] for claim, rows in run.groupby("claim_id", sort=False)}
+    encoder, _ = load_encoder("dense", model, args.device, "fp32", args.max_length)
+    evaluator = dev_evaluator(args, texts, np.random.default_rng(args.seed))
+    if args.hard_negatives and not args.negatives_run:
+        judged = {claim: claims[claim] for claim in dict.fromkeys(qrels["claim_id"])}
+        ranked = own_ranking(encoder, judged, texts, args.depth, args)
+    examples = (triplets(qrels) if args.loss == "triplet" else
+                with_negatives(qrels, ranked, args.hard_negatives, args.negatives_from))
+    if not examples:
+        fail(args.qrels, f"no claim has what --loss {args.loss} needs; take another split, loss or run of negatives")
+    left_out = qrels["claim_id"].nunique() - len({example["claim_id"] for example in examples})
+    print(f"{len(examples)} examples, {left_out} claims without one")
+    columns = {"claim": [claims[example["claim_id"]] for example in examples],
+               "positive": [texts[example["positive"]] for example in examples]}
+    for place in range(len(examples[0]["negatives"])):
+        columns[f"negative_{place + 1}"] = [texts[example["negatives"][place]] for example in examples]
+    parts = workplace(Path(f"{args.out}.parts"), args, inputs)
+    facts = {"seed": args.seed, "device": str(encoder.device), "examples": len(examples), "claims_left_out": left_out}
+    facts["dev_ndcg_at_10"] = fit(encoder, columns, evaluator, parts, args)
+    encoder.prompts |= {name: prompt for name, prompt in (("query", args.query_prompt), ("document", args.document_prompt))
+                        if prompt is not None}
+    with written(examples_path, args, inputs, **facts) as temporary:
+        lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in examples]
+        temporary.write_text("".join(lines), encoding="utf-8")
+    with written(args.out, args, inputs, **facts) as temporary:
+        encoder.save_pretrained(str(temporary), create_model_card=False)
+    remove(parts)
+    return {"made": [args.out, examples_path], **facts}
+
+# ----------------------------------------------------------- Main
+def text_flags(add):
     add("--corpus", "--in", default="{data}/corpus.jsonl", help="the abstracts, one JSON object a line")
+    add("--fields", default="title,abstract", help="fields of a record that are read, in order: title,abstract,authors,...")
+    add("--separator", default=" ", help="stands between two fields, as ' [SEP] '")
+    add("--max-length", type=int, default=512, help="tokens kept of a text; the model's own limit holds if it is lower")
+    add("--batch-tokens", type=int, default=0, help="tokens encoded at once; without it, what suits the device")
+    add("--query-prompt", help="put before every claim, as 'query: '; without it, the model's own")
+    add("--document-prompt", help="put before every abstract, as 'passage: '; without it, the model's own")
+
+def index_flags(add):
+    text_flags(add)
     add("--out", default="{work}/index", help="folder that gets one folder an index")
     add("--indexes", nargs="+", choices=INDEXERS, default=list(INDEXERS), help="which to build")
-    add("--fields", nargs="+", default=["title", "abstract"], help="fields of a record that are indexed, in order")
+    add("--analyser", choices=ANALYSERS, default="default", help="BM25: how texts become terms; 02 does the same to claims")
+    add("--spacy-model", default="en_core_web_sm", help="pipeline of --analyser spacy, name or folder")
     add("--bm25-method", choices=BM25_METHODS, default="lucene", help="variant of the formula")
     add("--k1", type=float, default=1.5, help="BM25: how soon more occurrences of a term stop to count")
     add("--b", type=float, default=0.75, help="BM25: how much long abstracts are held back")
     add("--dense-model", default="data/models/minilm", help="sentence-transformers folder or hub id")
+    add("--pooling", choices=("truncate", "chunks"), default="truncate",
+        help="long texts: cut off, or in windows that overlap by 50 tokens, mean and max of their vectors averaged")
     add("--splade-model", default="data/models/splade-tiny", help="SparseEncoder or masked language model, folder or hub id")
-    add("--max-length", type=int, default=512, help="tokens kept of a text; the model's own limit holds if it is lower")
-    add("--batch-size", type=int, default=32, help="texts encoded at once")
+    add("--activation", choices=ACTIVATIONS, default="log1p_relu", help="SPLADE: from logit to weight")
+    add("--top-terms", type=int, default=0, help="SPLADE: terms kept a text, the heaviest; 0 keeps all")
+    add("--shard-size", type=int, default=SHARD, help="abstracts encoded between two points to restart from")
+    add("--dtype", choices=("auto", "fp32", "fp16", "bf16"), default="auto", help="auto: bf16 on a GPU, else fp32")
+
+def graph_flags(add):
+    add("--index", "--in", default="{work}/index/dense", help="the dense index")
+    add("--out", default="{work}/index/graph", help="folder of the graph")
+    add("--neighbours", type=int, default=NEIGHBOURS, help="neighbours kept an abstract")
+    add("--rows", type=int, default=0, help="abstracts compared with all others at once; without it, what suits the device")
+
+def train_flags(add):
+    text_flags(add)
+    add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs")
+    add("--model", default="data/models/minilm", help="where to start: sentence-transformers folder or hub id")
+    add("--out", default="{work}/models/encoder", help="folder of the trained model")
+    add("--loss", choices=LOSSES, default="mnrl", help="triplet: NEI as negatives; mnrl: the batch's other abstracts")
+    add("--margin", type=float, default=MARGIN, help="triplet: by how much the positive should be nearer, in cosine")
+    add("--scale", type=float, default=SCALE, help="mnrl: factor of the cosine, 1 / temperature")
+    add("--hard-negatives", type=int, default=0, help="mnrl: further negatives an example")
+    add("--negatives-run", help="the run that they come from; without it, the ranking by the model before training")
+    add("--negatives-from", choices=("top", "bottom"), default="top", help="which end of that ranking")
+    add("--depth", type=int, default=100, help="how far down the ranking goes")
+    add("--epochs", type=float, help="passes over the examples; triplet 3, mnrl 2")
+    add("--lr", type=float, help="learning rate, warm-up over 10 %% of the steps; triplet 5e-5, mnrl 7e-6")
+    add("--batch-size", type=int, help="examples at once; triplet 32, mnrl 64")
+    add("--accumulate", type=int, help="batches a step; triplet 2, mnrl 1")
+    add("--gradient-checkpointing", action="store_true", help="less memory, a third more time")
+    add("--dev-split", default="dev", help="where there is one, the best epoch on it is kept")
+    add("--dev-pool", type=int, default=10_000, help="abstracts ranked beside dev's judged ones")
+    add("--patience", type=int, default=2, help="epochs without a gain on dev before training stops")
 
 def main():
-    run_job(__doc__, {"index": (index, index_flags)})
+    run_job(__doc__, {"index": (index, index_flags), "graph": (graph, graph_flags), "train": (train, train_flags)})
 
 if __name__ == "__main__":
     main()

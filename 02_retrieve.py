@@ -1,23 +1,27 @@
 """
-Retrieve abstracts for each claim with every index, and fuse the runs by reciprocal rank.
+Retrieve abstracts for each claim with every index, and fuse runs, ours or others'.
 
 Reads   data/NAME/claims.SPLIT.tsv: claim_id, claim
         work/NAME/index/{bm25,dense,splade}/ (01_index.py)
-Writes  work/NAME/SPLIT/{bm25,dense,splade}.tsv and, from two retrievers on, hybrid.tsv:
+        with --restrict an earlier run: only its candidates are scored
+Writes  work/NAME/SPLIT/{bm25,dense,splade}.tsv and, from two retrievers on, hybrid.tsv, their reciprocal rank fusion:
         claim_id, abstract_id, rank (from 1), score (higher is better)
 Prints  one line of JSON, last on stdout
 
 Examples
     python 02_retrieve.py
     python 02_retrieve.py --retrievers bm25 dense --top-k 600
-    python 02_retrieve.py --split train
+    python 02_retrieve.py --retrievers dense --restrict work/demo/test/bm25.tsv --out work/demo/test/restricted
     python 02_retrieve.py fuse a.tsv b.trec --out hybrid.tsv
+    python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7 --out hybrid.tsv
 """
 import argparse
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
+import re
 import resource
 import shutil
 import sys
@@ -27,8 +31,10 @@ from pathlib import Path
 
 import numpy as np
 
-RRF_K = 60  # Cormack et al. 2009
-BLOCK = 65_536  # rows of the dense matrix turned to float32 at once: 256 MiB at 1,024 dimensions
+RRF_K = 60       # Cormack et al. 2009
+BLOCK = 65_536   # rows of the dense matrix turned to float32 at once: 256 MiB at 1,024 dimensions
+CLAIMS = 256     # claims scored at once against them: 0.4 GiB at 394,269 abstracts
+COMPILE = 10**7  # postings from which on it pays to compile the scorer (about two seconds)
 
 # --- helpers: the same block in all six scripts
 LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
@@ -129,11 +135,23 @@ def up_to_date(paths, args, inputs):
             return False
     return not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
+def remove(*paths):
+    """Delete files and folders, those that are there."""
+    for path in map(Path, paths):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
 @contextlib.contextmanager
 def written(path, args, inputs, **facts):
     """Yield a temporary path; the file or folder made there becomes path, whole, with its provenance beside it."""
     path, temporary, meta = Path(path), Path(f"{path}.tmp-{os.getpid()}"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{path.name}.tmp-[0-9]*"):  # what a killed process left behind
+        try:
+            os.kill(int(left.name.split(".tmp-")[-1].split(".")[0]), 0)
+        except ProcessLookupError:
+            remove(left)
+        except (OSError, ValueError):  # someone else's, alive; or no process number
+            pass
     try:
         yield temporary
         packages = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
@@ -146,12 +164,11 @@ def written(path, args, inputs, **facts):
                 os.fsync(handle.fileno())
         meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            shutil.rmtree(path)
+            remove(path)
         os.replace(temporary, path)
         os.replace(provenance, meta)
     finally:
-        for left in (temporary, Path(f"{temporary}.meta.json")):
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        remove(temporary, f"{temporary}.meta.json")
 
 def model_folder(name):
     """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""
@@ -212,158 +229,299 @@ def run_job(doc, jobs):
         sys.exit(130)
 # --- end of helpers
 
+# --- texts to terms and vectors: the same block in 01_index.py and 02_retrieve.py
+def default_analyser(model):
+    """As bm25s: lower case, words of two characters and more, Lucene's 33 English stopwords out, Snowball stems."""
+    import Stemmer
+    from bm25s.stopwords import STOPWORDS_EN
+
+    words, stem = re.compile(r"(?u)\b\w\w+\b").findall, Stemmer.Stemmer("english").stemWords
+    return (lambda texts: (words(text.lower()) for text in texts),
+            lambda words: [None if word in STOPWORDS_EN else stem for word, stem in zip(words, stem(words))])
+
+def plain_analyser(model):
+    """What stands between white space, nothing changed or removed (AIRwaves' raw baseline)."""
+    return lambda texts: map(str.split, texts), lambda words: words
+
+def nltk_analyser(model):
+    """Lower case, punctuation removed, NLTK's 179 English stopwords out (Ant Bridge, organisers of ClimateCheck)."""
+    from bm25s.stopwords import STOPWORDS_EN_PLUS  # NLTK's list, without its download at run time
+
+    stopwords = frozenset(STOPWORDS_EN_PLUS)
+    bare = re.compile(r"[^\w\s]|_").sub
+    return (lambda texts: (text.lower().split() for text in texts),
+            lambda words: [None if word in stopwords or (term := bare("", word)) in stopwords else term or None
+                           for word in words])
+
+def spacy_analyser(model):
+    """Lower-cased lemmas of alphanumeric tokens, spaCy's stopwords out (AIRwaves); spaCy is not in requirements.txt."""
+    try:
+        import spacy
+
+        nlp = spacy.load(model, exclude=["parser", "ner"])
+    except (ImportError, OSError):
+        fail("--analyser spacy", f"it needs spaCy and its pipeline {model}: pip install spacy, python -m spacy download "
+             f"{model}; or name a pipeline's folder with --spacy-model")
+    return (lambda texts: ([token.lemma_.lower() for token in doc if token.text.isalnum() and not token.is_stop]
+                           for doc in nlp.pipe(texts)), lambda words: words)
+
+# analyser(model) -> split(texts): the words of each text; terms(words): what each word is indexed as, None for nothing
+ANALYSERS = {"default": default_analyser, "plain": plain_analyser, "nltk": nltk_analyser, "spacy": spacy_analyser}
+
+def load_encoder(kind, folder, device, dtype, max_length=None):
+    """SentenceTransformer or SparseEncoder; a bare masked language model gets the pooling of SPLADE on top."""
+    with ticking(f"loading {folder}"):
+        import torch
+        from sentence_transformers import SentenceTransformer, SparseEncoder
+        from sentence_transformers.base.modules import Transformer
+        from sentence_transformers.sparse_encoder.modules import SpladePooling
+        from sentence_transformers.util import get_device_name
+
+        device = get_device_name() if device == "auto" else device
+        if dtype == "auto":
+            dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        how = {"model_kwargs": {"dtype": {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]}}
+        if kind == "dense":
+            encoder = SentenceTransformer(str(folder), device=device, **how)
+        elif (folder / "modules.json").is_file():
+            encoder = SparseEncoder(str(folder), device=device, **how)
+        else:
+            masked = Transformer(str(folder), transformer_task="fill-mask", **how)
+            encoder = SparseEncoder(modules=[masked, SpladePooling("max")], device=device)
+    if max_length and max_length < (encoder.max_seq_length or sys.maxsize):
+        encoder.max_seq_length = max_length
+    return encoder, dtype
+
+def log1p_relu(logits):
+    """SPLADE-v3 as published: log(1 + ReLU(logit)) (Formal et al. 2021)."""
+    return logits.relu_().log1p_()
+
+def relu(logits):
+    """Kiepura & Lam 2025, eq. 2: ReLU(logit), no logarithm."""
+    return logits.relu_()
+
+ACTIVATIONS = {"log1p_relu": log1p_relu, "relu": relu}
+
+def sparse_vectors(encoder, texts, activation, task):
+    """(texts, vocabulary) float32: w_v = max over tokens of activation(logit), padding masked out.
+
+    Both activations rise with the logit, so the maximum comes first: one row a text to activate instead
+    of one a token. Encoders of another build (sums, static query weights) do as they were made to.
+    """
+    import torch
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+    from sentence_transformers.util import batch_to_device
+
+    splade = len(encoder) == 2 and isinstance(encoder[1], SpladePooling) and encoder[1].pooling_strategy == "max"
+    if not splade or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: what it calls "relu"
+        if activation != "log1p_relu":
+            fail("--activation", f"{activation} needs a SPLADE model with max pooling; leave the flag out for this one")
+        encode = {"query": encoder.encode_query, "document": encoder.encode_document}[task]
+        return encode(texts, batch_size=len(texts), convert_to_sparse_tensor=False, save_to_cpu=True).float().numpy()
+    encoder[0].unpad_inputs = False
+    with torch.inference_mode():
+        features = batch_to_device(encoder.preprocess(texts, prompt=encoder.prompts.get(task), task=task), encoder.device)
+        logits = encoder.eval()[0](features)["token_embeddings"]
+        logits.masked_fill_(features["attention_mask"][..., None] == 0, 0)
+        return ACTIVATIONS[activation](logits.amax(dim=1).float()).cpu().numpy()
+# --- end of texts to terms and vectors
+
 # ----------------------------------------------------------- Ranking
 def top_k(scores, k):
-    """The k best rows of scores (1-D), best first; equal scores in corpus order, also where the cut falls among them."""
-    k = min(k, len(scores))
-    cut = np.partition(scores, -k)[-k]
-    above = np.flatnonzero(scores > cut)
-    chosen = np.concatenate([above, np.flatnonzero(scores == cut)[: k - len(above)]])
-    return chosen[np.argsort(-scores[chosen], kind="stable")]
+    """The k best rows of scores (1-D), best first; equal scores in corpus order, also where the cut falls among them.
 
-def rrf(rankings, order, k=RRF_K):
-    """[(id, score)], best first: S(d) = sum over rankings of 1 / (k + rank of d), rank from 1 (Cormack et al. 2009).
-
-    Ranks only: BM25 and cosine share no scale. A ranking without d adds nothing. order is {id: place} for ties.
+    The maxima of 4 k or more blocks come first: k of them reach a floor that no row of the result lies
+    below, and what reaches it is little to sort.
     """
-    scores = {}
-    for ranking in rankings:
-        for rank, name in enumerate(ranking, 1):
-            scores[name] = scores.get(name, 0.0) + 1 / (k + rank)
-    return sorted(scores.items(), key=lambda item: (-item[1], order[item[0]]))
+    height = len(scores) // (4 * k)
+    if height > 1:
+        maxima = scores[: len(scores) // height * height].reshape(height, -1).max(axis=0)
+        rows = np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
+    else:
+        rows = np.arange(len(scores))
+    return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
 # ----------------------------------------------------------- Search
+# Each loads its index, encodes the claims, and returns a generator of scores (abstracts,), one array a claim.
 def search_bm25(folder, meta, claims, args):
-    """Scores (abstracts,) claim by claim; claims go through the analyser stored with the index."""
+    """BM25 as bm25s has it; claims go through the analyser stored with the index."""
     import bm25s
-    import Stemmer
 
     bm25 = bm25s.BM25.load(folder)
-    stemmer = Stemmer.Stemmer(meta["analyser"]["stemmer"])
-    stopwords = meta["analyser"]["stopwords"]
-    words = bm25s.tokenize(claims, stopwords=stopwords, stemmer=None, return_ids=False, show_progress=False)
-    known = [[stem for stem in stemmer.stemWords(claim) if stem in bm25.vocab_dict] for claim in words]
-    return (bm25.get_scores(stems) if stems else np.zeros(meta["abstracts"], np.float32) for stems in known)
+    if meta["postings"] >= COMPILE and importlib.util.find_spec("numba"):
+        bm25.activate_numba_scorer()
+        bm25.get_scores_from_ids([0])
+    split, terms_of = ANALYSERS[meta["analyser"]["name"]](meta["analyser"].get("model"))
+    known = [[term for term in terms_of(words) if term in bm25.vocab_dict] for words in split(claims)]
+    return (bm25.get_scores(terms) if terms else np.zeros(meta["abstracts"], np.float32) for terms in known)
 
 def search_dense(folder, meta, claims, args):
-    """Cosines (claims, abstracts): exact inner products of unit vectors, a block of rows at a time."""
-    encoder = load_encoder(folder, meta, args)
-    queries = encoder.encode_query(claims, batch_size=32, normalize_embeddings=True)
-    vectors = np.load(folder / "embeddings.npy", mmap_mode="r")
-    scores = np.empty((len(claims), len(vectors)), np.float32)
-    for start in range(0, len(vectors), BLOCK):
-        scores[:, start : start + BLOCK] = queries @ vectors[start : start + BLOCK].astype(np.float32).T
-    return scores
+    """Cosines: inner products of unit vectors."""
+    encoder, _ = open_encoder(folder, meta, args)
+    queries = encoder.encode_query(claims, prompt=meta["query_prompt"], normalize_embeddings=True)
+    vectors = np.load(folder / "embeddings.npy", mmap_mode="c")
+    return inner_products(vectors, queries, args.block, encoder.device)
+
+def inner_products(vectors, queries, block, device):
+    """Yield vectors @ query (abstracts,) in float32, exact, for each of queries; at most block rows in memory at once."""
+    import torch
+
+    for first in range(0, len(queries), CLAIMS):
+        part = torch.from_numpy(np.asarray(queries[first : first + CLAIMS], np.float32)).to(device)
+        scores = np.empty((len(part), len(vectors)), np.float32)
+        for start in range(0, len(vectors), block):
+            rows = torch.from_numpy(vectors[start : start + block]).to(device).float()
+            scores[:, start : start + block] = (part @ rows.T).cpu().numpy()
+        yield from scores
 
 def search_splade(folder, meta, claims, args):
-    """Inner products (abstracts,) claim by claim, summed over the postings of the claim's own terms."""
-    encoder = load_encoder(folder, meta, args)
-    queries = encoder.encode_query(claims, batch_size=32, convert_to_sparse_tensor=False).float().cpu().numpy()
+    """Inner products of sparse vectors."""
+    encoder, _ = open_encoder(folder, meta, args)
+    queries = np.concatenate([sparse_vectors(encoder, claims[start : start + 32], meta["activation"], "query")
+                              for start in range(0, len(claims), 32)])
     data, indices, indptr = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("data", "indices", "indptr"))
+    return (sum_postings(query, data, indices, indptr, meta["abstracts"]) for query in queries)
 
-    def score(query):
-        scores = np.zeros(meta["abstracts"], np.float32)
-        for term in np.flatnonzero(query):
-            postings = slice(indptr[term], indptr[term + 1])
-            scores[indices[postings]] += query[term] * data[postings]
-        return scores
+def sum_postings(query, data, indices, indptr, count):
+    """matrix @ query (count,) in float32, where matrix is CSC: only the postings of the query's own terms are read."""
+    scores = np.zeros(count, np.float32)
+    for term in np.flatnonzero(query):
+        postings = slice(indptr[term], indptr[term + 1])
+        scores[indices[postings]] += query[term] * data[postings]
+    return scores
 
-    return map(score, queries)
-
-def load_encoder(folder, meta, args):
+def open_encoder(folder, meta, args):
     """The model that made the index at folder; another one would put claims into another space."""
     model = model_folder(getattr(args, f"{meta['kind']}_model") or meta["model"])
     if fingerprints(model)[model.as_posix()] != meta["model_sha256"]:
         fail(folder / "meta.json", f"this index was not made with {model} as it is now; build it again with 01_index.py")
-    device = None if args.device == "auto" else args.device
-    with ticking(f"loading {model}"):
-        from sentence_transformers import SentenceTransformer, SparseEncoder
-        from sentence_transformers.base.modules import Transformer
-        from sentence_transformers.sparse_encoder.modules import SpladePooling
-
-        if meta["kind"] == "dense":
-            return SentenceTransformer(str(model), device=device)
-        if (model / "modules.json").is_file():
-            return SparseEncoder(str(model), device=device)
-        masked = Transformer(str(model), transformer_task="fill-mask")  # as in 01_index.py
-        return SparseEncoder(modules=[masked, SpladePooling("max", activation_function="relu")], device=device)
+    return load_encoder(meta["kind"], model, args.device, "fp32", meta["max_length"])
 
 SEARCHERS = {"bm25": search_bm25, "dense": search_dense, "splade": search_splade}
 POSITIVE = ("bm25", "splade")  # a score of 0 means that claim and abstract share no term: no candidate
 
+# ----------------------------------------------------------- Fusion
+# What a run gives to each of its abstracts; one that it lacks gets nothing. scores (n,): best first.
+def reciprocal_ranks(scores, k):
+    """1 / (k + rank), rank from 1 (Cormack et al. 2009): ranks only, as BM25 and cosine share no scale."""
+    return 1 / (k + np.arange(1, len(scores) + 1))
+
+def min_max(scores, k):
+    """(score - lowest) / (highest - lowest); 0 where all are equal."""
+    spread = scores.max() - scores.min()
+    return (scores - scores.min()) / spread if spread else np.zeros(len(scores))
+
+def z_scores(scores, k):
+    """(score - mean) / standard deviation, moved so that the lowest is 0: what a run lacks counts like its last."""
+    spread = scores.std()
+    return (scores - scores.min()) / spread if spread else np.zeros(len(scores))
+
+def places(scores, k):
+    """1 / rank: the union takes the best of them, sums nothing."""
+    return 1 / np.arange(1, len(scores) + 1)
+
+METHODS = {"rrf": (reciprocal_ranks, sum), "minmax": (min_max, sum), "zscore": (z_scores, sum), "union": (places, max)}
+
+def fuse_rankings(rankings, order, method="rrf", weights=None, k=RRF_K):
+    """[(id, score)], best first, from several of the same form; equal scores by order, {id: place}."""
+    value, together = METHODS[method]
+    given = {}
+    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings)):
+        points = weight * value(np.array([score for _, score in ranking]), k) if ranking else np.empty(0)
+        for (name, _), point in zip(ranking, points.tolist()):
+            given.setdefault(name, []).append(point)
+    fused = [(name, together(points)) for name, points in given.items()]
+    return sorted(fused, key=lambda pair: (-pair[1], order[pair[0]]))
+
 # ----------------------------------------------------------- Runs
-def run_table(rankings):
-    """{claim_id: [(abstract_id, score)]}, best first, as a run."""
+def write_run(rankings, path, args, inputs, **facts):
+    """Write {claim_id: [(abstract_id, score)]}, best first, and say how many claims it has nothing for."""
     import pandas as pd
 
     rows = [(claim, name, rank, score) for claim, ranking in rankings.items()
             for rank, (name, score) in enumerate(ranking, 1)]
-    return pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
-
-def write_run(rankings, path, args, inputs, **facts):
-    """Write one run and say how many claims it has nothing for."""
-    run = run_table(rankings)
+    run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
     empty = sum(not ranking for ranking in rankings.values())
     with written(path, args, inputs, rows=len(run), claims_without_rows=empty, **facts) as temporary:
         run.to_csv(temporary, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     print(f"{path}: {len(run)} rows, {len(rankings)} claims, {empty} of them without any")
 
-def open_index(folder, corpus):
+def open_index(folder, corpus, fingerprint):
     """meta.json of an index, which must have been built from the corpus at hand (where there is one)."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         fail(folder, "no such index; build it with 01_index.py, or leave it out of --retrievers")
-    if Path(corpus).exists() and fingerprints(corpus)[Path(corpus).as_posix()] != meta["corpus"]:
+    if fingerprint not in (None, meta["corpus"]):
         fail(folder / "meta.json", f"this index was built from another corpus than {corpus}; run 01_index.py again")
     return meta
 
+def candidates_of(path, claims, place):
+    """{claim_id: rows (ascending)} of an earlier run; place: {abstract_id: row of the index}."""
+    run = read_table(path, ["claim_id", "abstract_id", "rank", "score"], abstract_id=place)
+    rows = {claim: np.sort(part["abstract_id"].map(place).to_numpy()) for claim, part in run.groupby("claim_id")}
+    return {claim: rows.get(claim, np.empty(0, np.int64)) for claim in claims}
+
+def rank(kind, scores, ids, candidates, k):
+    """[(abstract_id, score)], best first: the top k of scores (abstracts,), or of its candidate rows."""
+    rows = top_k(scores, k) if candidates is None else candidates[top_k(scores[candidates], k)]
+    found = zip(rows.tolist(), scores[rows].tolist())
+    return [(ids[row], score) for row, score in found if score > 0 or kind not in POSITIVE]
+
 def retrieve(args):
     """One run per retriever, then their fusion."""
-    if args.top_k < 1:
-        fail("--top-k", "must be at least 1")
+    if args.top_k < 1 or args.block < 1:
+        fail("--top-k" if args.top_k < 1 else "--block", "must be at least 1")
     folders = {kind: Path(args.index) / kind for kind in args.retrievers}
-    metas = {kind: open_index(folder, args.corpus) for kind, folder in folders.items()}
-    inputs = fingerprints(args.claims, *folders.values())
+    corpus = Path(args.corpus)
+    fingerprint = fingerprints(corpus)[corpus.as_posix()] if corpus.exists() else None
+    metas = {kind: open_index(folder, corpus, fingerprint) for kind, folder in folders.items()}
+    inputs = fingerprints(args.claims, *folders.values(), *([args.restrict] if args.restrict else []))
     claims = read_table(args.claims, ["claim_id", "claim"])
     names = [*args.retrievers, "hybrid"] if len(args.retrievers) > 1 else args.retrievers
     paths = {name: Path(args.out) / f"{name}.tsv" for name in names}
+    if args.restrict and Path(args.restrict).resolve() in {path.resolve() for path in paths.values()}:
+        fail(args.restrict, "the new run would be written over it; give another --out")
     if up_to_date(paths.values(), args, inputs):
         return {"made": []}
     if not len(claims):
         fail(args.claims, "it holds no claim; give one a line")
     from tqdm.auto import tqdm
 
-    runs, ids = {}, []
+    runs, place, seconds = {}, {}, {}
     for kind, folder in folders.items():
         ids = json.loads((folder / "abstract_ids.json").read_text(encoding="utf-8"))
-        runs[kind] = {}
+        place = place or {name: row for row, name in enumerate(ids)}
+        candidates = candidates_of(args.restrict, claims["claim_id"], place) if args.restrict else {}
         found = SEARCHERS[kind](folder, metas[kind], list(claims["claim"]), args)
+        start, runs[kind] = time.monotonic(), {}
         for claim, scores in zip(claims["claim_id"], tqdm(found, desc=kind, total=len(claims), unit=" claims")):
-            rows = [row for row in top_k(scores, args.top_k) if scores[row] > 0 or kind not in POSITIVE]
-            runs[kind][claim] = [(ids[row], float(scores[row])) for row in rows]
-        write_run(runs[kind], paths[kind], args, inputs, seed=args.seed)
+            runs[kind][claim] = rank(kind, scores, ids, candidates.get(claim), args.top_k)
+        seconds[kind] = round(time.monotonic() - start, 2)
+        write_run(runs[kind], paths[kind], args, inputs, seed=args.seed, search_seconds=seconds[kind])
     if "hybrid" in paths:
-        order = {name: place for place, name in enumerate(ids)}
-        rankings = {claim: [[name for name, _ in run[claim]] for run in runs.values()] for claim in claims["claim_id"]}
-        fused = {claim: rrf(lists, order, args.rrf_k)[: args.top_k] for claim, lists in rankings.items()}
+        fused = {claim: fuse_rankings([run[claim] for run in runs.values()], place, "rrf", k=args.rrf_k)[: args.top_k]
+                 for claim in claims["claim_id"]}
         write_run(fused, paths["hybrid"], args, inputs, seed=args.seed)
-    return {"made": [str(path) for path in paths.values()], "claims": len(claims)}
+    return {"made": [str(path) for path in paths.values()], "claims": len(claims), "search_seconds": seconds}
 
 def fuse(args):
-    """Reciprocal rank fusion of run files, whoever made them."""
+    """Fuse run files, whoever made them."""
+    if args.weights and (len(args.weights) != len(args.runs) or args.method == "union"):
+        fail("--weights", f"{len(args.weights)} for {len(args.runs)} runs by {args.method}; give one a run, none for union")
     inputs = fingerprints(*args.runs, *([args.corpus] if args.corpus else []))
     if up_to_date([args.out], args, inputs):
         return {"made": []}
     known = {"abstract_id": read_corpus(args.corpus)} if args.corpus else {}
     runs = [read_table(path, ["claim_id", "abstract_id", "rank", "score"], **known) for path in args.runs]
     names = known.get("abstract_id") or [name for run in runs for name in run["abstract_id"]]
-    order = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    rankings = {}
-    for run in runs:
+    order = {name: row for row, name in enumerate(dict.fromkeys(names))}
+    rankings = {claim: [[] for _ in runs] for run in runs for claim in run["claim_id"]}
+    for number, run in enumerate(runs):
         for claim, rows in run.groupby("claim_id", sort=False):
-            rankings.setdefault(claim, []).append(list(rows["abstract_id"]))
-    fused = {claim: rrf(lists, order, args.rrf_k)[: args.top_k] for claim, lists in rankings.items()}
+            rankings[claim][number] = list(zip(rows["abstract_id"], rows["score"]))
+    fused = {claim: fuse_rankings(lists, order, args.method, args.weights, args.rrf_k)[: args.top_k]
+             for claim, lists in rankings.items()}
     write_run(fused, args.out, args, inputs)
     return {"made": [args.out], "claims": len(fused)}
 
@@ -374,14 +532,18 @@ def retrieve_flags(add):
     add("--corpus", default="{data}/corpus.jsonl", help="where it is at hand, the indexes are checked to be built from it")
     add("--out", default="{work}/{split}", help="folder that gets one run a retriever, and hybrid.tsv")
     add("--retrievers", nargs="+", choices=SEARCHERS, default=list(SEARCHERS), help="which to ask")
+    add("--restrict", help="an earlier run: only its candidates are scored, claim by claim")
     add("--top-k", type=int, default=100, help="abstracts kept a claim")
     add("--rrf-k", type=int, default=RRF_K, help="the k of reciprocal rank fusion")
+    add("--block", type=int, default=BLOCK, help="rows of the dense index in memory at once")
     add("--dense-model", help="where the model of the dense index lies now, if it was moved")
     add("--splade-model", help="the same for the SPLADE index")
 
 def fuse_flags(add):
-    add("runs", nargs="+", help="two or more run files, TSV or TREC")
+    add("runs", nargs="+", help="run files, TSV or TREC")
     add("--out", default="{work}/{split}/fused.tsv", help="the fused run")
+    add("--method", choices=METHODS, default="rrf", help="rrf: ranks only; minmax, zscore: sums of scores; union: best rank")
+    add("--weights", nargs="+", type=float, help="one a run; without it, all count the same")
     add("--corpus", default="", help="breaks ties by its order; without it, by the order of the runs given")
     add("--top-k", type=int, default=100, help="abstracts kept a claim")
     add("--rrf-k", type=int, default=RRF_K, help="the k of reciprocal rank fusion")

@@ -132,11 +132,23 @@ def up_to_date(paths, args, inputs):
             return False
     return not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
+def remove(*paths):
+    """Delete files and folders, those that are there."""
+    for path in map(Path, paths):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
 @contextlib.contextmanager
 def written(path, args, inputs, **facts):
     """Yield a temporary path; the file or folder made there becomes path, whole, with its provenance beside it."""
     path, temporary, meta = Path(path), Path(f"{path}.tmp-{os.getpid()}"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{path.name}.tmp-[0-9]*"):  # what a killed process left behind
+        try:
+            os.kill(int(left.name.split(".tmp-")[-1].split(".")[0]), 0)
+        except ProcessLookupError:
+            remove(left)
+        except (OSError, ValueError):  # someone else's, alive; or no process number
+            pass
     try:
         yield temporary
         packages = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
@@ -149,12 +161,11 @@ def written(path, args, inputs, **facts):
                 os.fsync(handle.fileno())
         meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            shutil.rmtree(path)
+            remove(path)
         os.replace(temporary, path)
         os.replace(provenance, meta)
     finally:
-        for left in (temporary, Path(f"{temporary}.meta.json")):
-            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+        remove(temporary, f"{temporary}.meta.json")
 
 def model_folder(name):
     """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""

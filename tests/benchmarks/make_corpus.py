@@ -1,0 +1,74 @@
+"""
+Make a corpus and claims of ClimateCheck's size and length statistics, from a seed: for measuring speed, not quality.
+
+Writes  OUT/corpus.jsonl       394,269 abstracts of 1 to 6,818 words, mean 241, sd 232 (as published), Zipfian words
+        OUT/claims.test.tsv    176 claims of 8 to 30 words
+Prints  one line of JSON, last on stdout: the statistics of what was made
+
+Examples
+    python tests/benchmarks/make_corpus.py work/benchmark
+    python tests/benchmarks/make_corpus.py work/benchmark-small --abstracts 40000
+"""
+import argparse
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+ABSTRACTS, CLAIMS = 394_269, 176          # ClimateCheck's publications corpus; the claims of its test split
+MEAN, SD, LONGEST = 240.93, 232.46, 6818  # words an abstract, as its data set card has them
+WORDS, EXPONENT, SHIFT = 400_000, 1.07, 2.7  # Zipf-Mandelbrot: the head is grammar, the tail names and formulas
+GRAMMAR = "the of and in to a is for with that as by on are this be an at from it was which not or but".split()
+SYLLABLES = [c + v for c in "b c d f g h k l m n p r s t v w z br cl gr pl st tr".split() for v in "a e i o u ai ea".split()]
+ENDINGS = ["", "", "", "n", "r", "s", "ing", "ed", "ation", "al"]  # gives the stemmer something to do
+
+def make_words(rng, count):
+    """count different words, the most frequent first."""
+    words = dict.fromkeys(GRAMMAR)
+    while len(words) < count:
+        parts = rng.integers(0, len(SYLLABLES), (count, 3))
+        lengths, ends = rng.integers(1, 4, count), rng.integers(0, len(ENDINGS), count)
+        for row, length, end in zip(parts.tolist(), lengths.tolist(), ends.tolist()):
+            words["".join(SYLLABLES[part] for part in row[:length]) + ENDINGS[end]] = None
+    return np.array(list(words)[:count], dtype=object)
+
+def draw(rng, cumulative, words, count):
+    """count words at random, by frequency."""
+    return words[np.searchsorted(cumulative, rng.random(count))]
+
+def lengths_of(rng, count):
+    """Words by abstract: log-normal with the published mean and standard deviation; the extremes occur."""
+    variance = math.log(1 + (SD / MEAN) ** 2)
+    lengths = rng.lognormal(math.log(MEAN) - variance / 2, math.sqrt(variance), count)
+    lengths = np.clip(lengths, 1, LONGEST).astype(int)
+    lengths[:2] = (1, LONGEST)
+    return rng.permutation(lengths)
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder to write to")
+    parser.add_argument("--abstracts", type=int, default=ABSTRACTS)
+    parser.add_argument("--seed", type=int, default=13)
+    args = parser.parse_args()
+    rng = np.random.default_rng(args.seed)
+    words = make_words(rng, WORDS)
+    weights = 1 / (np.arange(WORDS) + SHIFT) ** EXPONENT
+    cumulative = np.cumsum(weights) / weights.sum()
+    lengths = lengths_of(rng, args.abstracts)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:
+        for start in range(0, len(lengths), 8192):
+            block = lengths[start : start + 8192]
+            drawn = np.split(draw(rng, cumulative, words, block.sum()), np.cumsum(block)[:-1])
+            for row, text in enumerate(drawn, start):
+                file.write(json.dumps({"abstract_id": str(row), "abstract": " ".join(text) + "."}) + "\n")
+    rows = [(f"c{row}", " ".join(draw(rng, cumulative, words, size))) for row, size in
+            enumerate(rng.integers(8, 31, CLAIMS))]
+    lines = ["claim_id\tclaim", *("\t".join(row) for row in rows)]
+    (args.out / "claims.test.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(json.dumps({"abstracts": len(lengths), "words": int(lengths.sum()), "mean": round(lengths.mean(), 2),
+                      "sd": round(lengths.std(), 2), "shortest": int(lengths.min()), "longest": int(lengths.max())}))
+
+if __name__ == "__main__":
+    main()
