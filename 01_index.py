@@ -314,15 +314,10 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
         encoder.max_seq_length = max_length
     return encoder, dtype
 
-def log1p_relu(logits):
-    """SPLADE-v3 as published: log(1 + ReLU(logit)) (Formal et al. 2021)."""
-    return logits.relu_().log1p_()
-
-def relu(logits):
-    """Kiepura & Lam 2025, eq. 2: ReLU(logit), no logarithm."""
-    return logits.relu_()
-
-ACTIVATIONS = {"log1p_relu": log1p_relu, "relu": relu}
+ACTIVATIONS = {
+    "log1p_relu": lambda logits: logits.relu().log1p(),  # SPLADE-v3 as published (Formal et al. 2021)
+    "relu": lambda logits: logits.relu(),                # Kiepura & Lam 2025, eq. 2
+}
 
 def sparse_vectors(encoder, texts, activation, task):
     """(texts, vocabulary) float32: w_v = max over tokens of activation(logit), padding masked out.
@@ -431,10 +426,8 @@ def watch_parent():
     threading.Thread(target=lambda: gone() or os._exit(1), daemon=True).start()
 
 def analyse(task):
-    """(terms, ids, lengths) of the texts in task = (texts, analyser, its model).
-
-    terms: strings, in the order in which they occur first; ids (tokens,) int32: the term of every token
-    that is indexed, text after text; lengths (texts,) int32: how many of them each text has.
+    """Of task = (texts, analyser, its model): terms, in the order in which they occur first; ids (tokens,) int32,
+    the term of every token that is indexed, text after text; lengths (texts,) int32, how many each text has.
     """
     texts, name, model = task
     split, terms_of = ANALYSERS[name](model)
@@ -554,8 +547,6 @@ def embed(encoder, texts, prompt, pooling, budget, update):
 def index_dense(texts, folder, model, args, shards):
     """One unit vector a text, by any sentence-transformers model; float16 halves disk and memory at search."""
     encoder, dtype = load_encoder("dense", model, args.device, args.dtype, args.max_length)
-    if args.pooling == "chunks" and (encoder.max_seq_length or 0) <= OVERLAP + 2:
-        fail("--pooling", f"windows of {encoder.max_seq_length} tokens cannot overlap by {OVERLAP}; use truncate")
 
     def make(start, stop, update):
         vectors, cut = embed(encoder, texts[start:stop], args.document_prompt, args.pooling, budget, update)
@@ -624,6 +615,8 @@ def arguments_of(kind, args):
 
 def index(args):
     """Build those of the indexes that are asked for and not up to date."""
+    if args.pooling == "chunks" and args.max_length <= OVERLAP + 2:
+        fail("--max-length", f"windows of {args.max_length} tokens cannot overlap by {OVERLAP}; give more, or truncate")
     models = {"dense": args.dense_model, "splade": args.splade_model}
     models = {kind: model_folder(models[kind]) if kind in models else None for kind in args.indexes}
     inputs = {kind: fingerprints(args.corpus, *filter(None, [models[kind]])) for kind in args.indexes}
@@ -764,9 +757,8 @@ def dev_evaluator(args, texts, rng):
     queries = {row.claim_id: row.claim for row in claims.itertuples() if row.claim_id in relevant}
     print(f"dev: {len(queries)} claims against {len(pool)} abstracts")
     return InformationRetrievalEvaluator(
-        queries, {name: texts[name] for name in names if name in pool}, relevant, name="dev", ndcg_at_k=[10], mrr_at_k=[10],
-        map_at_k=[100], accuracy_at_k=[10], precision_recall_at_k=[10], batch_size=32, write_csv=False,
-        query_prompt=args.query_prompt, corpus_prompt=args.document_prompt)
+        queries, {name: texts[name] for name in names if name in pool}, relevant, name="dev", ndcg_at_k=[10],
+        write_csv=False, query_prompt=args.query_prompt, corpus_prompt=args.document_prompt)
 
 def last_checkpoint(folder):
     """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
@@ -790,17 +782,18 @@ def fit(encoder, columns, evaluator, folder, args):
     else:
         loss = losses.MultipleNegativesRankingLoss(encoder, scale=args.scale)
     prompts = {name: args.query_prompt if name == "claim" else args.document_prompt for name in columns}
-    cuda, epoch, best = encoder.device.type == "cuda", "epoch" if evaluator else "no", "eval_dev_cosine_ndcg@10"
+    cuda, best = encoder.device.type == "cuda", "eval_dev_cosine_ndcg@10"
+    watched = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": best,
+               "greater_is_better": True} if evaluator else {}
     how = SentenceTransformerTrainingArguments(
         output_dir=str(folder), num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size,
         gradient_accumulation_steps=args.accumulate, learning_rate=args.lr, warmup_steps=WARMUP,
         bf16=cuda and torch.cuda.is_bf16_supported(), fp16=cuda and not torch.cuda.is_bf16_supported(),
-        gradient_checkpointing=args.gradient_checkpointing, use_cpu=encoder.device.type == "cpu",
+        activation_checkpointing=args.gradient_checkpointing, use_cpu=encoder.device.type == "cpu",
         batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",  # a claim's other evidence is no negative
         prompts={name: prompt for name, prompt in prompts.items() if prompt} or None, seed=args.seed, data_seed=args.seed,
-        save_strategy="epoch", eval_strategy=epoch, save_total_limit=2, load_best_model_at_end=bool(evaluator),
-        metric_for_best_model=best if evaluator else None, greater_is_better=True if evaluator else None,
-        logging_strategy="epoch", report_to="none", disable_tqdm=False, dataloader_pin_memory=False)
+        save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to="none", disable_tqdm=False,
+        dataloader_pin_memory=False, **watched)
     trainer = SentenceTransformerTrainer(
         encoder, how, Dataset.from_dict(columns), loss=loss, evaluator=evaluator,
         callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])

@@ -292,15 +292,10 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
         encoder.max_seq_length = max_length
     return encoder, dtype
 
-def log1p_relu(logits):
-    """SPLADE-v3 as published: log(1 + ReLU(logit)) (Formal et al. 2021)."""
-    return logits.relu_().log1p_()
-
-def relu(logits):
-    """Kiepura & Lam 2025, eq. 2: ReLU(logit), no logarithm."""
-    return logits.relu_()
-
-ACTIVATIONS = {"log1p_relu": log1p_relu, "relu": relu}
+ACTIVATIONS = {
+    "log1p_relu": lambda logits: logits.relu().log1p(),  # SPLADE-v3 as published (Formal et al. 2021)
+    "relu": lambda logits: logits.relu(),                # Kiepura & Lam 2025, eq. 2
+}
 
 def sparse_vectors(encoder, texts, activation, task):
     """(texts, vocabulary) float32: w_v = max over tokens of activation(logit), padding masked out.

@@ -240,7 +240,7 @@ def test_kill_9_twenty_times_ends_in_the_same_bytes(toy, run):
     while not (index / "splade.meta.json").exists():
         child = context.Process(target=run_in_child, args=(toy, words))
         child.start()
-        child.join(rng.uniform(0.3, 2.5) if kills < 20 else None)
+        child.join(rng.uniform(0.3, 2.0) if kills < 20 else None)
         if child.is_alive():
             child.kill()
             kills += 1
@@ -373,7 +373,7 @@ def test_bom_crlf_and_a_blank_last_line_are_read(toy, run):
     (["--k1", "high"], "--k1"),
     (["--fields", "summary"], "--fields"),
     (["--analyser", "spacy", "--spacy-model", "no_such_pipeline"], "pip install spacy"),
-    (["--indexes", "dense", "--pooling", "chunks", "--max-length", "50"], "--pooling"),
+    (["--indexes", "dense", "--pooling", "chunks", "--max-length", "50"], "--max-length"),
     (["graph"], "no dense index"),
     (["train", "--loss", "triplet", "--hard-negatives", "2"], "--hard-negatives"),
     (["train", "--hard-negatives", "50"], "qrels.train.tsv"),

@@ -33,14 +33,68 @@ def test_top_k_equals_a_full_stable_sort(load):
         k = int(rng.integers(1, 45))
         assert top_k(scores, k).tolist() == sorted(range(len(scores)), key=lambda row: (-scores[row], row))[:k]
 
-def test_rrf_equals_the_sum_worked_by_hand(load):
-    rrf = load(SCRIPT)["rrf"]
-    fused = dict(rrf([["a", "b", "c"], ["c", "a"]], {"a": 0, "b": 1, "c": 2}, k=60))
-    assert fused == pytest.approx({"a": 1 / 61 + 1 / 62, "b": 1 / 62, "c": 1 / 63 + 1 / 61})
+def test_top_k_equals_a_full_stable_sort_where_blocks_are_taken(load):
+    top_k = load(SCRIPT)["top_k"]
+    rng = np.random.default_rng(8)
+    for spread in (3, 50, 10**6):
+        scores = rng.integers(0, spread, 4001).astype(np.float32)
+        for k in (1, 7, 250, 999, 1000, 1001, 9999):
+            assert top_k(scores, k).tolist() == np.lexsort((np.arange(4001), -scores))[:k].tolist()
 
-def test_rrf_breaks_ties_by_corpus_order(load):
-    fused = load(SCRIPT)["rrf"]([["b"], ["a"]], {"a": 0, "b": 1})
-    assert [name for name, _ in fused] == ["a", "b"]
+# ----------------------------------------------------------- Fusion
+A, B = [("a", 9.0), ("b", 5.0), ("c", 1.0)], [("c", 0.5), ("a", 0.3)]
+
+def fused(load, *given, **how):
+    return load(SCRIPT)["fuse_rankings"](given, {name: place for place, name in enumerate("abcdef")}, **how)
+
+def test_rrf_equals_the_sum_worked_by_hand(load):
+    assert dict(fused(load, A, B)) == pytest.approx({"a": 1 / 61 + 1 / 62, "b": 1 / 62, "c": 1 / 63 + 1 / 61})
+    weighted = dict(fused(load, A, B, weights=[1, 3], k=10))
+    assert weighted == pytest.approx({"a": 1 / 11 + 3 / 12, "b": 1 / 12, "c": 1 / 13 + 3 / 11})
+
+def test_minmax_equals_the_sum_worked_by_hand(load):
+    found = dict(fused(load, A, B, method="minmax", weights=[0.5, 2]))
+    assert found == pytest.approx({"a": 0.5 * 1 + 2 * 0, "b": 0.5 * 4 / 8, "c": 0 + 2 * 1})
+
+def test_zscore_ranks_like_z_scores_with_the_lowest_for_what_is_missing(load):
+    found = dict(fused(load, A, B, method="zscore", weights=[0.3, 0.7]))
+    of_a, of_b = np.std([9, 5, 1]), np.std([0.5, 0.3])
+    assert found == pytest.approx({"a": 0.3 * 8 / of_a, "b": 0.3 * 4 / of_a, "c": 0.7 * 0.2 / of_b})
+
+def test_union_keeps_each_abstract_once_by_its_best_rank(load):
+    assert fused(load, A, B, method="union") == [("a", 1), ("c", 1), ("b", 1 / 2)]
+
+@pytest.mark.parametrize("method", ["rrf", "minmax", "zscore", "union"])
+def test_fusion_of_equal_scores_and_of_nothing(load, method):
+    assert [name for name, _ in fused(load, [("b", 1.0)], [("a", 1.0)], [], method=method)] == ["a", "b"]
+    assert fused(load, [], method=method) == []
+
+# ----------------------------------------------------------- Search
+def test_dense_search_equals_brute_force_in_float64_for_any_block(load):
+    names, rng = load(SCRIPT), np.random.default_rng(11)
+    vectors = rng.normal(size=(3000, 48))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+    queries = rng.normal(size=(300, 48)).astype(np.float32)  # more than are scored at once
+    exact = queries.astype(float) @ vectors.astype(float).T
+    for block in (7, 1024, 10**6):
+        found = list(names["inner_products"](vectors, queries, block, "cpu"))
+        assert len(found) == 300
+        np.testing.assert_allclose(found, exact, atol=1e-5)
+        same = [names["top_k"](scores, 100).tolist() == np.argsort(-row, kind="stable")[:100].tolist()
+                for scores, row in zip(found, exact)]
+        assert np.mean(same) > 0.98  # float32 may swap neighbours that differ by less than 1e-6
+
+def test_splade_search_equals_brute_force_in_float64(load):
+    from scipy import sparse
+
+    names, rng = load(SCRIPT), np.random.default_rng(12)
+    matrix = sparse.random(2000, 500, density=0.05, random_state=rng, format="csc", dtype=np.float32)
+    queries = sparse.random(40, 500, density=0.04, random_state=rng, dtype=np.float32).toarray()
+    exact = queries.astype(float) @ matrix.toarray().astype(float).T
+    for query, row in zip(queries, exact):
+        scores = names["sum_postings"](query, matrix.data, matrix.indices, matrix.indptr, 2000)
+        np.testing.assert_allclose(scores, row, rtol=1e-5)
+        assert names["top_k"](scores, 50).tolist() == np.argsort(-row, kind="stable")[:50].tolist()
 
 # ----------------------------------------------------------- The whole script
 def test_every_retriever_alone_in_a_folder(toy, run, load):
@@ -69,8 +123,9 @@ def test_every_retriever_alone_in_a_folder(toy, run, load):
     for row, claim in enumerate(("c3", "c4", "c5")):
         best = sorted(range(12), key=lambda place: (-cosines[row, place], place))[:8]
         assert runs["dense"][runs["dense"]["claim_id"] == claim]["abstract_id"].tolist() == [f"{b + 1:04d}" for b in best]
-    encoder = load("01_index.py")["load_splade"](toy / "data/models/splade-tiny", "cpu")
-    terms = encoder.encode_query(claims, convert_to_sparse_tensor=False).numpy().astype(float)
+    names = load(SCRIPT)
+    encoder, _ = names["load_encoder"]("splade", toy / "data/models/splade-tiny", "cpu", "fp32")
+    terms = names["sparse_vectors"](encoder, claims, "log1p_relu", "query").astype(float)
     parts = [np.load(index / "splade" / f"{name}.npy") for name in ("data", "indices", "indptr")]
     products = terms @ sparse.csc_matrix(tuple(parts), shape=(12, 30_522)).toarray().astype(float).T
     found = runs["splade"].set_index(["claim_id", "abstract_id"])["score"]
@@ -102,6 +157,56 @@ def test_bm25_equals_bm25s_called_directly(indexed, run):
         for name, score in zip(rows["abstract_id"], rows["score"]):
             assert score == pytest.approx(float(scores[int(name) - 1]), rel=1e-6)
 
+@pytest.mark.parametrize("analyser", ["plain", "nltk"])
+def test_claims_go_through_the_analyser_of_the_index(indexed, run, analyser):
+    assert run("01_index.py", "--indexes", "bm25", "--analyser", analyser, cwd=indexed).returncode == 0
+    claims = [("1", "SEA"), ("2", "level rose"), ("3", "altimeters!")]
+    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
+    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
+    found = read(indexed / "work/demo/test/bm25.tsv").groupby("claim_id")["abstract_id"].apply(set).to_dict()
+    by_word = {"1": {"0002", "0007", "0009"}, "2": {"0007", "0009"}, "3": {"0008"}}
+    assert found == (by_word if analyser == "nltk" else {"2": {"0007", "0009"}})  # plain leaves case and signs alone
+
+def test_numba_and_numpy_score_alike(indexed, load):
+    pytest.importorskip("numba")
+    folder = indexed / "work/demo/index/bm25"
+    meta, names = json.loads((folder / "meta.json").read_text()), load(SCRIPT)
+    claims = ["polar bears and sea ice", "", "sun"]
+    plain = list(names["search_bm25"](folder, meta, claims, None))
+    names["search_bm25"].__globals__["COMPILE"] = 1
+    compiled = list(names["search_bm25"](folder, meta, claims, None))
+    np.testing.assert_allclose(compiled, plain, rtol=1e-6)
+    assert plain[0].max() > 0 and not plain[1].any()
+
+def test_restrict_scores_only_the_candidates_of_an_earlier_run(indexed, run):
+    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
+    whole = read(indexed / "work/demo/test/bm25.tsv")
+    few = [("c3", "0003", 1, 2.0), ("c3", "0001", 2, 1.0), ("c3", "0012", 3, 0.5), ("c5", "0009", 1, 1.0)]
+    tsv(indexed / "few.tsv", RUN, few)
+    done = run(SCRIPT, "--retrievers", "bm25", "--restrict", "few.tsv", "--out", "out", cwd=indexed)
+    assert done.returncode == 0, done.stderr
+    found = read(indexed / "out/bm25.tsv")
+    kept = {("c3", "0001"), ("c3", "0003"), ("c5", "0009")}
+    expected = whole[[pair in kept for pair in zip(whole["claim_id"], whole["abstract_id"])]]
+    columns = ["claim_id", "abstract_id", "score"]
+    assert found[columns].values.tolist() == expected[columns].values.tolist()
+    assert "3 claims, 1 of them without any" in done.stdout
+
+def test_short_long_and_empty_texts_and_a_k_beyond_the_corpus(toy, run):
+    texts = ["sea", "ice " * 6818, "", "sea ice " * 10]
+    (toy / "data/demo/corpus.jsonl").write_text("".join(json.dumps({"abstract_id": str(row), "abstract": text}) + "\n"
+                                                        for row, text in enumerate(texts)))
+    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("1", "sea ice"), ("2", "\"\""), ("3", "?!")])
+    done = run("01_index.py", cwd=toy)
+    assert done.returncode == 0, done.stderr
+    assert "1 abstracts are null, empty or no text" in done.stderr and "4 abstracts, 1 of them truncated" in done.stdout
+    done = run(SCRIPT, "--top-k", 5000, cwd=toy)
+    assert done.returncode == 0, done.stderr
+    runs = {name: read(toy / f"work/demo/test/{name}.tsv") for name in ("bm25", "dense", "splade", "hybrid")}
+    assert set(runs["bm25"]["abstract_id"]) == {"0", "1", "3"} and set(runs["bm25"]["claim_id"]) == {"1"}
+    assert runs["dense"].groupby("claim_id").size().to_dict() == {"1": 4, "2": 4, "3": 4}
+    assert runs["hybrid"].groupby("claim_id").size().to_dict() == {"1": 4, "2": 4, "3": 4}
+
 def test_claims_without_a_known_word_have_no_row_and_are_counted(indexed, run):
     tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("1", "xyzzy"), ("2", "polar bears"), ("3", "\"\"")])
     done = run(SCRIPT, "--retrievers", "bm25", cwd=indexed)
@@ -131,7 +236,30 @@ def test_trec_runs_are_fused_by_score(toy, run):
     assert fused["abstract_id"].tolist() == ["y", "x", "z"]
     assert fused["score"].tolist() == pytest.approx([2 / 61, 1 / 62, 1 / 62], rel=1e-8)
 
+def test_fuse_takes_method_and_weights(toy, run):
+    tsv(toy / "a.tsv", RUN, [("1", "x", 1, 3), ("1", "y", 2, 1)])
+    tsv(toy / "b.tsv", RUN, [("1", "y", 1, 0.9), ("1", "z", 2, 0.1), ("2", "z", 1, 1)])
+    words = ["fuse", "a.tsv", "b.tsv", "--method", "minmax", "--weights", 1, 3, "--out", "c.tsv"]
+    done = run(SCRIPT, *words, cwd=toy)
+    assert done.returncode == 0, done.stderr
+    found = read(toy / "c.tsv")
+    assert found[["claim_id", "abstract_id", "rank", "score"]].values.tolist() == [
+        ["1", "y", 1, 3.0], ["1", "x", 2, 1.0], ["1", "z", 3, 0.0], ["2", "z", 1, 0.0]]
+
 # ----------------------------------------------------------- Bad input
+@pytest.mark.parametrize(("words", "word"), [
+    (["fuse", "a.tsv", "a.tsv", "--weights", "1"], "--weights"),
+    (["fuse", "a.tsv", "--weights", "1", "--method", "union"], "--weights"),
+    (["fuse", "a.tsv", "--method", "best"], "--method"),
+    (["--retrievers", "bm25", "--top-k", "0"], "--top-k"),
+    (["--retrievers", "bm25", "--restrict", "nowhere.tsv"], "nowhere.tsv"),
+    (["--retrievers", "bm25", "--restrict", "a.tsv"], "a.tsv:2: unknown abstract_id x"),
+])
+def test_bad_flags_are_refused(indexed, run, contents, refused, words, word):
+    tsv(indexed / "a.tsv", RUN, [("1", "x", 1, 3)])
+    before = contents(indexed)
+    refused(run(SCRIPT, *words, cwd=indexed), before, indexed, word)
+
 @pytest.mark.parametrize(("text", "words"), [
     ("claim_id\ttext\n1\tice\n", ["claims.test.tsv:1:", "claim"]),
     ("claim_id\tclaim\n1\tice\n1\tsun\n", ["claims.test.tsv:3:", "stands twice"]),

@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 
 SCRIPTS = ["01_index.py", "02_retrieve.py", "03_rerank.py", "04_llm_rerank.py", "05_classify.py", "06_evaluate.py"]
-JOBS = {"02_retrieve.py": ["fuse"], "03_rerank.py": ["train"], "05_classify.py": ["train", "llm"]}
+JOBS = {"01_index.py": ["graph", "train"], "02_retrieve.py": ["fuse"], "03_rerank.py": ["train"],
+        "05_classify.py": ["train", "llm"]}
 
 def block(script, first, last):
     text = (ROOT / script).read_text(encoding="utf-8")
@@ -28,6 +29,10 @@ def test_the_helper_block_is_the_same_in_all_six():
 def test_the_language_model_block_is_the_same_in_both():
     marks = "# --- language models: the same block", "# --- end of language models"
     assert len({block(script, *marks) for script in SCRIPTS[3:5]}) == 1
+
+def test_the_block_of_terms_and_vectors_is_the_same_in_both():
+    marks = "# --- texts to terms and vectors: the same block", "# --- end of texts to terms and vectors"
+    assert len({block(script, *marks) for script in SCRIPTS[:2]}) == 1
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_imports_no_other_and_nothing_unsafe(script):
@@ -79,7 +84,7 @@ def test_pages_name_only_flags_that_exist(page):
 def test_readme_has_the_two_commands_and_names_only_files_that_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "pip install -r requirements.txt && bash recipes/demo.sh" in text
-    assert "pip install -r requirements.txt && python -m pytest" in text
+    assert "pip install -r requirements.txt -r tests/requirements.txt && python -m pytest" in text
     for name in re.findall(r"\]\((?!http|#)([^)]+)\)", text):
         assert (ROOT / name).exists(), name
 
