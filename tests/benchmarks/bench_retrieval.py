@@ -99,8 +99,8 @@ def both_searches(folder):
             found = names["search_bm25"](index, meta, claims, None)
             seconds["ours"].append(timed(lambda k=k: ours(k))[0])
         result[f"top {k}"] = {who: float(np.median(times)) for who, times in seconds.items()}
-    same = 0
-    for scores, claim in zip(names["search_bm25"](index, meta, claims, None), bm25s.tokenize(claims, return_ids=False, **how)):
+    same, words = 0, bm25s.tokenize(claims, return_ids=False, **how)
+    for scores, claim in zip(names["search_bm25"](index, meta, claims, None), words):
         theirs = bare.get_scores([word for word in claim if word in bare.vocab_dict])
         rows, their_rows = names["top_k"](scores, 1000), np.argsort(-theirs, kind="stable")[:1000]
         same += np.array_equal(rows, their_rows) and np.array_equal(scores[rows], theirs[rows])
