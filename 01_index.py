@@ -8,15 +8,14 @@ Writes  work/NAME/index/bm25/    postings of bm25s, by term
         work/NAME/index/splade/  data.npy, indices.npy, indptr.npy: weights by term (CSC, abstracts x vocabulary)
         work/NAME/index/graph/   neighbours.npy, similarities.npy: abstracts x k, nearest first
         In each: abstract_ids.json (row to id), meta.json (corpus fingerprint, analyser or model, shapes).
-        work/NAME/models/encoder/ and encoder.examples.jsonl, what it was trained on
-        What was encoded before a crash stays in FOLDER.parts/ and is not encoded again.
+        work/NAME/models/encoder/, and encoder.examples.jsonl, what it was trained on
+        FOLDER.parts/ holds what was encoded before a crash, so that it is not encoded again.
 Prints  one line of JSON, last on stdout
 
 Examples
     python 01_index.py
     python 01_index.py --indexes bm25 --analyser nltk --k1 1.2 --b 0.75
     python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --max-length 1024 --fields title,abstract,journal
-    python 01_index.py --indexes splade --splade-model naver/splade-v3 --activation relu --top-terms 256
     python 01_index.py graph --neighbours 10
     python 01_index.py train --loss mnrl --hard-negatives 1 --negatives-run work/demo/train/bm25.tsv
 """
@@ -240,11 +239,11 @@ def run_job(doc, jobs):
     parser.add_argument("--device", default="auto", help="cuda, cuda:1, mps, cpu; auto takes the best there is")
     parser.add_argument("--force", action="store_true", help="make outputs again that are up to date")
     args = parser.parse_args(words)
-    for name, value in vars(args).items():
-        if isinstance(value, str):
-            for word in ("data", "work", "split"):
-                value = value.replace(f"{{{word}}}", getattr(args, word))
-            setattr(args, name, value)
+    for word in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
+                     for text in (value if isinstance(value, list) else [value])]
+            setattr(args, name, texts if isinstance(value, list) else texts[0])
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
@@ -294,12 +293,11 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
     """SentenceTransformer or SparseEncoder; a bare masked language model gets the pooling of SPLADE on top."""
     with ticking(f"loading {folder}"):
         import torch
-        from sentence_transformers import SentenceTransformer, SparseEncoder
+        from sentence_transformers import SentenceTransformer, SparseEncoder, util
         from sentence_transformers.base.modules import Transformer
         from sentence_transformers.sparse_encoder.modules import SpladePooling
-        from sentence_transformers.util import get_device_name
 
-        device = get_device_name() if device == "auto" else device
+        device = util.get_device_name() if device == "auto" else device
         if dtype == "auto":
             dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
         how = {"model_kwargs": {"dtype": {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]}}
@@ -343,6 +341,41 @@ def sparse_vectors(encoder, texts, activation, task):
         return ACTIVATIONS[activation](logits.amax(dim=1).float()).cpu().numpy()
 # --- end of texts to terms and vectors
 
+# --- batches and restarts: the same block in 01_index.py and 03_rerank.py
+def workplace(folder, args, inputs):
+    """A folder for what is made on the way; it is emptied when it was begun with other arguments or inputs."""
+    task = json.dumps({"arguments": vars(args) | {"force": False}, "inputs": inputs}, sort_keys=True)
+    with contextlib.suppress(OSError):
+        if (folder / "task.json").read_text(encoding="utf-8") == task and not args.force:
+            return folder
+    remove(folder)
+    folder.mkdir(parents=True)
+    (folder / "task.json").write_text(task, encoding="utf-8")
+    return folder
+
+def last_checkpoint(folder):
+    """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
+        with contextlib.suppress(OSError, ValueError):
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            return str(path)
+        remove(path)
+    return None
+
+def batches(lengths, budget):
+    """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
+    batch, tokens = [], 0
+    for row in np.argsort(-lengths, kind="stable"):
+        padded = (len(batch) + 1) * lengths[batch[0]] if batch else 0
+        if batch and (padded > budget or tokens + lengths[row] < (1 - PADDING) * padded):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(row)
+        tokens += lengths[row]
+    if batch:
+        yield batch
+# --- end of batches and restarts
+
 # ----------------------------------------------------------- Texts
 def text_of(record, fields, separator=" "):
     """The text that stands for an abstract: its fields that are not empty, joined; a list's items by commas."""
@@ -358,17 +391,6 @@ def read_texts(args):
     return texts
 
 # ----------------------------------------------------------- Shards
-def workplace(folder, args, inputs):
-    """A folder for what is made on the way; it is emptied when it was begun with other arguments or inputs."""
-    task = json.dumps({"arguments": vars(args) | {"force": False}, "inputs": inputs}, sort_keys=True)
-    with contextlib.suppress(OSError):
-        if (folder / "task.json").read_text(encoding="utf-8") == task and not args.force:
-            return folder
-    remove(folder)
-    folder.mkdir(parents=True)
-    (folder / "task.json").write_text(task, encoding="utf-8")
-    return folder
-
 def sharded(folder, count, size, make, unit):
     """Yield make(start, stop, update) for the rows 0 to count, size at a time: {name: array}.
 
@@ -393,19 +415,6 @@ def sharded(folder, count, size, make, unit):
                 os.replace(temporary, path)
             bar.update(stop - bar.n)
             yield arrays
-
-def batches(lengths, budget):
-    """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
-    batch, tokens = [], 0
-    for row in np.argsort(-lengths, kind="stable"):
-        padded = (len(batch) + 1) * lengths[batch[0]] if batch else 0
-        if batch and (padded > budget or tokens + lengths[row] < (1 - PADDING) * padded):
-            yield batch
-            batch, tokens = [], 0
-        batch.append(row)
-        tokens += lengths[row]
-    if batch:
-        yield batch
 
 def budget_of(kind, encoder, args):
     """Tokens a batch: --batch-tokens, or what suits the device."""
@@ -462,11 +471,10 @@ def analyse_all(texts, name, model):
     return vocabulary, np.concatenate(ids), np.concatenate(lengths)
 
 def bm25_postings(ids, lengths, terms, method, k1, b, delta=0.5):
-    """bm25s's score matrix (Lu 2024) as (data, indices, indptr, scores of absent terms): CSC, texts x terms, float32.
+    """bm25s's score matrix (Lu 2024): (data, indices, indptr, scores of absent terms), CSC, texts x terms, float32.
 
-    The formulas are bm25s's own, and so are all bits of the result: only the loop over texts in Python is
-    replaced by one over blocks of postings. The last array is None but for bm25l and bm25+, where a term
-    counts also for the texts that lack it.
+    By bm25s's own formulas, bit by bit; only its loop over texts in Python is one over blocks of postings here.
+    The last is None but for bm25l and bm25+, where a term counts also for the texts that lack it.
     """
     from bm25s import scoring
     from scipy import sparse
@@ -716,10 +724,8 @@ def triplets(qrels):
             for negative in rows["abstract_id"][rows["label"] == "NEI"]]
 
 def with_negatives(qrels, ranked, count, end):
-    """[{claim_id, positive, negatives: [count]}]: each positive with hard negatives of its claim.
-
-    ranked: {claim_id: [abstract_id, best first]}. What is judged relevant is taken out, then the top or the
-    bottom of the rest is taken (end). A claim that has fewer is left out: examples must be of one width.
+    """[{claim_id, positive, negatives: [count]}]: each positive with the top or the bottom (end) of its claim's
+    ranking, {claim_id: [abstract_id, best first]}, without what is judged relevant. A claim with fewer is left out.
     """
     examples = []
     for claim, rows in qrels.groupby("claim_id", sort=False):
@@ -754,23 +760,14 @@ def dev_evaluator(args, texts, rng):
     relevant = {claim: set(rows["abstract_id"]) for claim, rows in qrels[qrels["label"] != "NEI"].groupby("claim_id")}
     names = list(texts)
     pool = set(qrels["abstract_id"]) | {names[row] for row in rng.permutation(len(names))[: args.dev_pool]}
-    queries = {row.claim_id: row.claim for row in claims.itertuples() if row.claim_id in relevant}
-    print(f"dev: {len(queries)} claims against {len(pool)} abstracts")
+    queries = {claim: text for claim, text in zip(claims["claim_id"], claims["claim"]) if claim in relevant}
     return InformationRetrievalEvaluator(
         queries, {name: texts[name] for name in names if name in pool}, relevant, name="dev", ndcg_at_k=[10],
         write_csv=False, query_prompt=args.query_prompt, corpus_prompt=args.document_prompt)
 
-def last_checkpoint(folder):
-    """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
-        with contextlib.suppress(OSError, ValueError):
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-            return str(path)
-        remove(path)
-    return None
-
 def fit(encoder, columns, evaluator, folder, args):
-    """Train on columns {claim, positive, negative_1, ...: texts}; the best epoch on dev is kept. Returns dev's nDCG@10."""
+    """Train on columns {claim, positive, negative_1, ...: texts}; the best epoch on dev is kept. Returns dev's nDCG@10,
+    before training and after every epoch."""
     import torch
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -783,8 +780,8 @@ def fit(encoder, columns, evaluator, folder, args):
         loss = losses.MultipleNegativesRankingLoss(encoder, scale=args.scale)
     prompts = {name: args.query_prompt if name == "claim" else args.document_prompt for name in columns}
     cuda, best = encoder.device.type == "cuda", "eval_dev_cosine_ndcg@10"
-    watched = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": best,
-               "greater_is_better": True} if evaluator else {}
+    watched = {"eval_strategy": "epoch", "eval_on_start": True, "load_best_model_at_end": True,
+               "metric_for_best_model": best, "greater_is_better": True} if evaluator else {}
     how = SentenceTransformerTrainingArguments(
         output_dir=str(folder), num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size,
         gradient_accumulation_steps=args.accumulate, learning_rate=args.lr, warmup_steps=WARMUP,
@@ -798,7 +795,8 @@ def fit(encoder, columns, evaluator, folder, args):
         encoder, how, Dataset.from_dict(columns), loss=loss, evaluator=evaluator,
         callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])
     trainer.train(resume_from_checkpoint=last_checkpoint(folder))
-    return [round(line[best], 4) for line in trainer.state.log_history if best in line]
+    return [value for _, value in sorted({line["step"]: round(line[best], 4) for line in trainer.state.log_history
+                                          if best in line}.items())]
 
 def train(args):
     """Fine-tune the dense encoder on the judged pairs of one split."""
@@ -838,7 +836,9 @@ def train(args):
         columns[f"negative_{place + 1}"] = [texts[example["negatives"][place]] for example in examples]
     parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     facts = {"seed": args.seed, "device": str(encoder.device), "examples": len(examples), "claims_left_out": left_out}
-    facts["dev_ndcg_at_10"] = fit(encoder, columns, evaluator, parts, args)
+    facts["dev_ndcg_at_10"] = curve = fit(encoder, columns, evaluator, parts, args)
+    if curve and curve[0] > max(curve[1:]):
+        print(f"warning: nDCG@10 on dev was {curve[0]} before training and {max(curve[1:])} at best after", file=sys.stderr)
     encoder.prompts |= {name: prompt for name, prompt in (("query", args.query_prompt), ("document", args.document_prompt))
                         if prompt is not None}
     with written(examples_path, args, inputs, **facts) as temporary:

@@ -218,11 +218,11 @@ def run_job(doc, jobs):
     parser.add_argument("--device", default="auto", help="cuda, cuda:1, mps, cpu; auto takes the best there is")
     parser.add_argument("--force", action="store_true", help="make outputs again that are up to date")
     args = parser.parse_args(words)
-    for name, value in vars(args).items():
-        if isinstance(value, str):
-            for word in ("data", "work", "split"):
-                value = value.replace(f"{{{word}}}", getattr(args, word))
-            setattr(args, name, value)
+    for word in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
+                     for text in (value if isinstance(value, list) else [value])]
+            setattr(args, name, texts if isinstance(value, list) else texts[0])
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
@@ -272,12 +272,11 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
     """SentenceTransformer or SparseEncoder; a bare masked language model gets the pooling of SPLADE on top."""
     with ticking(f"loading {folder}"):
         import torch
-        from sentence_transformers import SentenceTransformer, SparseEncoder
+        from sentence_transformers import SentenceTransformer, SparseEncoder, util
         from sentence_transformers.base.modules import Transformer
         from sentence_transformers.sparse_encoder.modules import SpladePooling
-        from sentence_transformers.util import get_device_name
 
-        device = get_device_name() if device == "auto" else device
+        device = util.get_device_name() if device == "auto" else device
         if dtype == "auto":
             dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
         how = {"model_kwargs": {"dtype": {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]}}

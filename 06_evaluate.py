@@ -208,11 +208,11 @@ def run_job(doc, jobs):
     parser.add_argument("--device", default="auto", help="cuda, cuda:1, mps, cpu; auto takes the best there is")
     parser.add_argument("--force", action="store_true", help="make outputs again that are up to date")
     args = parser.parse_args(words)
-    for name, value in vars(args).items():
-        if isinstance(value, str):
-            for word in ("data", "work", "split"):
-                value = value.replace(f"{{{word}}}", getattr(args, word))
-            setattr(args, name, value)
+    for word in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
+                     for text in (value if isinstance(value, list) else [value])]
+            setattr(args, name, texts if isinstance(value, list) else texts[0])
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
