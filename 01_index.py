@@ -225,6 +225,14 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
     def _get_help_string(self, action):
         return super()._get_help_string(action) if action.default else action.help
 
+def at_least(least):
+    """For argparse: a whole number from least on."""
+    def whole(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return int(text)
+    return whole
+
 def run_job(doc, jobs):
     """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""
     words = sys.argv[1:]
@@ -255,7 +263,6 @@ def default_analyser(model):
     """As bm25s: lower case, words of two characters and more, Lucene's 33 English stopwords out, Snowball stems."""
     import Stemmer
     from bm25s.stopwords import STOPWORDS_EN
-
     words, stem = re.compile(r"(?u)\b\w\w+\b").findall, Stemmer.Stemmer("english").stemWords
     return (lambda texts: (words(text.lower()) for text in texts),
             lambda words: [None if word in STOPWORDS_EN else stem for word, stem in zip(words, stem(words))])
@@ -267,7 +274,6 @@ def plain_analyser(model):
 def nltk_analyser(model):
     """Lower case, punctuation removed, NLTK's 179 English stopwords out (Ant Bridge, organisers of ClimateCheck)."""
     from bm25s.stopwords import STOPWORDS_EN_PLUS  # NLTK's list, without its download at run time
-
     stopwords = frozenset(STOPWORDS_EN_PLUS)
     bare = re.compile(r"[^\w\s]|_").sub
     return (lambda texts: (text.lower().split() for text in texts),
@@ -278,7 +284,6 @@ def spacy_analyser(model):
     """Lower-cased lemmas of alphanumeric tokens, spaCy's stopwords out (AIRwaves); spaCy is not in requirements.txt."""
     try:
         import spacy
-
         nlp = spacy.load(model, exclude=["parser", "ner"])
     except (ImportError, OSError):
         fail("--analyser spacy", f"it needs spaCy and its pipeline {model}: pip install spacy, python -m spacy download "
@@ -296,7 +301,6 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
         from sentence_transformers import SentenceTransformer, SparseEncoder, util
         from sentence_transformers.base.modules import Transformer
         from sentence_transformers.sparse_encoder.modules import SpladePooling
-
         device = util.get_device_name() if device == "auto" else device
         if dtype == "auto":
             dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
@@ -326,7 +330,6 @@ def sparse_vectors(encoder, texts, activation, task):
     import torch
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     from sentence_transformers.util import batch_to_device
-
     splade = len(encoder) == 2 and isinstance(encoder[1], SpladePooling) and encoder[1].pooling_strategy == "max"
     if not splade or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: what it calls "relu"
         if activation != "log1p_relu":
@@ -399,7 +402,6 @@ def sharded(folder, count, size, make, unit):
     the bytes do not depend on where a run was interrupted.
     """
     from tqdm.auto import tqdm
-
     with tqdm(total=count, desc=unit, unit=" abstracts") as bar:
         for start in range(0, count, size):
             stop, path = min(start + size, count), folder / f"{start:09d}.npz"
@@ -454,7 +456,6 @@ def analyse(task):
 def analyse_all(texts, name, model):
     """(vocabulary {term: number}, ids, lengths) of all texts, on all cores; the same for any number of them."""
     from tqdm.auto import tqdm
-
     tasks = [(texts[start : start + CHUNK], name, model) for start in range(0, len(texts), CHUNK)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     vocabulary, ids, lengths = {}, [], []
@@ -478,7 +479,6 @@ def bm25_postings(ids, lengths, terms, method, k1, b, delta=0.5):
     """
     from bm25s import scoring
     from scipy import sparse
-
     borders = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     counts = sparse.csr_matrix((np.ones(len(ids), np.float32), ids, borders), shape=(len(lengths), terms)).tocsc()
     counts.sum_duplicates()
@@ -502,7 +502,6 @@ def bm25_postings(ids, lengths, terms, method, k1, b, delta=0.5):
 def index_bm25(texts, folder, model, args, shards):
     """BM25 postings (Robertson & Zaragoza 2009, in the variant --bm25-method), saved by bm25s itself."""
     import bm25s
-
     vocabulary, ids, lengths = analyse_all(texts, args.analyser, args.spacy_model)
     if not vocabulary:
         fail(args.corpus, "no abstract has a word that is no stopword; leave bm25 out of --indexes")
@@ -524,7 +523,6 @@ def embed_windows(encoder, texts, budget, update):
     """(texts, dimensions) float32: each text in windows as long as the model takes them, pooled to one vector."""
     import torch
     from sentence_transformers.util import batch_to_device
-
     coded = encoder.tokenizer(texts, truncation=True, max_length=encoder.max_seq_length, stride=OVERLAP,
                               return_overflowing_tokens=True)
     windows, row_of = coded["input_ids"], np.array(coded["overflow_to_sample_mapping"])
@@ -582,7 +580,6 @@ def keep_top_terms(weights, count):
 def index_splade(texts, folder, model, args, shards):
     """One sparse vector a text over the model's vocabulary; on the CPU as rows (CSR) by shard, then by term (CSC)."""
     from scipy import sparse
-
     encoder, dtype = load_encoder("splade", model, args.device, args.dtype, args.max_length)
 
     def make(start, stop, update):
@@ -623,6 +620,8 @@ def arguments_of(kind, args):
 
 def index(args):
     """Build those of the indexes that are asked for and not up to date."""
+    if args.k1 < 0 or not 0 <= args.b <= 1:
+        fail("--k1, --b", f"k1 {args.k1} and b {args.b}: k1 is 0 or more, b between 0 and 1")
     if args.pooling == "chunks" and args.max_length <= OVERLAP + 2:
         fail("--max-length", f"windows of {args.max_length} tokens cannot overlap by {OVERLAP}; give more, or truncate")
     models = {"dense": args.dense_model, "splade": args.splade_model}
@@ -677,7 +676,7 @@ def graph(args):
         fail(source, "no dense index; build it with 01_index.py --indexes dense")
     count, k = len(vectors), min(args.neighbours, len(vectors) - 1)
     if k < 1:
-        fail("--neighbours", f"{args.neighbours} of {count} abstracts cannot be had; give 1 or more, of two or more")
+        fail(source, "a single abstract has no neighbours; index two or more")
     with ticking("loading torch"):
         import torch
         from sentence_transformers.util import get_device_name
@@ -739,7 +738,6 @@ def with_negatives(qrels, ranked, count, end):
 def own_ranking(encoder, claims, texts, depth, args):
     """{claim_id: [abstract_id, best first]} by the encoder as it is before training."""
     from tqdm.auto import tqdm
-
     names, budget = np.array(list(texts), dtype=object), budget_of("dense", encoder, args)
     with tqdm(total=len(texts), desc="mine", unit=" abstracts") as bar:
         vectors, _ = embed(encoder, list(texts.values()), args.document_prompt, "truncate", budget, bar.update)
@@ -754,7 +752,6 @@ def dev_evaluator(args, texts, rng):
         print("no dev split: the model of the last epoch is kept")
         return None
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-
     claims = read_table(paths["claims"], ["claim_id", "claim"])
     qrels = read_table(paths["qrels"], ["claim_id", "abstract_id", "label"], claim_id=claims["claim_id"], abstract_id=texts)
     relevant = {claim: set(rows["abstract_id"]) for claim, rows in qrels[qrels["label"] != "NEI"].groupby("claim_id")}
@@ -773,7 +770,6 @@ def fit(encoder, columns, evaluator, folder, args):
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer import losses
     from transformers import EarlyStoppingCallback
-
     if args.loss == "triplet":
         loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
     else:
@@ -854,8 +850,8 @@ def text_flags(add):
     add("--corpus", "--in", default="{data}/corpus.jsonl", help="the abstracts, one JSON object a line")
     add("--fields", default="title,abstract", help="fields of a record that are read, in order: title,abstract,authors,...")
     add("--separator", default=" ", help="stands between two fields, as ' [SEP] '")
-    add("--max-length", type=int, default=512, help="tokens kept of a text; the model's own limit holds if it is lower")
-    add("--batch-tokens", type=int, default=0, help="tokens encoded at once; without it, what suits the device")
+    add("--max-length", type=at_least(1), default=512, help="tokens kept of a text, if the model takes as many")
+    add("--batch-tokens", type=at_least(0), default=0, help="tokens encoded at once; 0 takes what suits the device")
     add("--query-prompt", help="put before every claim, as 'query: '; without it, the model's own")
     add("--document-prompt", help="put before every abstract, as 'passage: '; without it, the model's own")
 
@@ -873,15 +869,15 @@ def index_flags(add):
         help="long texts: cut off, or in windows that overlap by 50 tokens, mean and max of their vectors averaged")
     add("--splade-model", default="data/models/splade-tiny", help="SparseEncoder or masked language model, folder or hub id")
     add("--activation", choices=ACTIVATIONS, default="log1p_relu", help="SPLADE: from logit to weight")
-    add("--top-terms", type=int, default=0, help="SPLADE: terms kept a text, the heaviest; 0 keeps all")
-    add("--shard-size", type=int, default=SHARD, help="abstracts encoded between two points to restart from")
+    add("--top-terms", type=at_least(0), default=0, help="SPLADE: terms kept a text, the heaviest; 0 keeps all")
+    add("--shard-size", type=at_least(1), default=SHARD, help="abstracts encoded between two points to restart from")
     add("--dtype", choices=("auto", "fp32", "fp16", "bf16"), default="auto", help="auto: bf16 on a GPU, else fp32")
 
 def graph_flags(add):
     add("--index", "--in", default="{work}/index/dense", help="the dense index")
     add("--out", default="{work}/index/graph", help="folder of the graph")
-    add("--neighbours", type=int, default=NEIGHBOURS, help="neighbours kept an abstract")
-    add("--rows", type=int, default=0, help="abstracts compared with all others at once; without it, what suits the device")
+    add("--neighbours", type=at_least(1), default=NEIGHBOURS, help="neighbours kept an abstract")
+    add("--rows", type=at_least(0), default=0, help="abstracts compared at once; 0 takes what suits the device")
 
 def train_flags(add):
     text_flags(add)
@@ -892,18 +888,18 @@ def train_flags(add):
     add("--loss", choices=LOSSES, default="mnrl", help="triplet: NEI as negatives; mnrl: the batch's other abstracts")
     add("--margin", type=float, default=MARGIN, help="triplet: by how much the positive should be nearer, in cosine")
     add("--scale", type=float, default=SCALE, help="mnrl: factor of the cosine, 1 / temperature")
-    add("--hard-negatives", type=int, default=0, help="mnrl: further negatives an example")
+    add("--hard-negatives", type=at_least(0), default=0, help="mnrl: further negatives an example")
     add("--negatives-run", help="the run that they come from; without it, the ranking by the model before training")
     add("--negatives-from", choices=("top", "bottom"), default="top", help="which end of that ranking")
-    add("--depth", type=int, default=100, help="how far down the ranking goes")
+    add("--depth", type=at_least(1), default=100, help="how far down the ranking goes")
     add("--epochs", type=float, help="passes over the examples; triplet 3, mnrl 2")
     add("--lr", type=float, help="learning rate, warm-up over 10 %% of the steps; triplet 5e-5, mnrl 7e-6")
-    add("--batch-size", type=int, help="examples at once; triplet 32, mnrl 64")
-    add("--accumulate", type=int, help="batches a step; triplet 2, mnrl 1")
+    add("--batch-size", type=at_least(1), help="examples at once; triplet 32, mnrl 64")
+    add("--accumulate", type=at_least(1), help="batches a step; triplet 2, mnrl 1")
     add("--gradient-checkpointing", action="store_true", help="less memory, a third more time")
     add("--dev-split", default="dev", help="where there is one, the best epoch on it is kept")
-    add("--dev-pool", type=int, default=10_000, help="abstracts ranked beside dev's judged ones")
-    add("--patience", type=int, default=2, help="epochs without a gain on dev before training stops")
+    add("--dev-pool", type=at_least(0), default=10_000, help="abstracts ranked beside dev's judged ones")
+    add("--patience", type=at_least(1), default=2, help="epochs without a gain on dev before training stops")
 
 def main():
     run_job(__doc__, {"index": (index, index_flags), "graph": (graph, graph_flags), "train": (train, train_flags)})

@@ -204,6 +204,14 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
     def _get_help_string(self, action):
         return super()._get_help_string(action) if action.default else action.help
 
+def at_least(least):
+    """For argparse: a whole number from least on."""
+    def whole(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return int(text)
+    return whole
+
 def run_job(doc, jobs):
     """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""
     words = sys.argv[1:]
@@ -234,7 +242,6 @@ def default_analyser(model):
     """As bm25s: lower case, words of two characters and more, Lucene's 33 English stopwords out, Snowball stems."""
     import Stemmer
     from bm25s.stopwords import STOPWORDS_EN
-
     words, stem = re.compile(r"(?u)\b\w\w+\b").findall, Stemmer.Stemmer("english").stemWords
     return (lambda texts: (words(text.lower()) for text in texts),
             lambda words: [None if word in STOPWORDS_EN else stem for word, stem in zip(words, stem(words))])
@@ -246,7 +253,6 @@ def plain_analyser(model):
 def nltk_analyser(model):
     """Lower case, punctuation removed, NLTK's 179 English stopwords out (Ant Bridge, organisers of ClimateCheck)."""
     from bm25s.stopwords import STOPWORDS_EN_PLUS  # NLTK's list, without its download at run time
-
     stopwords = frozenset(STOPWORDS_EN_PLUS)
     bare = re.compile(r"[^\w\s]|_").sub
     return (lambda texts: (text.lower().split() for text in texts),
@@ -257,7 +263,6 @@ def spacy_analyser(model):
     """Lower-cased lemmas of alphanumeric tokens, spaCy's stopwords out (AIRwaves); spaCy is not in requirements.txt."""
     try:
         import spacy
-
         nlp = spacy.load(model, exclude=["parser", "ner"])
     except (ImportError, OSError):
         fail("--analyser spacy", f"it needs spaCy and its pipeline {model}: pip install spacy, python -m spacy download "
@@ -275,7 +280,6 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
         from sentence_transformers import SentenceTransformer, SparseEncoder, util
         from sentence_transformers.base.modules import Transformer
         from sentence_transformers.sparse_encoder.modules import SpladePooling
-
         device = util.get_device_name() if device == "auto" else device
         if dtype == "auto":
             dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
@@ -305,7 +309,6 @@ def sparse_vectors(encoder, texts, activation, task):
     import torch
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     from sentence_transformers.util import batch_to_device
-
     splade = len(encoder) == 2 and isinstance(encoder[1], SpladePooling) and encoder[1].pooling_strategy == "max"
     if not splade or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: what it calls "relu"
         if activation != "log1p_relu":
@@ -340,7 +343,6 @@ def top_k(scores, k):
 def search_bm25(folder, meta, claims, args):
     """BM25 as bm25s has it; claims go through the analyser stored with the index."""
     import bm25s
-
     bm25 = bm25s.BM25.load(folder)
     if meta["postings"] >= COMPILE and importlib.util.find_spec("numba"):
         bm25.activate_numba_scorer()
@@ -359,7 +361,6 @@ def search_dense(folder, meta, claims, args):
 def inner_products(vectors, queries, block, device):
     """Yield vectors @ query (abstracts,) in float32, exact, for each of queries; at most block rows in memory at once."""
     import torch
-
     for first in range(0, len(queries), CLAIMS):
         part = torch.from_numpy(np.asarray(queries[first : first + CLAIMS], np.float32)).to(device)
         scores = np.empty((len(part), len(vectors)), np.float32)
@@ -431,7 +432,6 @@ def fuse_rankings(rankings, order, method="rrf", weights=None, k=RRF_K):
 def write_run(rankings, path, args, inputs, **facts):
     """Write {claim_id: [(abstract_id, score)]}, best first, and say how many claims it has nothing for."""
     import pandas as pd
-
     rows = [(claim, name, rank, score) for claim, ranking in rankings.items()
             for rank, (name, score) in enumerate(ranking, 1)]
     run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
@@ -464,8 +464,6 @@ def rank(kind, scores, ids, candidates, k):
 
 def retrieve(args):
     """One run per retriever, then their fusion."""
-    if args.top_k < 1 or args.block < 1:
-        fail("--top-k" if args.top_k < 1 else "--block", "must be at least 1")
     folders = {kind: Path(args.index) / kind for kind in args.retrievers}
     corpus = Path(args.corpus)
     fingerprint = fingerprints(corpus)[corpus.as_posix()] if corpus.exists() else None
@@ -481,7 +479,6 @@ def retrieve(args):
     if not len(claims):
         fail(args.claims, "it holds no claim; give one a line")
     from tqdm.auto import tqdm
-
     runs, place, seconds = {}, {}, {}
     for kind, folder in folders.items():
         ids = json.loads((folder / "abstract_ids.json").read_text(encoding="utf-8"))
@@ -527,9 +524,9 @@ def retrieve_flags(add):
     add("--out", default="{work}/{split}", help="folder that gets one run a retriever, and hybrid.tsv")
     add("--retrievers", nargs="+", choices=SEARCHERS, default=list(SEARCHERS), help="which to ask")
     add("--restrict", help="an earlier run: only its candidates are scored, claim by claim")
-    add("--top-k", type=int, default=100, help="abstracts kept a claim")
-    add("--rrf-k", type=int, default=RRF_K, help="the k of reciprocal rank fusion")
-    add("--block", type=int, default=BLOCK, help="rows of the dense index in memory at once")
+    add("--top-k", type=at_least(1), default=100, help="abstracts kept a claim")
+    add("--rrf-k", type=at_least(0), default=RRF_K, help="the k of reciprocal rank fusion")
+    add("--block", type=at_least(1), default=BLOCK, help="rows of the dense index in memory at once")
     add("--dense-model", help="where the model of the dense index lies now, if it was moved")
     add("--splade-model", help="the same for the SPLADE index")
 
@@ -539,8 +536,8 @@ def fuse_flags(add):
     add("--method", choices=METHODS, default="rrf", help="rrf: ranks only; minmax, zscore: sums of scores; union: best rank")
     add("--weights", nargs="+", type=float, help="one a run; without it, all count the same")
     add("--corpus", default="", help="breaks ties by its order; without it, by the order of the runs given")
-    add("--top-k", type=int, default=100, help="abstracts kept a claim")
-    add("--rrf-k", type=int, default=RRF_K, help="the k of reciprocal rank fusion")
+    add("--top-k", type=at_least(1), default=100, help="abstracts kept a claim")
+    add("--rrf-k", type=at_least(0), default=RRF_K, help="the k of reciprocal rank fusion")
 
 def main():
     run_job(__doc__, {"retrieve": (retrieve, retrieve_flags), "fuse": (fuse, fuse_flags)})

@@ -194,6 +194,14 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
     def _get_help_string(self, action):
         return super()._get_help_string(action) if action.default else action.help
 
+def at_least(least):
+    """For argparse: a whole number from least on."""
+    def whole(text):
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is below {least}")
+        return int(text)
+    return whole
+
 def run_job(doc, jobs):
     """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""
     words = sys.argv[1:]

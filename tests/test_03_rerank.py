@@ -1,5 +1,6 @@
-"""03_rerank.py: what is mined, how ties fall, that training and reranking run alone, and what is refused."""
+"""03_rerank.py: scores, ensembles, graph, verifier, restart, what is mined, all recipes, and what is refused."""
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -7,99 +8,328 @@ import pytest
 from conftest import tsv
 
 SCRIPT = "03_rerank.py"
+RUN = ["claim_id", "abstract_id", "rank", "score"]
 
-def frame(text, columns):
-    return pd.DataFrame([row.split() for row in text.split(",")], columns=columns)
+def read(path):
+    return pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str})
 
-# ----------------------------------------------------------- Functions
-def test_equal_scores_fall_in_corpus_order_and_claims_keep_theirs(load):
-    run = pd.DataFrame({"claim_id": ["2", "2", "1", "2"], "abstract_id": ["c", "a", "a", "b"], "rank": [1, 2, 1, 3],
-                        "score": [0.5, 0.5, 9.0, 0.7]})
-    ranked = load(SCRIPT)["by_score"](run, {"a": 0, "b": 1, "c": 2})
-    assert ranked.values.tolist() == [["2", "b", 1, 0.7], ["2", "a", 2, 0.5], ["2", "c", 3, 0.5], ["1", "a", 1, 9.0]]
-
-QRELS = frame("1 a SUPPORTS, 1 b REFUTES, 1 c NEI, 1 d NEI, 1 e NEI, 2 f NEI", ["claim_id", "abstract_id", "label"])
-RUN = frame("1 d, 1 x, 1 a, 1 c, 1 y, 1 z, 2 a, 2 f", ["claim_id", "abstract_id"])
-
-def mined(load, hard, easy, seed=0):
-    return load(SCRIPT)["mine_examples"](RUN, QRELS, hard, easy, np.random.default_rng(seed))
-
-def test_hard_negatives_are_judged_nei_best_ranked_first(load):
-    examples = mined(load, hard=2, easy=0)
-    assert [(e["abstract_id"], e["kind"], e["target"]) for e in examples] == [
-        ("a", "positive", 1.0), ("b", "positive", 1.0), ("d", "hard", 0.0), ("c", "hard", 0.0)]
-
-def test_easy_negatives_are_unjudged_candidates_and_follow_the_seed(load):
-    easy = [e["abstract_id"] for e in mined(load, hard=0, easy=9) if e["kind"] == "easy"]
-    assert easy == ["x", "y", "z"]
-    draws = {tuple(e["abstract_id"] for e in mined(load, 0, 1, seed)) for seed in range(20)}
-    assert draws == {("a", "b", "x"), ("a", "b", "y"), ("a", "b", "z")}
-    assert mined(load, 1, 1, seed=5) == mined(load, 1, 1, seed=5)
-
-def test_no_relevant_abstract_is_ever_a_negative_and_claims_without_positives_are_left_out(load):
-    for seed in range(20):
-        examples = mined(load, hard=9, easy=9, seed=seed)
-        assert {e["claim_id"] for e in examples} == {"1"}
-        assert {e["abstract_id"] for e in examples if e["target"] == 0.0}.isdisjoint({"a", "b"})
-
-# ----------------------------------------------------------- The whole script
-def test_train_then_rerank_alone_in_a_folder(toy, run):
-    trained = run(SCRIPT, "train", "--epochs", 1, "--max-length", 64, cwd=toy)
-    assert trained.returncode == 0, trained.stderr
-    model = toy / "work" / "demo" / "models" / "reranker"
-    assert json.loads((model / "config.json").read_text())["architectures"] == ["BertForSequenceClassification"]
-    assert not list(model.rglob("*.bin")) and not list(model.rglob("*.pt"))
-    lines = (toy / "work/demo/models/reranker.examples.jsonl").read_text().splitlines()
-    assert len(lines) == json.loads(trained.stdout.splitlines()[-1])["pairs"]
-    assert json.loads((toy / "work/demo/models/reranker.meta.json").read_text())["positive"] == 3
-
-    done = run(SCRIPT, "--depth", 4, cwd=toy)
-    assert done.returncode == 0, done.stderr
-    before = pd.read_csv(toy / "work/demo/test/hybrid.tsv", sep="\t", dtype=str)
-    after = pd.read_csv(toy / "work/demo/test/rerank.tsv", sep="\t", dtype={"claim_id": str, "abstract_id": str})
-    for claim, rows in after.groupby("claim_id"):
-        first = before[before["claim_id"] == claim]["abstract_id"].head(4)
-        assert sorted(rows["abstract_id"]) == sorted(first)
-        assert rows["rank"].tolist() == [1, 2, 3, 4] and rows["score"].is_monotonic_decreasing
-
-    # scores are the logits of the model, whoever computes them
+def tiny(folder, tokenizer, labels=1, seed=0):
+    """A cross-encoder of two small layers with random weights."""
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    claims = dict(pd.read_csv(toy / "data/demo/claims.test.tsv", sep="\t").values)
-    records = map(json.loads, open(toy / "data/demo/corpus.jsonl", encoding="utf-8"))
-    texts = {record["abstract_id"]: record["abstract"] for record in records}
-    encoder, row = AutoModelForSequenceClassification.from_pretrained(model).eval(), after.iloc[0]
-    pair = AutoTokenizer.from_pretrained(model)(claims[row["claim_id"]], texts[row["abstract_id"]], return_tensors="pt")
-    with torch.inference_mode():
-        logit = encoder(**pair).logits.item()
-    assert row["score"] == pytest.approx(logit, abs=1e-5)
-    assert "up to date" in run(SCRIPT, "--depth", 4, cwd=toy).stdout
-
-def test_a_stance_classifier_is_no_reranker(toy, run, contents, refused):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-    folder = toy / "models" / "three"
-    small = BertConfig(vocab_size=30_522, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
-                       num_labels=3)
-    AutoModelForSequenceClassification.from_config(small).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(toy / "data/models/minilm").save_pretrained(folder)
-    before = contents(toy)
-    done = run(SCRIPT, "--model", "models/three", cwd=toy)
-    done.stderr = "\n".join(line for line in done.stderr.splitlines() if line.startswith(("error:", "Traceback")))
-    refused(done, before, toy, "models/three", "3 labels")
+    torch.manual_seed(seed)
+    config = BertConfig(vocab_size=30_522, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+                        num_labels=labels, initializer_range=0.5)
+    if labels == 3:
+        config.id2label = dict(enumerate(("REFUTES", "NEI", "SUPPORTS")))
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    return folder
+
+def scorer(names, folder, max_length=512):
+    class Args:
+        seed, device, dtype, batch_tokens, verifier = 13, "cpu", "fp32", 0, None
+
+    Args.max_length = max_length
+    return names["load_scorer"](folder, Args)
+
+# ----------------------------------------------------------- Scores
+def test_scores_equal_those_of_predict(load, models, tmp_path):
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    names, folder = load(SCRIPT), tiny(tmp_path / "tiny", models / "minilm")
+    rng = np.random.default_rng(2)
+    pairs = [(f"claim {row % 7} " * (row % 5), "melting ice " * int(rng.integers(0, 300))) for row in range(60)]
+    found = names["score_pairs"](scorer(names, folder, 128), pairs, 1024)
+    predicted = CrossEncoder(str(folder), max_length=128, device="cpu").predict(pairs, activation_fn=torch.nn.Identity())
+    assert found.shape == (60, 1)
+    np.testing.assert_allclose(found[:, 0], predicted, atol=1e-5)
+
+def test_mono_t5_scores_true_against_false(load, tmp_path):
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+    words = "<pad> </s> <unk> true false Query: Document: Relevant: ice melts fast is up sea".split()
+    backend = Tokenizer(models.WordLevel(dict(zip(words, range(len(words)))), unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    config = T5Config(vocab_size=len(words), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+                      decoder_start_token_id=0)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    names = load(SCRIPT)
+    found = names["score_pairs"](scorer(names, tmp_path, 12), [("ice melts", "sea is up fast"), ("sea", "ice " * 40)], 64)
+
+    model = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    for row, text in enumerate(("Query: ice melts Document: sea is up fast Relevant:",
+                                "Query: sea Document: " + "ice " * 7 + "Relevant:")):  # cut to 12 tokens, the end kept
+        ids = torch.tensor([[words.index(word) for word in text.split()] + [1]])
+        with torch.inference_mode():
+            logits = model(input_ids=ids, decoder_input_ids=torch.tensor([[0]])).logits[0, 0]
+        assert found[row, 0] == pytest.approx(float(logits[3] - logits[4]), abs=1e-5)
+        chance = torch.softmax(logits[[3, 4]], 0)[0]
+        assert 1 / (1 + np.exp(-found[row, 0])) == pytest.approx(float(chance), abs=1e-5)
+
+def test_combo_score_equals_equations_4_and_5(load):
+    stance = np.log([[0.2, 0.5, 0.3], [0.1, 0.8, 0.1]])  # REFUTES, NEI, SUPPORTS
+    found = load(SCRIPT)["combine"](np.array([0.0, np.log(3)]), stance, 0.25, ["REFUTES", "NEI", "SUPPORTS"])
+    np.testing.assert_allclose(found, [0.25 * 0.5 + 0.75 * 0.5, 0.25 * 0.2 + 0.75 * 0.75])
+
+def test_equal_scores_fall_in_corpus_order_and_claims_keep_theirs(load):
+    run = load(SCRIPT)["ranked"]({"2": {"c": 0.5, "a": 0.5, "b": 0.7}, "1": {"a": 9.0}}, {"a": 0, "b": 1, "c": 2}, 2)
+    assert run.values.tolist() == [["2", "b", 1, 0.7], ["2", "a", 2, 0.5], ["1", "a", 1, 9.0]]
+
+def test_blend_of_z_scores_by_hand(load):
+    found = load(SCRIPT)["blend"]({"a": 3.0, "b": 1.0}, {"a": 10.0, "b": 20.0}, 0.25)
+    assert found == pytest.approx({"a": 0.75 - 0.25, "b": -0.75 + 0.25})
+    brought_in = load(SCRIPT)["blend"]({"a": 1.0, "x": 1.0}, {"a": 2.0, "b": 0.5}, 0.5)
+    assert brought_in["a"] > brought_in["x"]
+
+def test_rrf_by_hand(load):
+    runs = [pd.DataFrame([("1", "a", 1), ("1", "b", 2)], columns=RUN[:3]), pd.DataFrame([("1", "b", 1)], columns=RUN[:3])]
+    assert load(SCRIPT)["rrf"](runs) == {"1": pytest.approx({"a": 1 / 61, "b": 1 / 62 + 1 / 61})}
+
+# ----------------------------------------------------------- Graph
+GRAPH = {"a": ["b", "c"], "b": ["a", "d"], "c": ["a", "e"], "d": ["b", "f"], "e": ["c", "a"], "f": ["d", "b"],
+         "g": ["f", "d"]}
+
+def test_neighbours_of_the_best_come_in_until_nothing_is_new(load):
+    names, calls = load(SCRIPT), []
+    worth = dict(zip("abcdefg", (5, 6, 1, 9, 2, 7, 0)))
+
+    def score(pairs, update):
+        calls.append([text for _, text in pairs])
+        return np.array([worth[text] for _, text in pairs], float)
+
+    class Args:
+        rounds, beam = 20, 2
+
+    texts = {name: name for name in GRAPH}
+    found = names["score_group"]({"1": ["a", "g"]}, {"1": "claim"}, texts, score, GRAPH, Args, lambda rows: None)
+    # a and g bring b, c, f, d; of those the best two, d and f, bring no new one, then nothing is fresh among the best
+    assert calls == [["a", "g"], ["b", "c", "f", "d"]]
+    assert found["1"] == {name: worth[name] for name in "agbcfd"}
+    calls.clear()
+    Args.beam = 6
+    names["score_group"]({"1": ["a", "g"]}, {"1": "claim"}, texts, score, GRAPH, Args, lambda rows: None)
+    assert sorted(name for call in calls for name in call) == list("abcdefg")  # each once
+    calls.clear()
+    Args.rounds = 1
+    names["score_group"]({"1": ["c"]}, {"1": "claim"}, texts, score, GRAPH, Args, lambda rows: None)
+    assert calls == [["c"], ["a", "e"]]
+
+@pytest.fixture
+def ready(toy, models):
+    """The toy with a tiny reranker, a tiny verifier and a graph of its corpus."""
+    tiny(toy / "tiny", models / "minilm")
+    tiny(toy / "other", models / "minilm", seed=5)
+    tiny(toy / "stance", models / "minilm", labels=3)
+    names = [json.loads(line)["abstract_id"] for line in open(toy / "data/demo/corpus.jsonl", encoding="utf-8")]
+    folder = toy / "work/demo/index/graph"
+    folder.mkdir(parents=True)
+    np.save(folder / "neighbours.npy", np.array([[(row + 1) % 12, (row + 5) % 12] for row in range(12)], np.int32))
+    (folder / "abstract_ids.json").write_text(json.dumps(names))
+    import hashlib
+
+    sha256 = hashlib.sha256((toy / "data/demo/corpus.jsonl").read_bytes()).hexdigest()
+    (folder / "meta.json").write_text(json.dumps({"corpus": sha256}))
+    return toy
+
+# ----------------------------------------------------------- The whole script
+def test_rerank_in_every_way(ready, run, load):
+    done = run(SCRIPT, "--model", "tiny", "--depth", 4, cwd=ready)
+    assert done.returncode == 0, done.stderr
+    before, after = read(ready / "work/demo/test/hybrid.tsv"), read(ready / "work/demo/test/rerank.tsv")
+    for claim, rows in after.groupby("claim_id"):
+        assert sorted(rows["abstract_id"]) == sorted(before[before["claim_id"] == claim]["abstract_id"].head(4))
+        assert rows["rank"].tolist() == [1, 2, 3, 4] and rows["score"].is_monotonic_decreasing
+    assert "up to date" in run(SCRIPT, "--model", "tiny", "--depth", 4, cwd=ready).stdout
+    assert not (ready / "work/demo/test/rerank.tsv.parts").exists()
+
+    done = run(SCRIPT, "--model", "tiny", "other", "--depth", 4, "--top-k", 2, "--out", "both.tsv", cwd=ready)
+    assert done.returncode == 0, done.stderr
+    assert read(ready / "both.1.tsv").equals(after)
+    fused = load(SCRIPT)["rrf"]([read(ready / "both.1.tsv"), read(ready / "both.2.tsv")])
+    for row in read(ready / "both.tsv").itertuples():
+        assert row.score == pytest.approx(fused[row.claim_id][row.abstract_id]) and row.rank <= 2
+
+    done = run(SCRIPT, "--model", "tiny", "--depth", 3, "--graph", "work/demo/index/graph", "--out", "graph.tsv", cwd=ready)
+    assert done.returncode == 0, done.stderr
+    assert (read(ready / "graph.tsv").groupby("claim_id").size() == 12).all()  # the graph leads everywhere
+    words = ["--graph", "work/demo/index/graph", "--rounds", 1, "--beam", 1, "--neighbours", 1, "--out", "once.tsv"]
+    assert run(SCRIPT, "--model", "tiny", "--depth", 3, *words, cwd=ready).returncode == 0
+    assert read(ready / "once.tsv").groupby("claim_id").size().isin((3, 4)).all()
+
+    words = ["--verifier", "stance", "--alpha", 0.3, "--out", "combo.tsv"]
+    done = run(SCRIPT, "--model", "tiny", "--depth", 4, *words, cwd=ready)
+    assert done.returncode == 0, done.stderr
+    from scipy.special import expit
+    from transformers import pipeline
+
+    judge = pipeline("text-classification", str(ready / "stance"), device="cpu", top_k=None)
+    claims = dict(pd.read_csv(ready / "data/demo/claims.test.tsv", sep="\t").values)
+    records = map(json.loads, open(ready / "data/demo/corpus.jsonl", encoding="utf-8"))
+    texts = {record["abstract_id"]: record["abstract"] for record in records}
+    logits = after.set_index(["claim_id", "abstract_id"])["score"]
+    for row in read(ready / "combo.tsv").itertuples():
+        said = judge({"text": claims[row.claim_id], "text_pair": texts[row.abstract_id]})
+        nei = next(answer["score"] for answer in said if answer["label"] == "NEI")
+        assert row.score == pytest.approx(0.3 * (1 - nei) + 0.7 * expit(logits[row.claim_id, row.abstract_id]), abs=1e-4)
+
+def test_finished_groups_are_not_scored_again_after_a_crash(load, tmp_path):
+    names, asked = load(SCRIPT), []
+    names["score_all"].__globals__["GROUP"] = 4
+    candidates = {claim: [f"{claim}{number}" for number in range(3)] for claim in "pqrst"}
+    texts = {name: name for found in candidates.values() for name in found}
+
+    def score(pairs, update):
+        if len(asked) == 1 and not (tmp_path / "again").exists():
+            raise KeyboardInterrupt  # a crash in the second group
+        asked.append([text for _, text in pairs])
+        return np.array([len(text) + hash(text[1]) % 7 / 8 for _, text in pairs])
+
+    def call(folder):
+        return names["score_all"](candidates, dict.fromkeys("pqrst", "c"), texts, lambda: score, None, None, folder)
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        call(tmp_path / "a")
+    with open(tmp_path / "a" / "journal.jsonl", "a") as file:
+        file.write('{"r": {"r0": 1.')  # and a torn line
+    (tmp_path / "again").touch()
+    resumed = call(tmp_path / "a")
+    assert asked == [["p0", "p1", "p2", "q0", "q1", "q2"], ["r0", "r1", "r2", "s0", "s1", "s2"], ["t0", "t1", "t2"]]
+    assert resumed == call(tmp_path / "b")
+    before = len(asked)
+    assert call(tmp_path / "a") == resumed and len(asked) == before
+
+# ----------------------------------------------------------- Mining
+LABELS = {"a": "SUPPORTS", "b": "REFUTES", "c": "NEI", "d": "NEI", "e": "NEI"}
+RANKED = ["d", "x", "a", "c", "y", "z"]
+
+def mined(load, hard, easy, pool="both", seed=0, labels=LABELS):
+    return load(SCRIPT)["mine_pairs"]("1", RANKED, labels, hard, easy, pool, np.random.default_rng(seed))
+
+@pytest.mark.parametrize(("pool", "hard", "easy"), [
+    ("both", ["d", "x", "c"], {"y", "z", "e"}), ("nei", ["d", "c", "e"], set()), ("unjudged", ["x", "y", "z"], set())])
+def test_hard_negatives_are_the_best_ranked_and_easy_ones_from_the_rest(load, pool, hard, easy):
+    examples = mined(load, 3, 9, pool)
+    by_kind = {kind: [e["abstract_id"] for e in examples if e["kind"] == kind] for kind in ("positive", "hard", "easy")}
+    assert by_kind["positive"] == ["a", "b"] and by_kind["hard"] == hard and set(by_kind["easy"]) == easy
+    assert all(e["target"] == (e["kind"] == "positive") and e["judged"] == (e["abstract_id"] in LABELS) for e in examples)
+
+def test_easy_negatives_follow_the_seed(load):
+    draws = {mined(load, 0, 1, seed=seed)[-1]["abstract_id"] for seed in range(40)}
+    assert draws == {"x", "y", "z", "c", "d", "e"}
+    assert mined(load, 1, 1, seed=5) == mined(load, 1, 1, seed=5)
+
+def test_no_relevant_abstract_is_ever_a_negative_and_a_claim_without_positives_gives_nothing(load):
+    names = load(SCRIPT)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        assert {e["abstract_id"] for e in mined(load, 9, 9, seed=seed) if not e["target"]}.isdisjoint("ab")
+        triples = names["mine_margins"]("1", RANKED, LABELS, 2, 3, list("abcdefxyz"), rng)
+        assert {e["positive"] for e in triples} == {"a", "b"} and {e["negative"] for e in triples}.isdisjoint("ab")
+        assert [e["kind"] for e in triples] == ["hard"] * 2 + ["easy"] * 3 + ["hard"] * 2 + ["easy"] * 3
+        assert {e["negative"] for e in triples if e["kind"] == "hard"} <= set(RANKED)
+    assert mined(load, 9, 9, labels={"c": "NEI"}) == []
+    assert names["mine_margins"]("1", RANKED, {"c": "NEI"}, 2, 3, list("abc"), np.random.default_rng(0)) == []
+
+def test_the_student_learns_the_teachers_best_and_all_evidence(load):
+    found = load(SCRIPT)["distilled"]("1", {"c": 0.9, "a": 0.8, "x": 0.4}, LABELS, 2)
+    assert [(e["abstract_id"], e["target"], e["kind"]) for e in found] == [
+        ("c", 0.9, "taught"), ("a", 1.0, "positive"), ("b", 1.0, "positive")]
+    assert load(SCRIPT)["distilled"]("1", {"c": 0.9}, {"c": "NEI"}, 2) == []
+
+def test_dev_measures_by_hand(load):
+    found = load(SCRIPT)["measures"](["c", "a", "x", "d", "e", "b"], LABELS)
+    assert found == pytest.approx({"R@2": 1 / 2, "R@5": 1 / 2, "R@10": 1, "B-Pref": ((1 - 1 / 2) + (1 - 2 / 2)) / 2})
+
+# ----------------------------------------------------------- Train
+@pytest.mark.parametrize(("words", "phases"), [
+    (["--epochs", 1, 1], {1, 2}),
+    (["--recipe", "margin", "--epochs", 1, "--hard", 2, "--easy", 2, "--batch-size", 4], {1}),
+    (["--recipe", "pointwise", "--epochs", 1, "--warm-start", "data/models/minilm", "--warm-pairs", 6,
+      "--dev-split", "test"], {1}),
+    (["--recipe", "distil", "--epochs", 1, "--run", "taught.tsv"], {1}),
+])
+def test_every_recipe_trains_a_model_that_reranks(ready, run, words, phases):
+    rows = [(claim, name, rank, 1 / (rank + 1)) for claim in ("c1", "c2") for rank, name in
+            enumerate(("0010", "0011", "0012", "0004", "0009"), 1)]
+    tsv(ready / "taught.tsv", RUN, rows)
+    words = ["train", "--model", "tiny", "--max-length", 64, *words]
+    done = run(SCRIPT, *words, cwd=ready)
+    assert done.returncode == 0, done.stderr
+    model = ready / "work/demo/models/reranker"
+    assert not list(model.rglob("*.bin")) and not list(model.rglob("*.pt"))
+    assert not (model.parent / "reranker.parts").exists()
+    examples = [json.loads(line) for line in open(f"{model}.examples.jsonl", encoding="utf-8")]
+    relevant = {"c1": {"0010"}, "c2": {"0012", "0004"}}
+    assert examples and {example["phase"] for example in examples} == phases
+    for example in examples:
+        if "negative" in example:
+            assert example["positive"] in relevant[example["claim_id"]]
+            assert example["negative"] not in relevant[example["claim_id"]]
+        else:
+            assert (example["kind"] == "positive") == (example["abstract_id"] in relevant[example["claim_id"]])
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["examples"] == len(examples)
+    assert len(result["dev"]) == (2 if "--dev-split" in words else 0)  # after the warm start, after the epoch
+    assert "up to date" in run(SCRIPT, *words, cwd=ready).stdout
+    assert run(SCRIPT, "--depth", 4, cwd=ready).returncode == 0
+
+    # the same model from the file of examples alone
+    if phases == {1} and "--warm-start" not in words:
+        again = [*words, "--examples", "work/demo/models/reranker.examples.jsonl", "--out", "again"]
+        done = run(SCRIPT, *again, cwd=ready)
+        assert done.returncode == 0, done.stderr
+        assert (ready / "again/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+
+def test_the_sweep_trains_the_five_models_of_ant_bridge(load):
+    names, trained = load(SCRIPT), []
+    names["train"].__globals__["train_one"] = lambda args: trained.append(args) or {"made": [args.out]}
+    blank = dict.fromkeys(("epochs", "lr", "batch_size", "depth", "hard", "easy", "pool", "margin"))
+    args = SimpleNamespace(recipe="margin", sweep=True, model=["large", "m3"], out="model", **blank)
+    assert names["train"](args) == {"made": [f"model-{number}" for number in range(1, 6)]}
+    found = [(one.model[0], one.batch_size, one.margin, one.hard, one.easy, one.depth) for one in trained]
+    assert found == [("large", 8, 0.2, 5, 10, 1000), ("large", 8, 0.25, 5, 10, 1000), ("large", 16, 0.2, 5, 10, 1000),
+                     ("large", 16, 0.25, 5, 10, 1000), ("m3", 16, 0.2, 5, 10, 1000)]
 
 # ----------------------------------------------------------- Bad input
+@pytest.mark.parametrize(("words", "said"), [
+    (["--model", "stance"], ["stance", "3 labels"]),
+    (["--model", "data/models/minilm"], ["minilm", "no classification head"]),
+    (["--model", "tiny", "--verifier", "other"], ["other", "1 labels"]),
+    (["train", "--model", "stance"], ["stance", "3 labels"]),
+])
+def test_a_head_that_does_not_fit_is_refused(ready, run, contents, refused, words, said):
+    before = contents(ready)
+    refused(run(SCRIPT, *words, cwd=ready), before, ready, *said)
+
 @pytest.mark.parametrize(("arguments", "word"), [
     (["--model", "work/demo/models/nothing"], "work/demo/models/nothing"),
     (["--run", "nowhere.tsv", "--model", "data/models/minilm"], "nowhere.tsv"),
     (["--depth", "0"], "--depth"),
+    (["--model", "tiny", "--graph", "work/demo/index/nothing"], "work/demo/index/nothing"),
     (["train", "--qrels", "nowhere.tsv"], "nowhere.tsv"),
     (["train", "--epochs", "many"], "--epochs"),
+    (["train", "--recipe", "distil", "--run", "loud.tsv"], "loud.tsv"),
 ])
-def test_missing_files_and_bad_flags_are_refused(toy, run, contents, refused, arguments, word):
-    before = contents(toy)
-    refused(run(SCRIPT, *arguments, cwd=toy), before, toy, word)
+def test_missing_files_and_bad_flags_are_refused(ready, run, contents, refused, arguments, word):
+    tsv(ready / "loud.tsv", RUN, [("c1", "0010", 1, 7.5)])
+    before = contents(ready)
+    refused(run(SCRIPT, *arguments, cwd=ready), before, ready, word)
+
+def test_a_graph_of_another_corpus_is_refused(ready, run, contents, refused):
+    with open(ready / "data/demo/corpus.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"abstract_id": "new", "abstract": "text"}\n')
+    before = contents(ready)
+    refused(run(SCRIPT, "--model", "tiny", "--graph", "work/demo/index/graph", cwd=ready), before, ready, "another corpus")
 
 @pytest.mark.parametrize(("row", "words"), [
     (("c9", "0001", 1, 0.5), ["hybrid.tsv:3:", "claim_id c9"]),
@@ -109,8 +339,7 @@ def test_missing_files_and_bad_flags_are_refused(toy, run, contents, refused, ar
     (("c3", "0002", 2, "nan"), ["hybrid.tsv:3:", "score"]),
 ])
 def test_bad_runs_are_refused_by_line(toy, run, contents, refused, row, words):
-    header = ["claim_id", "abstract_id", "rank", "score"]
-    tsv(toy / "work/demo/test/hybrid.tsv", header, [("c3", "0001", 1, 0.9), row])
+    tsv(toy / "work/demo/test/hybrid.tsv", RUN, [("c3", "0001", 1, 0.9), row])
     before = contents(toy)
     refused(run(SCRIPT, "--model", "data/models/minilm", cwd=toy), before, toy, *words)
 

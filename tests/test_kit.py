@@ -34,6 +34,10 @@ def test_the_block_of_terms_and_vectors_is_the_same_in_both():
     marks = "# --- texts to terms and vectors: the same block", "# --- end of texts to terms and vectors"
     assert len({block(script, *marks) for script in SCRIPTS[:2]}) == 1
 
+def test_the_block_of_batches_and_restarts_is_the_same_in_both():
+    marks = "# --- batches and restarts: the same block", "# --- end of batches and restarts"
+    assert len({block(script, *marks) for script in ("01_index.py", "03_rerank.py")}) == 1
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_imports_no_other_and_nothing_unsafe(script):
     text = (ROOT / script).read_text(encoding="utf-8")
