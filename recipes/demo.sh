@@ -18,9 +18,9 @@ python 02_retrieve.py --split train
 python 02_retrieve.py
 
 stage "3  Rerank: train a cross-encoder on the train split, then score the hybrid's best 20"
-# A bi-encoder's weights and two dozen claims are not enough to beat the hybrid run: shown as it is.
+# A bi-encoder's weights and two dozen claims make a weak cross-encoder, so the hybrid run's score keeps most of the say.
 python 03_rerank.py train --hard 2 --easy 2 --epochs 1 --max-length 192
-python 03_rerank.py --max-length 192
+python 03_rerank.py --max-length 192 --first-stage 0.8
 
 stage "4  LLM rerank: RankGPT"
 if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
