@@ -666,14 +666,14 @@ def nearest(scores, k):
 def graph(args):
     """The k nearest neighbours of every abstract by cosine, exact: all rows against all rows, a block at a time."""
     source = Path(args.index)
-    inputs = fingerprints(source)
-    if up_to_date([args.out], args, inputs):
-        return {"made": []}
     try:
         meta = json.loads((source / "meta.json").read_text(encoding="utf-8"))
         vectors = np.load(source / "embeddings.npy", mmap_mode="c")
     except (OSError, ValueError):
         fail(source, "no dense index; build it with 01_index.py --indexes dense")
+    inputs = fingerprints(source)
+    if up_to_date([args.out], args, inputs):
+        return {"made": []}
     count, k = len(vectors), min(args.neighbours, len(vectors) - 1)
     if k < 1:
         fail(source, "a single abstract has no neighbours; index two or more")
@@ -815,9 +815,9 @@ def train(args):
     if args.negatives_run:
         run = read_table(args.negatives_run, ["claim_id", "abstract_id", "rank", "score"], abstract_id=texts)
         ranked = {claim: list(rows["abstract_id"])[: args.depth] for claim, rows in run.groupby("claim_id", sort=False)}
-    encoder, _ = load_encoder("dense", model, args.device, "fp32", args.max_length)
-    evaluator = dev_evaluator(args, texts, np.random.default_rng(args.seed))
+    encoder = None
     if args.hard_negatives and not args.negatives_run:
+        encoder, _ = load_encoder("dense", model, args.device, "fp32", args.max_length)
         judged = {claim: claims[claim] for claim in dict.fromkeys(qrels["claim_id"])}
         ranked = own_ranking(encoder, judged, texts, args.depth, args)
     examples = (triplets(qrels) if args.loss == "triplet" else
@@ -830,6 +830,8 @@ def train(args):
                "positive": [texts[example["positive"]] for example in examples]}
     for place in range(len(examples[0]["negatives"])):
         columns[f"negative_{place + 1}"] = [texts[example["negatives"][place]] for example in examples]
+    encoder = encoder or load_encoder("dense", model, args.device, "fp32", args.max_length)[0]
+    evaluator = dev_evaluator(args, texts, np.random.default_rng(args.seed))
     parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     facts = {"seed": args.seed, "device": str(encoder.device), "examples": len(examples), "claims_left_out": left_out}
     facts["dev_ndcg_at_10"] = curve = fit(encoder, columns, evaluator, parts, args)

@@ -229,7 +229,7 @@ def run_in_child(folder, words):
 
 def test_kill_9_twenty_times_ends_in_the_same_bytes(toy, run):
     records = [{"abstract_id": str(row), "abstract": f"Finding {row} on " + "ice and sea level " * (row % 60)}
-               for row in range(480)]
+               for row in range(320)]
     corpus(toy).write_text("".join(json.dumps(record) + "\n" for record in records))
     words = [SCRIPT, "--indexes", "dense", "splade", "--shard-size", "16"]
     whole = run(*words, "--out", "whole", cwd=toy)
@@ -240,7 +240,7 @@ def test_kill_9_twenty_times_ends_in_the_same_bytes(toy, run):
     while not (index / "splade.meta.json").exists():
         child = context.Process(target=run_in_child, args=(toy, words))
         child.start()
-        child.join(rng.uniform(0.3, 2.0) if kills < 20 else None)
+        child.join(rng.uniform(0.4, 1.6) if kills < 20 else None)
         if child.is_alive():
             child.kill()
             kills += 1
@@ -376,7 +376,9 @@ def test_bom_crlf_and_a_blank_last_line_are_read(toy, run):
     (["--indexes", "dense", "--pooling", "chunks", "--max-length", "50"], "--max-length"),
     (["graph"], "no dense index"),
     (["train", "--loss", "triplet", "--hard-negatives", "2"], "--hard-negatives"),
-    (["train", "--hard-negatives", "50"], "qrels.train.tsv"),
+    (["train", "--hard-negatives", "50", "--negatives-run", "work/demo/train/hybrid.tsv"], "qrels.train.tsv"),
+    (["--indexes", "dense", "--shard-size", "0"], "--shard-size"),
+    (["--indexes", "bm25", "--b", "1.5"], "--b"),
 ])
 def test_missing_files_and_bad_flags_are_refused(toy, run, contents, refused, arguments, word):
     before = contents(toy)
