@@ -298,7 +298,7 @@ def read_inputs(args, path):
     run = read_table(path, ["claim_id", "abstract_id", "rank", "score"], claim_id=claims["claim_id"], abstract_id=texts)
     return run, dict(zip(claims["claim_id"], claims["claim"])), texts
 
-def read_graph(folder, args, texts):
+def read_graph(folder, args, inputs):
     """{abstract_id: [its neighbours, nearest first]}, from an index of this corpus."""
     try:
         meta = json.loads((Path(folder) / "meta.json").read_text(encoding="utf-8"))
@@ -306,7 +306,7 @@ def read_graph(folder, args, texts):
         neighbours = np.load(Path(folder) / "neighbours.npy")
     except (OSError, ValueError):
         fail(folder, "no neighbour graph; build it with 01_index.py graph")
-    if meta["corpus"] != fingerprints(args.corpus)[Path(args.corpus).as_posix()] or len(ids) != len(texts):
+    if meta["corpus"] != inputs[Path(args.corpus).as_posix()]:
         fail(Path(folder) / "meta.json", f"this graph was built from another corpus than {args.corpus}; build it again")
     return {name: [ids[row] for row in rows] for name, rows in zip(ids, neighbours[:, : args.neighbours].tolist())}
 
@@ -547,21 +547,22 @@ def rerank(args):
     """Score the first candidates of each claim; what lies deeper in the run is left out."""
     models = [model_folder(model) for model in args.model]
     extra = [Path(args.graph)] if args.graph else []
-    extra += [model_folder(args.verifier)] if args.verifier else []
+    verifier = model_folder(args.verifier) if args.verifier else None
+    extra += [verifier] if verifier else []
     inputs = fingerprints(args.run, args.claims, args.corpus, *models, *extra)
     paths = [f"{args.out.removesuffix('.tsv')}.{number}.tsv" for number in range(1, len(models) + 1)] * (len(models) > 1)
     if up_to_date([args.out, *paths], args, inputs):
         return {"made": []}
     run, claims, texts = read_inputs(args, args.run)
-    graph = read_graph(args.graph, args, texts) if args.graph else None
+    graph = read_graph(args.graph, args, inputs) if args.graph else None
     run = run[run["rank"] <= args.depth]
     first = {claim: dict(zip(rows["abstract_id"], rows["score"])) for claim, rows in run.groupby("claim_id", sort=False)}
     candidates = {claim: list(scores) for claim, scores in first.items()}
     order, runs = {name: place for place, name in enumerate(texts)}, []
     for model in models:
         check_head(model, 1)
-    if args.verifier:
-        stance_labels(model_folder(args.verifier))
+    if verifier:
+        stance_labels(verifier)
     parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     for number, model in enumerate(models):
         (parts / str(number)).mkdir(exist_ok=True)
@@ -574,7 +575,7 @@ def rerank(args):
         write_run(one, path, args, inputs)
     write_run(runs[0] if len(runs) == 1 else ranked(rrf(runs), order, args.top_k), args.out, args, inputs)
     remove(parts)
-    return {"made": [args.out, *paths], "pairs": sum(map(len, runs[0:1]))}
+    return {"made": [args.out, *paths], "pairs": len(runs[0])}
 
 # ----------------------------------------------------------- Examples
 def mine_pairs(claim, candidates, labels, hard, easy, pool, rng):
