@@ -718,27 +718,30 @@ def rescored(encoder, candidates, claims, texts, args):
         found[claim][name] = score
     return {claim: sorted(names, key=lambda name: -names[name]) for claim, names in found.items()}
 
-def imitate(candidates, claims, texts, rng, args):
-    """Examples for the warm start: --warm-pairs of the candidates' pairs, target scale x (cosine - middle).
+def imitate(run, claims, texts, rng, args):
+    """Examples for the warm start: --warm-pairs of a run's pairs, and what a bi-encoder, or the run itself, says of them.
 
     A bi-encoder's weights do not know how to compare two texts in one input; imitating its own similarity
-    teaches them that first, without a label (Trans-Encoder, Liu et al. 2022).
+    teaches them that first, without a label (Trans-Encoder, Liu et al. 2022): targets are scale x (cosine - middle).
+    The scores of a run (--warm-start FILE), which may fuse retrievers, become targets of mean 0 and deviation 2.
     """
-    with ticking(f"loading {args.warm_start}"):
-        from sentence_transformers import SentenceTransformer
-        device = None if args.device == "auto" else args.device
-        encoder = SentenceTransformer(str(model_folder(args.warm_start)), device=device)
-    pairs = [(claim, name) for claim, names in candidates.items() for name in names]
-    pairs = [pairs[row] for row in sorted(rng.permutation(len(pairs))[: args.warm_pairs])]
-    sides = {"query": {claim: claims[claim] for claim, _ in pairs}, "document": {name: texts[name] for _, name in pairs}}
-    vectors = {}
-    for side, some in sides.items():
-        encode = encoder.encode_query if side == "query" else encoder.encode_document
-        vectors[side] = dict(zip(some, encode(list(some.values()), normalize_embeddings=True, show_progress_bar=True)))
-    cosines = [float(vectors["query"][claim] @ vectors["document"][name]) for claim, name in pairs]
-    targets = [round(WARM["scale"] * (cosine - WARM["middle"]), 6) for cosine in cosines]
-    return [{"claim_id": claim, "abstract_id": name, "kind": "warm", "target": target}
-            for (claim, name), target in zip(pairs, targets)]
+    run = run.iloc[sorted(rng.permutation(len(run))[: args.warm_pairs])]
+    scores = run["score"].to_numpy()
+    targets = 2 * (scores - scores.mean()) / (scores.std() or 1)
+    if not Path(args.warm_start).is_file():
+        with ticking(f"loading {args.warm_start}"):
+            from sentence_transformers import SentenceTransformer
+            device = None if args.device == "auto" else args.device
+            encoder = SentenceTransformer(str(model_folder(args.warm_start)), device=device)
+        vectors = {}
+        for column, known in (("claim_id", claims), ("abstract_id", texts)):
+            rows, names = run[column].factorize()
+            encode = encoder.encode_query if column == "claim_id" else encoder.encode_document
+            found = encode([known[name] for name in names], normalize_embeddings=True, show_progress_bar=True)
+            vectors[column] = found[rows]
+        targets = WARM["scale"] * ((vectors["claim_id"] * vectors["abstract_id"]).sum(axis=1) - WARM["middle"])
+    return [{"claim_id": claim, "abstract_id": name, "kind": "warm", "target": round(float(target), 6)}
+            for claim, name, target in zip(run["claim_id"], run["abstract_id"], targets)]
 
 def mine(candidates, qrels, run, texts, rng, args):
     """All examples of one phase, claim by claim, by --recipe."""
@@ -772,7 +775,8 @@ def phase(folder, make_examples, encoder, loss, claims, texts, epochs, evaluator
 
 def train_one(args):
     """Fine-tune one cross-encoder: warm start where it is asked for, then the phases of the recipe."""
-    model, warm = model_folder(args.model[0]), [model_folder(args.warm_start)] if args.warm_start else []
+    model, taught = model_folder(args.model[0]), Path(args.warm_start or "").is_file()
+    warm = [Path(args.warm_start) if taught else model_folder(args.warm_start)] if args.warm_start else []
     optional = [Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     optional = [path for path in [*optional, Path(args.dev_run.replace("{dev_split}", args.dev_split))] if path.exists()]
     optional += [args.examples] if args.examples else []
@@ -784,6 +788,9 @@ def train_one(args):
     qrels = read_table(args.qrels, ["claim_id", "abstract_id", "label"], claim_id=claims, abstract_id=texts)
     if not (qrels["label"] != "NEI").any():
         fail(args.qrels, "no pair is judged SUPPORTS or REFUTES: there is nothing to train on; take another split")
+    ranked = ["claim_id", "abstract_id", "rank", "score"]
+    teacher = read_table(args.warm_start, ranked, claim_id=claims, abstract_id=texts) if taught else run
+    teacher = teacher[teacher["rank"] <= args.depth]
     if args.recipe == "distil" and not run["score"].between(0, 1).all():
         fail(args.run, "its scores are no combined ones between 0 and 1; make it with 03_rerank.py --verifier")
     run = run[run["rank"] <= args.depth]
@@ -795,7 +802,7 @@ def train_one(args):
     loss = {"margin": "margin", "distil": "l1"}.get(args.recipe, "bce")
     if args.warm_start:
         def warm_examples():
-            return imitate(candidates, claims, texts, np.random.default_rng([args.seed, 0]), args)
+            return imitate(teacher, claims, texts, np.random.default_rng([args.seed, 0]), args)
 
         encoder, _, curves = phase(parts / "warm", warm_examples, encoder, "warm", claims, texts, 1, evaluator, args)
     for number, epochs in enumerate(args.epochs, 1):
@@ -868,7 +875,8 @@ def train_flags(add):
     add("--out", default="{work}/models/reranker", help="folder of the trained model")
     add("--recipe", choices=RECIPES, default="two-phase", help="Kiepura & Lam, AIRwaves, Ant Bridge or +VeriRel")
     add("--examples", help="train on this file (as is written beside a model) instead of mining")
-    add("--warm-start", help="bi-encoder whose similarity is imitated before the labels are seen, folder or hub id")
+    add("--warm-start", help="bi-encoder (folder or hub id) whose similarity, or run (file) whose scores, are imitated "
+        "before the labels are seen")
     add("--warm-pairs", type=at_least(0), default=16_000, help="pairs for that")
     add("--depth", type=at_least(1), help="candidates of the run that negatives come from; by recipe 200, 20, 1000, 20")
     add("--hard", type=at_least(0), help="hard negatives a claim (margin: a positive); by recipe 4, 8, 5, 0")

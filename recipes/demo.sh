@@ -29,7 +29,7 @@ if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
 else
   echo "No LLM_BASE_URL or OPENAI_API_KEY: the packaged SmolLM2 answers, in this process."
   echo "A model of 135M parameters shows that this stage runs, not what it can do."
-  python 04_llm_rerank.py --backend transformers --depth 5 --max-words 40 --max-tokens 24
+  python 04_llm_rerank.py --backend transformers --depth 5 --max-words 40
 fi
 
 stage "5  Classify: train on the train split's judgements, then label the best 10"

@@ -1,4 +1,5 @@
 """Fixtures: scripts run alone in a folder with only their input files; toy data; the three small models."""
+import contextlib
 import json
 import os
 import runpy
@@ -6,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -122,27 +124,39 @@ def refused(contents):
     return check
 
 class Endpoint:
-    """An OpenAI-compatible server on this machine that answers what reply(prompt) returns: a text, or (status, text)."""
+    """An OpenAI-compatible server on this machine. It answers what reply(prompt) returns: a text, (status, text), or a
+    dict of status, text, headers, raw (bytes in place of a completion), logprobs, drop (hang up without an answer)."""
 
-    def __init__(self, reply):
-        self.asked, endpoint = [], self
+    def __init__(self, reply, delay=0):
+        self.asked, self.answered, endpoint = [], [], self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                prompt = body["messages"][-1]["content"]
                 endpoint.asked.append({"path": self.path, "key": self.headers["Authorization"], **body})
-                answer = reply(body["messages"][-1]["content"])
-                status, text = answer if isinstance(answer, tuple) else (200, answer)
-                message = {"choices": [{"index": 0, "finish_reason": "stop",
-                                        "message": {"role": "assistant", "content": text}}],
-                           "id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
-                           "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
-                data = json.dumps(message if status == 200 else {"error": {"message": text}}).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                time.sleep(delay)
+                answer = reply(prompt)
+                answer = {"text": answer} if isinstance(answer, str) else answer
+                answer = dict(zip(("status", "text"), answer)) if isinstance(answer, tuple) else answer
+                if answer.get("drop"):
+                    self.close_connection = True
+                    return self.connection.close()
+                status, message = answer.get("status", 200), {"role": "assistant", "content": answer.get("text")}
+                choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": answer.get("logprobs")}
+                whole = {"choices": [choice], "id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
+                         "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
+                whole = whole if status == 200 else {"error": {"message": answer.get("text"), "code": answer.get("code")}}
+                data = answer.get("raw") or json.dumps(whole).encode()
+                if status == 200 and not answer.get("raw"):
+                    endpoint.answered.append(prompt)
+                with contextlib.suppress(OSError):  # the other side may be gone
+                    self.send_response(status)
+                    for name, value in {"Content-Type": "application/json", **answer.get("headers", {})}.items():
+                        self.send_header(name, value)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
 
             def log_message(self, *_):
                 pass
@@ -153,11 +167,11 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint():
-    """endpoint(reply): a running Endpoint; all of them stop with the test."""
+    """endpoint(reply, delay): a running Endpoint; all of them stop with the test."""
     running = []
 
-    def start(reply):
-        running.append(Endpoint(reply))
+    def start(reply, delay=0):
+        running.append(Endpoint(reply, delay))
         return running[-1]
 
     yield start
