@@ -38,6 +38,9 @@ COMPILE = 10**7  # postings from which on it pays to compile the scorer (about t
 
 # --- helpers: the same block in all six scripts
 LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
+SPELT = {name: LABELS[place] for place, names in enumerate((  # by the data sets in use
+    "SUPPORT SUPPORTED ENTAILMENT", "REFUTE REFUTED CONTRADICT CONTRADICTION", "NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO "
+    "NOTENOUGHINFO NEUTRAL")) for name in names.split()}
 PACKAGES = "numpy pandas torch transformers sentence_transformers bm25s openai".split()
 TREC = {6: "claim_id q0 abstract_id rank score tag".split(), 4: "claim_id q0 abstract_id label".split()}
 if not sys.stderr.isatty():  # every tqdm obeys these: plain lines where no bar can be drawn
@@ -78,7 +81,7 @@ def read_table(path, columns, **known):
     if "label" in columns and trec:  # TREC judges relevance: no stance to be had
         table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
     elif "label" in columns:
-        table["label"] = table["label"].str.upper()
+        table["label"] = table["label"].str.upper().str.replace(" ", "_").replace(SPELT)
         reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
     if "rank" not in columns:
         return table

@@ -52,6 +52,9 @@ RECIPES = {  # what a recipe is trained with where no flag says otherwise
 
 # --- helpers: the same block in all six scripts
 LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
+SPELT = {name: LABELS[place] for place, names in enumerate((  # by the data sets in use
+    "SUPPORT SUPPORTED ENTAILMENT", "REFUTE REFUTED CONTRADICT CONTRADICTION", "NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO "
+    "NOTENOUGHINFO NEUTRAL")) for name in names.split()}
 PACKAGES = "numpy pandas torch transformers sentence_transformers bm25s openai".split()
 TREC = {6: "claim_id q0 abstract_id rank score tag".split(), 4: "claim_id q0 abstract_id label".split()}
 if not sys.stderr.isatty():  # every tqdm obeys these: plain lines where no bar can be drawn
@@ -92,7 +95,7 @@ def read_table(path, columns, **known):
     if "label" in columns and trec:  # TREC judges relevance: no stance to be had
         table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
     elif "label" in columns:
-        table["label"] = table["label"].str.upper()
+        table["label"] = table["label"].str.upper().str.replace(" ", "_").replace(SPELT)
         reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
     if "rank" not in columns:
         return table
@@ -251,7 +254,7 @@ def run_job(doc, jobs):
         sys.exit(130)
 # --- end of helpers
 
-# --- batches and restarts: the same block in 01_index.py and 03_rerank.py
+# --- batches and restarts: the same block in 01_index.py, 03_rerank.py and 05_classify.py
 def workplace(folder, args, inputs):
     """A folder for what is made on the way; it is emptied when it was begun with other arguments or inputs."""
     task = json.dumps({"arguments": vars(args) | {"force": False}, "inputs": inputs}, sort_keys=True)

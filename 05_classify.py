@@ -3,19 +3,22 @@ Label claim-abstract pairs SUPPORTS, REFUTES or NEI: with a trained classifier, 
 
 Reads   work/NAME/SPLIT/llm.tsv (any run), data/NAME/claims.SPLIT.tsv, data/NAME/corpus.jsonl
         train: data/NAME/qrels.SPLIT.tsv instead of a run
+        combine: several verdicts on the same pairs
 Writes  work/NAME/SPLIT/verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
-        train: work/NAME/models/classifier/
+        --aggregate FILE: one verdict a claim, with the abstracts behind it and the sentence of each that counts most
+        train: work/NAME/models/classifier/, and classifier.epochs.tsv, what each epoch reached
         llm: work/NAME/SPLIT/llm_verdicts.tsv, and llm.replies.jsonl: every reply, kept as it arrives
 Prints  the share of each label; then one line of JSON, last on stdout
 
 Examples
     python 05_classify.py train
-    python 05_classify.py
-    python 05_classify.py train --model MoritzLaurer/DeBERTa-v3-base-mnli --epochs 10 --batch-size 32 --lr 5e-5
+    python 05_classify.py --aggregate work/demo/test/claims.jsonl
+    python 05_classify.py train --model MoritzLaurer/DeBERTa-v3-base-mnli --freeze encoder
+    python 05_classify.py train --model microsoft/deberta-v3-large --loss cross-entropy --lr 1e-5 --schedule linear
     python 05_classify.py llm --backend openai --model gpt-4.1 --dry-run --price-in 2 --price-out 8
     python 05_classify.py llm --backend openai --model gpt-4.1 --strategy few-shot-hybrid --fewshot 6 --logprobs
     python 05_classify.py llm --base-url http://localhost:8000/v1 --model Qwen/Qwen3-14B --strategy reasoning
-    python 05_classify.py llm --backend transformers --model Qwen/Qwen3-4B --top-k 10
+    python 05_classify.py combine work/demo/test/verdicts.tsv work/demo/test/llm_verdicts.tsv --out both.tsv
 """
 import argparse
 import asyncio
@@ -23,24 +26,33 @@ import contextlib
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import resource
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 
+VERDICTS = ("SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION")
+GAMMA = 2.0                                # Kiepura & Lam 2025, section 4.2.2
+GROUP = 1024                               # pairs tokenised at once
+PADDING = 0.05                             # largest share of a batch that may be padding
+TOKENS = {"cpu": 2_048, "cuda": 32_768}    # tokens a batch
 THINKING = 4_096  # tokens that a reasoning model may spend on a pair
 COLUMNS = [f"p_{label}" for label in ("supports", "refutes", "nei")]  # of verdicts, in the order of LABELS
 
 # --- helpers: the same block in all six scripts
 LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
+SPELT = {name: LABELS[place] for place, names in enumerate((  # by the data sets in use
+    "SUPPORT SUPPORTED ENTAILMENT", "REFUTE REFUTED CONTRADICT CONTRADICTION", "NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO "
+    "NOTENOUGHINFO NEUTRAL")) for name in names.split()}
 PACKAGES = "numpy pandas torch transformers sentence_transformers bm25s openai".split()
 TREC = {6: "claim_id q0 abstract_id rank score tag".split(), 4: "claim_id q0 abstract_id label".split()}
 if not sys.stderr.isatty():  # every tqdm obeys these: plain lines where no bar can be drawn
@@ -81,7 +93,7 @@ def read_table(path, columns, **known):
     if "label" in columns and trec:  # TREC judges relevance: no stance to be had
         table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
     elif "label" in columns:
-        table["label"] = table["label"].str.upper()
+        table["label"] = table["label"].str.upper().str.replace(" ", "_").replace(SPELT)
         reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
     if "rank" not in columns:
         return table
@@ -240,6 +252,41 @@ def run_job(doc, jobs):
         sys.exit(130)
 # --- end of helpers
 
+# --- batches and restarts: the same block in 01_index.py, 03_rerank.py and 05_classify.py
+def workplace(folder, args, inputs):
+    """A folder for what is made on the way; it is emptied when it was begun with other arguments or inputs."""
+    task = json.dumps({"arguments": vars(args) | {"force": False}, "inputs": inputs}, sort_keys=True)
+    with contextlib.suppress(OSError):
+        if (folder / "task.json").read_text(encoding="utf-8") == task and not args.force:
+            return folder
+    remove(folder)
+    folder.mkdir(parents=True)
+    (folder / "task.json").write_text(task, encoding="utf-8")
+    return folder
+
+def last_checkpoint(folder):
+    """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
+        with contextlib.suppress(OSError, ValueError):
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            return str(path)
+        remove(path)
+    return None
+
+def batches(lengths, budget):
+    """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
+    batch, tokens = [], 0
+    for row in np.argsort(-lengths, kind="stable"):
+        padded = (len(batch) + 1) * lengths[batch[0]] if batch else 0
+        if batch and (padded > budget or tokens + lengths[row] < (1 - PADDING) * padded):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(row)
+        tokens += lengths[row]
+    if batch:
+        yield batch
+# --- end of batches and restarts
+
 # ----------------------------------------------------------- Inputs
 def read_pairs(args, path, columns):
     """The table at path, its (claim, text) pairs row by row, {claim_id: claim}, {abstract_id: title and abstract}."""
@@ -251,19 +298,100 @@ def read_pairs(args, path, columns):
     pairs = [(claims[claim], texts[name]) for claim, name in zip(table["claim_id"], table["abstract_id"])]
     return table, pairs, claims, texts
 
+# ----------------------------------------------------------- Verdicts
+def with_least_nei(probabilities, labels, share):
+    """Labels, of which at least a share is NEI: the pairs turn that lose least by it (Ant Bridge 2025's guideline).
+
+    What a pair loses is its label's probability less P(NEI); probabilities (pairs, 3) stay as they are.
+    """
+    labels, probabilities = list(labels), np.asarray(probabilities).reshape(-1, 3)
+    loss = [row[LABELS.index(label)] - row[2] for label, row in zip(labels, probabilities)]
+    others = sorted((place for place, label in enumerate(labels) if label != "NEI"), key=lambda place: loss[place])
+    for place in others[: max(0, math.ceil(share * len(labels)) - labels.count("NEI"))]:
+        labels[place] = "NEI"
+    return labels
+
 def write_verdicts(run, labels, probabilities, args, inputs, **facts):
     """The run with a label and the three probabilities (pairs, 3), in the order of LABELS, for each row."""
+    labels = with_least_nei(probabilities, labels, args.min_nei)
     verdicts = run[["claim_id", "abstract_id", "rank", "score"]].assign(label=labels)
     verdicts[COLUMNS] = np.asarray(probabilities).reshape(-1, 3)
     shares = {label: round(float((verdicts["label"] == label).mean()), 3) if len(verdicts) else 0.0 for label in LABELS}
     with written(args.out, args, inputs, rows=len(verdicts), labels=shares, **facts) as temporary:
         verdicts.to_csv(temporary, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     print(f"{args.out}: {len(verdicts)} pairs, " + ", ".join(f"{label} {share:.0%}" for label, share in shares.items()))
-    return {"made": [args.out], "rows": len(verdicts), "labels": shares}
+    return verdicts, {"rows": len(verdicts), "labels": shares}
+
+def claim_verdict(rows, dispute):
+    """SUPPORTED, REFUTED, DISPUTED or NOT ENOUGH INFORMATION, and the share of support in the evidence's probability.
+
+    rows: [(label, probability of it)] of a claim's pairs; disputed is what both sides hold at least a share dispute of.
+    """
+    sums = {side: sum(chance for label, chance in rows if label == side) for side in LABELS[:2]}
+    if not sum(sums.values()):
+        return "NOT ENOUGH INFORMATION", None
+    share = sums["SUPPORTS"] / sum(sums.values())
+    if min(share, 1 - share) >= dispute and min(sums.values()):
+        return "DISPUTED", share
+    return ("SUPPORTED" if share > 0.5 else "REFUTED"), share
+
+def sentences_of(text):
+    """A text cut after full stops, question and exclamation marks that a capital or a digit follows."""
+    return [part for part in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", text.strip()) if part]
+
+def evidence_sentences(evidence, classifier, args):
+    """For each (claim, text, label) the sentence without which the label loses most probability."""
+    parts = [sentences_of(text) for _, text, _ in evidence]
+    pairs = [(claim, " ".join(sentences[:place] + sentences[place + 1 :]))
+             for (claim, _, _), sentences in zip(evidence, parts) for place in range(len(sentences)) if len(sentences) > 1]
+    left = iter(probabilities_of(classifier, pairs, args) if pairs else [])
+    found = []
+    for (_, _, label), sentences in zip(evidence, parts):
+        without = [next(left)[LABELS.index(label)] for _ in sentences] if len(sentences) > 1 else [0.0]
+        found.append(sentences[int(np.argmin(without))] if sentences else "")
+    return found
+
+def aggregate(verdicts, claims, texts, classifier, args, inputs):
+    """One JSON line a claim: its verdict and the abstracts behind it, with evidence sentences if there is a classifier."""
+    rows = verdicts[verdicts["label"] != "NEI"]
+    evidence = [(claims[row.claim_id], texts[row.abstract_id], row.label) for row in rows.itertuples()]
+    sentences = evidence_sentences(evidence, classifier, args) if classifier else [None] * len(evidence)
+    chances = verdicts[COLUMNS].to_numpy()[np.arange(len(verdicts)), [LABELS.index(label) for label in verdicts["label"]]]
+    behind = {}
+    for row, chance, sentence in zip(rows.itertuples(), chances[(verdicts["label"] != "NEI").to_numpy()], sentences):
+        behind.setdefault(row.claim_id, []).append({"abstract_id": row.abstract_id, "rank": row.rank, "label": row.label,
+                                                    "probability": round(float(chance), 6), "sentence": sentence})
+    lines = []
+    for claim, pairs in verdicts.assign(chance=chances).groupby("claim_id", sort=False):
+        verdict, share = claim_verdict(list(zip(pairs["label"], pairs["chance"])), args.dispute)
+        counts = {label: int((pairs["label"] == label).sum()) for label in LABELS}
+        lines.append({"claim_id": claim, "claim": claims[claim], "verdict": verdict, "support": share and round(share, 6),
+                      **counts, "evidence": behind.get(claim, [])})
+    with written(args.aggregate, args, inputs, rows=len(lines)) as temporary:
+        temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    shares = {verdict: sum(line["verdict"] == verdict for line in lines) for verdict in VERDICTS}
+    print(f"{args.aggregate}: " + ", ".join(f"{count} {verdict}" for verdict, count in shares.items()))
+
+def finish(run, labels, probabilities, pairs_of, classifier, args, inputs, **facts):
+    """Write verdicts and, with --aggregate, claim verdicts; what is said in JSON."""
+    verdicts, said = write_verdicts(run, labels, probabilities, args, inputs, **facts)
+    if args.aggregate:
+        aggregate(verdicts, *pairs_of, classifier, args, inputs)
+    return {"made": [args.out, *([args.aggregate] if args.aggregate else [])], **said, **facts}
 
 # ----------------------------------------------------------- Classifier
+def head_of(folder):
+    """The label that each output of a model stands for (NLI names are understood), or None where they are not ours."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        fail(folder, "no config.json to be read there; give the folder or hub id of a model")
+    names = config.get("id2label") or {}
+    found = [parse_label(str(names[place])) for place in sorted(names, key=int)]
+    return found if sorted(map(str, found)) == sorted(LABELS) else None
+
 def load_classifier(folder, args, **head):
-    """(tokenizer, model, device) of a sequence-classification folder; head asks for a new three-way one."""
+    """(tokenizer, model) of a sequence-classification folder; head asks for a new one."""
     with ticking(f"loading {folder}"):
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
@@ -272,80 +400,278 @@ def load_classifier(folder, args, **head):
         set_seed(args.seed)
         device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
         model = AutoModelForSequenceClassification.from_pretrained(folder, **head).to(device)
-        return AutoTokenizer.from_pretrained(folder), model, device
+        return AutoTokenizer.from_pretrained(folder), model
 
-def predict(tokenizer, model, device, pairs, args):
-    """Softmax probabilities (pairs, labels) in the order given; pairs of like length share a batch."""
+def open_classifier(name, args):
+    """load_classifier of a model that has our three labels, in whatever order and spelling."""
+    folder = model_folder(name)
+    if not head_of(folder):
+        fail(folder, f"its labels are not {', '.join(LABELS)}; train a head with: 05_classify.py train")
+    return load_classifier(folder, args)
+
+def encode(tokenizer, pairs, args):
+    """(row of each input, inputs): token ids and the like. Only the abstract is cut, or with --windows spread over several
+    inputs that overlap by a quarter; a claim keeps at most half of an input."""
+    half, claims = args.max_length // 2, {}
+    for claim in dict.fromkeys(claim for claim, _ in pairs):
+        ids = tokenizer(claim, add_special_tokens=False, verbose=False)["input_ids"]
+        claims[claim] = tokenizer.decode(ids[:half]) if len(ids) > half else claim
+    rows, inputs = [], []
+    for start in range(0, len(pairs), GROUP):  # what the tokenizer returns is large: a group at a time
+        part = pairs[start : start + GROUP]
+        coded = tokenizer([claims[claim] for claim, _ in part], [text for _, text in part], truncation="only_second",
+                          max_length=args.max_length, stride=args.max_length // 8, return_overflowing_tokens=True)
+        for place, row in enumerate(coded.pop("overflow_to_sample_mapping")):
+            if args.windows != "none" or not rows or rows[-1] != start + row:
+                rows.append(start + row)
+                inputs.append({name: coded[name][place] for name in coded if name in tokenizer.model_input_names})
+    return np.array(rows), inputs
+
+def logits_of(tokenizer, model, inputs):
+    """Logits (inputs, labels) in the order of LABELS; inputs of like length share a batch."""
     import torch
     from tqdm.auto import tqdm
 
-    order = sorted(range(len(pairs)), key=lambda row: (-sum(map(len, pairs[row])), row))
-    probabilities = np.empty((len(pairs), model.config.num_labels))
-    model.eval()
-    with tqdm(total=len(pairs), desc="classify", unit=" pairs") as bar, torch.inference_mode():
-        for start in range(0, len(order), args.batch_size):
-            rows = order[start : start + args.batch_size]
-            claims, texts = zip(*(pairs[row] for row in rows))
-            batch = tokenizer(list(claims), list(texts), truncation=True, max_length=args.max_length, padding=True,
-                              return_tensors="pt").to(device)
-            probabilities[rows] = model(**batch).logits.float().softmax(dim=1).cpu().numpy()
+    order = head_order(model.config)
+    found, budget = np.empty((len(inputs), 3)), TOKENS["cuda" if model.device.type == "cuda" else "cpu"]
+    with tqdm(total=len(inputs), desc="classify", unit=" pairs") as bar, torch.inference_mode():
+        for rows in batches(np.array([len(one["input_ids"]) for one in inputs]), budget):
+            batch = tokenizer.pad([inputs[row] for row in rows], return_tensors="pt").to(model.device)
+            found[rows] = model.eval()(**batch).logits.float().cpu().numpy()[:, order]
             bar.update(len(rows))
-    return probabilities
+    return found
+
+def head_order(config):
+    """Places of the three LABELS among the outputs of a model."""
+    names = [parse_label(str(config.id2label[place])) for place in range(3)]
+    return [names.index(label) for label in LABELS]
+
+def pool(rows, logits, temperature, how):
+    """Probabilities (pairs, 3) from logits (windows, 3): softmax at a temperature; over the windows of a pair, by how,
+    their mean, or that of the window with most evidence."""
+    from scipy.special import softmax
+    windows = softmax(logits / temperature, axis=1)
+    starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]]) if len(rows) else []
+    parts = np.split(windows, starts[1:])
+    return np.array([part.mean(axis=0) if how == "mean" else part[part[:, 2].argmin()] for part in parts]).reshape(-1, 3)
+
+def probabilities_of(classifier, pairs, args):
+    """Probabilities (pairs, 3) in the order of LABELS, calibrated if the model was."""
+    tokenizer, model = classifier
+    rows, inputs = encode(tokenizer, pairs, args)
+    temperature = getattr(model.config, "stance_temperature", 1.0) if args.calibrate else 1.0
+    return pool(rows, logits_of(tokenizer, model, inputs), temperature, args.windows)
 
 def classify(args):
     """Label every pair of a run with the trained classifier."""
     folder = model_folder(args.model)
     inputs = fingerprints(args.run, args.claims, args.corpus, folder)
-    if up_to_date([args.out], args, inputs):
+    if up_to_date([args.out, *([args.aggregate] if args.aggregate else [])], args, inputs):
         return {"made": []}
-    run, pairs, _, _ = read_pairs(args, args.run, ["claim_id", "abstract_id", "rank", "score"])
-    tokenizer, model, device = load_classifier(folder, args)
-    names = [str(model.config.id2label[place]).upper() for place in range(model.config.num_labels)]
-    if sorted(names) != sorted(LABELS):
-        fail(folder, f"its labels are {', '.join(names)}, not {', '.join(LABELS)}; train a head with: 05_classify.py train")
-    probabilities = predict(tokenizer, model, device, pairs, args)[:, [names.index(label) for label in LABELS]]
+    run, pairs, *texts = read_pairs(args, args.run, ["claim_id", "abstract_id", "rank", "score"])
+    keep = (run["rank"] <= (args.top_k or run["rank"])).to_numpy()
+    run, pairs = run[keep], [pair for pair, kept in zip(pairs, keep) if kept]
+    classifier = open_classifier(args.model, args)
+    probabilities = probabilities_of(classifier, pairs, args)
     labels = [LABELS[place] for place in probabilities.argmax(axis=1)]
-    return write_verdicts(run, labels, probabilities, args, inputs, seed=args.seed, device=str(device))
+    return finish(run, labels, probabilities, texts, classifier, args, inputs, seed=args.seed,
+                  device=str(classifier[1].device))
+
+def combine(args):
+    """Several verdicts on the same pairs as one: by mean probability, or by the label that most of them gave."""
+    inputs = fingerprints(*args.verdicts, args.claims, args.corpus)
+    if up_to_date([args.out, *([args.aggregate] if args.aggregate else [])], args, inputs):
+        return {"made": []}
+    columns = ["claim_id", "abstract_id", "rank", "score", "label", *COLUMNS]
+    tables, texts = [], []
+    for path in args.verdicts:
+        table, _, *texts = read_pairs(args, path, columns)
+        numbers = table[COLUMNS].astype(str).apply(lambda column: np.char.strip(column.to_numpy(str))).to_numpy()
+        try:
+            table[COLUMNS] = numbers.astype(float)
+        except ValueError as error:
+            fail(path, f"{error} among its probabilities; write verdicts with 05_classify.py")
+        tables.append(table.set_index(["claim_id", "abstract_id"], drop=False))
+    for path, table in zip(args.verdicts[1:], tables[1:]):
+        if other := set(table.index) ^ set(tables[0].index):
+            fail(path, f"pair {' '.join(min(other))} is in only one of {args.verdicts[0]} and this; label the same run")
+    tables = [tables[0], *(table.loc[tables[0].index] for table in tables[1:])]
+    mean = np.mean([table[COLUMNS].to_numpy(float) for table in tables], axis=0)
+    votes = np.sum([[[label == name for name in LABELS] for label in table["label"]] for table in tables], axis=0)
+    best = (mean if args.method == "mean" else votes + mean / 10).argmax(axis=1)  # ties go by mean probability
+    classifier = open_classifier(args.evidence_model, args) if args.evidence_model else None
+    return finish(tables[0].reset_index(drop=True), [LABELS[place] for place in best], mean, texts, classifier, args, inputs)
 
 # ----------------------------------------------------------- Train
-def fit(tokenizer, model, device, pairs, labels, args):
-    """Cross-entropy over all weights, AdamW with linear decay; fp16 on a GPU."""
-    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+def class_weights(labels):
+    """Inverse frequencies (3,), scaled so that they sum to 3 (Kiepura & Lam 2025); 0 for a class that is missing."""
+    counts = np.bincount(labels, minlength=3)
+    inverse = np.divide(1.0, counts, out=np.zeros(3), where=counts > 0)
+    return 3 * inverse / inverse.sum()
 
-    examples = [{**tokenizer(*pair, truncation=True, max_length=args.max_length), "labels": label}
-                for pair, label in zip(pairs, labels)]
-    with tempfile.TemporaryDirectory() as folder:
-        how = TrainingArguments(
-            folder, save_strategy="no", report_to="none", logging_strategy="epoch", disable_tqdm=False,
-            num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size, learning_rate=args.lr,
-            seed=args.seed, data_seed=args.seed, fp16=str(device) != "cpu", use_cpu=str(device) == "cpu",
-            dataloader_pin_memory=False)
-        Trainer(model, how, train_dataset=examples, data_collator=DataCollatorWithPadding(tokenizer)).train()
+def focal(logits, labels, weights, gamma=GAMMA):
+    """Mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6); logits (pairs, 3), labels (pairs,)."""
+    log_p = logits.log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
+    return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
+
+def calibrate(logits, labels):
+    """The temperature that makes the labels (pairs,) of a held-out split likeliest (Guo et al. 2017)."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+    def loss(log_temperature):
+        return -log_softmax(logits / np.exp(log_temperature), axis=1)[np.arange(len(labels)), labels].mean()
+    return float(np.exp(minimize_scalar(loss, bounds=(np.log(0.05), np.log(20)), method="bounded").x))
+
+def calibration_error(probabilities, labels, bins=15):
+    """Expected calibration error (Guo et al. 2017): |accuracy - confidence| by bin, weighted by its share of pairs."""
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [(place == b).mean() * abs(right[place == b].mean() - confidence[place == b].mean()) for b in set(place)]
+    return float(sum(gaps))
+
+def held_out(qrels, share, seed):
+    """Which rows (pairs,) are held out for dev: about a share, stratified by label, no claim on both sides."""
+    from sklearn.model_selection import StratifiedGroupKFold
+    folds = round(1 / share)
+    if qrels["claim_id"].nunique() < folds:
+        print(f"warning: fewer than {folds} claims: none is held out, the last epoch is kept", file=sys.stderr)
+        return np.zeros(len(qrels), dtype=bool)
+    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class with fewer pairs than folds is spread as far as it goes
+        _, rows = next(splitter.split(qrels, qrels["label"], qrels["claim_id"]))
+    return np.isin(np.arange(len(qrels)), rows)
+
+def freeze(model, what):
+    """Leave encoder (all but pooler and head), or the embeddings and so many lower layers, as they are."""
+    below = {id(parameter) for parameter in model.base_model.parameters()}
+    for name, parameter in model.named_parameters():
+        layer = re.search(r"\blayers?\.(\d+)\.", name)
+        if what == "encoder":
+            parameter.requires_grad = id(parameter) not in below or "pooler" in name
+        elif what != "none":
+            parameter.requires_grad = not ("embeddings" in name or (layer and int(layer[1]) < int(what)))
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+def unjudged(qrels, run, number):
+    """Pairs to add as NEI: a claim's best ranked abstracts without a label, so many each (+VeriRel 2025's verifier)."""
+    judged = set(zip(qrels["claim_id"], qrels["abstract_id"]))
+    fresh = np.array([pair not in judged for pair in zip(run["claim_id"], run["abstract_id"])], dtype=bool)
+    run = run[run["claim_id"].isin(qrels["claim_id"]) & fresh]
+    return run.groupby("claim_id", sort=False).head(number)[["claim_id", "abstract_id"]].assign(label="NEI")
+
+def fit(tokenizer, model, pairs, labels, dev, folder, args):
+    """Train; the epoch with the best F1 on dev is kept. Returns [{epoch, loss, dev's loss, precision, recall, F1}]."""
+    import torch
+    from sklearn.metrics import precision_recall_fscore_support
+    from transformers import DataCollatorWithPadding, EarlyStoppingCallback, Trainer, TrainingArguments
+
+    order, labels = head_order(model.config), np.array(labels)
+    weights = class_weights(labels)
+
+    def examples(rows):
+        coded = encode(tokenizer, [pairs[row] for row in rows], argparse.Namespace(**vars(args) | {"windows": "none"}))[1]
+        return [{**one, "labels": int(labels[row])} for row, one in zip(rows, coded)]
+
+    def loss_of(outputs, targets, num_items_in_batch=None):
+        logits = outputs["logits"][:, order]
+        if args.loss == "focal":
+            return focal(logits, targets, torch.tensor(weights, dtype=logits.dtype, device=logits.device))
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+    def metrics(outcome):
+        best = outcome.predictions[:, order].argmax(axis=1)
+        found = precision_recall_fscore_support(outcome.label_ids, best, average="weighted", zero_division=0)
+        return dict(zip(("P", "R", "F1"), map(float, found)))
+
+    class Balanced(torch.utils.data.Sampler):
+        """WeightedRandomSampler by inverse class frequency, drawn anew each epoch, the same after a restart."""
+
+        def __len__(self):
+            return len(train_rows)
+
+        def __iter__(self):
+            generator = torch.Generator().manual_seed(args.seed + 1000 * round(trainer.state.epoch or 0))
+            chances = weights[labels[train_rows]]
+            return iter(torch.utils.data.WeightedRandomSampler(chances, len(chances), generator=generator))
+
+    class StanceTrainer(Trainer):
+        def _get_train_sampler(self, *_):
+            return Balanced() if args.sampler == "balanced" else super()._get_train_sampler(*_)
+
+    train_rows, dev_rows = np.flatnonzero(~dev), np.flatnonzero(dev)
+    watched = dict(eval_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="eval_F1") if dev.any() else {}
+    cuda = model.device.type == "cuda"
+    how = TrainingArguments(
+        str(folder), num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size // args.accumulate,
+        gradient_accumulation_steps=args.accumulate, learning_rate=args.lr, lr_scheduler_type=args.schedule, seed=args.seed,
+        data_seed=args.seed, bf16=cuda and torch.cuda.is_bf16_supported(), fp16=cuda and not torch.cuda.is_bf16_supported(),
+        use_cpu=not cuda, save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to=args.report_to,
+        disable_tqdm=False, dataloader_pin_memory=False, per_device_eval_batch_size=64, **watched)
+    trainer = StanceTrainer(
+        model, how, train_dataset=examples(train_rows), eval_dataset=examples(dev_rows) if dev.any() else None,
+        data_collator=DataCollatorWithPadding(tokenizer), compute_loss_func=loss_of, compute_metrics=metrics,
+        callbacks=[EarlyStoppingCallback(args.patience)] if dev.any() else [])
+    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    epochs = {}
+    for line in trainer.state.log_history:
+        known = {"loss": "loss", "eval_loss": "dev_loss", "eval_P": "P", "eval_R": "R", "eval_F1": "F1"}
+        epochs.setdefault(round(line["epoch"], 4), {}).update({known[name]: line[name] for name in line if name in known})
+    return [{"epoch": epoch, **found} for epoch, found in epochs.items() if found]
 
 def train(args):
     """Fine-tune any encoder to tell the three labels apart, on the judged pairs of one split."""
-    folder = model_folder(args.model)
-    inputs = fingerprints(args.qrels, args.claims, args.corpus, folder)
-    if up_to_date([args.out], args, inputs):
+    import pandas as pd
+    if args.freeze not in ("none", "encoder") and not args.freeze.isdigit():
+        fail("--freeze", f"{args.freeze} is neither none, encoder nor a number of layers")
+    if args.batch_size % args.accumulate:
+        fail("--accumulate", f"it does not divide --batch-size {args.batch_size}")
+    folder, curve = model_folder(args.model), f"{args.out}.epochs.tsv"
+    inputs = fingerprints(args.qrels, args.claims, args.corpus, folder, *([args.negatives_run] if args.negatives else []))
+    if up_to_date([args.out, curve], args, inputs):
         return {"made": []}
-    qrels, pairs, _, _ = read_pairs(args, args.qrels, ["claim_id", "abstract_id", "label"])
+    qrels, _, claims, texts = read_pairs(args, args.qrels, ["claim_id", "abstract_id", "label"])
     reject(args.qrels, qrels, ~qrels["label"].isin(LABELS), "TREC qrels judge relevance, not stance; give our TSV")
-    counts = {label: int((qrels["label"] == label).sum()) for label in LABELS}
-    print(f"{len(pairs)} pairs: {counts}")
-    missing = [label for label in LABELS if not counts[label]]
-    if not pairs:
+    if not len(qrels):
         fail(args.qrels, "it holds no pair to train on; take another split")
-    if missing:
+    if missing := [label for label in LABELS if not (qrels["label"] == label).any()]:
         print(f"warning: {args.qrels}: no pair is {' or '.join(missing)}; it cannot be learnt", file=sys.stderr)
-    id2label = dict(enumerate(LABELS))
-    head = dict(num_labels=3, id2label=id2label, label2id={label: place for place, label in id2label.items()},
-                ignore_mismatched_sizes=True)
-    tokenizer, model, device = load_classifier(folder, args, **head)
-    fit(tokenizer, model, device, pairs, [LABELS.index(label) for label in qrels["label"]], args)
-    with written(args.out, args, inputs, pairs=counts, seed=args.seed, device=str(device)) as temporary:
+    if args.negatives:
+        columns = ["claim_id", "abstract_id", "rank", "score"]
+        run = read_table(args.negatives_run, columns, claim_id=claims, abstract_id=texts)
+        qrels = pd.concat([qrels, unjudged(qrels, run, args.negatives)], ignore_index=True)
+    dev = held_out(qrels, args.dev_share, args.seed) if args.dev_share else np.zeros(len(qrels), dtype=bool)
+    counts = {label: int((qrels["label"] == label).sum()) for label in LABELS}
+    print(f"{len(qrels)} pairs: {counts}, {dev.sum()} of them held out")
+    head = {} if head_of(folder) else dict(num_labels=3, id2label=dict(enumerate(LABELS)), ignore_mismatched_sizes=True,
+                                           label2id={label: place for place, label in enumerate(LABELS)})
+    print(f"{folder}: " + ("a new head" if head else f"its own head, {', '.join(head_of(folder))}"))
+    tokenizer, model = load_classifier(folder, args, **head)
+    print(f"{freeze(model, args.freeze):,} parameters are trained")
+    pairs = [(claims[claim], texts[name]) for claim, name in zip(qrels["claim_id"], qrels["abstract_id"])]
+    labels = [LABELS.index(label) for label in qrels["label"]]
+    parts = workplace(Path(f"{args.out}.parts"), args, inputs)
+    epochs, facts = fit(tokenizer, model, pairs, labels, dev, parts, args), {"pairs": counts}
+    if dev.any() and args.calibrate:
+        some, gold = [pair for pair, kept in zip(pairs, dev) if kept], np.array(labels)[dev]
+        rows, coded = encode(tokenizer, some, args)
+        logits = logits_of(tokenizer, model, coded)
+        alone = pool(rows, logits, 1.0, args.windows)
+        model.config.stance_temperature = calibrate(np.log(alone), gold)
+        after = pool(rows, logits, model.config.stance_temperature, args.windows)
+        facts |= {"temperature": model.config.stance_temperature, "ece": calibration_error(alone, gold),
+                  "ece_calibrated": calibration_error(after, gold)}
+        print("temperature {temperature:.3f}: expected calibration error {ece:.3f} -> {ece_calibrated:.3f}".format(**facts))
+    model.config.id2label = dict(enumerate(np.array(LABELS)[np.argsort(head_order(model.config))].tolist()))
+    model.config.label2id = {label: place for place, label in model.config.id2label.items()}
+    with written(curve, args, inputs, **facts) as temporary:
+        pd.DataFrame(epochs).to_csv(temporary, sep="\t", index=False, float_format="%.6g", lineterminator="\n")
+    with written(args.out, args, inputs, seed=args.seed, device=str(model.device), epochs=epochs, **facts) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-    return {"made": [args.out], "pairs": len(pairs)}
+    remove(parts)
+    best = max((epoch.get("F1", 0.0) for epoch in epochs), default=0.0)
+    return {"made": [args.out, curve], "best_F1": best, **facts}
 
 # ----------------------------------------------------------- Language model
 # --- language models: the same block in 04_llm_rerank.py and 05_classify.py
@@ -927,34 +1253,59 @@ def llm(args):
     print(f"{args.model}, {args.strategy}: {len(labels)} pairs, {unusable} without a usable reply, taken as NEI; "
           f"{scored} with probabilities from the model, the others with 1 and 0")
     facts = dict(seed=args.seed, unusable=unusable, scored=scored, **tally)
-    return write_verdicts(run, labels, probabilities, args, inputs, **facts) | facts
+    classifier = open_classifier(args.evidence_model, args) if args.evidence_model else None
+    return finish(run, labels, probabilities, (claims, texts), classifier, args, inputs, **facts)
 
 # ----------------------------------------------------------- Main
 def pair_flags(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
     add("--corpus", default="{data}/corpus.jsonl", help="the abstracts")
+    add("--max-length", type=at_least(8), default=512, help="tokens of claim and abstract together that a classifier reads")
+    add("--windows", choices=("none", "mean", "max"), default="none", help="a longer abstract: cut it, or read it in "
+        "overlapping windows and take their mean, or the one with most evidence")
+    add("--calibrate", action=argparse.BooleanOptionalAction, default=True, help="fit (train) and use a temperature")
+
+def verdict_flags(add):
+    pair_flags(add)
+    add("--min-nei", type=float, default=0.0, help="least share of NEI; the closest calls turn (Ant Bridge: 0.3)")
+    add("--aggregate", help="write one verdict a claim, with the evidence behind it, to this JSONL file, too")
+    add("--dispute", type=float, default=0.25, help="aggregate: share of the evidence that makes a minority a dispute")
 
 def classify_flags(add):
     add("--run", "--in", default="{work}/{split}/llm.tsv", help="the run whose pairs are labelled")
-    pair_flags(add)
-    add("--model", default="{work}/models/classifier", help="classifier with the three labels, folder or hub id")
+    add("--model", default="{work}/models/classifier", help="classifier with the three labels (or NLI's), folder or hub id")
     add("--out", default="{work}/{split}/verdicts.tsv", help="the verdicts")
-    add("--max-length", type=int, default=512, help="tokens kept of claim and abstract together")
-    add("--batch-size", type=int, default=32, help="pairs labelled at once")
+    add("--top-k", type=at_least(0), default=0, help="abstracts labelled a claim; 0: all")
+    verdict_flags(add)
+
+def combine_flags(add):
+    add("verdicts", nargs="+", help="verdicts on the same pairs")
+    add("--out", default="{work}/{split}/verdicts.tsv", help="the combined verdicts")
+    add("--method", choices=("mean", "majority"), default="mean", help="of probabilities, or of labels")
+    add("--evidence-model", help="aggregate: the classifier that picks evidence sentences")
+    verdict_flags(add)
 
 def train_flags(add):
     add("--qrels", "--in", default="{data}/qrels.{split}.tsv", help="the judged pairs")
     pair_flags(add)
-    add("--model", default="data/models/minilm", help="where to start: any encoder, folder or hub id")
+    add("--model", default="data/models/minilm", help="where to start: an encoder or an NLI classifier, folder or hub id")
     add("--out", default="{work}/models/classifier", help="folder of the trained model")
-    add("--epochs", type=int, default=3, help="passes over the pairs")
-    add("--lr", type=float, default=5e-5, help="learning rate, decays linearly to 0 (Kiepura & Lam 2025 take 5e-5)")
-    add("--batch-size", type=int, default=16, help="pairs a step")
-    add("--max-length", type=int, default=512, help="tokens kept of claim and abstract together")
+    add("--epochs", type=float, default=10, help="passes over the pairs")
+    add("--lr", type=float, default=5e-5, help="learning rate")
+    add("--schedule", choices=("constant", "linear"), default="constant", help="how the learning rate goes on")
+    add("--batch-size", type=at_least(1), default=32, help="pairs a step")
+    add("--accumulate", type=at_least(1), default=1, help="parts that a step is computed in, to save memory")
+    add("--freeze", default="none", help="encoder (only pooler and head learn), a number of lower layers, or none")
+    add("--loss", choices=("focal", "cross-entropy"), default="focal", help="focal: gamma 2, weighted by inverse frequency")
+    add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="classes drawn evenly, or pairs as they are")
+    add("--negatives", type=at_least(0), default=0, help="unjudged abstracts added as NEI a claim (+VeriRel: 5, 10, 20)")
+    add("--negatives-run", default="{work}/{split}/bm25.tsv", help="the run that they come from")
+    add("--dev-share", type=float, default=0.1, help="share of the claims held out to choose the epoch; 0: none")
+    add("--patience", type=at_least(1), default=3, help="epochs without a gain on it before training stops")
+    add("--report-to", default="none", help="none, tensorboard, wandb")
 
 def llm_label_flags(add):
     add("--run", "--in", default="{work}/{split}/llm.tsv", help="the run whose pairs are labelled")
-    pair_flags(add)
     add("--out", default="{work}/{split}/llm_verdicts.tsv", help="the verdicts")
     add("--top-k", type=at_least(1), default=10, help="abstracts labelled a claim")
     add("--strategy", choices=STRATEGIES, default="zero-shot-hybrid", help="Kiepura & Lam's four, Ant Bridge's batch, "
@@ -962,10 +1313,13 @@ def llm_label_flags(add):
     add("--pairs-per-prompt", type=at_least(1), default=50, help="batch: pairs in one prompt")
     add("--max-words", type=at_least(1), default=400, help="words of an abstract in the prompt")
     add("--logprobs", action="store_true", help="probabilities from the endpoint's logprobs (in this process: always)")
+    add("--evidence-model", help="aggregate: the classifier that picks evidence sentences")
+    verdict_flags(add)
     llm_flags(add)
 
 def main():
-    run_job(__doc__, {"classify": (classify, classify_flags), "train": (train, train_flags), "llm": (llm, llm_label_flags)})
+    run_job(__doc__, {"classify": (classify, classify_flags), "train": (train, train_flags), "llm": (llm, llm_label_flags),
+                      "combine": (combine, combine_flags)})
 
 if __name__ == "__main__":
     main()

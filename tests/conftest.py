@@ -1,6 +1,7 @@
 """Fixtures: scripts run alone in a folder with only their input files; toy data; the three small models."""
 import contextlib
 import json
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -47,6 +48,30 @@ def tsv(path, header, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["\t".join(header), *("\t".join(map(str, row)) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+def run_in_child(folder, words):
+    """What a killed process does: the script, as a script, in folder."""
+    os.chdir(folder)
+    sys.argv = words
+    log = os.open("child.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    runpy.run_path(words[0], run_name="__main__")
+
+def kill_until(made, folder, words, rng, seconds, most=20):
+    """Run words in folder again and again, killed (-9) after random seconds, most times at most, until made exists."""
+    context, kills = multiprocessing.get_context("forkserver"), 0  # imports once, so that a kill falls on the work
+    context.set_forkserver_preload(["sentence_transformers", "sentence_transformers.sparse_encoder.modules", "pandas"])
+    while not made.exists():
+        child = context.Process(target=run_in_child, args=(folder, words))
+        child.start()
+        child.join(rng.uniform(*seconds) if kills < most else None)
+        if child.is_alive():
+            child.kill()
+            kills += 1
+        child.join()
+        assert kills <= most and child.exitcode in (0, -9), (folder / "child.log").read_text()
+    return kills
 
 @pytest.fixture(scope="session")
 def models():

@@ -1,14 +1,11 @@
 """01_index.py: what is indexed, that it is whole, and what it refuses."""
 import json
-import multiprocessing
-import os
 import random
-import runpy
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import kill_until
 
 SCRIPT = "01_index.py"
 
@@ -218,15 +215,6 @@ def test_finished_shards_are_read_back_and_torn_ones_made_again(load, tmp_path):
     assert [part["rows"].tolist() for part in sharded(tmp_path, 10, 4, make, "x")] == first
     assert made == [0, 4, 8, 4, 8]
 
-def run_in_child(folder, words):
-    """What a killed process does: the script, as a script, in folder."""
-    os.chdir(folder)
-    sys.argv = words
-    log = os.open("child.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    runpy.run_path(words[0], run_name="__main__")
-
 def test_kill_9_twenty_times_ends_in_the_same_bytes(toy, run):
     records = [{"abstract_id": str(row), "abstract": f"Finding {row} on " + "ice and sea level " * (row % 60)}
                for row in range(320)]
@@ -234,19 +222,9 @@ def test_kill_9_twenty_times_ends_in_the_same_bytes(toy, run):
     words = [SCRIPT, "--indexes", "dense", "splade", "--shard-size", "16"]
     whole = run(*words, "--out", "whole", cwd=toy)
     assert whole.returncode == 0, whole.stderr
-    context = multiprocessing.get_context("forkserver")  # imports once, so that a kill falls on the work
-    context.set_forkserver_preload(["sentence_transformers", "sentence_transformers.sparse_encoder.modules", "pandas"])
-    rng, kills, index = random.Random(4), 0, toy / "work/demo/index"
-    while not (index / "splade.meta.json").exists():
-        child = context.Process(target=run_in_child, args=(toy, words))
-        child.start()
-        child.join(rng.uniform(0.4, 1.6) if kills < 20 else None)
-        if child.is_alive():
-            child.kill()
-            kills += 1
-        child.join()
-        assert kills < 21 and (child.exitcode in (0, -9)), (toy / "child.log").read_text()
+    kills = kill_until(toy / "work/demo/index/splade.meta.json", toy, words, random.Random(4), (0.4, 1.6))
     assert kills >= 5, kills  # a fast machine finishes between fewer kills
+    index = toy / "work/demo/index"
     for kind in ("dense", "splade"):
         for path in (toy / "whole" / kind).iterdir():
             if path.name != "meta.json":

@@ -1,11 +1,12 @@
 """03_rerank.py: scores, ensembles, graph, verifier, restart, what is mined, all recipes, and what is refused."""
 import json
+import random
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import tsv
+from conftest import kill_until, tsv
 
 SCRIPT = "03_rerank.py"
 RUN = ["claim_id", "abstract_id", "rank", "score"]
@@ -208,6 +209,21 @@ def test_finished_groups_are_not_scored_again_after_a_crash(load, tmp_path):
     before = len(asked)
     assert call(tmp_path / "a") == resumed and len(asked) == before
 
+def test_kill_9_twenty_times_ends_in_the_same_bytes(toy, run, models):
+    claims = [(f"k{n}", f"claim {n} on ice and " + "sea " * (n % 30)) for n in range(1500)]
+    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
+    rows = [(claim, f"{place:04}", place, 1 / place) for claim, _ in claims for place in range(1, 13)]
+    tsv(toy / "work/demo/test/hybrid.tsv", ["claim_id", "abstract_id", "rank", "score"], rows)
+    tiny(toy / "tiny", models / "minilm")
+    words = [SCRIPT, "--model", "tiny", "--first-stage", "0.5"]
+    whole = run(*words, "--out", "whole.tsv", cwd=toy)
+    assert whole.returncode == 0, whole.stderr
+    out = toy / "work/demo/test/rerank.tsv"
+    kills = kill_until(out, toy, words, random.Random(9), (0.5, 2))
+    assert kills >= 3, kills  # a fast machine finishes between fewer kills
+    assert out.read_bytes() == (toy / "whole.tsv").read_bytes()
+    assert sorted(path.name for path in out.parent.iterdir()) == ["hybrid.tsv", "rerank.tsv", "rerank.tsv.meta.json"]
+
 # ----------------------------------------------------------- Mining
 LABELS = {"a": "SUPPORTS", "b": "REFUTES", "c": "NEI", "d": "NEI", "e": "NEI"}
 RANKED = ["d", "x", "a", "c", "y", "z"]
@@ -256,6 +272,7 @@ def test_dev_measures_by_hand(load):
     (["--recipe", "margin", "--epochs", 1, "--hard", 2, "--easy", 2, "--batch-size", 4], {1}),
     (["--recipe", "pointwise", "--epochs", 1, "--warm-start", "data/models/minilm", "--warm-pairs", 6,
       "--dev-split", "test"], {1}),
+    (["--recipe", "pointwise", "--epochs", 1, "--warm-start", "work/demo/train/hybrid.tsv", "--warm-pairs", 6], {1}),
     (["--recipe", "distil", "--epochs", 1, "--run", "taught.tsv"], {1}),
 ])
 def test_every_recipe_trains_a_model_that_reranks(ready, run, words, phases):

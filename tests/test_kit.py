@@ -10,7 +10,7 @@ from conftest import ROOT
 
 SCRIPTS = ["01_index.py", "02_retrieve.py", "03_rerank.py", "04_llm_rerank.py", "05_classify.py", "06_evaluate.py"]
 JOBS = {"01_index.py": ["graph", "train"], "02_retrieve.py": ["fuse"], "03_rerank.py": ["train"],
-        "05_classify.py": ["train", "llm"]}
+        "05_classify.py": ["train", "llm", "combine"]}
 
 def block(script, first, last):
     text = (ROOT / script).read_text(encoding="utf-8")
@@ -34,9 +34,9 @@ def test_the_block_of_terms_and_vectors_is_the_same_in_both():
     marks = "# --- texts to terms and vectors: the same block", "# --- end of texts to terms and vectors"
     assert len({block(script, *marks) for script in SCRIPTS[:2]}) == 1
 
-def test_the_block_of_batches_and_restarts_is_the_same_in_both():
+def test_the_block_of_batches_and_restarts_is_the_same_in_all_three():
     marks = "# --- batches and restarts: the same block", "# --- end of batches and restarts"
-    assert len({block(script, *marks) for script in ("01_index.py", "03_rerank.py")}) == 1
+    assert len({block(script, *marks) for script in ("01_index.py", "03_rerank.py", "05_classify.py")}) == 1
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_imports_no_other_and_nothing_unsafe(script):
