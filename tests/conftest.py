@@ -73,11 +73,22 @@ def kill_until(made, folder, words, rng, seconds, most=20):
         assert kills <= most and child.exitcode in (0, -9), (folder / "child.log").read_text()
     return kills
 
+def fetch_models():
+    """data/download.py models: nothing to do where they are at hand."""
+    command = [sys.executable, str(ROOT / "data" / "download.py"), "models"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+def pytest_sessionstart(session):
+    """Before tests run side by side: the models are fetched once, and each side keeps to one core."""
+    if hasattr(session.config, "workerinput"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    else:
+        fetch_models()
+
 @pytest.fixture(scope="session")
 def models():
     """data/models/ with minilm, splade-tiny and smollm2; fetched where they are not at hand yet."""
-    command = [sys.executable, str(ROOT / "data" / "download.py"), "models"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = fetch_models()
     assert done.returncode == 0, done.stderr
     return ROOT / "data" / "models"
 
