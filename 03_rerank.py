@@ -808,7 +808,7 @@ def train_one(args):
             return imitate(teacher, claims, texts, np.random.default_rng([args.seed, 0]), args)
 
         encoder, _, curves = phase(parts / "warm", warm_examples, encoder, "warm", claims, texts, 1, evaluator, args)
-    for number, epochs in enumerate(args.epochs, 1):
+    for number, epochs in enumerate([epochs for epochs in args.epochs if epochs], 1):  # 0: the warm start alone
         def examples_of(number=number, encoder=encoder):
             if args.examples:
                 return filter(lambda example: example.get("phase", 1) == number, map(json.loads, open(args.examples, "rb")))
@@ -887,7 +887,8 @@ def train_flags(add):
     add("--pool", choices=("nei", "unjudged", "both"), help="what may be a negative")
     add("--margin", type=float, default=MARGIN, help="margin: by how much a positive should lead")
     add("--sweep", action="store_true", help="margin: the five models of Ant Bridge; give --model LARGE M3")
-    add("--epochs", type=float, nargs="+", help="passes over the examples, phase by phase; by recipe 3 2, 3, 1, 10")
+    add("--epochs", type=float, nargs="+", help="passes over the examples, phase by phase; by recipe 3 2, 3, 1, 10; "
+        "0 leaves it at the warm start")
     add("--lr", type=float, help="learning rate; 2e-5, distil 1e-5")
     add("--batch-size", type=at_least(1), help="examples a step; 16, distil 64")
     add("--gradient-checkpointing", action="store_true", help="less memory, a third more time")

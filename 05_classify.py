@@ -624,6 +624,8 @@ def train(args):
     import pandas as pd
     if args.freeze not in ("none", "encoder") and not args.freeze.isdigit():
         fail("--freeze", f"{args.freeze} is neither none, encoder nor a number of layers")
+    if args.dev_share > 0.5:
+        fail("--dev-share", "more than half of the claims would not be learnt from; take 0.1")
     if args.batch_size % args.accumulate:
         fail("--accumulate", f"it does not divide --batch-size {args.batch_size}")
     folder, curve = model_folder(args.model), f"{args.out}.epochs.tsv"
@@ -1257,6 +1259,12 @@ def llm(args):
     return finish(run, labels, probabilities, (claims, texts), classifier, args, inputs, **facts)
 
 # ----------------------------------------------------------- Main
+def share(text):
+    """For argparse: a number from 0 to 1."""
+    if not 0 <= float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return float(text)
+
 def pair_flags(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
     add("--corpus", default="{data}/corpus.jsonl", help="the abstracts")
@@ -1267,9 +1275,9 @@ def pair_flags(add):
 
 def verdict_flags(add):
     pair_flags(add)
-    add("--min-nei", type=float, default=0.0, help="least share of NEI; the closest calls turn (Ant Bridge: 0.3)")
+    add("--min-nei", type=share, default=0.0, help="least share of NEI; the closest calls turn (Ant Bridge: 0.3)")
     add("--aggregate", help="write one verdict a claim, with the evidence behind it, to this JSONL file, too")
-    add("--dispute", type=float, default=0.25, help="aggregate: share of the evidence that makes a minority a dispute")
+    add("--dispute", type=share, default=0.25, help="aggregate: share of the evidence that makes a minority a dispute")
 
 def classify_flags(add):
     add("--run", "--in", default="{work}/{split}/llm.tsv", help="the run whose pairs are labelled")
@@ -1300,7 +1308,7 @@ def train_flags(add):
     add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="classes drawn evenly, or pairs as they are")
     add("--negatives", type=at_least(0), default=0, help="unjudged abstracts added as NEI a claim (+VeriRel: 5, 10, 20)")
     add("--negatives-run", default="{work}/{split}/bm25.tsv", help="the run that they come from")
-    add("--dev-share", type=float, default=0.1, help="share of the claims held out to choose the epoch; 0: none")
+    add("--dev-share", type=share, default=0.1, help="share of the claims held out to choose the epoch; 0: none")
     add("--patience", type=at_least(1), default=3, help="epochs without a gain on it before training stops")
     add("--report-to", default="none", help="none, tensorboard, wandb")
 

@@ -563,6 +563,11 @@ def test_likelihoods_in_process_are_those_of_the_whole_labels(toy, load, monkeyp
     (["--run", "nowhere.tsv", "--model", "data/models/minilm"], "nowhere.tsv"),
     (["--run", "work/demo/test/hybrid.tsv"], "work/demo/models/classifier"),
     (["train", "--qrels", "nowhere.tsv"], "nowhere.tsv"),
+    (["train", "--freeze", "most"], "--freeze"),
+    (["train", "--accumulate", "5"], "--accumulate"),
+    (["train", "--dev-share", "0.9"], "--dev-share"),
+    (["--run", "work/demo/test/hybrid.tsv", "--min-nei", "2"], "--min-nei"),
+    (["combine", "nowhere.tsv"], "nowhere.tsv"),
     (["llm", "--run", "work/demo/test/hybrid.tsv", "--backend", "transformers", "--model", "data/none"], "data/none"),
 ])
 def test_missing_files_are_refused(toy, run, contents, refused, arguments, word):
