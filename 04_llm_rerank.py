@@ -446,9 +446,7 @@ def load_tokenizer(name):
     return AutoTokenizer.from_pretrained(folder, **where), folder, where
 
 def pieces(request, done):
-    """What may follow the pieces done of a reply: a choice, a number not used yet, the next line with each digit."""
-    if request["kind"] == "label":
-        return [] if done else request["choices"]
+    """What may follow the pieces done of a reply: a number that is not used yet, or the next line with each digit."""
     if len(done) == request["n"]:
         return []
     if request["kind"] == "order":
@@ -465,6 +463,25 @@ def allowed_tokens(request, spelled, end, tokens):
             return sorted({ids[len(tokens)] for ids in ways.values() if ids[: len(tokens)] == tokens}) or [end]
         done, tokens = [*done, whole[0]], tokens[len(ways[whole[0]]) :]
     return [end]
+
+def likelihoods(model, batch, choices):
+    """Probabilities (prompts x choices, lists) of choices (token ids up to the end of the turn) as whole replies.
+
+    The prompts (left-padded) are read once; the choices go on from what the model keeps of them.
+    """
+    import torch
+    rows, width = len(batch["input_ids"]), max(map(len, choices))
+    ids = torch.tensor([[*choice, *[0] * (width - len(choice))] for choice in choices], device=model.device).repeat(rows, 1)
+    known = torch.tensor([[1] * len(choice) + [0] * (width - len(choice)) for choice in choices], device=model.device)
+    known, mask = known.repeat(rows, 1), batch["attention_mask"]
+    out = model(**batch, position_ids=(mask.cumsum(1) - 1).clamp(min=0), use_cache=True, logits_to_keep=1)
+    out.past_key_values.batch_repeat_interleave(len(choices))
+    mask = torch.cat([mask.repeat_interleave(len(choices), 0), known], 1)
+    places = (mask.cumsum(1) - 1)[:, -width:]
+    after = model(input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=out.past_key_values).logits
+    logits = torch.cat([out.logits.repeat_interleave(len(choices), 0), after[:, :-1]], 1).float().log_softmax(-1)
+    sums = (logits.gather(2, ids[:, :, None])[:, :, 0] * known).sum(1)
+    return sums.reshape(rows, len(choices)).softmax(1).tolist()
 
 def open_model(args):
     """The same by a model in this process, greedily: replies cannot leave their form. Requests that wait together are
@@ -491,42 +508,36 @@ def open_model(args):
         return tokenizer(chat + opening, add_special_tokens=False)["input_ids"]
 
     def answers(requests):
-        """Of one kind. Labels: a beam search that keeps them all gives the likelihood of each as a whole reply."""
+        """Of requests of one kind."""
         import torch
         (tokenizer, model), kind = loaded(), requests[0]["kind"]
         spelled = functools.cache(lambda text: tokenizer(text, add_special_tokens=False)["input_ids"])
         prompts = [prompt_ids(request) for request in requests]
         batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(model.device)
         start, end = batch["input_ids"].shape[1], tokenizer.eos_token_id
+        if kind == "label":
+            choices = requests[0]["choices"]
+            with torch.inference_mode():
+                chances = likelihoods(model, batch, [[*spelled(choice), end] for choice in choices])
+            return [(choices[row.index(max(row))], [len(prompt), 1], row) for row, prompt in zip(chances, prompts)]
         how = dict(max_new_tokens=args.max_tokens or max(request["limit"] for request in requests))
-        if kind in ("label", "order", "digits"):
-            how = dict(max_new_tokens=16 * requests[0].get("n", 1), eos_token_id=end)
+        if kind == "letters":
+            how = dict(max_new_tokens=1, output_logits=True)
+        elif kind != "text":
+            how = dict(max_new_tokens=16 * requests[0]["n"], eos_token_id=end)
             how["prefix_allowed_tokens_fn"] = lambda row, ids: allowed_tokens(
                 requests[row], spelled, end, ids[start:].tolist())
-        if kind == "label":
-            n = len(requests[0]["choices"])
-            how |= dict(num_beams=n, num_return_sequences=n, length_penalty=0.0, early_stopping=True)
-        elif kind == "letters":
-            how = dict(max_new_tokens=1, output_logits=True)
         with torch.inference_mode():
             out = model.generate(**batch, **how, do_sample=False, pad_token_id=tokenizer.pad_token_id,
-                                 return_dict_in_generate=True, output_scores=kind == "label")
-        replies = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
-        used = [[len(prompt), 1] for prompt in prompts]
+                                 return_dict_in_generate=True)
         if kind == "letters":
             first = out.logits[0][:, [spelled(chr(65 + place))[0] for place in range(26)]].float()
             orders = [row[: one["n"]].argsort(descending=True, stable=True).tolist() for row, one in zip(first, requests)]
-            return [(" > ".join(f"[{place + 1}]" for place in order), count, None) for order, count in zip(orders, used)]
-        if kind == "label":
-            found = []
-            for row, request in enumerate(requests):
-                sums = dict(zip(replies[row * n :][:n], out.sequences_scores[row * n :][:n].tolist()))
-                chances = np.array([sums.get(choice, -np.inf) for choice in request["choices"]])
-                chances = np.exp(chances - chances.max()) / np.exp(chances - chances.max()).sum()
-                found.append((request["choices"][chances.argmax()], used[row], chances.tolist()))
-            return found
-        ends = (out.sequences[:, start:] != tokenizer.pad_token_id).sum(1).tolist()
-        return [(reply, [count[0], length], None) for reply, count, length in zip(replies, used, ends)]
+            replies, ends = [" > ".join(f"[{place + 1}]" for place in order) for order in orders], [1] * len(orders)
+        else:
+            replies = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
+            ends = (out.sequences[:, start:] != tokenizer.pad_token_id).sum(1).tolist()
+        return [(reply, [len(prompt), length], None) for reply, prompt, length in zip(replies, prompts, ends)]
 
     waiting = []  # (request, what was kept, future)
 

@@ -92,6 +92,20 @@ def models():
     assert done.returncode == 0, done.stderr
     return ROOT / "data" / "models"
 
+@pytest.fixture(scope="session")
+def smollm(models, tmp_path_factory):
+    """SmolLM2 as a folder of transformers: its GGUF file takes half a minute to unpack, each time."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, file = tmp_path_factory.mktemp("models") / "smollm2", next((models / "smollm2").glob("*.gguf"))
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    unpacked = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    unpacked.config.__dict__.pop("quantization_config", None)
+    model = AutoModelForCausalLM.from_config(unpacked.config)
+    model.load_state_dict(unpacked.state_dict())
+    model.save_pretrained(folder)
+    return folder
+
 @pytest.fixture
 def toy(tmp_path, models):
     """A folder with data/demo/ (12 abstracts, 5 claims), data/models, and a hybrid run of each split."""

@@ -518,8 +518,9 @@ def test_a_hostile_abstract_gets_a_label_of_the_set(toy, run, endpoint):
     done = label(run, toy, server, "--top-k", 2)
     assert done.returncode == 0 and set(verdicts_of(toy)["label"]) == {"NEI"} and facts_of(done)["unusable"] == 6
 
-def test_the_packaged_model_always_answers_with_a_label(toy, run):
-    command = (SCRIPT, "llm", "--run", "work/demo/test/hybrid.tsv", "--backend", "transformers", "--max-words", 10)
+def test_the_packaged_model_always_answers_with_a_label(toy, run, smollm):
+    command = (SCRIPT, "llm", "--run", "work/demo/test/hybrid.tsv", "--backend", "transformers", "--model", smollm,
+               "--max-words", 10)
     done = run(*command, "--top-k", 2, cwd=toy)
     assert done.returncode == 0, done.stderr
     verdicts = verdicts_of(toy)
@@ -530,11 +531,10 @@ def test_the_packaged_model_always_answers_with_a_label(toy, run):
     batch = run(*command, "--top-k", 1, "--strategy", "batch", cwd=toy)
     assert facts_of(batch)["unusable"] == 0 and facts_of(batch)["calls"] == 1, batch.stderr
 
-def test_likelihoods_in_process_are_those_of_the_whole_labels(toy, load, monkeypatch):
+def test_likelihoods_in_process_are_those_of_the_whole_labels(load, smollm):
     import torch
-    monkeypatch.chdir(toy)
     kit = load(SCRIPT)
-    args = SimpleNamespace(model="data/models/smollm2", device="cpu", max_tokens=0, seed=1)
+    args = SimpleNamespace(model=str(smollm), device="cpu", max_tokens=0, seed=1)
     chats = [[{"role": "user", "content": "Is ice cold? Answer SUPPORTS, REFUTES or NEI." + " Say it." * n}] for n in (0, 5)]
     requests = [{"messages": chat, "kind": "label", "choices": LABELS, "limit": 16} for chat in chats]
 
