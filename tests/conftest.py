@@ -175,7 +175,8 @@ def refused(contents):
 
 class Endpoint:
     """An OpenAI-compatible server on this machine. It answers what reply(prompt) returns: a text, (status, text), or a
-    dict of status, text, headers, raw (bytes in place of a completion), logprobs, drop (hang up without an answer)."""
+    dict of status, text, headers, raw (bytes in place of a completion), logprobs, sleep (seconds before it answers), drop
+    (hang up without an answer)."""
 
     def __init__(self, reply, delay=0):
         self.asked, self.answered, endpoint = [], [], self
@@ -189,6 +190,7 @@ class Endpoint:
                 answer = reply(prompt)
                 answer = {"text": answer} if isinstance(answer, str) else answer
                 answer = dict(zip(("status", "text"), answer)) if isinstance(answer, tuple) else answer
+                time.sleep(answer.get("sleep", 0))
                 if answer.get("drop"):
                     self.close_connection = True
                     return self.connection.close()

@@ -195,7 +195,8 @@ def many(toy, number):
 FAULTS = [  # what a server may do, by turns
     {"status": 429, "text": "slow down", "headers": {"Retry-After": "0.2"}}, {"status": 500, "text": "oops"}, {"drop": True},
     {"raw": b'{"choices": [{"mess'}, {"status": 408, "text": "time"}, {"raw": b"<html>busy</html>"},
-    {"raw": b'{"choices": []}'}, {"status": 503, "text": "overloaded"}, {"status": 409, "text": "locked"}]
+    {"raw": b'{"choices": []}'}, {"status": 503, "text": "overloaded"}, {"status": 409, "text": "locked"},
+    {"status": 500, "text": "too late", "sleep": 4}]
 
 def test_200_claims_through_faults_lose_none_and_pay_none_twice(toy, run, endpoint):
     many(toy, 200)
@@ -208,7 +209,7 @@ def test_200_claims_through_faults_lose_none_and_pay_none_twice(toy, run, endpoi
         return next(oddities) if rng.random() < 0.05 else last_first(prompt)
 
     server = endpoint(moody)
-    done = call(run, toy, server, "--alpha", 0)
+    done = call(run, toy, server, "--alpha", 0, "--timeout", 2)
     assert done.returncode == 0, done.stderr
     assert len(server.asked) > 220 and len(server.answered) == len(set(server.answered)) == 200
     found, before = result(toy), pd.read_csv(toy / "work/demo/test/hybrid.tsv", sep="\t", dtype=str)
@@ -223,7 +224,7 @@ def test_200_claims_through_faults_lose_none_and_pay_none_twice(toy, run, endpoi
         backwards += ranked == names[::-1][:10]
     assert backwards == facts["replies"]["perfect"]
     assert (toy / "work/demo/test/llm.replies.jsonl").stat().st_size < 2_000_000  # the ten megabytes are cut
-    again = call(run, toy, server, "--alpha", 0, "--force")
+    again = call(run, toy, server, "--alpha", 0, "--timeout", 2, "--force")
     assert json.loads(again.stdout.splitlines()[-1])["kept"] == 200 and len(server.answered) == 200
 
 def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, run, endpoint):
