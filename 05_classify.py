@@ -42,6 +42,7 @@ import numpy as np
 
 VERDICTS = ("SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION")
 GAMMA = 2.0                                # Kiepura & Lam 2025, section 4.2.2
+CALIBRATE = 30                             # held-out pairs, at least, to fit a temperature on
 GROUP = 1024                               # pairs tokenised at once
 PADDING = 0.05                             # largest share of a batch that may be padding
 TOKENS = {"cpu": 2_048, "cuda": 32_768}    # tokens a batch
@@ -654,7 +655,9 @@ def train(args):
     labels = [LABELS.index(label) for label in qrels["label"]]
     parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     epochs, facts = fit(tokenizer, model, pairs, labels, dev, parts, args), {"pairs": counts}
-    if dev.any() and args.calibrate:
+    if args.calibrate and dev.sum() < CALIBRATE:
+        print(f"warning: {dev.sum()} pairs held out are too few to calibrate on; {CALIBRATE} would do", file=sys.stderr)
+    elif args.calibrate:
         some, gold = [pair for pair, kept in zip(pairs, dev) if kept], np.array(labels)[dev]
         rows, coded = encode(tokenizer, some, args)
         logits = logits_of(tokenizer, model, coded)

@@ -309,12 +309,12 @@ def larger(toy, claims=24):
     ["--freeze", "encoder"], ["--loss", "cross-entropy", "--sampler", "shuffle", "--schedule", "linear", "--accumulate", 2],
     ["--negatives", 1, "--negatives-run", "r.tsv", "--windows", "max", "--max-length", 16]])
 def test_training_writes_its_epochs_and_calibrates(toy, run, models, words):
-    larger(toy)
+    larger(toy, 40)
     nli(toy / "nli", models / "minilm", NLI)
     tsv(toy / "r.tsv", ["claim_id", "abstract_id", "rank", "score"], [("t0", "0001", 1, 2), ("t0", "0009", 2, 1)])
-    done = run(SCRIPT, "train", "--model", "nli", "--epochs", 3, "--batch-size", 8, *words, cwd=toy)
+    done = run(SCRIPT, "train", "--model", "nli", "--epochs", 3, "--batch-size", 8, "--dev-share", 0.3, *words, cwd=toy)
     assert done.returncode == 0, done.stderr
-    assert f"{72 + ('--negatives' in words)} pairs" in done.stdout and "expected calibration error" in done.stdout
+    assert f"{120 + ('--negatives' in words)} pairs" in done.stdout and "expected calibration error" in done.stdout
     epochs = read(toy / "work/demo/models/classifier.epochs.tsv")
     assert epochs["epoch"].tolist() == [1, 2, 3] and {"loss", "dev_loss", "P", "R", "F1"} <= set(epochs)
     config = json.loads((toy / "work/demo/models/classifier/config.json").read_text())
