@@ -487,9 +487,8 @@ def combine(args):
     tables, texts = [], []
     for path in args.verdicts:
         table, _, *texts = read_pairs(args, path, columns)
-        numbers = table[COLUMNS].astype(str).apply(lambda column: np.char.strip(column.to_numpy(str))).to_numpy()
         try:
-            table[COLUMNS] = numbers.astype(float)
+            table[COLUMNS] = table[COLUMNS].astype(float)
         except ValueError as error:
             fail(path, f"{error} among its probabilities; write verdicts with 05_classify.py")
         tables.append(table.set_index(["claim_id", "abstract_id"], drop=False))
