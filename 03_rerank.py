@@ -82,10 +82,17 @@ def read_table(path, columns, **known):
         table = pd.read_csv(path, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig", **shape)
     except (OSError, ValueError) as error:
         fail(path, f"{getattr(error, 'strerror', None) or error}; give a table with the columns {', '.join(columns)}")
-    if not isinstance(table.index, pd.RangeIndex) or not set(columns) <= set(table):
+    if not isinstance(table.index, pd.RangeIndex):
+        fail(f"{path}:1", "the rows have more fields than the header; mend the header")
+    table.index += 1 if trec else 2
+    return check_table(path, table, columns, trec, **known)
+
+def check_table(path, table, columns, trec=False, **known):
+    """What read_table refuses and mends; table is indexed by line."""
+    import pandas as pd
+    if not set(columns) <= set(table):
         found = ", ".join(map(str, table))
         fail(f"{path}:1", f"the columns {', '.join(columns)} are wanted, {found} found; mend the header")
-    table.index += 1 if trec else 2
     table = table[(table != "").any(axis=1)].copy()
     ids = [column for column in columns if column.endswith("_id")]
     reject(path, table, (table[ids] == "").any(axis=1), "an id is empty; fill it in or remove the row")
@@ -187,29 +194,6 @@ def written(path, args, inputs, **facts):
     finally:
         remove(temporary, f"{temporary}.meta.json")
 
-def model_folder(name):
-    """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    try:
-        return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
-    except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and no such model on the hub ({type(error).__name__}); see data/download.py --help")
-
-@contextlib.contextmanager
-def ticking(what):
-    """While something without a progress bar goes on (imports, loading), say so every three seconds."""
-    done = threading.Event()
-    def tick(seconds=0):
-        print(f"{what} ... {seconds} s", file=sys.stderr, flush=True)
-        done.wait(3) or tick(seconds + 3)
-    threading.Thread(target=tick, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-
 def spent():
     """Seconds and peak memory (MiB) of this process so far."""
     unit = 1024 if sys.platform == "linux" else 1024**2
@@ -253,6 +237,31 @@ def run_job(doc, jobs):
     except KeyboardInterrupt:
         sys.exit(130)
 # --- end of helpers
+
+# --- models: the same block in all scripts that load one
+def model_folder(name):
+    """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""
+    if Path(name).is_dir():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+    try:
+        return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
+    except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
+        fail(name, f"no such folder, and no such model on the hub ({type(error).__name__}); see data/download.py --help")
+
+@contextlib.contextmanager
+def ticking(what):
+    """While something without a progress bar goes on (imports, loading), say so every three seconds."""
+    done = threading.Event()
+    def tick(seconds=0):
+        print(f"{what} ... {seconds} s", file=sys.stderr, flush=True)
+        done.wait(3) or tick(seconds + 3)
+    threading.Thread(target=tick, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+# --- end of models
 
 # --- batches and restarts: the same block in 01_index.py, 03_rerank.py and 05_classify.py
 def workplace(folder, args, inputs):

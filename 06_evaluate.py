@@ -1,30 +1,65 @@
 """
-Score runs and verdicts against the judgements, exactly as the organisers of the shared tasks do.
+Score runs and verdicts as organisers, reviewers and trec_eval do; compare runs, show them, hand them in.
 
-Reads   runs and verdicts (02 to 05; TREC runs too), data/NAME/qrels.SPLIT.tsv
-Writes  work/NAME/SPLIT/metrics.tsv, one row a run, and metrics.json, the same at full precision
+Reads   runs and verdicts (02 to 05, TREC runs, ClimateCheck's CSV, CheckThat's TSV), data/NAME/qrels.SPLIT.tsv
+Writes  work/NAME/SPLIT/metrics.tsv: a row a run; .json the same at full precision, .md and .tex for papers
+        metrics.cells.tsv: a row a run and measure, with interval, difference from the first run, and p-values
+        metrics.claims.tsv: a row a run and claim; metrics.curves.tsv: recall, and first evidence found, by rank
+        --report FILE.html: all of it on one page, with plots, and every claim's rankings side by side
+        pool: the pairs that are worth judging next; merge: qrels with the labels that came back
+        submission: the file and zip of a shared task, checked
 Prints  the table; then one line of JSON, last on stdout
 
 Examples
-    python 06_evaluate.py
-    python 06_evaluate.py work/demo/test/hybrid.tsv work/demo/test/rerank.tsv
-    python 06_evaluate.py verdicts.tsv --qrels gold.tsv --measures climatecheck2025 climatecheck2026
+    python 06_evaluate.py --report work/demo/test/report.html
+    python 06_evaluate.py work/demo/test/hybrid.tsv work/demo/test/rerank.tsv --measures climatecheck2026 trec P@5
+    python 06_evaluate.py --ablation work/demo/ablation --resamples 10000
+    python 06_evaluate.py submission work/demo/test/verdicts.tsv --task climatecheck2025
+    python 06_evaluate.py pool work/demo/test/hybrid.tsv work/demo/test/rerank.tsv --min-runs 2 --depth 10
+    python 06_evaluate.py merge work/demo/test/pool.tsv --out qrels.more.tsv
 """
 import argparse
 import contextlib
 import hashlib
+import html
+import io
 import json
 import os
+import re
 import resource
 import shutil
 import sys
-import threading
 import time
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 STAGES = ("bm25", "dense", "splade", "hybrid", "rerank", "llm", "verdicts", "llm_verdicts")  # the order of the pipeline
+MEASURES = {  # a shared task's or a tool's table; --measures takes these names, their columns, and any of ir-measures
+    "climatecheck2025": ("R@2", "R@5", "R@10", "B-Pref", "Subtask I", "Judged@10", "P", "R", "F1", "Subtask II"),
+    "climatecheck2026": ("R@2", "R@5", "B-Pref", "Retrieval 2026", "Judged@5", "P", "R", "F1", "Verification 2026"),
+    "checkthat": ("MRR@1", "MRR@5", "MRR@10", "R@5", "R@10"),
+    "verirel": (*(f"{kind}R@{k}" for kind in ("pooled ", "") for k in (1, 3, 5, 10, 20, 50)),
+                "abstract P", "abstract R", "abstract F1"),
+    "trec": ("nDCG@10", "MAP", "RR", "B-Pref (trec_eval)", "Judged@10"),
+}
+COMPOSED = {  # how the organisers make one number of several
+    "Subtask I": (np.mean, ("R@2", "R@5", "R@10", "B-Pref")), "Subtask II": (np.sum, ("F1", "R@10")),
+    "Retrieval 2026": (np.mean, ("R@5", "B-Pref")), "Verification 2026": (np.sum, ("F1", "R@5")),
+}
+MEANT = {
+    "R": "recall of the three labels, weighted by support", "R@k": "share of a claim's evidence, mean over claims",
+    "pooled R@k": "share of all evidence pairs (+VeriRel, eq. 7)", "B-Pref": "the organisers': n / R inside the term",
+    "B-Pref (trec_eval)": "n / min(R, N) inside the term", "P": "weighted by support", "F1": "weighted by support",
+    "abstract F1": "SciFact: evidence found with its label", "Judged@k": "share of the first k that is judged",
+}
+UNJUDGED, NOTHING = -1, -2  # at a rank: an abstract without judgement; no abstract any more
+ALPHA = 0.05  # what counts as significant
+SIGNIFICANT = "differs from the first run, p < 0.05 (paired randomisation over claims, Holm)."
+DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)  # of the curves (Kiepura & Lam, Table 7)
+RENAMED = {"abstract_original_index": "abstract_id", "annotation": "label", "post_id": "claim_id", "cord_uid": "abstract_id"}
 
 # --- helpers: the same block in all six scripts
 LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
@@ -58,10 +93,17 @@ def read_table(path, columns, **known):
         table = pd.read_csv(path, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig", **shape)
     except (OSError, ValueError) as error:
         fail(path, f"{getattr(error, 'strerror', None) or error}; give a table with the columns {', '.join(columns)}")
-    if not isinstance(table.index, pd.RangeIndex) or not set(columns) <= set(table):
+    if not isinstance(table.index, pd.RangeIndex):
+        fail(f"{path}:1", "the rows have more fields than the header; mend the header")
+    table.index += 1 if trec else 2
+    return check_table(path, table, columns, trec, **known)
+
+def check_table(path, table, columns, trec=False, **known):
+    """What read_table refuses and mends; table is indexed by line."""
+    import pandas as pd
+    if not set(columns) <= set(table):
         found = ", ".join(map(str, table))
         fail(f"{path}:1", f"the columns {', '.join(columns)} are wanted, {found} found; mend the header")
-    table.index += 1 if trec else 2
     table = table[(table != "").any(axis=1)].copy()
     ids = [column for column in columns if column.endswith("_id")]
     reject(path, table, (table[ids] == "").any(axis=1), "an id is empty; fill it in or remove the row")
@@ -163,29 +205,6 @@ def written(path, args, inputs, **facts):
     finally:
         remove(temporary, f"{temporary}.meta.json")
 
-def model_folder(name):
-    """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    try:
-        return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
-    except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and no such model on the hub ({type(error).__name__}); see data/download.py --help")
-
-@contextlib.contextmanager
-def ticking(what):
-    """While something without a progress bar goes on (imports, loading), say so every three seconds."""
-    done = threading.Event()
-    def tick(seconds=0):
-        print(f"{what} ... {seconds} s", file=sys.stderr, flush=True)
-        done.wait(3) or tick(seconds + 3)
-    threading.Thread(target=tick, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
-
 def spent():
     """Seconds and peak memory (MiB) of this process so far."""
     unit = 1024 if sys.platform == "linux" else 1024**2
@@ -230,131 +249,809 @@ def run_job(doc, jobs):
         sys.exit(130)
 # --- end of helpers
 
-# ----------------------------------------------------------- Retrieval
-def recall(ranked, relevant, k):
-    """Share of a claim's relevant abstracts (a non-empty set) among its first k ranks."""
-    return len(relevant.intersection(ranked[:k])) / len(relevant)
+# ----------------------------------------------------------- Reading what others write
+def recognise(path):
+    """The format of a table, by its first line: tsv (ours), trec, climatecheck (CSV) or checkthat (ids in a list)."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            head = file.readline().rstrip("\n")
+    except OSError as error:
+        fail(path, f"{error.strerror}; name a run, verdicts or qrels")
+    if "\t" not in head and "," in head:
+        return "climatecheck"
+    if "post_id" in head.split("\t"):
+        return "checkthat"
+    return "tsv" if "claim_id" in head.split("\t") else "trec"
 
-def bpref(ranked, relevant, nonrelevant):
-    """B-Pref of one claim as the ClimateCheck organisers compute it; both sets are non-empty.
+def read_any(path, columns, form="auto"):
+    """A table in any FORMAT with at least these columns; label is kept where a run has one."""
+    import pandas as pd
 
-    Walk down the ranks with n, the judged non-relevant abstracts so far, capped at R = |relevant|: every
-    relevant one adds 1 - n / R; the sum is divided by R. (trec_eval divides n by min(R, N) instead.)
+    form = recognise(path) if form == "auto" else form
+    if form in ("tsv", "trec"):
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            label = ["label"] if form == "tsv" and "label" in file.readline().rstrip("\n").split("\t") else []
+        return read_table(path, list(dict.fromkeys([*columns, *label])))
+    try:
+        sep = "," if form == "climatecheck" else "\t"
+        table = pd.read_csv(path, dtype=str, na_filter=False, encoding="utf-8-sig", sep=sep)
+    except (OSError, ValueError) as error:
+        fail(path, f"{error}; is it of the format {form}? see --format")
+    table = table.rename(columns=RENAMED).rename(columns=str.strip)
+    table.index += 2
+    if "preds" in table:
+        table["abstract_id"] = table["preds"].str.findall(r"[^\s\[\]'\",]+")
+        table = table.explode("abstract_id").dropna(subset=["abstract_id"])
+        table["rank"] = (table.groupby("claim_id").cumcount() + 1).astype(str)
+    if "rank" in table and "score" not in table:
+        table["score"] = "-" + table["rank"]
+    truth = form == "checkthat" and "label" in columns and "label" not in table  # the paper that a post is about
+    table = table.assign(label="1") if truth else table
+    return check_table(path, table, list(dict.fromkeys([*columns, *({"label"} & set(table))])), trec=truth)
+
+FORMATS = ("auto", "tsv", "trec", "climatecheck", "checkthat")
+RUN, QRELS = ["claim_id", "abstract_id", "rank", "score"], ["claim_id", "abstract_id", "label"]
+
+def match(path, run, gold, column):
+    """Refuse ids that mean the same and are written otherwise (7 and 7.0), which would silently score 0."""
+    import pandas as pd
+
+    known = getattr(gold, f"{column}s")
+    here = pd.Index(run[column].unique())
+    if here.isin(known).any() or not len(here):
+        return
+    ours, theirs = (pd.to_numeric(pd.Series(ids), errors="coerce").dropna() for ids in (here, known))
+    if column == "claim_id" or ours.isin(theirs).any():
+        fail(path, f"no {column} of it stands in the qrels ({here[0]} here, {known[0]} there); write ids alike in both")
+
+def read_run(path, gold, form):
+    """A run whose claims the qrels know, and its counts: claims without a row, claims unknown, ranks against scores."""
+    run = read_any(path, RUN, form)
+    match(path, run, gold, "claim_id")
+    known = run["claim_id"].isin(gold.claim_ids)
+    counts = {"claims_missing": len(gold.claim_ids) - run["claim_id"][known].nunique(),
+              "claims_unknown": run["claim_id"][~known].nunique()}
+    run = run[known]
+    match(path, run, gold, "abstract_id")
+    rising = (run["score"].diff() > 0) & ~run["claim_id"].ne(run["claim_id"].shift())
+    counts["scores_rising"] = run["claim_id"][rising].nunique()
+    for count, what in zip(counts.values(), (
+            "of the qrels have no row: 0 in recall, out of B-Pref", "are not in the qrels; left out",
+            "have scores that rise with the rank; the ranks count")):
+        if count:
+            print(f"warning: {path}: {count} claims {what}", file=sys.stderr)
+    return run, counts
+
+# ----------------------------------------------------------- Judgements by rank
+def gold_of(qrels):
+    """Qrels made ready: claim_ids, abstract_ids, sorted keys of pairs and their labels' places, R and N by claim.
+
+    R counts a claim's relevant abstracts, N those that were judged and are not; both are float arrays [claims].
     """
-    total, n = 0.0, 0
-    for name in ranked:
-        if name in relevant:
-            total += 1 - n / len(relevant)
-        elif name in nonrelevant:
-            n = min(n + 1, len(relevant))
-    return total / len(relevant)
+    import pandas as pd
 
-def retrieval_measures(run, qrels, ks=(2, 5, 10)):
-    """R@k: mean over the claims with a relevant abstract; a claim without rows counts 0. B-Pref: mean over the
-    submitted claims with relevant and with judged non-relevant abstracts. NaN where there is no such claim."""
-    ranked = {claim: list(rows) for claim, rows in run.groupby("claim_id", sort=False)["abstract_id"]}
-    found, bprefs = {k: [] for k in ks}, []
-    for claim, rows in qrels.groupby("claim_id", sort=False):
-        relevant = set(rows["abstract_id"][rows["label"] != "NEI"])
-        nonrelevant = set(rows["abstract_id"][rows["label"] == "NEI"])
-        if relevant:
-            for k in ks:
-                found[k].append(recall(ranked.get(claim, []), relevant, k))
-        if relevant and nonrelevant and claim in ranked:
-            bprefs.append(bpref(ranked[claim], relevant, nonrelevant))
-    columns = {f"R@{k}": found[k] for k in ks} | {"B-Pref": bprefs}
-    return {name: float(np.mean(values)) if values else float("nan") for name, values in columns.items()}
+    claims, abstracts = pd.Index(qrels["claim_id"].unique()), pd.Index(qrels["abstract_id"].unique())
+    rows = claims.get_indexer(qrels["claim_id"])
+    keys = rows * len(abstracts) + abstracts.get_indexer(qrels["abstract_id"])
+    labels = qrels["label"].replace({"RELEVANT": LABELS[0]}).map(LABELS.index).to_numpy(np.int8)
+    order = np.argsort(keys)
+    counts = [np.bincount(rows, kind, len(claims)).astype(float) for kind in (labels < 2, labels == 2)]
+    return SimpleNamespace(claim_ids=claims, abstract_ids=abstracts, keys=keys[order], labels=labels[order],
+                           R=counts[0], N=counts[1], stance="RELEVANT" not in set(qrels["label"]))
 
-# ----------------------------------------------------------- Stance
-def stance_measures(verdicts, qrels):
-    """Precision, recall and F1, weighted by support, over the submitted pairs that are judged (scikit-learn)."""
-    from sklearn.metrics import precision_recall_fscore_support
+def judge(run, gold):
+    """What stands at each rank: gold labels and the run's labels, both [claims, depth] int8, as places in LABELS;
+    UNJUDGED where there is none, NOTHING past a run's end."""
+    rows, ranks = gold.claim_ids.get_indexer(run["claim_id"]), run["rank"].to_numpy(int) - 1
+    columns = gold.abstract_ids.get_indexer(run["abstract_id"])
+    keys = np.where(columns < 0, -1, rows * len(gold.abstract_ids) + columns)
+    places = np.minimum(np.searchsorted(gold.keys, keys), len(gold.keys) - 1)
+    labels = np.where(gold.keys[places] == keys, gold.labels[places], UNJUDGED)
+    found = np.full((len(gold.claim_ids), int(ranks.max(initial=0)) + 1), NOTHING, np.int8)
+    said = found.copy()
+    found[rows, ranks] = labels
+    if "label" in run:
+        said[rows, ranks] = run["label"].map({label: place for place, label in enumerate(LABELS)})
+    return found, said
 
-    both = verdicts.merge(qrels, on=["claim_id", "abstract_id"], suffixes=("", "_gold"))
-    if "label" not in verdicts or "RELEVANT" in set(qrels["label"]) or not len(both):
-        return {"judged": len(both)}
-    precision, recall, f1, _ = precision_recall_fscore_support(
-        both["label_gold"], both["label"], average="weighted", zero_division=0)
-    return {"judged": len(both), "P": float(precision), "R": float(recall), "F1": float(f1)}
+def condense(found):
+    """The same without what nobody judged: the condensed lists of Sakai 2007, in their old order."""
+    order = np.argsort(found < 0, axis=1, kind="stable")
+    found = np.take_along_axis(found, order, axis=1)
+    return np.where(found < 0, NOTHING, found)
 
-# ----------------------------------------------------------- Shared tasks
-def climatecheck2025(run, qrels):
-    """Subtask I = mean(R@2, R@5, R@10, B-Pref); Subtask II = F1 + R@10."""
-    row = retrieval_measures(run, qrels)
-    row["Subtask I"] = float(np.mean(list(row.values())))
-    row |= stance_measures(run, qrels)
-    return row | ({"Subtask II": row["F1"] + row["R@10"]} if "F1" in row else {})
+# ----------------------------------------------------------- Measures of a claim
+# Each is a fraction by claim, (numerator, denominator), both [claims]. Over claims both are summed, then divided: a
+# denominator of 1 makes a mean over claims, of 0 leaves a claim out.
+def evidence(found):
+    return (found == 0) | (found == 1)  # SUPPORTS or REFUTES
 
-def climatecheck2026(run, qrels):
-    """Retrieval 2026 = mean(R@5, B-Pref); Verification 2026 = F1 + R@5."""
-    row = retrieval_measures(run, qrels, (2, 5))
-    row["Retrieval 2026"] = float(np.mean([row["R@5"], row["B-Pref"]]))
-    row |= stance_measures(run, qrels)
-    return row | ({"Verification 2026": row["F1"] + row["R@5"]} if "F1" in row else {})
+def mean_of(values, counted):
+    """The fraction of a plain mean over the claims that count."""
+    return np.where(counted, values, 0.0), counted.astype(float)
 
-MEASURES = {"climatecheck2025": climatecheck2025, "climatecheck2026": climatecheck2026}
+def recall(found, gold, k):
+    """Share of a claim's relevant abstracts among its first k ranks; a claim without rows counts 0."""
+    return mean_of(evidence(found[:, :k]).sum(1) / np.maximum(gold.R, 1), gold.R > 0)
+
+def pooled_recall(found, gold, k):
+    """Share of all relevant pairs that stand among their claim's first k ranks (+VeriRel, eq. 7)."""
+    return evidence(found[:, :k]).sum(1).astype(float), gold.R
+
+def reciprocal_rank(found, gold, k):
+    """1 / rank of a claim's first relevant abstract, 0 if it is not among the first k."""
+    hits = evidence(found[:, :k])
+    return mean_of(hits.any(1) / (hits.argmax(1) + 1), gold.R > 0)
+
+def success(found, gold, k):
+    """1 if one of a claim's first k abstracts is relevant."""
+    return mean_of(evidence(found[:, :k]).any(1), gold.R > 0)
+
+def bpref(found, gold, k=None):
+    """B-Pref as the ClimateCheck organisers compute it, over the submitted claims with both kinds of judgement.
+
+    Walk down the ranks with n, the judged non-relevant abstracts so far, capped at R: every relevant one adds
+    1 - n / R; the sum is divided by R. (trec_eval divides n by min(R, N) instead.)
+    """
+    R = np.maximum(gold.R, 1)[:, None]
+    n = np.minimum((found == 2).cumsum(1), R)
+    return mean_of((evidence(found) * (1 - n / R)).sum(1) / R[:, 0], (gold.R > 0) & (gold.N > 0) & (found[:, 0] != NOTHING))
+
+def judged(found, gold, k):
+    """Share of a claim's first k abstracts that is judged, whatever the judgement."""
+    return mean_of((found[:, :k] >= 0).sum(1) / np.maximum((found[:, :k] != NOTHING).sum(1), 1), np.full(len(found), True))
+
+RANKED = {"R": recall, "pooled R": pooled_recall, "MRR": reciprocal_rank, "Success": success, "B-Pref": bpref,
+          "Judged": judged}
+
+def abstract_level(found, said, gold):
+    """SciFact's abstract-level P, R, F1, labels only (Wadden et al. 2020): of all pairs called evidence, judged or not,
+    those are right whose label is the gold one."""
+    called, right = ((said == 0) | (said == 1)).sum(1), (evidence(found) & (found == said)).sum(1)
+    return {"abstract P": (right, called), "abstract R": (right, gold.R), "abstract F1": (2 * right, called + gold.R)}
+
+def confusion(found, said):
+    """How often each label was given to each gold label, by claim: [claims, 9], over submitted pairs that are judged."""
+    table = np.zeros((len(found), 9))
+    rows, ranks = np.nonzero((found >= 0) & (said >= 0))
+    np.add.at(table, (rows, found[rows, ranks] * 3 + said[rows, ranks]), 1)
+    return table
+
+def weighted_prf(table):
+    """Precision, recall, F1 from confusions [..., gold, given], each class weighted by its share of gold labels, as
+    scikit-learn's average="weighted" does; what is divided by 0 is 0."""
+    right, support, given = np.diagonal(table, axis1=-2, axis2=-1), table.sum(-1), table.sum(-2)
+    by_class = right / np.maximum(given, 1), right / np.maximum(support, 1), 2 * right / np.maximum(support + given, 1)
+    with np.errstate(invalid="ignore"):
+        return [(values * support).sum(-1) / support.sum(-1) for values in by_class]
+
+def trec_measure(name):
+    """A measure of ir-measures by its name, MAP and B-Pref (trec_eval) included."""
+    import ir_measures
+
+    try:
+        return ir_measures.parse_measure({"B-Pref (trec_eval)": "Bpref"}.get(name, name))
+    except (NameError, ValueError, SyntaxError, TypeError):
+        known = ", ".join([*MEASURES, *COMPOSED, *(f"{word}@10" for word in RANKED if word != "B-Pref")])
+        fail("--measures", f"{name!r} is unknown; take {known} or a measure of ir-measures, such as nDCG@10, AP or P@5")
+
+def trec_fractions(names, run, qrels, gold):
+    """{name: fraction} from ir-measures (trec_eval inside), which sees our ranks as scores; every claim counts."""
+    import ir_measures
+
+    if not names:
+        return {}
+    measures = {trec_measure(name): name for name in names}
+    ours = {"claim_id": "query_id", "abstract_id": "doc_id"}
+    judgements = qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)).rename(columns=ours)
+    ranking = run.assign(score=-run["rank"].astype(float)).rename(columns=ours)
+    values = {name: np.zeros(len(gold.claim_ids)) for name in names}
+    place = {claim: row for row, claim in enumerate(gold.claim_ids)}
+    for one in ir_measures.iter_calc(list(measures), judgements[["query_id", "doc_id", "relevance"]],
+                                     ranking[["query_id", "doc_id", "score"]]):
+        values[measures[one.measure]][place[one.query_id]] = one.value
+    return {name: (value, np.ones(len(value))) for name, value in values.items()}
+
+# ----------------------------------------------------------- Measures of a run
+def columns_of(words, condensed=False):
+    """The measures that are asked for, each once; with condensed, those by rank once more without the unjudged."""
+    names = list(dict.fromkeys(name for word in words for name in MEASURES.get(word, (word,))))
+    for name in names:
+        known = name in COMPOSED or name in ("P", "R", "F1", "B-Pref", "abstract P", "abstract R", "abstract F1")
+        if not known and not re.fullmatch(rf"({'|'.join(RANKED)})@\d+( condensed)?", name):
+            trec_measure(name)
+    ranked = [name for name in names if name.split("@")[0] in ("R", "pooled R", "MRR", "Success") and "@" in name]
+    return names + [f"{name} condensed" for name in ranked if condensed]
+
+def parts_of(run, qrels, gold, names):
+    """{name: (numerator, denominator)} by claim of all that the measures in names are made of, "given" the confusions."""
+    needed = list(dict.fromkeys(part for name in names for part in COMPOSED.get(name, (None, (name,)))[1]))
+    found, said = judge(run, gold)
+    by_label = abstract_level(found, said, gold) if (said >= 0).any() and gold.stance else {}
+    parts = {"given": confusion(found, said if gold.stance else np.full_like(said, NOTHING))}
+    for name in ["Success@1", *needed]:
+        word, _, k = name.removesuffix(" condensed").partition("@")
+        if word in RANKED and (k or word == "B-Pref"):
+            shown = condense(found) if name.endswith(" condensed") else found
+            parts[name] = RANKED[word](shown, gold, int(k or 0))
+        elif name.startswith("abstract "):
+            parts[name] = by_label.get(name, (np.zeros(len(found)), np.zeros(len(found))))
+    theirs = [name for name in needed if name not in parts and name not in ("P", "R", "F1")]
+    return parts | trec_fractions(theirs, run, qrels, gold), found
+
+def packed(parts):
+    """The parts side by side, [claims, parts], and the order of their names: sums over claims are all a measure needs."""
+    names = [name for name in parts if name != "given"]
+    return np.column_stack([parts["given"], *(column for name in names for column in parts[name])]), names
+
+def measures_of(sums, parts, names):
+    """{name: values [...]} from sums [..., parts] over claims; NaN where nothing was there to be measured."""
+    given = dict(zip(("P", "R", "F1"), weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        plain = {name: sums[..., 9 + 2 * place] / sums[..., 10 + 2 * place] for place, name in enumerate(parts)}
+    known = given | plain
+    known |= {name: how([known[part] for part in of], axis=0)
+              for name, (how, of) in COMPOSED.items() if set(of) <= set(known)}
+    return {name: known[name] for name in names}
+
+# ----------------------------------------------------------- Comparison
+def resampled(tables, resamples, seed, weigh):
+    """Yield sums over claims under random weights, a hundred draws at a time: [draws, runs, parts]."""
+    rng, (runs, claims, parts) = np.random.default_rng(seed), tables.shape
+    flat = tables.transpose(1, 0, 2).reshape(claims, runs * parts)
+    for begin in range(0, resamples, 100):
+        weights = weigh(rng, min(100, resamples - begin), claims)
+        yield (weights @ flat).reshape(-1, runs, parts)
+
+def bootstrap(rng, draws, claims):
+    """How often each claim is drawn when claims are drawn with replacement (Efron's bootstrap)."""
+    return rng.multinomial(claims, np.full(claims, 1 / claims), size=draws).astype(float)
+
+def swaps(rng, draws, claims):
+    """For which claims two runs change places (Fisher's randomisation)."""
+    return rng.integers(0, 2, size=(draws, claims)).astype(float)
+
+def intervals(tables, parts, names, resamples, seed):
+    """{name: [2, runs]}: the 95 % percentile interval of every measure of every run, over draws of the claims.
+
+    The same draws serve all runs and measures, F1 and composed scores included, as these need sums over claims only;
+    scipy.stats.bootstrap gives the same from one call a cell (a test compares).
+    """
+    drawn = [measures_of(sums, parts, names) for sums in resampled(tables, resamples, seed, bootstrap)]
+    bounds = {}
+    for name in names:
+        values = np.concatenate([some[name] for some in drawn])
+        missing = np.isnan(values)  # draws without a claim that counts; where all are, there is no interval
+        bounds[name] = np.nanquantile(np.where(missing.all(0), np.inf, values), (0.025, 0.975), axis=0)
+        bounds[name][:, missing.all(0)] = np.nan
+    return bounds
+
+def randomisation(tables, parts, names, resamples, seed):
+    """{name: [runs]}: two-sided p of each run's difference from the first, by paired randomisation over claims
+    (Smucker et al. 2007): how often chance, swapping the two runs' results claim by claim, differs as much."""
+    apart = tables - tables[:1]
+    first, sums = tables[0].sum(0), tables.sum(1)
+    def difference(this, that):
+        these, those = measures_of(this, parts, names), measures_of(that, parts, names)
+        return {name: np.abs(these[name] - those[name]) for name in names}
+    seen = difference(sums, np.broadcast_to(first, sums.shape))
+    beyond = {name: np.ones(len(tables)) for name in names}  # the difference itself is one of the draws
+    for moved in resampled(apart, resamples, seed, swaps):
+        for name, values in difference(sums - moved, first + moved).items():
+            beyond[name] += (values >= seen[name] - 1e-12).sum(0)
+    return {name: np.where(np.isnan(seen[name]), np.nan, beyond[name] / (resamples + 1)) for name in names}
+
+def wilcoxon(this, that):
+    """Two-sided p of the signed-rank test over the claims that count for both; 1 where no claim differs."""
+    from scipy import stats
+
+    both = (this[1] > 0) & (that[1] > 0)
+    apart = this[0][both] / this[1][both] - that[0][both] / that[1][both]
+    return float(stats.wilcoxon(apart).pvalue) if apart.any() else 1.0
+
+def mcnemar(this, that):
+    """Two-sided exact p that two runs put evidence on the top rank equally often."""
+    from scipy import stats
+
+    gained, lost = ((this[0] > that[0]).sum(), (this[0] < that[0]).sum())
+    return float(stats.binomtest(int(gained), int(gained + lost)).pvalue) if gained + lost else 1.0
+
+def holm(values):
+    """p-values of several comparisons, corrected step by step (Holm 1979); NaN stays NaN and is not counted."""
+    values = np.asarray(values, float)
+    order = np.argsort(values)[: (~np.isnan(values)).sum()]
+    stepped = np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
+    corrected = np.full(len(values), np.nan)
+    corrected[order] = np.minimum(stepped, 1)
+    return corrected
+
+def compare(parts, names, resamples, seed):
+    """A row a run and measure: value, low, high, the difference from the first run and its p-values; p_holm corrects
+    p_randomisation over the runs. Success@1 is there for McNemar's test."""
+    import pandas as pd
+
+    runs, first = list(parts), next(iter(parts))
+    names = list(dict.fromkeys([*names, "Success@1"]))
+    order = packed(parts[first])[1]
+    tables = np.stack([packed(parts[run])[0] for run in runs])
+    values = measures_of(tables.sum(1), order, names)
+    drawn, chance = (how(tables, order, names, resamples, seed) for how in (intervals, randomisation))
+    rows = []
+    for name in names:
+        corrected = [np.nan, *holm(chance[name][1:])]
+        for place, run in enumerate(runs):
+            plain = place and name in parts[run] and not np.isnan(values[name][place])
+            rows.append(dict(
+                run=run, measure=name, value=values[name][place], low=drawn[name][0][place], high=drawn[name][1][place],
+                difference=values[name][place] - values[name][0] if place else np.nan,
+                p_randomisation=chance[name][place] if place else np.nan, p_holm=corrected[place],
+                p_wilcoxon=wilcoxon(parts[run][name], parts[first][name]) if plain else np.nan,
+                p_mcnemar=mcnemar(parts[run][name], parts[first][name]) if plain and name == "Success@1" else np.nan))
+    return pd.DataFrame(rows)
 
 # ----------------------------------------------------------- Tables
-def read_scored(path, qrels):
-    """A run or verdicts file; claims that the qrels do not know are left out, and counted."""
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        label = ["label"] if "label" in file.readline().strip().split("\t") else []
-    run = read_table(path, ["claim_id", "abstract_id", "rank", "score", *label])
-    strange = set(run["claim_id"]) - set(qrels["claim_id"])
-    return run[~run["claim_id"].isin(strange)], len(strange)
+def wide(cells, names):
+    """A row a run, a column a measure; measures that no run has are left out."""
+    table = cells[cells["measure"].isin(names)].pivot(index="run", columns="measure", values="value")
+    table = table.reindex(index=cells["run"].unique(), columns=names).dropna(axis=1, how="all")
+    return table.rename_axis(columns=None).reset_index()
 
-def warn(path, run, qrels, strange):
-    """What the organisers' arithmetic passes over, said aloud."""
-    missing = qrels["claim_id"].nunique() - run["claim_id"].nunique()
-    if missing:
-        print(f"warning: {path}: {missing} claims of the qrels have no row: 0 in recall, out of B-Pref", file=sys.stderr)
-    if strange:
-        print(f"warning: {path}: {strange} claims are not in the qrels; left out", file=sys.stderr)
-    return missing
+def marked(cells, names, write):
+    """The wide table as texts: write(row of cells, place among the runs or None where all are equal, sign of p_holm)."""
+    table, at = wide(cells, names), cells.set_index(["measure", "run"])
+    for name in table.columns[1:]:
+        column = at.loc[name].loc[table["run"]]
+        places = column["value"].round(3).rank(method="dense", ascending=False)
+        places = places if places.nunique() > 1 else [None] * len(places)
+        table[name] = ["-" if np.isnan(one.value) else write(one, place, one.p_holm < ALPHA)
+                       for one, place in zip(column.itertuples(), places)]
+    return table
 
-def show(table):
-    """The table for people: three digits, a dash where a measure does not apply."""
-    return table.to_string(index=False, na_rep="-", float_format="{:.3f}".format)
+def show(cells, names):
+    """The table for people: three digits, a dash where a measure does not apply, * where p_holm is significant."""
+    text = marked(cells, names, lambda one, place, sign: f"{one.value:.3f}" + "*" * sign).to_string(index=False)
+    return text + "\n* " * ("*" in text) + SIGNIFICANT * ("*" in text)
+
+def legend(names):
+    """Which definition a name stands for, where there are several in use."""
+    short = dict.fromkeys(re.sub(r"@\d+$", "@k", name) for name in names)
+    return "; ".join(f"{name}: {MEANT[name]}" for name in short if name in MEANT)
+
+def by_folder(table):
+    """(folder, rows) of the runs that lie in one folder; a row is a list that begins with the run's own name."""
+    for folder, rows in table.groupby(table["run"].map(lambda run: Path(run).parent.as_posix()), sort=False):
+        yield folder, [[Path(row[0]).name, *row[1:]] for row in rows.to_numpy().tolist()]
+
+def markdown(cells, names):
+    """The table in Markdown, best of a column in bold, second in italics; folders of runs have a row of their own."""
+    styles = {1: "**{:.3f}**", 2: "*{:.3f}*"}
+    table = marked(cells, names, lambda one, place, sign: styles.get(place, "{:.3f}").format(one.value) + "†" * sign)
+    rows = [list(table.columns), ["---"] * len(table.columns)]
+    for folder, members in by_folder(table):
+        rows += [[f"*{folder}*", *[""] * (len(table.columns) - 1)]] * (folder != ".") + members
+    lines = ["| " + " | ".join(field.replace("|", "\\|") for field in row) + " |" for row in rows]
+    return "\n".join([*lines, "", f"† {SIGNIFICANT} {legend(names)}.", ""])
+
+def latex(cells, names):
+    """The same in LaTeX, with booktabs' rules; folders of runs are told apart by a rule."""
+    styles = {1: r"\textbf{%.3f}", 2: r"\textit{%.3f}"}
+    table = marked(cells, names, lambda one, place, sign: styles.get(place, "%.3f") % one.value + r"$^\dagger$" * sign)
+    escaped = [re.sub(r"([_%&#])", r"\\\1", name) for name in table.columns]
+    lines = [rf"\begin{{tabular}}{{l{'r' * (len(escaped) - 1)}}}", r"\toprule", " & ".join(escaped) + r" \\"]
+    for _, members in by_folder(table):
+        names = [re.sub(r"([_%&#])", r"\\\1", row[0]) for row in members]
+        lines += [r"\midrule", *(" & ".join([name, *row[1:]]) + r" \\" for name, row in zip(names, members))]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+def html_table(cells, names):
+    """The same in HTML, with the intervals."""
+    cell = "{0.value:.3f}{1}<small>{0.low:.3f}–{0.high:.3f}</small>"
+    table = marked(cells, names, lambda one, place, sign: cell.format(one, "*" * sign))
+    return table.assign(run=table["run"].map(html.escape)).to_html(index=False, escape=False, border=0)
+
+def curves(found, gold):
+    """Rows of k, recall and success: how much evidence, and for how many claims the first, stands among the first k."""
+    depths = [k for k in DEPTHS if k <= found.shape[1]] or [1]
+    fractions = [(k, recall(found, gold, k), success(found, gold, k)) for k in depths]
+    return [(k, *(part[0].sum() / max(part[1].sum(), 1) for part in parts)) for k, *parts in fractions]
+
+# ----------------------------------------------------------- Report
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>@TITLE@</title>
+<style>
+:root { --support: #d8f0dc; --refute: #fbdcd7; --nei: #e6e8eb; --line: #c9ced6; --ink: #1c2430; --faint: #5b6675 }
+* { box-sizing: border-box }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 1200px; margin: 0 auto; padding: 1rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem } p, small { color: var(--faint) }
+.wide { overflow-x: auto } table { border-collapse: collapse }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
+th { cursor: pointer } th:first-child, td:first-child { text-align: left } td small { display: block; font-size: .75em }
+.plots { display: flex; flex-wrap: wrap; gap: 1rem } .plots svg { max-width: 100%; height: auto }
+.bar { position: sticky; top: 0; background: #fff; padding: .5rem 0; display: flex; gap: .5rem; flex-wrap: wrap }
+input, select { font: inherit; padding: .3rem .5rem; border: 1px solid var(--line); border-radius: 4px; max-width: 100% }
+input { flex: 1 1 14rem }
+details.claim { border: 1px solid var(--line); border-radius: 6px; margin: .4rem 0; padding: .4rem .7rem }
+summary { cursor: pointer; overflow-wrap: anywhere } .runs { display: flex; gap: .6rem; overflow-x: auto; padding: .5rem 0 }
+.run { flex: 0 0 17rem } .run h3 { font-size: .9rem; margin: .2rem 0 }
+.hit { border: 1px dashed var(--line); border-radius: 4px; padding: .2rem .5rem; margin: .25rem 0; font-size: .85rem }
+.SUPPORTS, .REFUTES, .NEI { border-style: solid !important } .lost { opacity: .6 } mark { background: #fff2a8 }
+.SUPPORTS { background: var(--support) } .REFUTES { background: var(--refute) } .NEI { background: var(--nei) }
+.tag { padding: 0 .4rem; border-radius: 4px; border: 1px solid var(--line) }
+</style>
+<h1>@TITLE@</h1>
+<p>@ABOUT@</p>
+@WARNINGS@
+<div class="wide" id="metrics">@TABLE@</div>
+<p>* @SIGN@ Small: 95 % bootstrap intervals. @LEGEND@</p>
+<div class="plots">@PLOTS@</div>
+<h2>Claims</h2>
+<p>Gold labels in colour: <span class="tag SUPPORTS">SUPPORTS</span> <span class="tag REFUTES">REFUTES</span>
+<span class="tag NEI">NEI</span>, dashed: not judged. Arrows: ranks gained or lost against the run on the left.</p>
+<div class="bar"><input id="search" type="search" placeholder="words of a claim, its number, a verdict" aria-label="search">
+<select id="order" aria-label="order"><option value="file">as in the file</option></select><small id="count"></small></div>
+<div id="claims"></div>
+<script id="data" type="application/json">@DATA@</script>
+<script>
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent), list = document.getElementById("claims");
+const search = document.getElementById("search"), order = document.getElementById("order");
+function make(kind, text, name) {  // all texts go in as text, never as markup
+  const node = document.createElement(kind); node.textContent = text ?? "";
+  if (name) node.className = name;
+  return node;
+}
+function hit(claim, [id, rank, gold, said, move], lost) {
+  const [title, text] = data.abstracts[id] ?? ["", ""], node = make("details", "", `hit ${gold} ${lost ? "lost" : ""}`);
+  const head = make("summary", `${lost ? "was " : ""}${rank} ${move} · ${title || text.slice(0, 80) || id}`);
+  head.append(make("small", ` ${id}${gold && " · gold " + gold}${said && " · said " + said}`));
+  const sentence = claim.sentences[id], at = sentence ? text.indexOf(sentence) : -1;
+  const body = make("div", at < 0 ? text : text.slice(0, at));
+  if (at >= 0) body.append(make("mark", sentence), text.slice(at + sentence.length));
+  node.append(head, body); return node;
+}
+function fill(claim) {
+  if (!claim.node.open || claim.node.children.length > 1) return;
+  const runs = make("div", "", "runs");
+  data.runs.forEach((run, place) => {
+    const column = make("div", "", "run"); column.append(make("h3", run));
+    for (const row of claim.rows[place]) column.append(hit(claim, row, false));
+    for (const row of claim.lost[place]) column.append(hit(claim, row, true));
+    runs.append(column);
+  });
+  claim.node.append(runs);
+}
+for (const claim of data.claims) {
+  claim.node = make("details", "", "claim"); const head = make("summary", claim.text + " ");
+  head.append(make("small", claim.id + (claim.verdict ? " · " + claim.verdict : "") + " · " + claim.note));
+  claim.node.append(head);
+  claim.node.addEventListener("toggle", () => fill(claim));
+  claim.words = (claim.id + " " + claim.text + " " + claim.verdict).toLowerCase();
+}
+for (const name of data.orders) order.append(new Option(name, name));
+function show() {
+  const words = search.value.toLowerCase().split(/\\s+/), place = data.orders.indexOf(order.value);
+  const shown = data.claims.filter(claim => words.every(word => claim.words.includes(word)));
+  if (place >= 0) shown.sort((a, b) => a.keys[place] - b.keys[place]);
+  list.replaceChildren(...shown.map(claim => claim.node));
+  document.getElementById("count").textContent = shown.length + " of " + data.claims.length + " claims";
+  if (shown.length === 1) { shown[0].node.open = true; fill(shown[0]); }
+}
+search.addEventListener("input", show); order.addEventListener("change", show);
+document.querySelectorAll("#metrics th").forEach((head, column) => head.addEventListener("click", () => {
+  const body = head.closest("table").tBodies[0], value = row => parseFloat(row.cells[column].textContent) || 0;
+  const turned = head.dataset.turned = head.dataset.turned === "down" ? "up" : "down";
+  const name = row => row.cells[0].textContent;
+  const sorted = [...body.rows].sort((a, b) => column ? value(b) - value(a) : name(a).localeCompare(name(b)));
+  body.replaceChildren(...(turned === "down" ? sorted : sorted.reverse()));
+}));
+search.value = decodeURIComponent(location.hash.slice(1)); show();
+</script>
+</html>
+"""
+
+def plot(draw, title, xlabel, ylabel, seed="claims"):
+    """An SVG element from draw(axes); the same picture is the same text."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": seed, "svg.fonttype": "none", "font.size": 9, "text.parse_math": False})
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5.6, 3.4), layout="constrained")
+    draw(axes)
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return text.getvalue()[text.getvalue().index("<svg"):]
+
+def plots(curve, cells, names):
+    """SVGs: recall by depth, where the first evidence stands, and a curve for runs whose names end in -NUMBER."""
+    runs, depths = curve["run"].unique(), sorted(curve["k"].unique())
+    def lines(column):
+        def draw(axes):
+            for run, rows in curve.groupby("run", sort=False):
+                axes.plot(rows["k"], rows[column], marker=".", label=run)
+            axes.set_xscale("log")
+            axes.set_xticks(depths, depths, minor=False)
+            axes.minorticks_off()
+        return draw
+    def first(axes):  # the distribution of AIRwaves' Fig. 2
+        for place, run in enumerate(runs):
+            at = curve[curve["run"] == run].set_index("k")["success"].reindex(depths).ffill()
+            left = np.arange(len(depths)) + 0.8 * place / len(runs) - 0.4
+            axes.bar(left, at.diff().fillna(at), 0.8 / len(runs), label=run)
+        bounds = zip([0, *depths], depths)
+        axes.set_xticks(range(len(depths)), [f"{low + 1}-{k}" if k > low + 1 else str(k) for low, k in bounds], rotation=45)
+    made = [plot(lines("recall"), "Evidence found", "abstracts read (k)", "R@k"),
+            plot(first, "Rank of the first evidence", "rank", "share of claims")]
+    for stem, members in sweeps(cells["run"].unique()).items():
+        def sweep(axes, members=members):
+            for name in names:
+                values = cells[cells["measure"] == name].set_index("run")["value"].loc[list(members)]
+                if values.notna().any() and values.abs().max() <= 1:
+                    axes.plot(list(members.values()), values, marker="o", label=name)
+        made.append(plot(sweep, f"{stem} by its number", stem, "score"))
+    return made
+
+def sweeps(runs):
+    """{stem: {run: number}} of runs that differ only in the number at the end, as in llm.alpha-0.2, llm.alpha-0.4."""
+    found = {}
+    for run in runs:
+        if parts := re.fullmatch(r"(.*[A-Za-z])-(\d+(?:\.\d+)?)", run):
+            found.setdefault(parts[1], {})[run] = float(parts[2])
+    return {stem: dict(sorted(some.items(), key=lambda one: one[1])) for stem, some in found.items() if len(some) > 2}
+
+def side_by_side(runs, claim, gold, depth=10):
+    """For each run, what it has on top for a claim and what evidence of the run before it lost from there, both as
+    [abstract_id, rank, gold label, given label, arrow]; runs are {claim: [(abstract_id[, label]), ...]}."""
+    tops, losses, before = [], [], {}
+    for run in runs:
+        here, top = {row[0]: rank for rank, row in enumerate(run.get(claim, []), 1)}, []
+        for rank, (name, *said) in enumerate(run.get(claim, [])[:depth], 1):
+            moved = before.get(name, 0) - rank
+            arrow = "" if not before or not moved else "new" if name not in before else f"{'↓↑'[moved > 0]}{abs(moved)}"
+            top.append([name, rank, gold.get((claim, name), ""), *(said or [""]), arrow])
+        gone = [name for name, rank in before.items() if rank <= depth < here.get(name, depth + 1)
+                and gold.get((claim, name), "NEI") != "NEI"]
+        losses.append([[name, before[name], gold[claim, name], "", f"→ {here.get(name, 'gone')}"] for name in gone])
+        tops.append(top)
+        before = here
+    return tops, losses
+
+def report(args, runs, qrels, cells, names, curve, per_claim, warnings):
+    """The page as text: metrics, plots, and every claim with each run's top ten side by side."""
+    texts, claims = read_corpus(args.corpus), read_table(args.claims, ["claim_id", "claim"])
+    gold = {(claim, name): label for claim, name, label in qrels[QRELS].itertuples(index=False)}
+    ranked = [{claim: list(rows.drop(columns="claim_id").itertuples(index=False, name=None)) for claim, rows in
+               run[[*QRELS[:2], *({"label"} & set(run))]].groupby("claim_id", sort=False)} for run in runs.values()]
+    verdicts = {}
+    if Path(args.aggregated).is_file():
+        for line in Path(args.aggregated).read_text(encoding="utf-8").splitlines():
+            verdicts |= {(one := json.loads(line))["claim_id"]: one}
+    values = per_claim.pivot(index="claim_id", columns="run", values="R@5")[list(runs)]
+    shown, used = [], {}
+    for claim, text in claims.loc[claims["claim_id"].isin(values.index), ["claim_id", "claim"]].itertuples(index=False):
+        tops, losses = side_by_side(ranked, claim, gold)
+        used |= dict.fromkeys(row[0] for column in tops + losses for row in column)
+        verdict, keys = verdicts.get(claim, {}), [float(value) for value in values.loc[claim].fillna(2)]
+        sentences = {one["abstract_id"]: one.get("sentence") for one in verdict.get("evidence", [])}
+        note = "R@5 " + ", ".join(f"{key:.2f}" if key <= 1 else "-" for key in keys)
+        shown.append({"id": claim, "text": text, "verdict": verdict.get("verdict", ""), "note": note, "rows": tops,
+                      "lost": losses, "sentences": sentences, "keys": [*keys, keys[-1] - keys[0]]})
+    data = {"runs": list(runs), "claims": shown,
+            "orders": [*(f"lowest R@5 of {run}" for run in runs), "what the last run loses against the first"],
+            "abstracts": {name: [str(one.get("title") or ""), one["abstract"]] for name in used if (one := texts.get(name))}}
+    words = {"TITLE": f"{Path(args.data).name}, {args.split}", "SIGN": SIGNIFICANT, "LEGEND": legend(names) + ".",
+             "ABOUT": f"{len(shown)} claims, {len(runs)} runs, {len(qrels)} judged pairs.", "WARNINGS": "\n".join(warnings)}
+    page = {key: html.escape(text).replace("\n", "<br>") for key, text in words.items()} | {
+        "TABLE": html_table(cells, names), "PLOTS": "\n".join(plots(curve, cells, names)),
+        "DATA": json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")}  # so that no text can end the script
+    return re.sub(r"@([A-Z]+)@", lambda found: page[found[1]], PAGE)
+
+# ----------------------------------------------------------- Evaluate
+def run_paths(args):
+    """{name: path} of the runs named, of those in a folder (in the order of their names), or of the whole pipeline."""
+    if args.ablation:
+        paths = sorted(path for path in Path(args.ablation).rglob("*.tsv") if not re.match(r"metrics\b|.*\.tmp-", path.name))
+        names = [path.relative_to(args.ablation).with_suffix("").as_posix() for path in paths]
+    else:
+        made = (Path(args.work) / args.split / f"{stage}.tsv" for stage in STAGES)
+        paths = list(map(Path, args.runs)) or [path for path in made if path.exists()]
+        stems = [path.stem for path in paths]
+        names = [path.stem if stems.count(path.stem) == 1 else path.as_posix() for path in paths]
+    if not paths:
+        fail(args.ablation or f"{args.work}/{args.split}", "no run there; name run files, or make some with 02_retrieve.py")
+    return dict(zip(names, paths))
+
+def save(path, content, args, inputs, **facts):
+    """Write a text, or a table as TSV, whole or not at all."""
+    content = content if isinstance(content, str) else content.to_csv(sep="\t", index=False, lineterminator="\n")
+    with written(path, args, inputs, **facts) as temporary:
+        temporary.write_text(content, encoding="utf-8")
 
 def evaluate(args):
     """One row a run, with every measure asked for; runs come in the order given."""
     import pandas as pd
 
-    paths = args.runs or [path for stage in STAGES if (path := Path(args.work) / args.split / f"{stage}.tsv").exists()]
-    paths = [Path(path) for path in paths]
-    if not paths:
-        fail(f"{args.work}/{args.split}", "no run there to evaluate; name run files, or make some with 02_retrieve.py")
-    inputs = fingerprints(args.qrels, *paths)
-    outs = [args.out, str(Path(args.out).with_suffix(".json"))]
+    names, paths = columns_of(args.measures, args.condensed), run_paths(args)
+    outs = [args.out, *(str(Path(args.out).with_suffix(kind)) for kind in (
+        ".json", ".cells.tsv", ".claims.tsv", ".curves.tsv", ".md", ".tex")), *([args.report] if args.report else [])]
+    beside = [args.claims, args.corpus, *[args.aggregated] * Path(args.aggregated).is_file()] if args.report else []
+    inputs = fingerprints(args.qrels, *paths.values(), *beside)
     if up_to_date(outs, args, inputs):
-        print(show(pd.read_csv(args.out, sep="\t", dtype={"run": str, "judged": int})))
+        texts = {"run": str, "measure": str}
+        print(show(pd.read_csv(outs[2], sep="\t", dtype=texts, keep_default_na=False, na_values=[""]), names))
         return {"runs": json.loads(Path(outs[1]).read_text(encoding="utf-8"))}
-    qrels = read_table(args.qrels, ["claim_id", "abstract_id", "label"])
-    names = [path.stem if [other.stem for other in paths].count(path.stem) == 1 else path.as_posix() for path in paths]
-    rows, missing = {}, {}
-    for name, path in zip(names, paths):
-        run, strange = read_scored(path, qrels)
-        missing[name] = {"claims_missing": warn(path, run, qrels, strange), "claims_unknown": strange}
-        rows[name] = {key: value for measure in args.measures for key, value in MEASURES[measure](run, qrels).items()}
-    columns = dict.fromkeys(key for row in sorted(rows.values(), key=len, reverse=True) for key in row)
-    table = pd.DataFrame([{"run": name, **row} for name, row in rows.items()], columns=["run", *columns])
-    values = {name: {key: None if np.isnan(value) else value for key, value in row.items()} for name, row in rows.items()}
-    with written(outs[0], args, inputs, counts=missing) as temporary:
-        table.to_csv(temporary, sep="\t", index=False, lineterminator="\n")
-    with written(outs[1], args, inputs, counts=missing) as temporary:
-        temporary.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(show(table))
+    qrels = read_any(args.qrels, QRELS, args.qrels_format)
+    gold, parts, counts, curve, kept, warnings = gold_of(qrels), {}, {}, [], {}, []
+    for name, path in paths.items():
+        run, counts[name] = read_run(path, gold, args.format)
+        parts[name], found = parts_of(run, qrels, gold, [*names, "R@5"])
+        curve += [(name, *row) for row in curves(found, gold)]
+        share, kept[name] = float(judged(found, gold, 10)[0].mean()), run[run["rank"] <= 100] if args.report else None
+        counts[name] |= {"judged_10": round(share, 4), "judged_pairs": int((found >= 0).sum())}
+        if share < 0.5:
+            warnings.append(f"{name}: {share:.0%} of its first 10 are judged, evidence without a label counts as none; "
+                            "compare with --condensed, or have more judged: 06_evaluate.py pool")
+            print(f"warning: {warnings[-1]}", file=sys.stderr)
+    cells = compare(parts, names, args.resamples, args.seed)
+    curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        per_claim = pd.concat(pd.DataFrame({"run": run, "claim_id": gold.claim_ids} | {
+            name: part[0] / part[1] for name, part in parts[run].items() if name != "given"}) for run in parts)
+    table = wide(cells, names)
+    values = {run: {name: value for name, value in row.items() if not np.isnan(value)}
+              for run, row in table.set_index("run").to_dict("index").items()}
+    contents = [table, json.dumps(values, indent=1, ensure_ascii=False) + "\n", cells, per_claim, curve,
+                markdown(cells, names), latex(cells, names)]
+    if args.report:
+        contents.append(report(args, kept, qrels, cells, names, curve, per_claim, warnings))
+    for path, content in zip(outs, contents):
+        save(path, content, args, inputs, counts=counts)
+    print(show(cells, names))
     return {"made": outs, "runs": values}
 
+# ----------------------------------------------------------- Pool and merge
+def in_order(table, column, ids):
+    """The table's rows in the order of ids; rows of one id stay as they are."""
+    return table.sort_values(column, key=lambda one: one.map({name: place for place, name in enumerate(ids)}), kind="stable")
+
+def refuse_strangers(path, table, args, claims, texts):
+    """Fail where a run names claims or abstracts that --claims and --corpus lack."""
+    for column, known in (("claim_id", set(claims["claim_id"])), ("abstract_id", texts)):
+        if strange := [one for one in table[column] if one not in known]:
+            fail(path, f"{column} {strange[0]} is not in {args.claims} and {args.corpus}, one of {len(strange)}; "
+                       "give the files of this run")
+
+def pool(args):
+    """The unjudged pairs that several runs found, or any run high up, with their texts, to be labelled."""
+    import pandas as pd
+
+    inputs, pair = fingerprints(args.qrels, *args.runs, args.claims, args.corpus), QRELS[:2]
+    if up_to_date([args.out], args, inputs):
+        return {"made": []}
+    claims, texts = read_table(args.claims, ["claim_id", "claim"]), read_corpus(args.corpus)
+    qrels, runs = read_any(args.qrels, QRELS), []
+    for path in args.runs:
+        run = read_any(path, RUN, args.format)
+        runs.append(run[run["rank"] <= max(args.depth, args.top)].assign(runs=run["rank"] <= args.depth))
+        refuse_strangers(path, runs[-1], args, claims, texts)
+    found = pd.concat(runs).groupby(pair, sort=False).agg(runs=("runs", "sum"), best_rank=("rank", "min")).reset_index()
+    found = found[(found["runs"] >= args.min_runs) | (found["best_rank"] <= args.top)]
+    table = found[~pd.MultiIndex.from_frame(found[pair]).isin(pd.MultiIndex.from_frame(qrels[pair]))]
+    table = table.merge(claims[["claim_id", "claim"]], on="claim_id").assign(
+        title=[str(texts[name].get("title") or "") for name in table["abstract_id"]], label="",
+        abstract=[texts[name]["abstract"] for name in table["abstract_id"]])
+    # in the order of the corpus: a pool in the order of ranks would tell its annotators what to think
+    table = in_order(in_order(table, "abstract_id", texts), "claim_id", claims["claim_id"])
+    table = table[["claim_id", "claim", "abstract_id", "title", "abstract", "label", "runs", "best_rank"]]
+    save(args.out, table, args, inputs, pairs=len(table))
+    print(f"{args.out}: {len(table)} pairs to label; {len(found) - len(table)} more are judged already")
+    return {"made": [args.out], "pairs": len(table)}
+
+def merge(args):
+    """Qrels with a labelled pool folded in; a pair that was judged otherwise before is refused."""
+    import pandas as pd
+
+    inputs = fingerprints(args.qrels, args.pool)
+    if up_to_date([args.out], args, inputs):
+        return {"made": []}
+    qrels = read_any(args.qrels, QRELS)
+    table = read_table(args.pool, QRELS[:2])
+    answers = check_table(args.pool, table[table.get("label", "") != ""], QRELS)
+    answers = answers.join(qrels.set_index(QRELS[:2])["label"].rename("before"), on=QRELS[:2])
+    reject(args.pool, answers.fillna({"before": ""}), answers["before"].notna() & (answers["before"] != answers["label"]),
+           "claim {claim_id} abstract {abstract_id} is {label} here and {before} in the qrels; decide, and mend one of them")
+    merged = pd.concat([qrels, answers[answers["before"].isna()]])[QRELS]
+    merged = in_order(merged, "claim_id", merged["claim_id"].unique())
+    counts = {label: [int((some["label"] == label).sum()) for some in (qrels, merged)] for label in merged["label"].unique()}
+    counts["claims with evidence"] = [some["claim_id"][some["label"] != "NEI"].nunique() for some in (qrels, merged)]
+    save(args.out, merged, args, inputs, counts=counts)
+    print(*(f"{what}: {old} -> {new}" for what, (old, new) in counts.items()), sep="\n")
+    return {"made": [args.out], "added": len(merged) - len(qrels), "without_label": len(table) - len(answers)}
+
+# ----------------------------------------------------------- Submission
+TASKS = {  # the name of the file in the zip, its columns, and abstracts a claim
+    "climatecheck2025": ("predictions.csv", RUN[:3], 10), "climatecheck2026": ("predictions.csv", RUN[:3], 5),
+    "checkthat4b": ("predictions.tsv", ["post_id", "preds"], 5),
+}
+SPELLING = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}  # as in ClimateCheck's data
+
+def submission(args):
+    """A run as the file that a shared task asks for, and its zip; what the task would refuse is refused here."""
+    name, columns, depth = TASKS[args.task]
+    depth, out = args.top_k or depth, (Path(args.out) if args.out else Path(args.work) / args.split / args.task / name)
+    outs, inputs = [out, out.with_suffix(".zip")], fingerprints(args.run, args.claims, args.corpus)
+    if up_to_date(outs, args, inputs):
+        return {"made": []}
+    claims, texts, run = read_table(args.claims, ["claim_id", "claim"]), read_corpus(args.corpus), read_any(args.run, RUN)
+    run = in_order(run[run["rank"] <= depth], "claim_id", claims["claim_id"])
+    refuse_strangers(args.run, run, args, claims, texts)
+    rows = run.groupby("claim_id").size().reindex(claims["claim_id"], fill_value=0)
+    if len(short := rows[rows < depth]):
+        fail(args.run, f"claim {short.index[0]} has {short.iloc[0]} abstracts, {len(short)} claims have fewer than {depth}; "
+                       "make a longer run, or ask for fewer with --top-k")
+    if args.task == "checkthat4b":
+        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
+        run = lists.rename_axis("post_id").rename("preds").reset_index()
+    elif "label" in run:
+        run, columns = run.assign(label=run["label"].map(SPELLING)), [*columns, "label"]
+    text = run[columns].to_csv(sep="\t" if name.endswith("tsv") else ",", index=False, lineterminator="\n")
+    save(out, text, args, inputs, rows=len(run))
+    with written(outs[1], args, inputs, rows=len(run)) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # without a time: the same run, the same zip
+    print(f"{out}, {outs[1]}: {len(claims)} claims, {depth} abstracts each, columns {', '.join(columns)}")
+    return {"made": list(map(str, outs)), "claims": len(claims), "rows": len(run)}
+
 # ----------------------------------------------------------- Main
-def evaluate_flags(add):
-    add("runs", nargs="*", help="runs and verdicts; without any, those of {work}/{split} in the order of the pipeline")
+def text_flags(add):
     add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs")
-    add("--measures", nargs="+", choices=MEASURES, default=["climatecheck2025"], help="whose measures")
-    add("--out", default="{work}/{split}/metrics.tsv", help="the table; the JSON lies beside it")
+    add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
+    add("--corpus", default="{data}/corpus.jsonl", help="the abstracts")
+    add("--format", choices=FORMATS, default="auto", help="of runs; auto: by their first line")
+
+def evaluate_flags(add):
+    add("runs", nargs="*", help="runs and verdicts, the first being what others are compared with; without any, those of "
+                                "{work}/{split} in the order of the pipeline")
+    add("--ablation", help="a folder of runs instead; runs of one subfolder stand together")
+    add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
+        help=f"{', '.join(MEASURES)}, single columns of them, or any measure of ir-measures")
+    add("--condensed", action="store_true", help="measures by rank once more, without unjudged abstracts")
+    add("--resamples", type=at_least(100), default=2000, help="of claims, for intervals and p-values")
+    add("--report", metavar="FILE.html", help="write a page with tables, plots and every claim, too")
+    add("--aggregated", default="{work}/{split}/claims.jsonl", help="report: what 05_classify.py --aggregate wrote")
+    add("--out", default="{work}/{split}/metrics.tsv", help="the table; the other files lie beside it")
+    add("--qrels-format", choices=FORMATS, default="auto", help="of the qrels")
+    text_flags(add)
+
+def pool_flags(add):
+    add("runs", nargs="+", help="runs to pool")
+    add("--depth", type=at_least(1), default=10, help="ranks looked at")
+    add("--min-runs", type=at_least(1), default=1, help="runs that must have a pair to that depth")
+    add("--top", type=at_least(0), default=0, help="a pair up to this rank of any run is taken, too")
+    add("--out", default="{work}/{split}/pool.tsv", help="the pairs, with an empty column label")
+    text_flags(add)
+
+def merge_flags(add):
+    add("pool", help="a pool with its labels filled in")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs so far")
+    add("--out", default="{work}/{split}/qrels.tsv", help="both together")
+
+def submission_flags(add):
+    add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="run or verdicts")
+    add("--task", choices=TASKS, default="climatecheck2025", help="whose file")
+    add("--top-k", type=at_least(0), default=0, help="abstracts a claim; 0: as the task asks")
+    add("--out", help="the file, its zip beside it; default: {work}/{split}/TASK/, with the name that the task asks for")
+    text_flags(add)
 
 def main():
-    run_job(__doc__, {"evaluate": (evaluate, evaluate_flags)})
+    run_job(__doc__, {"evaluate": (evaluate, evaluate_flags), "pool": (pool, pool_flags), "merge": (merge, merge_flags),
+                      "submission": (submission, submission_flags)})
 
 if __name__ == "__main__":
     main()

@@ -51,6 +51,27 @@ def test_the_two_steps_have_labels_of_their_own(load):
 def test_digits_become_labels(load, reply, labels):
     assert load(SCRIPT)["parse_digits"](reply, 3) == [None if word == "-" else word for word in labels.split()]
 
+# ----------------------------------------------------------- The last layer
+@pytest.mark.parametrize("kind", ["bert", "roberta", "deberta-v2", "electra", "distilbert"])
+def test_logits_are_the_same_when_the_last_layer_is_spared_all_but_the_first_token(load, kind):
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    sizes = {"distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+             "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}}
+    torch.manual_seed(13)
+    config = AutoConfig.for_model(kind, vocab_size=90, num_labels=3, **{
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **sizes.get(kind, {})})
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    ids, mask = torch.randint(5, 89, (3, 20)), torch.ones(3, 20, dtype=torch.long)
+    mask[1, 12:] = 0
+    with torch.inference_mode():
+        before = model(input_ids=ids, attention_mask=mask).logits
+        with load(SCRIPT)["first_token_last"](model):
+            inside = model(input_ids=ids, attention_mask=mask).logits
+        after = model(input_ids=ids, attention_mask=mask).logits
+    assert torch.allclose(before, inside, atol=1e-6) and torch.equal(before, after)
+
 # ----------------------------------------------------------- Prompts
 FENCED = """Claim: c
 

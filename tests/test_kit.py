@@ -26,6 +26,10 @@ def test_the_helper_block_is_the_same_in_all_six():
     marks = "# --- helpers: the same block in all six scripts", "# --- end of helpers"
     assert len({block(script, *marks) for script in SCRIPTS}) == 1
 
+def test_the_block_that_finds_models_is_the_same_in_five():
+    marks = "# --- models: the same block in all scripts that load one", "# --- end of models"
+    assert len({block(script, *marks) for script in SCRIPTS[:5]}) == 1
+
 def test_the_language_model_block_is_the_same_in_both():
     marks = "# --- language models: the same block", "# --- end of language models"
     assert len({block(script, *marks) for script in SCRIPTS[3:5]}) == 1
