@@ -264,7 +264,7 @@ def recognise(path):
     return "tsv" if "claim_id" in head.split("\t") else "trec"
 
 def read_any(path, columns, form="auto"):
-    """A table in any FORMAT with at least these columns; label is kept where a run has one."""
+    """A run, verdicts or qrels in any of the FORMATS, with at least these columns, and label where there is one."""
     import pandas as pd
 
     form = recognise(path) if form == "auto" else form
@@ -282,6 +282,8 @@ def read_any(path, columns, form="auto"):
     if "preds" in table:
         table["abstract_id"] = table["preds"].str.findall(r"[^\s\[\]'\",]+")
         table = table.explode("abstract_id").dropna(subset=["abstract_id"])
+        if (twice := table.duplicated(["claim_id", "abstract_id"])).any():
+            fail(f"{path}:{twice.idxmax()}", "an abstract stands twice in a list; keep its first place")
         table["rank"] = (table.groupby("claim_id").cumcount() + 1).astype(str)
     if "rank" in table and "score" not in table:
         table["score"] = "-" + table["rank"]
@@ -522,7 +524,7 @@ def intervals(tables, parts, names, resamples, seed):
     for name in names:
         values = np.concatenate([some[name] for some in drawn])
         missing = np.isnan(values)  # draws without a claim that counts; where all are, there is no interval
-        bounds[name] = np.nanquantile(np.where(missing.all(0), np.inf, values), (0.025, 0.975), axis=0)
+        bounds[name] = np.nanquantile(np.where(missing.all(0), 0, values), (0.025, 0.975), axis=0)
         bounds[name][:, missing.all(0)] = np.nan
     return bounds
 

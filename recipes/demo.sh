@@ -41,5 +41,5 @@ if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
   python 05_classify.py llm --backend openai
 fi
 
-stage "6  Evaluate: ClimateCheck 2025"
-python 06_evaluate.py
+stage "6  Evaluate: ClimateCheck 2025, and a page to look at"
+python 06_evaluate.py --report work/demo/test/report.html

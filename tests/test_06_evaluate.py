@@ -357,6 +357,11 @@ def test_checkthat_lists_and_gold_are_read(toy, run):
     values = json.loads(done.stdout.splitlines()[-1])["runs"]["preds"]
     assert values == pytest.approx({"MRR@1": 1 / 3, "MRR@5": 1.5 / 3, "MRR@10": 1.5 / 3, "R@5": 2 / 3, "R@10": 2 / 3})
 
+def test_an_abstract_twice_in_a_list_is_refused(toy, run, contents, refused):
+    (toy / "preds.tsv").write_text("post_id\tpreds\nc4\t['0001']\nc3\t['0001', '0002', '0001']\n")
+    before = contents(toy)
+    refused(run(SCRIPT, "preds.tsv", cwd=toy), before, toy, "preds.tsv:3:", "twice")
+
 def test_a_format_can_be_forced(toy, run):
     (toy / "r.csv").write_text("claim_id,abstract_id,rank\nc3,0001,1\n")
     assert run(SCRIPT, "r.csv", "--format", "climatecheck", cwd=toy).returncode == 0

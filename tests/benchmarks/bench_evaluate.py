@@ -65,11 +65,12 @@ def theirs(folder, paths):
     evaluate(*warm, list(MEASURES.values()))
     begun = time.monotonic()
     table = pd.read_csv(folder / "qrels.tsv", sep="\t", dtype=str)
-    table = table[table["label"] != "NEI"].assign(score=1).astype({"claim_id": object, "abstract_id": object})
-    qrels, values = Qrels.from_df(table, q_id_col="claim_id", doc_id_col="abstract_id", score_col="score"), {}
+    ids, columns = {"claim_id": object, "abstract_id": object}, {"q_id_col": "claim_id", "doc_id_col": "abstract_id"}
+    table = table[table["label"] != "NEI"].assign(score=1).astype(ids)
+    qrels, values = Qrels.from_df(table, score_col="score", **columns), {}
     for path in paths:
         run = pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str, "score": float})
-        run = Run.from_df(run.astype({"claim_id": object, "abstract_id": object}), q_id_col="claim_id", doc_id_col="abstract_id", score_col="score")
+        run = Run.from_df(run.astype(ids), score_col="score", **columns)
         values[path.stem] = evaluate(qrels, run, list(MEASURES.values()))
     return time.monotonic() - begun, values
 
