@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # CLIMATE-FEVER (Diggelmann et al. 2020) with MiniLM alone: what fine-tuning, fusion, reranking and the classifier each add.
-# Reads data/climate-fever/ (data/README.md says in which form). About two hours on 2 cores; what was made is not made again.
+# About two hours on 2 cores; what was made is not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 D="--data data/climate-fever --work work/climate-fever"
 W=work/climate-fever
 
 python data/download.py models
+python data/download.py climate-fever
 
 # ---- 1 and 2: BM25 and MiniLM as it comes; then with an encoder fine-tuned on the train split (AIRwaves' loss)
 python 01_index.py $D --indexes bm25 dense

@@ -8,6 +8,7 @@ import time
 import pytest
 from conftest import ROOT
 
+DOWNLOADS = "models hub climatecheck scifact scifact-open check-covid climate-fever checkthat4b beir trec".split()
 SCRIPTS = ["01_index.py", "02_retrieve.py", "03_rerank.py", "04_llm_rerank.py", "05_classify.py", "06_evaluate.py"]
 JOBS = {"01_index.py": ["graph", "train"], "02_retrieve.py": ["fuse"], "03_rerank.py": ["train"],
         "05_classify.py": ["train", "llm", "combine"]}
@@ -81,7 +82,7 @@ PAGES = ["README.md", "data/README.md", *sorted(str(p.relative_to(ROOT)) for p i
 def test_pages_name_only_flags_that_exist(page):
     known, seen = {}, 0
     for _, script, *words in commands(ROOT / page):
-        job = words[:1] if words and words[0] in JOBS.get(script, []) + ["models", "hub"] else []
+        job = words[:1] if words and words[0] in JOBS.get(script, []) + DOWNLOADS else []
         key = (script, *job)
         known.setdefault(key, help_of(script, *job))
         seen += 1
