@@ -721,10 +721,13 @@ def labels_of(qrels):
 
 def rescored(encoder, candidates, claims, texts, args):
     """{claim_id: [abstract_id, best first]} by the encoder as it is now; equal scores as they stood."""
+    from tqdm.auto import tqdm
     pairs = [(claim, name) for claim, names in candidates.items() for name in names]
     scorer = cross_encoder_scorer(encoder, args.max_length)
     budget = TOKENS["cuda" if encoder.device.type == "cuda" else "cpu"]
-    scores = score_pairs(scorer, [(claims[claim], texts[name]) for claim, name in pairs], budget)[:, 0] if pairs else []
+    given = [(claims[claim], texts[name]) for claim, name in pairs]
+    with tqdm(total=len(pairs), desc="mine", unit=" pairs") as bar:
+        scores = score_pairs(scorer, given, budget, bar.update)[:, 0] if pairs else []
     found = {claim: {} for claim in candidates}
     for (claim, name), score in zip(pairs, scores):
         found[claim][name] = score
