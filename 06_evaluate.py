@@ -825,26 +825,34 @@ def side_by_side(runs, claim, gold, depth=10):
         before = here
     return tops, losses
 
+def read_verdicts(path):
+    """{claim_id: verdict} and {claim_id: {abstract_id: sentence}}, as 05_classify.py --aggregate wrote them, if it did."""
+    verdicts, sentences = {}, {}
+    for number, line in enumerate(open(path, encoding="utf-8") if Path(path).is_file() else [], 1):
+        try:
+            one = json.loads(line)
+            verdicts[one["claim_id"]] = str(one["verdict"])
+            sentences[one["claim_id"]] = {part["abstract_id"]: part.get("sentence") for part in one["evidence"]}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            fail(f"{path}:{number}", "no verdict of a claim; make the file with 05_classify.py --aggregate")
+    return verdicts, sentences
+
 def report(args, runs, qrels, cells, names, curve, per_claim, warnings):
     """The page as text: metrics, plots, and every claim with each run's top ten side by side."""
     texts, claims = read_corpus(args.corpus), read_table(args.claims, ["claim_id", "claim"])
     gold = {(claim, name): label for claim, name, label in qrels[QRELS].itertuples(index=False)}
     ranked = [{claim: list(rows.drop(columns="claim_id").itertuples(index=False, name=None)) for claim, rows in
                run[[*QRELS[:2], *({"label"} & set(run))]].groupby("claim_id", sort=False)} for run in runs.values()]
-    verdicts = {}
-    if Path(args.aggregated).is_file():
-        for line in Path(args.aggregated).read_text(encoding="utf-8").splitlines():
-            verdicts |= {(one := json.loads(line))["claim_id"]: one}
+    verdicts, sentences = read_verdicts(args.aggregated)
     values = per_claim.pivot(index="claim_id", columns="run", values="R@5")[list(runs)]
     shown, used = [], {}
     for claim, text in claims.loc[claims["claim_id"].isin(values.index), ["claim_id", "claim"]].itertuples(index=False):
         tops, losses = side_by_side(ranked, claim, gold)
         used |= dict.fromkeys(row[0] for column in tops + losses for row in column)
-        verdict, keys = verdicts.get(claim, {}), [float(value) for value in values.loc[claim].fillna(2)]
-        sentences = {one["abstract_id"]: one.get("sentence") for one in verdict.get("evidence", [])}
+        keys = [float(value) for value in values.loc[claim].fillna(2)]
         note = "R@5 " + ", ".join(f"{key:.2f}" if key <= 1 else "-" for key in keys)
-        shown.append({"id": claim, "text": text, "verdict": verdict.get("verdict", ""), "note": note, "rows": tops,
-                      "lost": losses, "sentences": sentences, "keys": [*keys, keys[-1] - keys[0]]})
+        shown.append({"id": claim, "text": text, "verdict": verdicts.get(claim, ""), "note": note, "rows": tops,
+                      "lost": losses, "sentences": sentences.get(claim, {}), "keys": [*keys, keys[-1] - keys[0]]})
     data = {"runs": list(runs), "claims": shown,
             "orders": [*(f"lowest R@5 of {run}" for run in runs), "what the last run loses against the first"],
             "abstracts": {name: [str(one.get("title") or ""), one["abstract"]] for name in used if (one := texts.get(name))}}
@@ -890,6 +898,8 @@ def evaluate(args):
         print(show(pd.read_csv(outs[2], sep="\t", dtype=texts, keep_default_na=False, na_values=[""]), names))
         return {"runs": json.loads(Path(outs[1]).read_text(encoding="utf-8"))}
     qrels = read_any(args.qrels, QRELS, args.qrels_format)
+    if qrels.empty:
+        fail(args.qrels, "no judged pair in it; give the judgements of this split")
     gold, parts, counts, curve, kept, warnings = gold_of(qrels), {}, {}, [], {}, []
     for name, path in paths.items():
         run, counts[name] = read_run(path, gold, args.format)
@@ -965,7 +975,7 @@ def merge(args):
         return {"made": []}
     qrels = read_any(args.qrels, QRELS)
     table = read_table(args.pool, QRELS[:2])
-    answers = check_table(args.pool, table[table.get("label", "") != ""], QRELS)
+    answers = check_table(args.pool, table[table["label"] != ""] if "label" in table else table, QRELS)
     answers = answers.join(qrels.set_index(QRELS[:2])["label"].rename("before"), on=QRELS[:2])
     reject(args.pool, answers.fillna({"before": ""}), answers["before"].notna() & (answers["before"] != answers["label"]),
            "claim {claim_id} abstract {abstract_id} is {label} here and {before} in the qrels; decide, and mend one of them")

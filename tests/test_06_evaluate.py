@@ -535,3 +535,14 @@ def test_ids_that_are_written_otherwise_in_both_files_are_refused(toy, run, cont
     tsv(toy / "r.tsv", RUN, [(claim, name, 1, 1)])
     before = contents(toy)
     refused(run(SCRIPT, "r.tsv", cwd=toy), before, toy, "r.tsv", column, claim if column == "claim_id" else name)
+
+@pytest.mark.parametrize(("name", "text", "arguments", "words"), [
+    ("data/demo/qrels.test.tsv", "claim_id\tabstract_id\tlabel\n", [], ["qrels.test.tsv", "no judged pair"]),
+    ("v.jsonl", '{"claim_id": "c3"}\n', ["--report", "r.html", "--aggregated", "v.jsonl"], ["v.jsonl:1:", "--aggregate"]),
+    ("p.tsv", "claim_id\tabstract_id\nc3\t0001\n", ["merge", "p.tsv"], ["p.tsv:1:", "label"]),
+    ("p.tsv", "claim_id\tabstract_id\tlabel\nc3\t0011\tMAYBE\n", ["merge", "p.tsv"], ["p.tsv:2:", "MAYBE"]),
+])
+def test_other_files_that_are_not_as_they_should_be_are_refused(toy, run, contents, refused, name, text, arguments, words):
+    (toy / name).write_text(text)
+    before = contents(toy)
+    refused(run(SCRIPT, *arguments, cwd=toy), before, toy, *words)
