@@ -365,6 +365,23 @@ def load_cross_encoder(model, args, labels=None, dtype="fp32"):
         return CrossEncoder(str(model), num_labels=labels, max_length=args.max_length, device=device,
                             model_kwargs={"dtype": numbers_of(dtype, device)})
 
+# --- the last layer: the same block in 03_rerank.py and 05_classify.py
+@contextlib.contextmanager
+def first_token_last(model):
+    """Heads of BERT's kind read the first token only: its last feed-forward part is spared all the others. The logits
+    are the same; other kinds of models are left as they are."""
+    layers = getattr(getattr(model.base_model, "encoder", None), "layer", [None])
+    attention, kind = getattr(layers[-1], "attention", None), model.config.model_type
+    if attention is None or kind not in ("bert", "roberta", "xlm-roberta", "deberta", "deberta-v2", "electra"):
+        yield
+        return
+    hook = attention.register_forward_hook(lambda _, __, out: (out[0][:, :1], *out[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+# --- end of the last layer
+
 def cross_encoder_scorer(encoder, max_length):
     """A claim is tokenised once, however many pairs it stands in; of claim and abstract, the longer one is cut."""
     from sentence_transformers.util import batch_to_device
@@ -388,8 +405,9 @@ def cross_encoder_scorer(encoder, max_length):
         return coded
 
     def forward(batch):
-        features = tokenizer.pad(batch, return_tensors="pt")
-        return encoder.eval()(batch_to_device(dict(features), encoder.device))["scores"].float().cpu().numpy()
+        features = batch_to_device(dict(tokenizer.pad(batch, return_tensors="pt")), encoder.device)
+        with first_token_last(encoder.model):
+            return encoder.eval()(features)["scores"].float().cpu().numpy()
 
     return assemble, forward
 

@@ -46,6 +46,7 @@ CALIBRATE = 30                             # held-out pairs, at least, to fit a 
 GROUP = 1024                               # pairs tokenised at once
 PADDING = 0.05                             # largest share of a batch that may be padding
 TOKENS = {"cpu": 2_048, "cuda": 32_768}    # tokens a batch
+SKEWED = 3     # classes as unequal as that: the published recipe's two remedies overdo it (ClimateCheck: 1.9)
 THINKING = 4_096  # tokens that a reasoning model may spend on a pair
 COLUMNS = [f"p_{label}" for label in ("supports", "refutes", "nei")]  # of verdicts, in the order of LABELS
 
@@ -417,7 +418,10 @@ def open_classifier(name, args):
     folder = model_folder(name)
     if not head_of(folder):
         fail(folder, f"its labels are not {', '.join(LABELS)}; train a head with: 05_classify.py train")
-    return load_classifier(folder, args)
+    classifier = load_classifier(folder, args)
+    if args.adjust and not hasattr(classifier[1].config, "stance_shares"):
+        fail(folder, "it does not say how frequent its classes were; leave --adjust out, or train it with this script")
+    return classifier
 
 def encode(tokenizer, pairs, args):
     """(row of each input, inputs): token ids and the like. Only the abstract is cut, or with --windows spread over several
@@ -451,6 +455,7 @@ def logits_of(tokenizer, model, inputs):
             bar.update(len(rows))
     return found
 
+# --- the last layer: the same block in 03_rerank.py and 05_classify.py
 @contextlib.contextmanager
 def first_token_last(model):
     """Heads of BERT's kind read the first token only: its last feed-forward part is spared all the others. The logits
@@ -465,6 +470,7 @@ def first_token_last(model):
         yield
     finally:
         hook.remove()
+# --- end of the last layer
 
 def head_order(config):
     """Places of the three LABELS among the outputs of a model."""
@@ -485,7 +491,9 @@ def probabilities_of(classifier, pairs, args):
     tokenizer, model = classifier
     rows, inputs = encode(tokenizer, pairs, args)
     temperature = getattr(model.config, "stance_temperature", 1.0) if args.calibrate else 1.0
-    return pool(rows, logits_of(tokenizer, model, inputs), temperature, args.windows)
+    shares = getattr(model.config, "stance_shares", None) or [1.0, 1.0, 1.0]
+    logits = logits_of(tokenizer, model, inputs) / temperature - args.adjust * np.log(shares)
+    return pool(rows, logits, 1.0, args.windows)
 
 def classify(args):
     """Label every pair of a run with the trained classifier."""
@@ -669,6 +677,9 @@ def train(args):
     dev = held_out(qrels, args.dev_share, args.seed) if args.dev_share else np.zeros(len(qrels), dtype=bool)
     counts = {label: int((qrels["label"] == label).sum()) for label in LABELS}
     print(f"{len(qrels)} pairs: {counts}, {dev.sum()} of them held out")
+    if (args.loss, args.sampler) == ("focal", "balanced") and max(counts.values()) > SKEWED * min(counts.values()) > 0:
+        print(f"warning: {max(counts, key=counts.get)} is over {SKEWED} times as frequent as another class, and focal "
+              "weights and balanced drawing both make up for that: too much; see --sampler shuffle", file=sys.stderr)
     head = {} if head_of(folder) else dict(num_labels=3, id2label=dict(enumerate(LABELS)), ignore_mismatched_sizes=True,
                                            label2id={label: place for place, label in enumerate(LABELS)})
     print(f"{folder}: " + ("a new head" if head else f"its own head, {', '.join(head_of(folder))}"))
@@ -690,6 +701,7 @@ def train(args):
         facts |= {"temperature": model.config.stance_temperature, "ece": calibration_error(alone, gold),
                   "ece_calibrated": calibration_error(after, gold)}
         print("temperature {temperature:.3f}: expected calibration error {ece:.3f} -> {ece_calibrated:.3f}".format(**facts))
+    model.config.stance_shares = [max(counts[label], 1) / len(qrels) for label in LABELS]
     model.config.id2label = dict(enumerate(np.array(LABELS)[np.argsort(head_order(model.config))].tolist()))
     model.config.label2id = {label: place for place, label in model.config.id2label.items()}
     with written(curve, args, inputs, **facts) as temporary:
@@ -1311,6 +1323,8 @@ def pair_flags(add):
     add("--calibrate", action=argparse.BooleanOptionalAction, default=True, help="fit (train) and use a temperature")
 
 def verdict_flags(add):
+    add("--adjust", type=share, default=0.0, help="how far a classifier is freed of its training pairs' class frequencies "
+        "(logit adjustment, Menon et al. 2021): 1 as if all classes had been equally frequent")
     pair_flags(add)
     add("--min-nei", type=share, default=0.0, help="least share of NEI; the closest calls turn (Ant Bridge: 0.3)")
     add("--aggregate", help="write one verdict a claim, with the evidence behind it, to this JSONL file, too")

@@ -231,7 +231,7 @@ def test_a_model_without_the_three_labels_is_refused(toy, run, contents, refused
     refused(done, before, toy, "data/models/minilm", "labels")
 
 def arguments(**other):
-    return SimpleNamespace(**dict(max_length=24, windows="none", calibrate=True, seed=1, device="cpu") | other)
+    return SimpleNamespace(**dict(max_length=24, windows="none", calibrate=True, adjust=0.0, seed=1, device="cpu") | other)
 
 def test_only_the_abstract_is_cut_and_windows_hold_all_of_it(load, models):
     from transformers import AutoTokenizer
@@ -250,6 +250,19 @@ def test_only_the_abstract_is_cut_and_windows_hold_all_of_it(load, models):
     assert set(sum(windows, [])) == set(text.split())
     assert all(words[:4] == ["[CLS]", "ice", "melts", "[SEP]"] for words in shown[:3])
     assert windows[0][-3:] == windows[1][:3] and sorted(set(rows.tolist())) == [0, 1, 2]  # an eighth overlaps
+
+def test_adjusted_probabilities_are_freed_of_the_training_shares(load, toy, run, models, contents, refused):
+    nli(toy / "nli", models / "minilm", NLI)
+    before = contents(toy)
+    words = "--run", "work/demo/test/hybrid.tsv", "--model", "nli", "--adjust", 0.5
+    refused(run(SCRIPT, *words, cwd=toy), before, toy, "nli", "--adjust")
+    config = json.loads((toy / "nli/config.json").read_text()) | {"stance_shares": [0.2, 0.1, 0.7]}
+    (toy / "nli/config.json").write_text(json.dumps(config))
+    kit, pairs = load(SCRIPT), [("ice melts", "the ice melts fast"), ("ice melts", "heat")]
+    classifier = kit["open_classifier"](str(toy / "nli"), arguments())
+    plain, freed = (kit["probabilities_of"](classifier, pairs, arguments(adjust=adjust)) for adjust in (0.0, 0.5))
+    expected = plain / np.sqrt([0.2, 0.1, 0.7])
+    np.testing.assert_allclose(freed, expected / expected.sum(axis=1, keepdims=True), rtol=1e-6)
 
 def test_windows_are_pooled_by_hand(load):
     pool = load(SCRIPT)["pool"]
@@ -339,6 +352,7 @@ def test_training_writes_its_epochs_and_calibrates(toy, run, models, words):
     epochs = read(toy / "work/demo/models/classifier.epochs.tsv")
     assert epochs["epoch"].tolist() == [1, 2, 3] and {"loss", "dev_loss", "P", "R", "F1"} <= set(epochs)
     config = json.loads((toy / "work/demo/models/classifier/config.json").read_text())
+    assert sum(config["stance_shares"]) == pytest.approx(1) and "too much" not in done.stderr
     assert config["stance_temperature"] > 0 and facts_of(done)["temperature"] == pytest.approx(config["stance_temperature"])
     assert facts_of(done)["best_F1"] == pytest.approx(epochs["F1"].max(), abs=1e-5)
     paths = {"--calibrate": "a.tsv", "--no-calibrate": "b.tsv"}

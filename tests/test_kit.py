@@ -31,6 +31,10 @@ def test_the_block_that_finds_models_is_the_same_in_five():
     marks = "# --- models: the same block in all scripts that load one", "# --- end of models"
     assert len({block(script, *marks) for script in SCRIPTS[:5]}) == 1
 
+def test_the_block_of_the_last_layer_is_the_same_in_both():
+    marks = "# --- the last layer: the same block", "# --- end of the last layer"
+    assert len({block(script, *marks) for script in ("03_rerank.py", "05_classify.py")}) == 1
+
 def test_the_language_model_block_is_the_same_in_both():
     marks = "# --- language models: the same block", "# --- end of language models"
     assert len({block(script, *marks) for script in SCRIPTS[3:5]}) == 1

@@ -48,7 +48,7 @@ def speed(args):
     pairs = [(claim, text) for claim, texts in given for text in texts]
     kit = script(ROOT / "05_classify.py")
     with tempfile.TemporaryDirectory() as folder:
-        how = SimpleNamespace(max_length=512, windows="none", calibrate=True, seed=13, device="auto")
+        how = SimpleNamespace(max_length=512, windows="none", calibrate=True, adjust=0.0, seed=13, device="auto")
         classifier = kit["open_classifier"](make_classifier(folder), how)
         kit["probabilities_of"](classifier, pairs[:64], how)
         begun = time.monotonic()
