@@ -54,8 +54,9 @@ awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
 for model in frozen focal entropy classifier; do
   python 05_classify.py $D --max-length 96 --run $W/test/judged.tsv --model $W/models/$model --out $W/test/stance.$model.tsv
 done
+python 05_classify.py $D --max-length 96 --run $W/test/judged.tsv --adjust 0.75 --out $W/test/stance.adjusted.tsv
 
 # ---- 6
 python 06_evaluate.py $D --report $W/test/report.html \
   $W/test/{hybrid,bm25,dense,z,cross-encoder,blended,graph,verifier,margin}.tsv
-python 06_evaluate.py $D --out $W/test/stance.tsv $W/test/stance.{frozen,focal,entropy,classifier}.tsv
+python 06_evaluate.py $D --out $W/test/stance.tsv $W/test/stance.{frozen,focal,entropy,classifier,adjusted}.tsv
