@@ -418,10 +418,9 @@ def open_classifier(name, args):
     folder = model_folder(name)
     if not head_of(folder):
         fail(folder, f"its labels are not {', '.join(LABELS)}; train a head with: 05_classify.py train")
-    classifier = load_classifier(folder, args)
-    if args.adjust and not hasattr(classifier[1].config, "stance_shares"):
+    if args.adjust and "stance_shares" not in (folder / "config.json").read_text(encoding="utf-8"):
         fail(folder, "it does not say how frequent its classes were; leave --adjust out, or train it with this script")
-    return classifier
+    return load_classifier(folder, args)
 
 def encode(tokenizer, pairs, args):
     """(row of each input, inputs): token ids and the like. Only the abstract is cut, or with --windows spread over several
