@@ -251,27 +251,25 @@ def run_job(doc, jobs):
 
 # ----------------------------------------------------------- Reading what others write
 def recognise(path):
-    """The format of a table, by its first line: tsv (ours), trec, climatecheck (CSV) or checkthat (ids in a list)."""
+    """The format of a table, by its first line, and that line's words: tsv (ours), trec, climatecheck (CSV) or checkthat
+    (ids in a list)."""
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
-            head = file.readline().rstrip("\n")
+            words = file.readline().rstrip("\n").split("\t")
     except OSError as error:
         fail(path, f"{error.strerror}; name a run, verdicts or qrels")
-    if "\t" not in head and "," in head:
-        return "climatecheck"
-    if "post_id" in head.split("\t"):
-        return "checkthat"
-    return "tsv" if "claim_id" in head.split("\t") else "trec"
+    if len(words) == 1 and "," in words[0]:
+        return "climatecheck", words
+    return "checkthat" if "post_id" in words else "tsv" if "claim_id" in words else "trec", words
 
 def read_any(path, columns, form="auto"):
     """A run, verdicts or qrels in any of the FORMATS, with at least these columns, and label where there is one."""
     import pandas as pd
 
-    form = recognise(path) if form == "auto" else form
+    found, words = recognise(path)
+    form = found if form == "auto" else form
     if form in ("tsv", "trec"):
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
-            label = ["label"] if form == "tsv" and "label" in file.readline().rstrip("\n").split("\t") else []
-        return read_table(path, list(dict.fromkeys([*columns, *label])))
+        return read_table(path, list(dict.fromkeys([*columns, *({"label"} & set(words) if form == "tsv" else ())])))
     try:
         sep = "," if form == "climatecheck" else "\t"
         table = pd.read_csv(path, dtype=str, na_filter=False, encoding="utf-8-sig", sep=sep)
@@ -471,11 +469,11 @@ def parts_of(run, qrels, gold, names):
     found, said = judge(run, gold)
     by_label = abstract_level(found, said, gold) if (said >= 0).any() and gold.stance else {}
     parts = {"given": confusion(found, said if gold.stance else np.full_like(said, NOTHING))}
+    condensed = condense(found) if any(name.endswith(" condensed") for name in needed) else None
     for name in ["Success@1", *needed]:
         word, _, k = name.removesuffix(" condensed").partition("@")
         if word in RANKED and (k or word == "B-Pref"):
-            shown = condense(found) if name.endswith(" condensed") else found
-            parts[name] = RANKED[word](shown, gold, int(k or 0))
+            parts[name] = RANKED[word](condensed if name.endswith(" condensed") else found, gold, int(k or 0))
         elif name.startswith("abstract "):
             parts[name] = by_label.get(name, (np.zeros(len(found)), np.zeros(len(found))))
     theirs = [name for name in needed if name not in parts and name not in ("P", "R", "F1")]
@@ -752,12 +750,12 @@ search.value = decodeURIComponent(location.hash.slice(1)); show();
 </html>
 """
 
-def plot(draw, title, xlabel, ylabel, seed="claims"):
+def plot(draw, title, xlabel, ylabel):
     """An SVG element from draw(axes); the same picture is the same text."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": seed, "svg.fonttype": "none", "font.size": 9, "text.parse_math": False})
+    matplotlib.rcParams.update({"svg.hashsalt": "claims", "svg.fonttype": "none", "font.size": 9, "text.parse_math": False})
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(5.6, 3.4), layout="constrained")
