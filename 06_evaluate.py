@@ -277,7 +277,7 @@ def read_any(path, columns, form="auto"):
         fail(path, f"{error}; is it of the format {form}? see --format")
     table = table.rename(columns=RENAMED).rename(columns=str.strip)
     table.index += 2
-    if "preds" in table:
+    if {"claim_id", "preds"} <= set(table):
         table["abstract_id"] = table["preds"].str.findall(r"[^\s\[\]'\",]+")
         table = table.explode("abstract_id").dropna(subset=["abstract_id"])
         if (twice := table.duplicated(["claim_id", "abstract_id"])).any():
