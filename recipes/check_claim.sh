@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# One claim against any index: a verdict, and the abstracts behind it with stance, probability and evidence sentence.
+#
+#   bash recipes/check_claim.sh "Polar bears are thriving"
+#   bash recipes/check_claim.sh --json --data data/mine --work work/mine "Polar bears are thriving"
+#
+#   --json      one JSON object on stdout, for programs
+#   --data DIR  folder of corpus.jsonl (data/demo)
+#   --work DIR  folder of index/ and models/ (work/demo); what is made goes to checked/ there
+#   --top K     abstracts that are judged, 1 to 100 (5)
+#   --          the next word is the claim, even if it begins with a dash
+#
+# Paths start at the repository's root. Every index that is there is asked, and models/reranker, where there is one, has a say
+# in the order. Stance comes from LLM_MODEL where LLM_BASE_URL or OPENAI_API_KEY is set (at OpenAI gpt-4.1 by default), else
+# from models/classifier, which picks the evidence sentences, too. A claim asked again is answered from what was made.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+fail() { printf 'error: %s\n' "$(printf '%s: %s' "$1" "$2" | tr '[:cntrl:]' ' ')" >&2; exit 2; }
+
+JSON="" DATA=data/demo WORK=work/demo TOP=5 CLAIM="" CLAIMS=0
+while [ $# -gt 0 ]; do
+  case $1 in
+    --help) sed -n '/^# /,/^set/s/^# \{0,1\}//p' recipes/check_claim.sh; exit ;;
+    --json) JSON=1 ;;
+    --data | --work | --top | --)
+      [ $# -gt 1 ] || fail "$1" "nothing follows it; see --help"
+      case $1 in --data) DATA=$2 ;; --work) WORK=$2 ;; --top) TOP=$2 ;; *) CLAIM=$2 CLAIMS=$((CLAIMS + 1)) ;; esac
+      shift ;;
+    -*) fail "$1" "unknown option; see --help, and write -- before a claim that begins with a dash" ;;
+    *) CLAIM=$1 CLAIMS=$((CLAIMS + 1)) ;;
+  esac
+  shift
+done
+[ $CLAIMS != 0 ] || fail check_claim.sh "no claim is given; write one in quotes"
+[ $CLAIMS = 1 ] || fail check_claim.sh "$CLAIMS claims are given; put the claim in quotes, and check one at a time"
+case $TOP in [1-9] | [1-9][0-9] | 100) ;; *) fail --top "'$TOP' is no whole number from 1 to 100; write one, as in --top 5" ;; esac
+[ -f "$DATA/corpus.jsonl" ] || fail "$DATA/corpus.jsonl" "no such file; give the folder of the abstracts with --data"
+KINDS=() CLASSIFIER=$WORK/models/classifier
+for kind in bm25 dense splade; do if [ -d "$WORK/index/$kind" ]; then KINDS+=("$kind"); fi; done
+[ ${#KINDS[@]} != 0 ] || fail "$WORK/index" "no index is there; make one with 01_index.py, or the demo's with: bash recipes/demo.sh"
+if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
+  [ -n "${LLM_BASE_URL:-}" ] || export LLM_MODEL="${LLM_MODEL:-gpt-4.1}"
+  JUDGE=${LLM_MODEL:-}
+  [ -n "$JUDGE" ] || fail LLM_MODEL "it is not set; name a model of the endpoint at LLM_BASE_URL"
+else
+  JUDGE=$CLASSIFIER
+  [ -d "$JUDGE" ] || fail "$JUDGE" "no classifier is there; make one with 05_classify.py train, or set LLM_BASE_URL and LLM_MODEL"
+fi
+
+# ---- A folder for this claim alone, named by its hash: several can be checked at once. To Python a claim is data, never code.
+ID=$(python -c '
+import csv, hashlib, os, pathlib, sys
+claim = " ".join(os.fsencode(sys.argv[2]).decode("utf-8", "replace").split())
+if not claim:
+    sys.exit(print("error: check_claim.sh: the claim is empty; write one in quotes", file=sys.stderr) or 2)
+name = hashlib.sha256(claim.encode()).hexdigest()[:16]
+folder = pathlib.Path(sys.argv[1], "checked", name)
+folder.mkdir(parents=True, exist_ok=True)
+with open(folder / f"claims.tmp-{os.getpid()}", "w", encoding="utf-8", newline="") as file:
+    csv.writer(file, delimiter="\t", lineterminator="\n").writerows([("claim_id", "claim"), (name, claim)])
+os.replace(file.name, folder / "claims.test.tsv")  # whole, as another check of this claim may be reading it
+print(name)' "$WORK" "$CLAIM")
+DIR=$WORK/checked/$ID
+D=(--data "$DATA" --work "$WORK" --claims "$DIR/claims.test.tsv")
+
+# ---- What the scripts say goes to a log. Where one fails, its error line is shown and its exit status kept.
+trap 'exit 130' INT
+step() {
+  local log="$DIR/${2%.py}.log" status
+  if [ -t 2 ]; then echo "$2 ..." >&2; fi
+  "$@" > "$log" 2>&1 || { status=$?; { grep '^error: ' "$log" || tail -n 20 "$log"; } | tr -d '\033' >&2; exit $status; }
+}
+step python 02_retrieve.py "${D[@]}" --retrievers "${KINDS[@]}" --out "$DIR"
+if [ ${#KINDS[@]} = 1 ]; then RUN=$DIR/${KINDS[0]}.tsv; else RUN=$DIR/hybrid.tsv; fi
+if [ -d "$WORK/models/reranker" ]; then
+  step python 03_rerank.py "${D[@]}" --run "$RUN" --depth $((TOP > 20 ? TOP : 20)) --first-stage 0.8 --out "$DIR/rerank.tsv"
+  RUN=$DIR/rerank.tsv
+fi
+if [ "$JUDGE" = "$CLASSIFIER" ]; then
+  OUT=$DIR/verdicts.$TOP BY=(--model "$CLASSIFIER")
+else
+  OUT=$DIR/llm_verdicts.$TOP BY=(llm --backend openai --cache "$DIR/llm.replies.jsonl")
+  if [ -d "$CLASSIFIER" ]; then BY+=(--evidence-model "$CLASSIFIER"); fi
+  # This job does not ask whether the claim's verdict is up to date, too. Replies are kept: to make it again costs no call.
+  if [ "$OUT.tsv" -nt "$OUT.jsonl" ] || [ "$CLASSIFIER" -nt "$OUT.jsonl" ]; then BY+=(--force); fi
+fi
+if [ "$(wc -l < "$RUN")" -lt 2 ]; then
+  OUT=""  # no index knows a word of the claim: nothing to judge
+else
+  step python 05_classify.py "${BY[@]}" "${D[@]}" --run "$RUN" --top-k "$TOP" --out "$OUT.tsv" --aggregate "$OUT.jsonl"
+fi
+
+# ---- The answer
+python - "$OUT" "$DIR/claims.test.tsv" "$DATA/corpus.jsonl" "$JUDGE" "$JSON" <<'EOP'
+import csv, json, os, re, shutil, sys, textwrap, unicodedata
+out, claims, corpus, judge, as_json = sys.argv[1:]
+sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # half a surrogate pair: JSON has an escape for it
+
+def read(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return json.load(file) if path.endswith("json") or path.endswith("jsonl") else [*csv.DictReader(file, delimiter="\t")]
+
+found = {"verdict": "NOT ENOUGH INFORMATION", "support": None, "SUPPORTS": 0, "REFUTES": 0, "NEI": 0, "evidence": []}
+found = read(f"{out}.jsonl") if out else read(claims)[0] | found
+unusable = read(f"{out}.tsv.meta.json").get("unusable", 0) if out else 0
+rows = read(f"{out}.tsv") if out else []
+records = {row["abstract_id"]: {} for row in rows}
+for line in open(corpus, "rb"):
+    record = json.loads(line) if line.strip() else {}
+    if str(record.get("abstract_id")) in records:
+        records[str(record["abstract_id"])] = record
+sentences = {one["abstract_id"]: one["sentence"] for one in found["evidence"]}
+EOP

