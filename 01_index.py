@@ -565,6 +565,8 @@ def embed(encoder, texts, prompt, pooling, budget, update):
 def index_dense(texts, folder, model, args, shards):
     """One unit vector a text, by any sentence-transformers model; float16 halves disk and memory at search."""
     encoder, dtype = load_encoder("dense", model, args.device, args.dtype, args.max_length)
+    if args.pooling == "chunks" and (encoder.max_seq_length or sys.maxsize) <= OVERLAP + 2:
+        fail(model, f"it reads {encoder.max_seq_length} tokens, and windows overlap by {OVERLAP}; take --pooling truncate")
 
     def make(start, stop, update):
         vectors, cut = embed(encoder, texts[start:stop], args.document_prompt, args.pooling, budget, update)
@@ -806,6 +808,13 @@ def fit(encoder, columns, evaluator, folder, args):
     return [value for _, value in sorted({line["step"]: round(line[best], 4) for line in trainer.state.log_history
                                           if best in line}.items())]
 
+def load_learner(model, args):
+    """An encoder that is cut to --max-length while it learns, and the length that it reads by itself, to save it with."""
+    encoder, _ = load_encoder("dense", model, args.device, "fp32")
+    own_length = encoder.max_seq_length
+    encoder.max_seq_length = min(args.max_length, own_length or args.max_length)
+    return encoder, own_length
+
 def train(args):
     """Fine-tune the dense encoder on the judged pairs of one split."""
     for name, value in LOSSES[args.loss].items():
@@ -829,7 +838,7 @@ def train(args):
         ranked = {claim: list(rows["abstract_id"])[: args.depth] for claim, rows in run.groupby("claim_id", sort=False)}
     encoder = None
     if args.hard_negatives and not args.negatives_run:
-        encoder, _ = load_encoder("dense", model, args.device, "fp32", args.max_length)
+        encoder, own_length = load_learner(model, args)
         judged = {claim: claims[claim] for claim in dict.fromkeys(qrels["claim_id"])}
         ranked = own_ranking(encoder, judged, texts, args.depth, args)
     examples = (triplets(qrels) if args.loss == "triplet" else
@@ -842,7 +851,8 @@ def train(args):
                "positive": [texts[example["positive"]] for example in examples]}
     for place in range(len(examples[0]["negatives"])):
         columns[f"negative_{place + 1}"] = [texts[example["negatives"][place]] for example in examples]
-    encoder = encoder or load_encoder("dense", model, args.device, "fp32", args.max_length)[0]
+    if not encoder:
+        encoder, own_length = load_learner(model, args)
     evaluator = dev_evaluator(args, texts, np.random.default_rng(args.seed))
     parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     facts = {"seed": args.seed, "device": str(encoder.device), "examples": len(examples), "claims_left_out": left_out}
@@ -854,6 +864,7 @@ def train(args):
     with written(examples_path, args, inputs, **facts) as temporary:
         lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in examples]
         temporary.write_text("".join(lines), encoding="utf-8")
+    encoder.max_seq_length = own_length
     with written(args.out, args, inputs, **facts) as temporary:
         encoder.save_pretrained(str(temporary), create_model_card=False)
     remove(parts)

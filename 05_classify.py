@@ -363,7 +363,8 @@ def evidence_sentences(evidence, classifier, args):
     return found
 
 def aggregate(verdicts, claims, texts, classifier, args, inputs):
-    """One JSON line a claim: its verdict and the abstracts behind it, with evidence sentences if there is a classifier."""
+    """One JSON line a claim, also one without any abstract: its verdict and the abstracts behind it, with evidence sentences
+    if there is a classifier."""
     rows = verdicts[verdicts["label"] != "NEI"]
     evidence = [(claims[row.claim_id], texts[row.abstract_id], row.label) for row in rows.itertuples()]
     sentences = evidence_sentences(evidence, classifier, args) if classifier else [None] * len(evidence)
@@ -372,10 +373,12 @@ def aggregate(verdicts, claims, texts, classifier, args, inputs):
     for row, chance, sentence in zip(rows.itertuples(), chances[(verdicts["label"] != "NEI").to_numpy()], sentences):
         behind.setdefault(row.claim_id, []).append({"abstract_id": row.abstract_id, "rank": row.rank, "label": row.label,
                                                     "probability": round(float(chance), 6), "sentence": sentence})
-    lines = []
-    for claim, pairs in verdicts.assign(chance=chances).groupby("claim_id", sort=False):
-        verdict, share = claim_verdict(list(zip(pairs["label"], pairs["chance"])), args.dispute)
-        counts = {label: int((pairs["label"] == label).sum()) for label in LABELS}
+    judged, lines = {claim: [] for claim in claims}, []
+    for claim, label, chance in zip(verdicts["claim_id"], verdicts["label"], chances):
+        judged[claim].append((label, chance))
+    for claim, pairs in judged.items():
+        verdict, share = claim_verdict(pairs, args.dispute)
+        counts = {label: sum(one == label for one, _ in pairs) for label in LABELS}
         lines.append({"claim_id": claim, "claim": claims[claim], "verdict": verdict, "support": share and round(share, 6),
                       **counts, "evidence": behind.get(claim, [])})
     with written(args.aggregate, args, inputs, rows=len(lines)) as temporary:
@@ -383,12 +386,20 @@ def aggregate(verdicts, claims, texts, classifier, args, inputs):
     shares = {verdict: sum(line["verdict"] == verdict for line in lines) for verdict in VERDICTS}
     print(f"{args.aggregate}: " + ", ".join(f"{count} {verdict}" for verdict, count in shares.items()))
 
+def outputs(args):
+    """The files that args ask for."""
+    return [args.out, *([args.aggregate] if args.aggregate else [])]
+
+def evidence_model(args):
+    """The folder of --evidence-model, in a list, or none."""
+    return [model_folder(args.evidence_model)] if args.evidence_model else []
+
 def finish(run, labels, probabilities, pairs_of, classifier, args, inputs, **facts):
     """Write verdicts and, with --aggregate, claim verdicts; what is said in JSON."""
     verdicts, said = write_verdicts(run, labels, probabilities, args, inputs, **facts)
     if args.aggregate:
         aggregate(verdicts, *pairs_of, classifier, args, inputs)
-    return {"made": [args.out, *([args.aggregate] if args.aggregate else [])], **said, **facts}
+    return {"made": outputs(args), **said, **facts}
 
 # ----------------------------------------------------------- Classifier
 def head_of(folder):
@@ -482,7 +493,7 @@ def pool(rows, logits, temperature, how):
     from scipy.special import softmax
     windows = softmax(logits / temperature, axis=1)
     starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]]) if len(rows) else []
-    parts = np.split(windows, starts[1:])
+    parts = np.split(windows, starts[1:]) if len(rows) else []
     return np.array([part.mean(axis=0) if how == "mean" else part[part[:, 2].argmin()] for part in parts]).reshape(-1, 3)
 
 def probabilities_of(classifier, pairs, args):
@@ -498,7 +509,7 @@ def classify(args):
     """Label every pair of a run with the trained classifier."""
     folder = model_folder(args.model)
     inputs = fingerprints(args.run, args.claims, args.corpus, folder)
-    if up_to_date([args.out, *([args.aggregate] if args.aggregate else [])], args, inputs):
+    if up_to_date(outputs(args), args, inputs):
         return {"made": []}
     run, pairs, *texts = read_pairs(args, args.run, ["claim_id", "abstract_id", "rank", "score"])
     keep = (run["rank"] <= (args.top_k or run["rank"])).to_numpy()
@@ -511,8 +522,8 @@ def classify(args):
 
 def combine(args):
     """Several verdicts on the same pairs as one: by mean probability, or by the label that most of them gave."""
-    inputs = fingerprints(*args.verdicts, args.claims, args.corpus)
-    if up_to_date([args.out, *([args.aggregate] if args.aggregate else [])], args, inputs):
+    inputs = fingerprints(*args.verdicts, args.claims, args.corpus, *evidence_model(args))
+    if up_to_date(outputs(args), args, inputs):
         return {"made": []}
     columns = ["claim_id", "abstract_id", "rank", "score", "label", *COLUMNS]
     tables, texts = [], []
@@ -1276,8 +1287,8 @@ def llm(args):
         fail("--fewshot", f"{args.strategy} shows no examples; take --strategy few-shot-hybrid")
     args.fewshot = args.fewshot or 3 * shots
     files = [args.fewshot_claims, args.fewshot_qrels] if shots else []
-    inputs = fingerprints(args.run, args.claims, args.corpus, *models, *files)
-    if not args.dry_run and up_to_date([args.out], args, inputs):
+    inputs = fingerprints(args.run, args.claims, args.corpus, *models, *files, *evidence_model(args))
+    if not args.dry_run and up_to_date(outputs(args), args, inputs):
         return {"made": []}
     run, pairs, claims, texts = read_pairs(args, args.run, ["claim_id", "abstract_id", "rank", "score"])
     keep = (run["rank"] <= args.top_k).to_numpy()

@@ -19,7 +19,7 @@ stage "1  Section 3, dual encoder: E5 with in-batch negatives and one that BM25 
 python 01_index.py train $D --model $E5 "${READ[@]}" --loss mnrl --scale 20 --lr 7e-6 --epochs 2 --batch-size 64 \
   --hard-negatives 1 --negatives-run $WORK/train/bm25.tsv $(small --epochs 1 --max-length 48 --batch-size 16)
 python 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${READ[@]}" --pooling chunks --max-length 512 \
-  $(small --max-length 128)
+  $(small --max-length 160)
 
 stage "2  Section 3, retrieval with the dual encoder"
 python 02_retrieve.py $D --split train --retrievers dense --top-k 100

@@ -20,7 +20,7 @@ fail() { printf 'error: %s\n' "$(printf '%s: %s' "$1" "$2" | tr '[:cntrl:]' ' ')
 JSON="" DATA=data/demo WORK=work/demo TOP=5 CLAIM="" CLAIMS=0
 while [ $# -gt 0 ]; do
   case $1 in
-    --help) sed -n '/^# /,/^set/s/^# \{0,1\}//p' recipes/check_claim.sh; exit ;;
+    --help) sed -n '2,/^set/s/^# \{0,1\}//p' recipes/check_claim.sh; exit ;;
     --json) JSON=1 ;;
     --data | --work | --top | --)
       [ $# -gt 1 ] || fail "$1" "nothing follows it; see --help"
@@ -33,24 +33,21 @@ while [ $# -gt 0 ]; do
 done
 [ $CLAIMS != 0 ] || fail check_claim.sh "no claim is given; write one in quotes"
 [ $CLAIMS = 1 ] || fail check_claim.sh "$CLAIMS claims are given; put the claim in quotes, and check one at a time"
-case $TOP in [1-9] | [1-9][0-9] | 100) ;; *) fail --top "'$TOP' is no whole number from 1 to 100; write one, as in --top 5" ;; esac
+case $TOP in [1-9] | [1-9][0-9] | 100) ;; *) fail --top "'$TOP' is no whole number from 1 to 100; take --top 5" ;; esac
 [ -f "$DATA/corpus.jsonl" ] || fail "$DATA/corpus.jsonl" "no such file; give the folder of the abstracts with --data"
-KINDS=() CLASSIFIER=$WORK/models/classifier
+KINDS=() LLM=${LLM_BASE_URL:-}${OPENAI_API_KEY:-} CLASSIFIER=$WORK/models/classifier
 for kind in bm25 dense splade; do if [ -d "$WORK/index/$kind" ]; then KINDS+=("$kind"); fi; done
-[ ${#KINDS[@]} != 0 ] || fail "$WORK/index" "no index is there; make one with 01_index.py, or the demo's with: bash recipes/demo.sh"
-if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
-  [ -n "${LLM_BASE_URL:-}" ] || export LLM_MODEL="${LLM_MODEL:-gpt-4.1}"
-  JUDGE=${LLM_MODEL:-}
-  [ -n "$JUDGE" ] || fail LLM_MODEL "it is not set; name a model of the endpoint at LLM_BASE_URL"
-else
-  JUDGE=$CLASSIFIER
-  [ -d "$JUDGE" ] || fail "$JUDGE" "no classifier is there; make one with 05_classify.py train, or set LLM_BASE_URL and LLM_MODEL"
-fi
+[ ${#KINDS[@]} != 0 ] || fail "$WORK/index" "no index there; run 01_index.py or, for the demo's, bash recipes/demo.sh"
+[ -n "$LLM" ] || [ -d "$CLASSIFIER" ] ||
+  fail "$CLASSIFIER" "no classifier there; run 05_classify.py train, or set LLM_BASE_URL and LLM_MODEL"
+[ -n "${LLM_BASE_URL:-}" ] || export LLM_MODEL="${LLM_MODEL:-gpt-4.1}"
+[ -n "${LLM_MODEL:-}" ] || fail LLM_MODEL "it is not set; name a model of the endpoint at LLM_BASE_URL"
 
 # ---- A folder for this claim alone, named by its hash: several can be checked at once. To Python a claim is data, never code.
 ID=$(python -c '
-import csv, hashlib, os, pathlib, sys
-claim = " ".join(os.fsencode(sys.argv[2]).decode("utf-8", "replace").split())
+import csv, hashlib, os, pathlib, re, sys
+claim = os.fsencode(sys.argv[2]).decode("utf-8", "replace")
+claim = " ".join(re.sub(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|[\x00-\x1f\x7f-\x9f]", " ", claim).split())  # no escape codes
 if not claim:
     sys.exit(print("error: check_claim.sh: the claim is empty; write one in quotes", file=sys.stderr) or 2)
 name = hashlib.sha256(claim.encode()).hexdigest()[:16]
@@ -76,38 +73,56 @@ if [ -d "$WORK/models/reranker" ]; then
   step python 03_rerank.py "${D[@]}" --run "$RUN" --depth $((TOP > 20 ? TOP : 20)) --first-stage 0.8 --out "$DIR/rerank.tsv"
   RUN=$DIR/rerank.tsv
 fi
-if [ "$JUDGE" = "$CLASSIFIER" ]; then
+if [ -z "$LLM" ]; then
   OUT=$DIR/verdicts.$TOP BY=(--model "$CLASSIFIER")
 else
   OUT=$DIR/llm_verdicts.$TOP BY=(llm --backend openai --cache "$DIR/llm.replies.jsonl")
   if [ -d "$CLASSIFIER" ]; then BY+=(--evidence-model "$CLASSIFIER"); fi
-  # This job does not ask whether the claim's verdict is up to date, too. Replies are kept: to make it again costs no call.
-  if [ "$OUT.tsv" -nt "$OUT.jsonl" ] || [ "$CLASSIFIER" -nt "$OUT.jsonl" ]; then BY+=(--force); fi
 fi
-if [ "$(wc -l < "$RUN")" -lt 2 ]; then
-  OUT=""  # no index knows a word of the claim: nothing to judge
-else
-  step python 05_classify.py "${BY[@]}" "${D[@]}" --run "$RUN" --top-k "$TOP" --out "$OUT.tsv" --aggregate "$OUT.jsonl"
-fi
+step python 05_classify.py "${BY[@]}" "${D[@]}" --run "$RUN" --top-k "$TOP" --out "$OUT.tsv" --aggregate "$OUT.jsonl"
 
-# ---- The answer
-python - "$OUT" "$DIR/claims.test.tsv" "$DATA/corpus.jsonl" "$JUDGE" "$JSON" <<'EOP'
+# ---- The answer, in JSON as it is; to a terminal goes nothing that it would obey, as claims and abstracts come from anywhere.
+python - "$OUT" "$DATA/corpus.jsonl" "$JSON" <<'PY'
 import csv, json, os, re, shutil, sys, textwrap, unicodedata
-out, claims, corpus, judge, as_json = sys.argv[1:]
-sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # half a surrogate pair: JSON has an escape for it
+out, corpus, as_json = sys.argv[1:]
+sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # a lone surrogate: JSON has an escape for it
 
-def read(path):
-    with open(path, encoding="utf-8", newline="") as file:
-        return json.load(file) if path.endswith("json") or path.endswith("jsonl") else [*csv.DictReader(file, delimiter="\t")]
-
-found = {"verdict": "NOT ENOUGH INFORMATION", "support": None, "SUPPORTS": 0, "REFUTES": 0, "NEI": 0, "evidence": []}
-found = read(f"{out}.jsonl") if out else read(claims)[0] | found
-unusable = read(f"{out}.tsv.meta.json").get("unusable", 0) if out else 0
-rows = read(f"{out}.tsv") if out else []
+answer, made = (json.load(open(f"{out}{ending}", "rb")) for ending in (".jsonl", ".tsv.meta.json"))
+rows = list(csv.DictReader(open(f"{out}.tsv", encoding="utf-8", newline=""), delimiter="\t"))
 records = {row["abstract_id"]: {} for row in rows}
 for line in open(corpus, "rb"):
-    record = json.loads(line) if line.strip() else {}
+    record = json.loads(line) if line.strip() and rows else {}
     if str(record.get("abstract_id")) in records:
         records[str(record["abstract_id"])] = record
-sentences = {one["abstract_id"]: one["sentence"] for one in found["evidence"]}
-EOP
+sentences = {one["abstract_id"]: one["sentence"] for one in answer.pop("evidence", [])}
+answer |= {"judge": made["arguments"]["model"], "unusable": made.get("unusable", 0), "abstracts": [
+    {"abstract_id": row["abstract_id"], "rank": int(row["rank"]), "title": str(records[row["abstract_id"]].get("title") or ""),
+     "label": row["label"], **{name: float(row[name]) for name in ("p_supports", "p_refutes", "p_nei")},
+     "probability": float(row[f"p_{row['label'].lower()}"]), "sentence": sentences.get(row["abstract_id"])} for row in rows]}
+if as_json:
+    sys.exit(print(json.dumps(answer, ensure_ascii=False)))
+
+width = min(100, max(40, shutil.get_terminal_size().columns))
+colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+def show(head, text, word=None):
+    """Wrapped under its head, without escape codes and control characters; word comes in colour."""
+    text = " ".join(re.sub(r"(\x1b\[|\x9b)[0-?]*[ -/]*[@-~]", "", text).split())
+    text = "".join(one for one in text if unicodedata.category(one)[0] != "C")
+    text = textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head)) or head
+    code = {"S": 32, "R": 31, "D": 33}.get(word[0], 2) if word and colours else None
+    print(text.replace(word, f"\033[{code}m{word}\033[0m", 1) if code else text)
+
+show("Claim    ", answer["claim"])
+show("Verdict  ", "{verdict} (SUPPORTS {SUPPORTS}, REFUTES {REFUTES}, NEI {NEI})".format(**answer), answer["verdict"])
+unusable = f"; replies that name no label and count as NEI: {answer['unusable']}" if answer["unusable"] else ""
+show("Judge    ", (answer["judge"] if rows else "none, as no index knows a word of the claim") + unusable)
+for one in answer["abstracts"]:
+    title, sentence = one["title"], one["sentence"] or ""
+    print()
+    show(f"{one['rank']:>2}  {one['label']:8} {100 * one['probability']:3.0f} %  ", title or
+         textwrap.shorten(str(records[one["abstract_id"]].get("abstract") or ""), 160), one["label"])
+    if sentence:  # where a text's first sentence counts most, its title comes with it
+        show("    ", sentence.removeprefix(title).strip() or sentence)
+    show("    ", one["abstract_id"])
+PY

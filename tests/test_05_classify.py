@@ -432,6 +432,18 @@ def test_claims_get_verdicts_with_the_abstracts_behind_them(toy, run, models):
         assert all(one["sentence"] and one["sentence"] in texts[one["abstract_id"]] for one in line["evidence"])
         assert (line["verdict"] == "NOT ENOUGH INFORMATION") == (not line["evidence"])
 
+def test_a_claim_without_abstracts_has_a_verdict_too(toy, run, models):
+    nli(toy / "nli", models / "minilm", NLI)
+    rows = {"none.tsv": [], "one.tsv": [("c4", "0004", 1, 1)]}
+    for name, pairs in rows.items():
+        tsv(toy / name, ["claim_id", "abstract_id", "rank", "score"], pairs)
+        done = run(SCRIPT, "--run", name, "--model", "nli", "--aggregate", "claims.jsonl", cwd=toy)
+        assert done.returncode == 0, done.stderr
+        lines = {line["claim_id"]: line for line in map(json.loads, (toy / "claims.jsonl").read_text().splitlines())}
+        assert list(lines) == ["c3", "c4", "c5"] and len(read(toy / "work/demo/test/verdicts.tsv")) == len(pairs)
+        assert [lines["c3"][key] for key in ("verdict", "evidence", "NEI")] == ["NOT ENOUGH INFORMATION", [], 0]
+        assert sum(lines["c4"][label] for label in LABELS) == len(pairs)
+
 COLUMNS = ["claim_id", "abstract_id", "rank", "score", "label", *PROBABILITIES]
 
 def test_verdicts_are_combined_by_mean_or_majority(toy, run, contents, refused):
@@ -468,6 +480,22 @@ def about(prompt):
     found = [(prompt.rfind(word), claim) for word, claim in
              (("Polar bears are starving", "c3"), ("It's the sun", "c4"), ("sea level rise is NOT", "c5"))]
     return max(found)[1]
+
+def test_a_claims_verdict_that_is_missing_or_stale_is_made_again_without_a_call(toy, run, models, endpoint):
+    nli(toy / "nli", models / "minilm", NLI)
+    server = endpoint(lambda prompt: "SUPPORTS")
+
+    def ask():
+        done = run(SCRIPT, "llm", "--run", "work/demo/test/hybrid.tsv", "--base-url", server.url, "--model", "toy",
+                   "--evidence-model", "nli", "--aggregate", "claims.jsonl", cwd=toy)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])["made"]
+
+    assert "claims.jsonl" in ask() and len(server.asked) == 18 and ask() == []
+    (toy / "claims.jsonl").unlink()
+    assert "claims.jsonl" in ask() and (toy / "claims.jsonl").exists()
+    nli(toy / "nli", models / "minilm", NLI[::-1])
+    assert "claims.jsonl" in ask() and len(server.asked) == 18
 
 def test_labels_come_from_the_endpoint_and_unusable_replies_are_asked_again_then_nei(toy, run, endpoint):
     server = endpoint(lambda prompt: {"c3": "SUPPORTS", "c4": "It refutes the claim.", "c5": "who knows"}[about(prompt)])

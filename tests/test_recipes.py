@@ -1,0 +1,83 @@
+"""The nine systems, each in small on the demo, against a scripted endpoint; and how their files are written."""
+import os
+import re
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from conftest import ROOT, SECRETS
+
+RECIPES = ROOT / "recipes"
+SYSTEMS = {  # the runs that its table holds, and the submission that it ends in
+    "kiepura_lam": ("bm25 splade dense hybrid rerank llm verdicts deberta", "climatecheck2025"),
+    "ant_bridge": ("bm25 rerank verdicts", "climatecheck2025"),
+    "alexunlp_fmt": ("bm25 dense union rerank", "climatecheck2025"),
+    "efc": ("bm25 dense rerank verdicts llm_verdicts", "climatecheck2025"),
+    "pranav": ("splade llm", "climatecheck2025"),
+    "baseline_2025": ("bm25 dense rerank verdicts", "climatecheck2025"),
+    "airwaves": ("bm25 dense rerank", "checkthat4b"),
+    "verirel": ("bm25 combo verirel verdicts", None),
+    "climatesense_2026": ("bm25 rerank verdicts", "climatecheck2026"),
+}
+
+# ----------------------------------------------------------- Running one
+def answer(prompt):
+    """What a language model could say to any question of stages 4 and 5."""
+    if pairs := re.findall(r"^<pair (\d+)>", prompt, re.M):
+        return "\n".join(f"{number}: {int(number) % 3}" for number in pairs)
+    if marks := re.findall(r"^\[(\d+)\]", prompt, re.M):
+        return " > ".join(f"[{mark}]" for mark in [*marks[1::-1], *marks[2:]])
+    label = ("SUPPORTS", "REFUTES", "NEI")[len(prompt) % 3]
+    return f"The two match in part.\nLabel: {label}" if "Label:" in prompt else label
+
+@pytest.fixture
+def recipe(tmp_path, stand_in, endpoint, warm_python):
+    """recipe("pranav"): bash recipes/pranav.sh in small on the demo, against the scripted endpoint."""
+    server = endpoint(answer)
+    env = {key: value for key, value in os.environ.items() if key not in SECRETS}
+    env |= {"PATH": f"{warm_python}:{env['PATH']}", "HF_HUB_OFFLINE": "1", "LLM_BASE_URL": server.url, "LLM_MODEL": "toy",
+            "DATA": "data/demo", "SMALL": "1", "WORK": str(tmp_path / "work")}
+    return lambda name: subprocess.run(["bash", str(RECIPES / f"{name}.sh")], env=env, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, text=True, check=False)
+
+@pytest.fixture(scope="session")
+def stand_in(models, tmp_path_factory):
+    """work/small/cross-encoder, made before recipes run side by side, and anew where its script has changed."""
+    from filelock import FileLock
+
+    folder, script = ROOT / "work/small/cross-encoder", RECIPES / "stand_in.py"
+    with FileLock(tmp_path_factory.getbasetemp().parent / "stand-in.lock"):
+        if not folder.is_dir() or folder.stat().st_mtime < script.stat().st_mtime:
+            subprocess.run([sys.executable, str(script), str(folder)], cwd=ROOT, capture_output=True, check=True)
+    return folder
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_in_small(name, recipe, tmp_path):
+    done = recipe(name)
+    assert done.returncode == 0, done.stdout[-3000:]
+    runs, task = SYSTEMS[name]
+    table = pd.read_csv(tmp_path / "work/test/metrics.tsv", sep="\t").set_index("run")
+    assert list(table.index) == runs.split()
+    assert table.select_dtypes("number").max(axis=None) <= 2 and table.iloc[:, 2].between(0.2, 1).all()  # R@10 or its like
+    large = set(re.findall(r"\$\((?:model|llm) ([^\s)]+)", (RECIPES / f"{name}.sh").read_text()))
+    assert large == set(re.findall(r"^small: .* stands for (\S+)$", done.stdout, re.M))
+    if task:
+        file = next(path for path in (tmp_path / "work/test" / task).iterdir() if path.suffix in (".csv", ".tsv"))
+        assert pd.read_csv(file, sep=None, engine="python", dtype=str).iloc[:, 0].nunique() == 25
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*") if path.is_file()}
+    again = recipe(name)  # a second time makes nothing
+    assert again.returncode == 0, again.stdout[-3000:]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*") if path.is_file()} == before
+
+# ----------------------------------------------------------- How they are written
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_recipe_is_short_and_holds_nothing_but_calls(name):
+    text = (RECIPES / f"{name}.sh").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 50
+    assert "# Published, " in text.split("06_evaluate.py")[-1]
+    call = r"(\s+|\[ .* \] \|\| )?python (0\d_\w+|data/download)\.py "
+    for line in filter(None, text.replace("\\\n", " ").splitlines()):
+        assert re.match(rf"#|\. |stage |{call}|[A-Z][A-Z0-9_]*\+?=|for |done", line), line
+        assert "python 0" not in line or "$D" in line, line
+
