@@ -452,10 +452,13 @@ def encode(tokenizer, pairs, args):
     return np.array(rows), inputs
 
 def logits_of(tokenizer, model, inputs):
-    """Logits (inputs, labels) in the order of LABELS; inputs of like length share a batch."""
+    """Logits (inputs, labels) in the order of LABELS; inputs of like length share a batch, equal ones are computed once."""
     import torch
     from tqdm.auto import tqdm
 
+    keys = [tuple(one["input_ids"]) for one in inputs]  # equal where a sentence was left out behind the cut
+    place_of = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    inputs = list({key: one for key, one in zip(keys, inputs)}.values())
     order = head_order(model.config)
     found, budget = np.empty((len(inputs), 3)), TOKENS["cuda" if model.device.type == "cuda" else "cpu"]
     with tqdm(total=len(inputs), desc="classify", unit=" pairs") as bar, torch.inference_mode(), first_token_last(model):
@@ -463,7 +466,7 @@ def logits_of(tokenizer, model, inputs):
             batch = tokenizer.pad([inputs[row] for row in rows], return_tensors="pt").to(model.device)
             found[rows] = model.eval()(**batch).logits.float().cpu().numpy()[:, order]
             bar.update(len(rows))
-    return found
+    return found[[place_of[key] for key in keys]]
 
 # --- the last layer: the same block in 03_rerank.py and 05_classify.py
 @contextlib.contextmanager

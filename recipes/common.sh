@@ -26,7 +26,8 @@ model() {
 # small FLAGS: flags that cut the work down, for SMALL=1 only; as they come last on a line, they win
 small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
 
-# llm NAME: flags for a language model at the endpoint; with SMALL and no endpoint, the packaged one answers in this process
+# llm NAME [TOKENS]: flags for a language model at the endpoint; with SMALL and no endpoint, the packaged one answers in this
+# process, in no more than so many tokens
 llm() {
   if [ -z "$SMALL" ]; then echo "--backend openai --model $1"; return; fi
   if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
@@ -34,7 +35,7 @@ llm() {
     echo "--backend openai --model $LLM_MODEL"
   else
     echo "small: data/models/smollm2 in this process stands for $1" >&2
-    echo "--backend transformers --model data/models/smollm2 --max-words 40"
+    echo "--backend transformers --model data/models/smollm2 --max-words 40 ${2:+--max-tokens $2}"
   fi
 }
 

@@ -7,7 +7,7 @@
 E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)
-QWEN=$(llm Qwen/Qwen3-14B)
+QWEN=$(llm Qwen/Qwen3-14B 48)
 PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
 
 stage "1  Indexes: BM25, and E5 fine-tuned with the three least similar abstracts as negatives"

@@ -3,11 +3,12 @@ Make a corpus and claims of ClimateCheck's size and length statistics, from a se
 
 Writes  OUT/corpus.jsonl       394,269 abstracts of 1 to 6,818 words, mean 241, sd 232 (as published), Zipfian words
         OUT/claims.test.tsv    176 claims of 8 to 30 words
+        with --train N, OUT/claims.train.tsv and qrels.train.tsv: N more, each with five abstracts judged at random
 Prints  one line of JSON, last on stdout: the statistics of what was made
 
 Examples
     python tests/benchmarks/make_corpus.py work/benchmark
-    python tests/benchmarks/make_corpus.py work/benchmark-small --abstracts 40000
+    python tests/benchmarks/make_corpus.py work/benchmark-small --abstracts 40000 --train 10
 """
 import argparse
 import json
@@ -49,6 +50,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--abstracts", type=int, default=ABSTRACTS)
+    parser.add_argument("--train", type=int, default=0, help="claims of a train split, for rehearsals of recipes that train")
     parser.add_argument("--seed", type=int, default=13)
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
@@ -64,9 +66,16 @@ def main():
             for row, text in enumerate(drawn, start):
                 file.write(json.dumps({"abstract_id": str(row), "abstract": " ".join(text) + "."}) + "\n")
     rows = [(f"c{row}", " ".join(draw(rng, cumulative, words, size))) for row, size in
-            enumerate(rng.integers(8, 31, CLAIMS))]
-    lines = ["claim_id\tclaim", *("\t".join(row) for row in rows)]
-    (args.out / "claims.test.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            enumerate(rng.integers(8, 31, CLAIMS + args.train))]
+    judged = [(claim, str(abstract), label) for claim, _ in rows[CLAIMS:] for abstract, label in zip(
+        rng.choice(len(lengths), 5, replace=False), ("SUPPORTS", "SUPPORTS", "REFUTES", "NEI", "NEI"))]
+    tables = {"claims.test": ("claim_id\tclaim", rows[:CLAIMS])}
+    if args.train:
+        tables["claims.train"] = ("claim_id\tclaim", rows[CLAIMS:])
+        tables["qrels.train"] = ("claim_id\tabstract_id\tlabel", judged)
+    for name, (header, lines) in tables.items():
+        text = "\n".join([header, *map("\t".join, lines)]) + "\n"
+        (args.out / f"{name}.tsv").write_text(text, encoding="utf-8")
     print(json.dumps({"abstracts": len(lengths), "words": int(lengths.sum()), "mean": round(lengths.mean(), 2),
                       "sd": round(lengths.std(), 2), "shortest": int(lengths.min()), "longest": int(lengths.max())}))
 
