@@ -471,18 +471,34 @@ def logits_of(tokenizer, model, inputs):
 # --- the last layer: the same block in 03_rerank.py and 05_classify.py
 @contextlib.contextmanager
 def first_token_last(model):
-    """Heads of BERT's kind read the first token only: its last feed-forward part is spared all the others. The logits
-    are the same; other kinds of models are left as they are."""
+    """Heads of BERT's kind read the first token only: in the last layer, what the others ask of attention and their
+    feed-forward part are spared. The logits are the same; other kinds of models are left as they are."""
+    from torch.nn.functional import scaled_dot_product_attention
+
     layers = getattr(getattr(model.base_model, "encoder", None), "layer", [None])
     attention, kind = getattr(layers[-1], "attention", None), model.config.model_type
-    if attention is None or kind not in ("bert", "roberta", "xlm-roberta", "deberta", "deberta-v2", "electra"):
+    plain = kind in ("bert", "roberta", "xlm-roberta", "electra")
+    if attention is None or not (plain or kind in ("deberta", "deberta-v2")):
         yield
         return
-    hook = attention.register_forward_hook(lambda _, __, out: (out[0][:, :1], *out[1:]))
+
+    def first_query(hidden, attention_mask=None, **_):
+        parts = ((own.query, hidden[:, :1]), (own.key, hidden), (own.value, hidden))
+        heads = [part(of).unflatten(-1, (-1, own.attention_head_size)).transpose(1, 2) for part, of in parts]
+        mask = None if attention_mask is None else attention_mask[:, :, :1]
+        return scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2), None
+
+    own = attention.self
+    hooks = [attention.register_forward_hook(lambda _, __, out: (out[0][:, :1], *out[1:]))]
+    if plain and model.config._attn_implementation == "sdpa":
+        own.forward = first_query
+        hooks.append(attention.output.register_forward_pre_hook(lambda _, parts: (parts[0], parts[1][:, :1])))
     try:
         yield
     finally:
-        hook.remove()
+        own.__dict__.pop("forward", None)
+        for hook in hooks:
+            hook.remove()
 # --- end of the last layer
 
 def head_order(config):

@@ -34,8 +34,8 @@ fi
 
 stage "5  Classify: train on the train split's judgements, then label the best 10; a verdict a claim, with its evidence"
 # The reranker has learnt to compare two texts already; 162 pairs are too few to move its lower layers, too.
-python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epochs 4 --batch-size 8 --lr 2e-4 --schedule linear \
-  --max-length 192
+python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epochs 4 --batch-size 8 --lr 2e-4 \
+  --schedule linear --max-length 192
 python 05_classify.py --max-length 192 --aggregate work/demo/test/claims.jsonl
 if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
   python 05_classify.py llm --backend openai

@@ -169,7 +169,7 @@ with socket.socket(socket.AF_UNIX) as server:
     sys.exit(int(server.recv(8)))
 """
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def warm_python(tmp_path_factory):
     """A folder for PATH with a python that has scripts run by forked processes: shells start one for every call."""
     from multiprocessing.reduction import DupFd

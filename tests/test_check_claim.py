@@ -21,11 +21,15 @@ CORPUS[0]["abstract"] = f"{HOSTILE}Polar bears\x9b31m lost\x07 a tenth of their 
 CONTROL = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
 
 def check(*words, cwd=ROOT, stdout=subprocess.PIPE, **env):
-    """The recipe as a subprocess: no keys of this machine, and the Python that runs the tests."""
+    """The recipe as a subprocess, without keys of this machine."""
     clean = {key: value for key, value in os.environ.items() if key not in (*SECRETS, "NO_COLOR", "COLUMNS")}
-    clean |= {"HF_HUB_OFFLINE": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **env}
+    clean |= {"HF_HUB_OFFLINE": "1", **env}
     command = ["bash", str(ROOT / "recipes" / "check_claim.sh"), *map(str, words)]
     return subprocess.run(command, cwd=cwd, env=clean, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+
+@pytest.fixture(autouse=True)
+def warm(warm_python, monkeypatch):
+    monkeypatch.setenv("PATH", f"{warm_python}:{os.environ['PATH']}")
 
 def tiny(folder, tokenizer, *names):
     """A model of one small layer with random weights, with an output for each name."""

@@ -30,7 +30,7 @@ def some_of_the_demo(folder):
     return folder
 
 @pytest.fixture
-def notebook(tmp_path, models, monkeypatch):
+def notebook(tmp_path, models, monkeypatch, warm_python):
     """notebook(data): the notebook and a client that runs it, from recipes/, into tmp_path/work."""
 
     def prepare(data):
@@ -40,6 +40,8 @@ def notebook(tmp_path, models, monkeypatch):
                             "JUPYTER_RUNTIME_DIR": tmp_path / "jupyter"}.items():
             monkeypatch.setenv(name, str(value))
         pages, here = nbformat.read(NOTEBOOK, as_version=4), {"metadata": {"path": str(NOTEBOOK.parent)}}
+        setup = next(iter(code(pages).values()))
+        setup.source = setup.source.replace("words[0] = sys.executable", f"words[0] = '{warm_python}/python'")
         return pages, NotebookClient(pages, kernel_name="python3", timeout=600, resources=here)
 
     return prepare
