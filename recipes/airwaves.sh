@@ -28,7 +28,7 @@ python 02_retrieve.py $D --retrievers dense --top-k 100
 stage "3  Section 3, re-ranking: SciBERT learns from the first 20, and orders the first 10"
 python 03_rerank.py train $D --recipe pointwise --model $SCIBERT --run $WORK/train/dense.tsv --depth 20 --epochs 3 \
   --lr 2e-5 --batch-size 16 --max-length 512 $(small --hard 2 --epochs 1 --max-length 64)
-python 03_rerank.py $D --run $T/dense.tsv --depth 10 --max-length 512 $(small --max-length 64)
+python 03_rerank.py $D --run $T/dense.tsv --depth 10 --max-length 512 $(small --max-length 256)
 
 stage "6  The table, where the test split has judgements; the submission"
 [ ! -e "$DATA/qrels.test.tsv" ] || python 06_evaluate.py $D $T/{bm25,dense,rerank}.tsv --measures checkthat

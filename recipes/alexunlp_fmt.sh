@@ -23,7 +23,7 @@ python 02_retrieve.py fuse $D --method union --top-k 100 --out $T/union.tsv $T/b
 
 stage "3  Adaptive reranking: the best 30 bring in their neighbours, 20 rounds; the best 10"
 python 03_rerank.py $D --run $T/union.tsv --model $CROSS_ENCODER --depth 100 --graph $WORK/index/graph --rounds 20 \
-  --neighbours 10 --beam 30 --top-k 10 $(small --depth 20 --rounds 2 --neighbours 3 --beam 5 --max-length 64)
+  --neighbours 10 --beam 30 --top-k 10 $(small --depth 20 --rounds 2 --neighbours 3 --beam 5 --max-length 256)
 
 stage "6  The table, where the test split has judgements; the submission"
 [ ! -e "$DATA/qrels.test.tsv" ] || python 06_evaluate.py $D $T/{bm25,dense,union,rerank}.tsv

@@ -23,7 +23,7 @@ python 03_rerank.py train $D --recipe margin --sweep --model $LARGE $M3 --run $W
 
 stage "3  Final list: reciprocal rank fusion of the five, the best 10"
 python 03_rerank.py $D --model $WORK/models/reranker-{1,2,3,4,5} --run $T/bm25.tsv --depth ${DEPTH:-5000} --top-k 10 \
-  $(small --depth 20 --max-length 64)
+  $(small --depth 20 --max-length 256)
 
 stage "5  Verification: Gemini 2.5 Pro, 50 pairs in one prompt, a digit each, at least 30 % NEI"
 python 05_classify.py llm $D $GEMINI --run $T/rerank.tsv --strategy batch --pairs-per-prompt 50 --max-tokens 20000 \

@@ -16,7 +16,7 @@ python 02_retrieve.py $D --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 20
 
 stage "3  Reranking: ms-marco-MiniLM-L6-v2 as it is; the best 10"
-python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 $(small --max-length 64)
+python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 $(small --max-length 256)
 
 stage "5  Verification: Yi-1.5-9B-Chat-16K, zero-shot"
 python 05_classify.py llm $D $YI --run $T/rerank.tsv --strategy verifier --out $T/verdicts.tsv

@@ -13,7 +13,7 @@ python data/download.py climate-fever
 python 01_index.py $D
 python 01_index.py graph $D --neighbours 10
 python 01_index.py train $D --loss mnrl --max-length 80
-python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --out $W/index-tuned
+python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --max-length 80 --out $W/index-tuned
 for split in train dev test; do
   python 02_retrieve.py $D --split $split --retrievers bm25 dense
   python 02_retrieve.py $D --split $split --retrievers bm25 dense --index $W/index-tuned --out $W/tuned/$split

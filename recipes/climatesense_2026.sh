@@ -20,7 +20,7 @@ python 03_rerank.py train $D --recipe margin --sweep --model $LARGE $M3 --run $W
 stage "3  Each of them keeps its best 500"
 for number in 1 2 3 4 5; do
   python 03_rerank.py $D --model $WORK/models/reranker-$number --run $T/bm25.tsv --depth ${DEPTH:-5000} --top-k 500 \
-    --out $T/rerank-$number.tsv $(small --depth 20 --max-length 64)
+    --out $T/rerank-$number.tsv $(small --depth 20 --max-length 256)
 done
 
 stage "2  Reciprocal rank fusion of the five with k = 6; the best 10"

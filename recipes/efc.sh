@@ -20,7 +20,7 @@ python 02_retrieve.py $D --retrievers bm25 --top-k 1500
 python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 150
 
 stage "3  Reranking: ms-marco-MiniLM-L12-v2 as it is; the best 10"
-python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 $(small --depth 20 --max-length 64)
+python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 $(small --depth 20 --max-length 256)
 
 stage "5  Stance: DeBERTa-v3-large, trained on NLI, fine-tuned; and Qwen3-14B, zero-shot with reasoning"
 python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle --epochs 20 --patience 10 --lr 1e-5 \

@@ -22,7 +22,7 @@ python 02_retrieve.py $D --top-k 600 --rrf-k 60
 stage "3  Section 4.1, cross-encoder: two phases, the second with the negatives that the first ranks highest; the best 20"
 python 03_rerank.py train $D --recipe two-phase --model $CROSS_ENCODER --depth 200 --hard 4 --easy 4 --epochs 3 2 --lr 2e-5 \
   --batch-size 16 $(small --depth 5 --hard 1 --easy 0 --epochs 1 1 --max-length 64)
-python 03_rerank.py $D --depth ${DEPTH:-600} --top-k 20 $(small --depth 20 --max-length 64)
+python 03_rerank.py $D --depth ${DEPTH:-600} --top-k 20 $(small --depth 20 --max-length 256)
 
 stage "4  Section 4.1, RankGPT: GPT-4.1 orders the 20 in one window; 0.4 of the score stays the cross-encoder's (eq. 4, 5)"
 python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha 0.4 --top-k 10 --fewshot 1 --temperature 0

@@ -22,13 +22,13 @@ python 05_classify.py train $D --model $VERIFIER --negatives 20 --loss cross-ent
 stage "3  ComboScorer (eq. 4, 5): half monoT5's relevance, half the verifier's P(SUPPORTS) + P(REFUTES)"
 for split in train $SPLIT; do
   python 03_rerank.py $D --split $split --run $WORK/$split/bm25.tsv --model $MONO_T5 --verifier $WORK/models/classifier \
-    --alpha 0.5 --depth 100 --out $WORK/$split/combo.tsv $(small --depth 10 --max-length 64)
+    --alpha 0.5 --depth 100 --out $WORK/$split/combo.tsv $(small --depth 10 --max-length 256)
 done
 
 stage "3  +VeriRel: SciBERT learns that score for the best 20, and 1 for gold evidence (L1)"
 python 03_rerank.py train $D --recipe distil --model $SCIBERT --run $WORK/train/combo.tsv --depth 20 --lr 1e-5 \
   --batch-size 64 --epochs 10 --dev-split none $(small --epochs 1 --max-length 64 --batch-size 16)
-python 03_rerank.py $D --split $SPLIT --run $V/bm25.tsv --depth 100 --out $V/verirel.tsv $(small --depth 20 --max-length 64)
+python 03_rerank.py $D --split $SPLIT --run $V/bm25.tsv --depth 100 --out $V/verirel.tsv $(small --depth 20 --max-length 256)
 
 stage "5, 6  Verdicts on the best 10; the table"
 python 05_classify.py $D --split $SPLIT --run $V/verirel.tsv --top-k 10 $(small --max-length 64)
