@@ -70,6 +70,26 @@ def test_a_system_in_small(name, recipe, tmp_path):
     assert again.returncode == 0, again.stdout[-3000:]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*") if path.is_file()} == before
 
+# ----------------------------------------------------------- The stand-in
+def test_the_stand_in_scores_how_much_of_a_claim_an_abstract_holds(stand_in):
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(stand_in)
+    model = AutoModelForSequenceClassification.from_pretrained(stand_in).eval()
+    texts = ["Bread is baked from flour.", "The bread of the baker is the best of all.", "Norway bakes bread from flour.",
+             "Glaciers in Norway, and bread.", "Melting glaciers in Norway are the talk of the town.",
+             "Melting glaciers in Norway are the talk of the town. " + "Bread is baked from flour. " * 60]
+    with torch.inference_mode():
+        coded = [tokenizer("the glaciers of norway are melting", text, return_tensors="pt", truncation=True) for text in texts]
+        scores = [model(**one).logits.item() for one in coded]
+        hidden = model.bert.embeddings(coded[0]["input_ids"], coded[0]["token_type_ids"])
+    none, grammar, norway, two, whole, long = scores
+    assert none < grammar < norway < two < whole  # a rare word weighs more than three frequent ones
+    assert abs(long - whole) < 0.1 * (whole - none)  # however much else stands there
+    torch.testing.assert_close(hidden[..., :128].norm(dim=-1), torch.ones(hidden.shape[:2]))
+    torch.testing.assert_close(hidden[..., :128], -hidden[..., 128:])
+
 # ----------------------------------------------------------- How they are written
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_recipe_is_short_and_holds_nothing_but_calls(name):
