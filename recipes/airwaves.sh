@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Ashbaugh et al., "AIRwaves at CheckThat! 2025: Retrieving Scientific Sources for Implicit Claims on Social Media with Dual
 # Encoders and Neural Re-Ranking" (CLEF 2025): second in subtask 4b, which paper does a post speak of? For one A100.
-# The collection is a pickle; read it once, on your own word: python data/download.py checkthat4b --allow-pickle
+# The collection comes as a pickle; have it read once, on your word: python data/download.py checkthat4b --allow-pickle
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/airwaves.sh
 . "$(dirname "$0")/common.sh" checkthat4b
-[ -d "$DATA" ] || python data/download.py checkthat4b
+[ -d "$DATA" ] || python data/download.py checkthat4b --out $DATA
 E5=$(model intfloat/e5-large-v2 $MINILM)
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
 READ=(--query-prompt "query: " --document-prompt "passage: ")

@@ -2,8 +2,8 @@
 # Fathallah, El-Makky and Torki, "AlexUNLP-FMT at ClimateCheck Shared Task: Hybrid Retrieval with Adaptive Similarity
 # Graph-based Reranking" (SDP 2025): third place in subtask I of ClimateCheck 2025. For one A100.
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh
-. "$(dirname "$0")/common.sh" climatecheck
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025
+. "$(dirname "$0")/common.sh" climatecheck2025
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which runs code of its own; this kit never does
 NEIGHBOURS=$(model sentence-transformers/all-MiniLM-L6-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)

@@ -3,8 +3,8 @@
 # (SDP 2025): Ant Bridge, first place in both subtasks of ClimateCheck 2025. For one A100; Gemini at its own endpoint:
 #   LLM_BASE_URL=https://generativelanguage.googleapis.com/v1beta/openai/ OPENAI_API_KEY=... bash recipes/ant_bridge.sh
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/ant_bridge.sh
-. "$(dirname "$0")/common.sh" climatecheck
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025
+. "$(dirname "$0")/common.sh" climatecheck2025
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GEMINI=$(llm gemini-2.5-pro)

@@ -2,8 +2,8 @@
 # ClimateSense, the best system of ClimateCheck 2026, task 1: Ant Bridge's retrieval, verification by an open language model.
 # For one A100, with gpt-oss-120b behind an endpoint such as vLLM's: LLM_BASE_URL=http://localhost:8000/v1
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/climatesense_2026.sh
-. "$(dirname "$0")/common.sh" climatecheck
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2026
+. "$(dirname "$0")/common.sh" climatecheck2026
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2026 --out $DATA
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GPT_OSS=$(llm openai/gpt-oss-120b)

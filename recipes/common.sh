@@ -11,6 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export TQDM_MININTERVAL=1  # a sign of life every second or so, also where there is no terminal
 DATA=${DATA:-data/$1} SMALL=${SMALL:-}
 WORK=${WORK:-work/$(basename "$DATA")/$(basename "$0" .sh)}
+case $DATA$WORK in *[[:space:]]*) echo "error: DATA, WORK: a blank in '$DATA' or '$WORK'; take paths without" >&2; exit 2 ;; esac
 D="--data $DATA --work $WORK"
 T=$WORK/test
 
@@ -29,7 +30,11 @@ small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
 # llm NAME [TOKENS]: flags for a language model at the endpoint; with SMALL and no endpoint, the packaged one answers in this
 # process, in no more than so many tokens
 llm() {
-  if [ -z "$SMALL" ]; then echo "--backend openai --model $1"; return; fi
+  if [ -z "$SMALL" ]; then
+    if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then echo "--backend openai --model $1"; return; fi
+    echo "error: LLM_BASE_URL: $1 will be asked, hours from now; set it, or OPENAI_API_KEY, before the recipe begins" >&2
+    exit 2
+  fi
   if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
     echo "small: ${LLM_MODEL:=$1} at the endpoint stands for $1" >&2
     echo "--backend openai --model $LLM_MODEL"

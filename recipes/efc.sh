@@ -2,8 +2,8 @@
 # EFC at ClimateCheck 2025 (SDP 2025): BM25, a fine-tuned E5 and a cross-encoder; stance by DeBERTa or by Qwen3.
 # For one A100, with Qwen3-14B behind an endpoint such as vLLM's: LLM_BASE_URL=http://localhost:8000/v1
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh
-. "$(dirname "$0")/common.sh" climatecheck
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025
+. "$(dirname "$0")/common.sh" climatecheck2025
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)

@@ -2,8 +2,8 @@
 # Kiepura & Lam, "ClimateCheck2025: Multi-Stage Retrieval Meets LLMs for Automated Scientific Fact-Checking" (SDP 2025):
 # second place in ClimateCheck 2025, first in Recall@2. For one A100, and an OPENAI_API_KEY.
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/kiepura_lam.sh
-. "$(dirname "$0")/common.sh" climatecheck
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025
+. "$(dirname "$0")/common.sh" climatecheck2025
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 DENSE=$(model BAAI/bge-m3 $MINILM)
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L-6-v2 $CROSS)

@@ -3,8 +3,8 @@
 # For any GPU; Gemini at its own endpoint:
 #   LLM_BASE_URL=https://generativelanguage.googleapis.com/v1beta/openai/ OPENAI_API_KEY=... bash recipes/pranav.sh
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/pranav.sh
-. "$(dirname "$0")/common.sh" climatecheck
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025
+. "$(dirname "$0")/common.sh" climatecheck2025
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 GEMINI=$(llm gemini-2.0-flash)
 

@@ -80,8 +80,9 @@ def test_the_stand_in_scores_how_much_of_a_claim_an_abstract_holds(stand_in):
     texts = ["Bread is baked from flour.", "The bread of the baker is the best of all.", "Norway bakes bread from flour.",
              "Glaciers in Norway, and bread.", "Melting glaciers in Norway are the talk of the town.",
              "Melting glaciers in Norway are the talk of the town. " + "Bread is baked from flour. " * 60]
+    claim, how = "the glaciers of norway are melting", {"return_tensors": "pt", "truncation": True}
     with torch.inference_mode():
-        coded = [tokenizer("the glaciers of norway are melting", text, return_tensors="pt", truncation=True) for text in texts]
+        coded = [tokenizer(claim, text, **how) for text in texts]
         scores = [model(**one).logits.item() for one in coded]
         hidden = model.bert.embeddings(coded[0]["input_ids"], coded[0]["token_type_ids"])
     none, grammar, norway, two, whole, long = scores
@@ -89,6 +90,18 @@ def test_the_stand_in_scores_how_much_of_a_claim_an_abstract_holds(stand_in):
     assert abs(long - whole) < 0.1 * (whole - none)  # however much else stands there
     torch.testing.assert_close(hidden[..., :128].norm(dim=-1), torch.ones(hidden.shape[:2]))
     torch.testing.assert_close(hidden[..., :128], -hidden[..., 128:])
+
+@pytest.mark.parametrize("settings, words", [
+    ({"SMALL": ""}, ["LLM_BASE_URL", "gemini-2.0-flash"]),  # before hours of work, not after them
+    ({"SMALL": "1", "DATA": "my data"}, ["DATA", "'my data'"]),
+])
+def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, tmp_path):
+    env = {key: value for key, value in os.environ.items() if key not in SECRETS}
+    env |= {"DATA": "data/demo", "WORK": str(tmp_path / "work"), **settings}
+    done = subprocess.run(["bash", str(RECIPES / "pranav.sh")], env=env, capture_output=True, text=True, check=False)
+    error, = done.stderr.splitlines()
+    assert done.returncode == 2 and error.startswith("error: ") and not (tmp_path / "work").exists()
+    assert all(word in error for word in words)
 
 # ----------------------------------------------------------- How they are written
 @pytest.mark.parametrize("name", SYSTEMS)
