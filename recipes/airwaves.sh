@@ -17,7 +17,7 @@ python 02_retrieve.py $D --retrievers bm25 --top-k 100
 
 stage "1  Section 3, dual encoder: E5 with in-batch negatives and one that BM25 ranks high; long records in chunks (eq. 3)"
 python 01_index.py train $D --model $E5 "${READ[@]}" --loss mnrl --scale 20 --lr 7e-6 --epochs 2 --batch-size 64 \
-  --hard-negatives 1 --negatives-run $WORK/train/bm25.tsv $(small --epochs 1 --max-length 48 --batch-size 16)
+  --hard-negatives 1 --negatives-run $WORK/train/bm25.tsv $(small --epochs 0.25 --max-length 48 --batch-size 16)
 python 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${READ[@]}" --pooling chunks --max-length 512 \
   $(small --max-length 160)
 

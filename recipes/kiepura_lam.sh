@@ -12,7 +12,7 @@ GPT=$(llm gpt-4.1)
 
 stage "1  Section 4.1, indexes: BM25, SPLADE-v3 (eq. 2), BGE-M3 fine-tuned with NEI as negatives"
 python 01_index.py train $D --model $DENSE --loss triplet --margin 0.3 --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2 \
-  $(small --epochs 1 --max-length 48)
+  $(small --epochs 0.25 --max-length 48)
 python 01_index.py $D --dense-model $WORK/models/encoder --splade-model $SPLADE --activation relu $(small --max-length 128)
 
 stage "2  Section 4.1, hybrid retrieval: the best 600 by reciprocal rank fusion"
