@@ -36,6 +36,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -452,20 +453,31 @@ def encode(tokenizer, pairs, args):
     return np.array(rows), inputs
 
 def logits_of(tokenizer, model, inputs):
-    """Logits (inputs, labels) in the order of LABELS; inputs of like length share a batch, equal ones are computed once."""
+    """Logits (inputs, labels) in the order of LABELS; inputs of like length share a batch, equal ones are computed once.
+
+    On a CPU every core computes batches of its own: a small model keeps a core busy, but not several at once.
+    """
     import torch
     from tqdm.auto import tqdm
 
     keys = [tuple(one["input_ids"]) for one in inputs]  # equal where a sentence was left out behind the cut
     place_of = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     inputs = list({key: one for key, one in zip(keys, inputs)}.values())
-    order = head_order(model.config)
-    found, budget = np.empty((len(inputs), 3)), TOKENS["cuda" if model.device.type == "cuda" else "cpu"]
-    with tqdm(total=len(inputs), desc="classify", unit=" pairs") as bar, torch.inference_mode(), first_token_last(model):
-        for rows in batches(np.array([len(one["input_ids"]) for one in inputs]), budget):
+    order, device = head_order(model.config), model.device.type
+    found, cores = np.empty((len(inputs), 3)), torch.get_num_threads() if device == "cpu" else 1
+
+    def compute(rows):
+        with torch.inference_mode():
             batch = tokenizer.pad([inputs[row] for row in rows], return_tensors="pt").to(model.device)
-            found[rows] = model.eval()(**batch).logits.float().cpu().numpy()[:, order]
-            bar.update(len(rows))
+            found[rows] = model(**batch).logits.float().cpu().numpy()[:, order]
+        return len(rows)
+
+    parts = batches(np.array([len(one["input_ids"]) for one in inputs]), TOKENS["cuda" if device == "cuda" else "cpu"])
+    model.eval()
+    threads = ThreadPoolExecutor(cores, initializer=lambda: device == "cpu" and torch.set_num_threads(1))
+    with tqdm(total=len(inputs), desc="classify", unit=" pairs") as bar, first_token_last(model), threads as pool:
+        for count in pool.map(compute, parts):
+            bar.update(count)
     return found[[place_of[key] for key in keys]]
 
 # --- the last layer: the same block in 03_rerank.py and 05_classify.py
