@@ -301,14 +301,17 @@ def batches(lengths, budget):
 
 # ----------------------------------------------------------- Inputs
 def read_pairs(args, path, columns):
-    """The table at path, its (claim, text) pairs row by row, {claim_id: claim}, {abstract_id: title and abstract}."""
+    """The table at path, its (claim, text) pairs row by row, {claim_id: claim}, {abstract_id: (title, abstract)}."""
     claims = read_table(args.claims, ["claim_id", "claim"])
     corpus = read_corpus(args.corpus)
     table = read_table(path, columns, claim_id=claims["claim_id"], abstract_id=corpus)
     claims = dict(zip(claims["claim_id"], claims["claim"]))
-    texts = {name: f"{record.get('title') or ''} {record['abstract']}".strip() for name, record in corpus.items()}
-    pairs = [(claims[claim], texts[name]) for claim, name in zip(table["claim_id"], table["abstract_id"])]
-    return table, pairs, claims, texts
+    texts = {name: (str(record.get("title") or ""), record["abstract"]) for name, record in corpus.items()}
+    return table, pairs_of(table, claims, texts), claims, texts
+
+def pairs_of(table, claims, texts):
+    """(claim, title and abstract) for each row of a table."""
+    return [(claims[row.claim_id], " ".join(texts[row.abstract_id]).strip()) for row in table.itertuples()]
 
 # ----------------------------------------------------------- Verdicts
 def with_least_nei(probabilities, labels, share):
@@ -352,10 +355,11 @@ def sentences_of(text):
     return [part for part in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", text.strip()) if part]
 
 def evidence_sentences(evidence, classifier, args):
-    """For each (claim, text, label) the sentence without which the label loses most probability."""
-    parts = [sentences_of(text) for _, text, _ in evidence]
-    pairs = [(claim, " ".join(sentences[:place] + sentences[place + 1 :]))
-             for (claim, _, _), sentences in zip(evidence, parts) for place in range(len(sentences)) if len(sentences) > 1]
+    """For each (claim, (title, abstract), label) the abstract's sentence without which the label loses most probability."""
+    parts = [sentences_of(abstract) for _, (_, abstract), _ in evidence]
+    pairs = [(claim, " ".join([title, *sentences[:place], *sentences[place + 1 :]]).strip())
+             for (claim, (title, _), _), sentences in zip(evidence, parts)
+             for place in range(len(sentences)) if len(sentences) > 1]
     left = iter(probabilities_of(classifier, pairs, args) if pairs else [])
     found = []
     for (_, _, label), sentences in zip(evidence, parts):
@@ -395,11 +399,11 @@ def evidence_model(args):
     """The folder of --evidence-model, in a list, or none."""
     return [model_folder(args.evidence_model)] if args.evidence_model else []
 
-def finish(run, labels, probabilities, pairs_of, classifier, args, inputs, **facts):
-    """Write verdicts and, with --aggregate, claim verdicts; what is said in JSON."""
+def finish(run, labels, probabilities, texts, classifier, args, inputs, **facts):
+    """Write verdicts and, with --aggregate, claim verdicts; what is said in JSON. texts: the claims' and the abstracts'."""
     verdicts, said = write_verdicts(run, labels, probabilities, args, inputs, **facts)
     if args.aggregate:
-        aggregate(verdicts, *pairs_of, classifier, args, inputs)
+        aggregate(verdicts, *texts, classifier, args, inputs)
     return {"made": outputs(args), **said, **facts}
 
 # ----------------------------------------------------------- Classifier
@@ -726,7 +730,7 @@ def train(args):
     print(f"{folder}: " + ("a new head" if head else f"its own head, {', '.join(head_of(folder))}"))
     tokenizer, model = load_classifier(folder, args, **head)
     print(f"{freeze(model, args.freeze):,} parameters are trained")
-    pairs = [(claims[claim], texts[name]) for claim, name in zip(qrels["claim_id"], qrels["abstract_id"])]
+    pairs = pairs_of(qrels, claims, texts)
     labels = [LABELS.index(label) for label in qrels["label"]]
     parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     epochs, facts = fit(tokenizer, model, pairs, labels, dev, parts, args), {"pairs": counts}
@@ -1309,7 +1313,7 @@ def draw_examples(qrels, claims, texts, number, rng):
     qrels = qrels.iloc[rng.permutation(len(qrels))]
     turn = qrels.groupby("label").cumcount().to_numpy()
     rows = qrels.iloc[np.argsort(turn, kind="stable")[:number]]
-    return [((claims[row.claim_id], texts[row.abstract_id]), row.label) for row in rows.itertuples()]
+    return list(zip(pairs_of(rows, claims, texts), rows["label"]))
 
 def llm(args):
     """Label every pair of a run by prompt; what stays unusable after a second question counts as NEI, and is counted."""

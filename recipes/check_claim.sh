@@ -122,7 +122,7 @@ for one in answer["abstracts"]:
     print()
     show(f"{one['rank']:>2}  {one['label']:8} {100 * one['probability']:3.0f} %  ", title or
          textwrap.shorten(str(records[one["abstract_id"]].get("abstract") or ""), 160), one["label"])
-    if sentence:  # where a text's first sentence counts most, its title comes with it
-        show("    ", sentence.removeprefix(title).strip() or sentence)
+    if sentence:
+        show("    ", sentence)
     show("    ", one["abstract_id"])
 PY

@@ -150,7 +150,7 @@ def test_an_abstract_cannot_close_its_tags(load):
 def test_examples_take_the_labels_by_turns(load):
     qrels = pd.DataFrame([("x", str(n), "NEI" if n < 9 else "SUPPORTS" if n < 11 else "REFUTES") for n in range(12)],
                          columns=["claim_id", "abstract_id", "label"])
-    texts = {str(n): f"text {n}" for n in range(12)}
+    texts = {str(n): ("text", str(n)) for n in range(12)}
     found = load(SCRIPT)["draw_examples"](qrels, {"x": "X"}, texts, 6, np.random.default_rng(1))
     assert sorted(label for _, label in found[:3]) == sorted(LABELS) and len(set(found)) == 6
     assert [label for _, label in found].count("NEI") == 3
@@ -409,13 +409,14 @@ def test_the_evidence_sentence_is_the_one_that_counts_most(load):
         return np.array([[value, 1 - value, 0] for value in sums])
 
     kit["evidence_sentences"].__globals__["probabilities_of"] = fake
-    text = "Alpha rose. Beta rose. Gamma rose."
-    evidence = [("c", text, "SUPPORTS"), ("c", "Only one.", "REFUTES"), ("c", "", "REFUTES")]
-    found = kit["evidence_sentences"](evidence, None, None)
-    assert found == ["Beta rose.", "Only one.", ""]
+    texts = ["Alpha rose. Beta rose. Gamma rose.", "Beta rose. Alpha fell.", "Only one.", ""]
+    found = kit["evidence_sentences"]([("c", ("Beta", text), "SUPPORTS") for text in texts], None, None)
+    assert found == ["Gamma rose.", "Alpha fell.", "Only one.", ""]  # a title is no sentence, and stays
 
 def test_claims_get_verdicts_with_the_abstracts_behind_them(toy, run, models):
     nli(toy / "nli", models / "minilm", NLI)
+    corpus = toy / "data/demo/corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A study of what its title says"'))
     done = run(SCRIPT, "--run", "work/demo/test/hybrid.tsv", "--model", "nli", "--aggregate", "claims.jsonl", cwd=toy)
     assert done.returncode == 0, done.stderr
     verdicts = read(toy / "work/demo/test/verdicts.tsv")
