@@ -127,11 +127,15 @@ def check_table(path, table, columns, trec=False, **known):
 def read_corpus(path):
     """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
     corpus, empty = {}, 0
+    if Path(path).is_dir():
+        fail(path, "a folder; name the JSONL file in it")
     for number, line in enumerate(open(path, "rb"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
+            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
+                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
             name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
         except (ValueError, KeyError, TypeError, RecursionError):
             fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
@@ -157,14 +161,17 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    for path in paths:
+    same = not args.force
+    for path in map(Path, paths):
         made = {}
         with contextlib.suppress(OSError, ValueError):
             made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        same = made.get("arguments") == vars(args) | {"force": False} and made.get("inputs") == inputs
-        if args.force or not same or not Path(path).exists():
-            return False
-    return not print(*(f"up to date: {path}" for path in paths), sep="\n")
+        known = made.get("arguments", {})
+        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
+        if theirs or any(map(Path.is_file, path.parents)):
+            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
+        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
+    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
 def remove(*paths):
     """Delete files and folders, those that are there."""
@@ -193,11 +200,16 @@ def written(path, args, inputs, **facts):
         for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
-        meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            remove(path)
+            os.replace(path, f"{temporary}.old")
+        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
+            os.replace(provenance, meta)
+        else:
+            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
         os.replace(temporary, path)
-        os.replace(provenance, meta)
+        if provenance.exists():
+            os.replace(provenance, meta)
+        remove(f"{temporary}.old")
     finally:
         remove(temporary, f"{temporary}.meta.json")
 
@@ -227,6 +239,7 @@ def run_job(doc, jobs):
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
     flags(parser.add_argument)
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
     parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
     parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
     parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
@@ -239,6 +252,8 @@ def run_job(doc, jobs):
             texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
                      for text in (value if isinstance(value, list) else [value])]
             setattr(args, name, texts if isinstance(value, list) else texts[0])
+    if getattr(args, "out", None):
+        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
@@ -254,14 +269,33 @@ def model_folder(name):
     try:
         return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
     except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and no such model on the hub ({type(error).__name__}); see data/download.py --help")
+        fail(name, f"no such folder, and the hub does not give it ({type(error).__name__}); check the name, the network, "
+             "and for a gated model its terms and HF_TOKEN; see data/download.py --help")
+
+def device_of(name):
+    """The torch device that --device names; auto takes the best there is."""
+    import torch
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        fail("--device", f"there is no {name} that torch could use here; take auto or cpu")
+    return name
+
+def precision_of(device):
+    """fp32 on a CPU; on a GPU bf16, or fp16 where it would only be emulated."""
+    import torch
+    if not str(device).startswith("cuda"):
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 @contextlib.contextmanager
 def ticking(what):
     """While something without a progress bar goes on (imports, loading), say so every three seconds."""
     done = threading.Event()
     def tick(seconds=0):
-        print(f"{what} ... {seconds} s", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{what} ... {seconds} s\n")  # in one piece: an error may be on its way at the same time
         done.wait(3) or tick(seconds + 3)
     threading.Thread(target=tick, daemon=True).start()
     try:
@@ -310,12 +344,11 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
     """SentenceTransformer or SparseEncoder; a bare masked language model gets the pooling of SPLADE on top."""
     with ticking(f"loading {folder}"):
         import torch
-        from sentence_transformers import SentenceTransformer, SparseEncoder, util
+        from sentence_transformers import SentenceTransformer, SparseEncoder
         from sentence_transformers.base.modules import Transformer
         from sentence_transformers.sparse_encoder.modules import SpladePooling
-        device = util.get_device_name() if device == "auto" else device
-        if dtype == "auto":
-            dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        device = device_of(device)
+        dtype = precision_of(device) if dtype == "auto" else dtype
         how = {"model_kwargs": {"dtype": {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]}}
         if kind == "dense":
             encoder = SentenceTransformer(str(folder), device=device, **how)
@@ -328,6 +361,7 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
         encoder.max_seq_length = max_length
     return encoder, dtype
 
+TERMS = 2_048  # of the vocabulary, whose logits are held at once
 ACTIVATIONS = {
     "log1p_relu": lambda logits: logits.relu().log1p(),  # SPLADE-v3 as published (Formal et al. 2021)
     "relu": lambda logits: logits.relu(),                # Kiepura & Lam 2025, eq. 2
@@ -343,7 +377,8 @@ def sparse_vectors(encoder, texts, activation, task):
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     from sentence_transformers.util import batch_to_device
     splade = len(encoder) == 2 and isinstance(encoder[1], SpladePooling) and encoder[1].pooling_strategy == "max"
-    if not splade or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: what it calls "relu"
+    head = encoder[0].model.get_output_embeddings() if splade else None
+    if not isinstance(head, torch.nn.Linear) or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: "relu"
         if activation != "log1p_relu":
             fail("--activation", f"{activation} needs a SPLADE model with max pooling; leave the flag out for this one")
         encode = {"query": encoder.encode_query, "document": encoder.encode_document}[task]
@@ -351,9 +386,26 @@ def sparse_vectors(encoder, texts, activation, task):
     encoder[0].unpad_inputs = False
     with torch.inference_mode():
         features = batch_to_device(encoder.preprocess(texts, prompt=encoder.prompts.get(task), task=task), encoder.device)
-        logits = encoder.eval()[0](features)["token_embeddings"]
-        logits.masked_fill_(features["attention_mask"][..., None] == 0, 0)
-        return ACTIVATIONS[activation](logits.amax(dim=1).float()).cpu().numpy()
+        with largest_logits(head, features["attention_mask"] == 0):
+            logits = encoder.eval()[0](features)["token_embeddings"][:, 0]
+        return ACTIVATIONS[activation](logits.float()).cpu().numpy()
+
+@contextlib.contextmanager
+def largest_logits(head, padding):
+    """While this lasts, head (linear, from hidden states to the vocabulary) gives one row a text: each term's maximum over
+    the tokens, 0 for padding. It goes by blocks of terms, as 30,522 logits a token at once are slow to write and to read."""
+    import torch
+
+    def forward(hidden):
+        parts = zip(head.weight.split(TERMS), [None] * len(head.weight) if head.bias is None else head.bias.split(TERMS))
+        blocks = (torch.nn.functional.linear(hidden, weight, bias) for weight, bias in parts)
+        return torch.cat([block.masked_fill_(padding[..., None], 0).amax(dim=1) for block in blocks], 1)[:, None]
+
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward
 # --- end of texts to terms and vectors
 
 # --- batches and restarts: the same block in 01_index.py, 03_rerank.py and 05_classify.py
@@ -367,6 +419,14 @@ def workplace(folder, args, inputs):
     folder.mkdir(parents=True)
     (folder / "task.json").write_text(task, encoding="utf-8")
     return folder
+
+def one_gpu(args):
+    """Show torch only the GPU that --device names: a Trainer would multiply its batches by the GPUs that it sees."""
+    kind, _, place = args.device.partition(":")
+    if kind in ("auto", "cuda") and (place or "0").isdigit():
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = {0: "0", int(place or 0): place or "0"} if seen is None else dict(enumerate(seen.split(",")))
+        os.environ["CUDA_VISIBLE_DEVICES"], args.device = shown.get(int(place or 0), ""), kind
 
 def last_checkpoint(folder):
     """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
@@ -547,10 +607,14 @@ def embed_windows(encoder, texts, budget, update):
         update(np.isin(rows, np.flatnonzero(np.diff(row_of, prepend=-1))).sum())
     return np.stack([pool_windows(vectors[row_of == row]) for row in range(len(texts))])
 
+def prompt_of(encoder, side, args):
+    """What stands before every query or document (side): as given, else the model's own, else nothing."""
+    given, names = {"query": (args.query_prompt, ("query",)),
+                    "document": (args.document_prompt, ("document", "passage", "corpus"))}[side]
+    return given if given is not None else next((encoder.prompts[name] for name in names if encoder.prompts.get(name)), "")
+
 def embed(encoder, texts, prompt, pooling, budget, update):
     """(texts, dimensions) float32 of length 1, and how many texts were cut off at the model's limit."""
-    prompt = prompt if prompt is not None else next(
-        (encoder.prompts[name] for name in ("document", "passage", "corpus") if encoder.prompts.get(name)), "")
     lengths = token_lengths(encoder, [prompt + text for text in texts])
     if pooling == "chunks":
         cut, vectors = 0, embed_windows(encoder, [prompt + text for text in texts], budget, update)
@@ -569,10 +633,10 @@ def index_dense(texts, folder, model, args, shards):
         fail(model, f"it reads {encoder.max_seq_length} tokens, and windows overlap by {OVERLAP}; take --pooling truncate")
 
     def make(start, stop, update):
-        vectors, cut = embed(encoder, texts[start:stop], args.document_prompt, args.pooling, budget, update)
+        vectors, cut = embed(encoder, texts[start:stop], prompt, args.pooling, budget, update)
         return {"vectors": vectors.astype(np.float16), "cut": np.array(cut)}
 
-    budget = budget_of("dense", encoder, args)
+    budget, prompt = budget_of("dense", encoder, args), prompt_of(encoder, "document", args)
     shape, truncated, row = (len(texts), encoder.get_embedding_dimension()), 0, 0
     vectors = np.lib.format.open_memmap(folder / "embeddings.npy", mode="w+", dtype=np.float16, shape=shape)
     for part in sharded(shards(), len(texts), args.shard_size, make, "dense"):
@@ -693,8 +757,7 @@ def graph(args):
         fail(source, "a single abstract has no neighbours; index two or more")
     with ticking("loading torch"):
         import torch
-        from sentence_transformers.util import get_device_name
-    device = get_device_name() if args.device == "auto" else args.device
+    device = device_of(args.device)
     height = args.rows or ROWS["cpu" if device == "cpu" else "cuda"]
 
     def rows_of(start, stop):
@@ -722,7 +785,7 @@ def graph(args):
             np.save(folder / f"{name}.npy", np.concatenate([part[name] for part in shards]))
         shutil.copy(source / "abstract_ids.json", folder)
         facts = {name: meta[name] for name in ("corpus", "abstracts", "model", "model_sha256")}
-        facts = {"kind": "graph", "neighbours": k, "similarity": "cosine"} | facts
+        facts = {"kind": "graph", "neighbours": k, "similarity": "cosine", "dense": inputs[source.as_posix()]} | facts
         (folder / "meta.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     remove(parts)
     print(f"{args.out}: {k} neighbours of {count} abstracts")
@@ -749,14 +812,19 @@ def with_negatives(qrels, ranked, count, end):
             examples += [{"claim_id": claim, "positive": name, "negatives": negatives} for name in positives]
     return examples
 
-def own_ranking(encoder, claims, texts, depth, args):
-    """{claim_id: [abstract_id, best first]} by the encoder as it is before training."""
-    from tqdm.auto import tqdm
-    names, budget = np.array(list(texts), dtype=object), budget_of("dense", encoder, args)
-    with tqdm(total=len(texts), desc="mine", unit=" abstracts") as bar:
-        vectors, _ = embed(encoder, list(texts.values()), args.document_prompt, "truncate", budget, bar.update)
+def own_ranking(encoder, claims, texts, parts, args):
+    """{claim_id: [abstract_id, best first]} by the encoder as it is before training: the --depth best, or the worst where
+    negatives come from the bottom. parts: a folder for the vectors, from which a restart goes on."""
+    def make(start, stop, update):
+        return {"vectors": embed(encoder, every[start:stop], prompt, "truncate", budget, update)[0]}
+
+    names, every = np.array(list(texts), dtype=object), list(texts.values())
+    budget, prompt = budget_of("dense", encoder, args), prompt_of(encoder, "document", args)
+    parts.mkdir(exist_ok=True)
+    vectors = np.concatenate([part["vectors"] for part in sharded(parts, len(every), SHARD, make, "mine")])
     queries = encoder.encode_query(list(claims.values()), prompt=args.query_prompt, normalize_embeddings=True)
-    return {claim: list(names[np.argsort(-(vectors @ query), kind="stable")[:depth]])
+    end = slice(args.depth) if args.negatives_from == "top" else slice(-args.depth, None)
+    return {claim: list(names[np.argsort(-(vectors @ query), kind="stable")[end]])
             for claim, query in zip(claims, queries)}
 
 def dev_evaluator(args, texts, rng):
@@ -779,7 +847,6 @@ def dev_evaluator(args, texts, rng):
 def fit(encoder, columns, evaluator, folder, args):
     """Train on columns {claim, positive, negative_1, ...: texts}; the best epoch on dev is kept. Returns dev's nDCG@10,
     before training and after every epoch."""
-    import torch
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer import losses
@@ -788,14 +855,14 @@ def fit(encoder, columns, evaluator, folder, args):
         loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
     else:
         loss = losses.MultipleNegativesRankingLoss(encoder, scale=args.scale)
-    prompts = {name: args.query_prompt if name == "claim" else args.document_prompt for name in columns}
-    cuda, best = encoder.device.type == "cuda", "eval_dev_cosine_ndcg@10"
-    watched = {"eval_strategy": "epoch", "eval_on_start": True, "load_best_model_at_end": True,
+    prompts = {name: prompt_of(encoder, "query" if name == "claim" else "document", args) for name in columns}
+    precision, best, checkpoint = precision_of(encoder.device), "eval_dev_cosine_ndcg@10", last_checkpoint(folder)
+    watched = {"eval_strategy": "epoch", "eval_on_start": not checkpoint, "load_best_model_at_end": True,
                "metric_for_best_model": best, "greater_is_better": True} if evaluator else {}
     how = SentenceTransformerTrainingArguments(
         output_dir=str(folder), num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size,
         gradient_accumulation_steps=args.accumulate, learning_rate=args.lr, warmup_steps=WARMUP,
-        bf16=cuda and torch.cuda.is_bf16_supported(), fp16=cuda and not torch.cuda.is_bf16_supported(),
+        bf16=precision == "bf16", fp16=precision == "fp16", restore_callback_states_from_checkpoint=True,
         activation_checkpointing=args.gradient_checkpointing, use_cpu=encoder.device.type == "cpu",
         batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",  # a claim's other evidence is no negative
         prompts={name: prompt for name, prompt in prompts.items() if prompt} or None, seed=args.seed, data_seed=args.seed,
@@ -804,7 +871,7 @@ def fit(encoder, columns, evaluator, folder, args):
     trainer = SentenceTransformerTrainer(
         encoder, how, Dataset.from_dict(columns), loss=loss, evaluator=evaluator,
         callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    trainer.train(resume_from_checkpoint=checkpoint)
     return [value for _, value in sorted({line["step"]: round(line[best], 4) for line in trainer.state.log_history
                                           if best in line}.items())]
 
@@ -821,6 +888,7 @@ def train(args):
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     if args.hard_negatives and args.loss == "triplet":
         fail("--hard-negatives", "belongs to --loss mnrl; the negatives of --loss triplet are those judged NEI")
+    one_gpu(args)
     model = model_folder(args.model)
     optional = [Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     optional = [path for path in optional if path.exists()] + ([args.negatives_run] if args.negatives_run else [])
@@ -836,14 +904,15 @@ def train(args):
     if args.negatives_run:
         run = read_table(args.negatives_run, ["claim_id", "abstract_id", "rank", "score"], abstract_id=texts)
         ranked = {claim: list(rows["abstract_id"])[: args.depth] for claim, rows in run.groupby("claim_id", sort=False)}
-    encoder = None
+    encoder, parts = None, Path(f"{args.out}.parts")
     if args.hard_negatives and not args.negatives_run:
         encoder, own_length = load_learner(model, args)
         judged = {claim: claims[claim] for claim in dict.fromkeys(qrels["claim_id"])}
-        ranked = own_ranking(encoder, judged, texts, args.depth, args)
+        ranked = own_ranking(encoder, judged, texts, workplace(parts, args, inputs) / "vectors", args)
     examples = (triplets(qrels) if args.loss == "triplet" else
                 with_negatives(qrels, ranked, args.hard_negatives, args.negatives_from))
     if not examples:
+        remove(parts)
         fail(args.qrels, f"no claim has what --loss {args.loss} needs; take another split, loss or run of negatives")
     left_out = qrels["claim_id"].nunique() - len({example["claim_id"] for example in examples})
     print(f"{len(examples)} examples, {left_out} claims without one")
@@ -854,9 +923,8 @@ def train(args):
     if not encoder:
         encoder, own_length = load_learner(model, args)
     evaluator = dev_evaluator(args, texts, np.random.default_rng(args.seed))
-    parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     facts = {"seed": args.seed, "device": str(encoder.device), "examples": len(examples), "claims_left_out": left_out}
-    facts["dev_ndcg_at_10"] = curve = fit(encoder, columns, evaluator, parts, args)
+    facts["dev_ndcg_at_10"] = curve = fit(encoder, columns, evaluator, workplace(parts, args, inputs), args)
     if curve and curve[0] > max(curve[1:]):
         print(f"warning: nDCG@10 on dev was {curve[0]} before training and {max(curve[1:])} at best after", file=sys.stderr)
     encoder.prompts |= {name: prompt for name, prompt in (("query", args.query_prompt), ("document", args.document_prompt))
@@ -916,7 +984,7 @@ def train_flags(add):
     add("--hard-negatives", type=at_least(0), default=0, help="mnrl: further negatives an example")
     add("--negatives-run", help="the run that they come from; without it, the ranking by the model before training")
     add("--negatives-from", choices=("top", "bottom"), default="top", help="which end of that ranking")
-    add("--depth", type=at_least(1), default=100, help="how far down the ranking goes")
+    add("--depth", type=at_least(1), default=100, help="how many abstracts of that end are looked at")
     add("--epochs", type=float, help="passes over the examples; triplet 3, mnrl 2")
     add("--lr", type=float, help="learning rate, warm-up over 10 %% of the steps; triplet 5e-5, mnrl 7e-6")
     add("--batch-size", type=at_least(1), help="examples at once; triplet 32, mnrl 64")

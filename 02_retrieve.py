@@ -106,11 +106,15 @@ def check_table(path, table, columns, trec=False, **known):
 def read_corpus(path):
     """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
     corpus, empty = {}, 0
+    if Path(path).is_dir():
+        fail(path, "a folder; name the JSONL file in it")
     for number, line in enumerate(open(path, "rb"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
+            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
+                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
             name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
         except (ValueError, KeyError, TypeError, RecursionError):
             fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
@@ -136,14 +140,17 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    for path in paths:
+    same = not args.force
+    for path in map(Path, paths):
         made = {}
         with contextlib.suppress(OSError, ValueError):
             made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        same = made.get("arguments") == vars(args) | {"force": False} and made.get("inputs") == inputs
-        if args.force or not same or not Path(path).exists():
-            return False
-    return not print(*(f"up to date: {path}" for path in paths), sep="\n")
+        known = made.get("arguments", {})
+        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
+        if theirs or any(map(Path.is_file, path.parents)):
+            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
+        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
+    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
 def remove(*paths):
     """Delete files and folders, those that are there."""
@@ -172,11 +179,16 @@ def written(path, args, inputs, **facts):
         for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
-        meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            remove(path)
+            os.replace(path, f"{temporary}.old")
+        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
+            os.replace(provenance, meta)
+        else:
+            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
         os.replace(temporary, path)
-        os.replace(provenance, meta)
+        if provenance.exists():
+            os.replace(provenance, meta)
+        remove(f"{temporary}.old")
     finally:
         remove(temporary, f"{temporary}.meta.json")
 
@@ -206,6 +218,7 @@ def run_job(doc, jobs):
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
     flags(parser.add_argument)
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
     parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
     parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
     parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
@@ -218,6 +231,8 @@ def run_job(doc, jobs):
             texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
                      for text in (value if isinstance(value, list) else [value])]
             setattr(args, name, texts if isinstance(value, list) else texts[0])
+    if getattr(args, "out", None):
+        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
@@ -233,14 +248,33 @@ def model_folder(name):
     try:
         return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
     except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and no such model on the hub ({type(error).__name__}); see data/download.py --help")
+        fail(name, f"no such folder, and the hub does not give it ({type(error).__name__}); check the name, the network, "
+             "and for a gated model its terms and HF_TOKEN; see data/download.py --help")
+
+def device_of(name):
+    """The torch device that --device names; auto takes the best there is."""
+    import torch
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        fail("--device", f"there is no {name} that torch could use here; take auto or cpu")
+    return name
+
+def precision_of(device):
+    """fp32 on a CPU; on a GPU bf16, or fp16 where it would only be emulated."""
+    import torch
+    if not str(device).startswith("cuda"):
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 @contextlib.contextmanager
 def ticking(what):
     """While something without a progress bar goes on (imports, loading), say so every three seconds."""
     done = threading.Event()
     def tick(seconds=0):
-        print(f"{what} ... {seconds} s", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{what} ... {seconds} s\n")  # in one piece: an error may be on its way at the same time
         done.wait(3) or tick(seconds + 3)
     threading.Thread(target=tick, daemon=True).start()
     try:
@@ -289,12 +323,11 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
     """SentenceTransformer or SparseEncoder; a bare masked language model gets the pooling of SPLADE on top."""
     with ticking(f"loading {folder}"):
         import torch
-        from sentence_transformers import SentenceTransformer, SparseEncoder, util
+        from sentence_transformers import SentenceTransformer, SparseEncoder
         from sentence_transformers.base.modules import Transformer
         from sentence_transformers.sparse_encoder.modules import SpladePooling
-        device = util.get_device_name() if device == "auto" else device
-        if dtype == "auto":
-            dtype = "fp32" if not device.startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+        device = device_of(device)
+        dtype = precision_of(device) if dtype == "auto" else dtype
         how = {"model_kwargs": {"dtype": {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]}}
         if kind == "dense":
             encoder = SentenceTransformer(str(folder), device=device, **how)
@@ -307,6 +340,7 @@ def load_encoder(kind, folder, device, dtype, max_length=None):
         encoder.max_seq_length = max_length
     return encoder, dtype
 
+TERMS = 2_048  # of the vocabulary, whose logits are held at once
 ACTIVATIONS = {
     "log1p_relu": lambda logits: logits.relu().log1p(),  # SPLADE-v3 as published (Formal et al. 2021)
     "relu": lambda logits: logits.relu(),                # Kiepura & Lam 2025, eq. 2
@@ -322,7 +356,8 @@ def sparse_vectors(encoder, texts, activation, task):
     from sentence_transformers.sparse_encoder.modules import SpladePooling
     from sentence_transformers.util import batch_to_device
     splade = len(encoder) == 2 and isinstance(encoder[1], SpladePooling) and encoder[1].pooling_strategy == "max"
-    if not splade or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: what it calls "relu"
+    head = encoder[0].model.get_output_embeddings() if splade else None
+    if not isinstance(head, torch.nn.Linear) or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: "relu"
         if activation != "log1p_relu":
             fail("--activation", f"{activation} needs a SPLADE model with max pooling; leave the flag out for this one")
         encode = {"query": encoder.encode_query, "document": encoder.encode_document}[task]
@@ -330,9 +365,26 @@ def sparse_vectors(encoder, texts, activation, task):
     encoder[0].unpad_inputs = False
     with torch.inference_mode():
         features = batch_to_device(encoder.preprocess(texts, prompt=encoder.prompts.get(task), task=task), encoder.device)
-        logits = encoder.eval()[0](features)["token_embeddings"]
-        logits.masked_fill_(features["attention_mask"][..., None] == 0, 0)
-        return ACTIVATIONS[activation](logits.amax(dim=1).float()).cpu().numpy()
+        with largest_logits(head, features["attention_mask"] == 0):
+            logits = encoder.eval()[0](features)["token_embeddings"][:, 0]
+        return ACTIVATIONS[activation](logits.float()).cpu().numpy()
+
+@contextlib.contextmanager
+def largest_logits(head, padding):
+    """While this lasts, head (linear, from hidden states to the vocabulary) gives one row a text: each term's maximum over
+    the tokens, 0 for padding. It goes by blocks of terms, as 30,522 logits a token at once are slow to write and to read."""
+    import torch
+
+    def forward(hidden):
+        parts = zip(head.weight.split(TERMS), [None] * len(head.weight) if head.bias is None else head.bias.split(TERMS))
+        blocks = (torch.nn.functional.linear(hidden, weight, bias) for weight, bias in parts)
+        return torch.cat([block.masked_fill_(padding[..., None], 0).amax(dim=1) for block in blocks], 1)[:, None]
+
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward
 # --- end of texts to terms and vectors
 
 # ----------------------------------------------------------- Ranking
@@ -356,6 +408,8 @@ def search_bm25(folder, meta, claims, args):
     """BM25 as bm25s has it; claims go through the analyser stored with the index."""
     import bm25s
     bm25 = bm25s.BM25.load(folder)
+    if bm25.nonoccurrence_array is not None:  # bm25l, bm25+: what absent terms add to all abstracts alike; 0 means no term
+        bm25.nonoccurrence_array = np.zeros_like(bm25.nonoccurrence_array)
     if meta["postings"] >= COMPILE and importlib.util.find_spec("numba"):
         bm25.activate_numba_scorer()
         bm25.get_scores_from_ids([0])
@@ -480,6 +534,8 @@ def retrieve(args):
     corpus = Path(args.corpus)
     fingerprint = fingerprints(corpus)[corpus.as_posix()] if corpus.exists() else None
     metas = {kind: open_index(folder, corpus, fingerprint) for kind, folder in folders.items()}
+    if len({meta["corpus"] for meta in metas.values()}) > 1:
+        fail(args.index, "its indexes were built from different corpora; run 01_index.py again")
     inputs = fingerprints(args.claims, *folders.values(), *([args.restrict] if args.restrict else []))
     claims = read_table(args.claims, ["claim_id", "claim"])
     names = [*args.retrievers, "hybrid"] if len(args.retrievers) > 1 else args.retrievers
@@ -512,6 +568,10 @@ def fuse(args):
     """Fuse run files, whoever made them."""
     if args.weights and (len(args.weights) != len(args.runs) or args.method == "union"):
         fail("--weights", f"{len(args.weights)} for {len(args.runs)} runs by {args.method}; give one a run, none for union")
+    if args.weights and not np.isfinite(args.weights).all():
+        fail("--weights", "each is to be a finite number")
+    if Path(args.out).resolve() in {Path(path).resolve() for path in args.runs}:
+        fail(args.out, "the fused run would be written over one of its runs; give another --out")
     inputs = fingerprints(*args.runs, *([args.corpus] if args.corpus else []))
     if up_to_date([args.out], args, inputs):
         return {"made": []}

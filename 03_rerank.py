@@ -26,6 +26,7 @@ import os
 import resource
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -120,11 +121,15 @@ def check_table(path, table, columns, trec=False, **known):
 def read_corpus(path):
     """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
     corpus, empty = {}, 0
+    if Path(path).is_dir():
+        fail(path, "a folder; name the JSONL file in it")
     for number, line in enumerate(open(path, "rb"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
+            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
+                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
             name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
         except (ValueError, KeyError, TypeError, RecursionError):
             fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
@@ -150,14 +155,17 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    for path in paths:
+    same = not args.force
+    for path in map(Path, paths):
         made = {}
         with contextlib.suppress(OSError, ValueError):
             made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        same = made.get("arguments") == vars(args) | {"force": False} and made.get("inputs") == inputs
-        if args.force or not same or not Path(path).exists():
-            return False
-    return not print(*(f"up to date: {path}" for path in paths), sep="\n")
+        known = made.get("arguments", {})
+        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
+        if theirs or any(map(Path.is_file, path.parents)):
+            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
+        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
+    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
 def remove(*paths):
     """Delete files and folders, those that are there."""
@@ -186,11 +194,16 @@ def written(path, args, inputs, **facts):
         for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
-        meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            remove(path)
+            os.replace(path, f"{temporary}.old")
+        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
+            os.replace(provenance, meta)
+        else:
+            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
         os.replace(temporary, path)
-        os.replace(provenance, meta)
+        if provenance.exists():
+            os.replace(provenance, meta)
+        remove(f"{temporary}.old")
     finally:
         remove(temporary, f"{temporary}.meta.json")
 
@@ -220,6 +233,7 @@ def run_job(doc, jobs):
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
     flags(parser.add_argument)
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
     parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
     parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
     parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
@@ -232,6 +246,8 @@ def run_job(doc, jobs):
             texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
                      for text in (value if isinstance(value, list) else [value])]
             setattr(args, name, texts if isinstance(value, list) else texts[0])
+    if getattr(args, "out", None):
+        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
@@ -247,14 +263,33 @@ def model_folder(name):
     try:
         return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
     except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and no such model on the hub ({type(error).__name__}); see data/download.py --help")
+        fail(name, f"no such folder, and the hub does not give it ({type(error).__name__}); check the name, the network, "
+             "and for a gated model its terms and HF_TOKEN; see data/download.py --help")
+
+def device_of(name):
+    """The torch device that --device names; auto takes the best there is."""
+    import torch
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        fail("--device", f"there is no {name} that torch could use here; take auto or cpu")
+    return name
+
+def precision_of(device):
+    """fp32 on a CPU; on a GPU bf16, or fp16 where it would only be emulated."""
+    import torch
+    if not str(device).startswith("cuda"):
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 @contextlib.contextmanager
 def ticking(what):
     """While something without a progress bar goes on (imports, loading), say so every three seconds."""
     done = threading.Event()
     def tick(seconds=0):
-        print(f"{what} ... {seconds} s", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{what} ... {seconds} s\n")  # in one piece: an error may be on its way at the same time
         done.wait(3) or tick(seconds + 3)
     threading.Thread(target=tick, daemon=True).start()
     try:
@@ -274,6 +309,14 @@ def workplace(folder, args, inputs):
     folder.mkdir(parents=True)
     (folder / "task.json").write_text(task, encoding="utf-8")
     return folder
+
+def one_gpu(args):
+    """Show torch only the GPU that --device names: a Trainer would multiply its batches by the GPUs that it sees."""
+    kind, _, place = args.device.partition(":")
+    if kind in ("auto", "cuda") and (place or "0").isdigit():
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = {0: "0", int(place or 0): place or "0"} if seen is None else dict(enumerate(seen.split(",")))
+        os.environ["CUDA_VISIBLE_DEVICES"], args.device = shown.get(int(place or 0), ""), kind
 
 def last_checkpoint(folder):
     """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
@@ -349,21 +392,30 @@ def load_scorer(model, args, labels=1):
 def numbers_of(dtype, device):
     """The torch dtype that --dtype stands for on a device."""
     import torch
-    if dtype == "auto":
-        dtype = "fp32" if not str(device).startswith("cuda") else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    dtype = precision_of(device) if dtype == "auto" else dtype
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+
+def readable(model, length):
+    """length, or as many tokens as the model has positions for, if these are fewer: it would crash on one more."""
+    from torch.nn import Embedding
+    for name, table in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(table, Embedding):
+            unused = 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa counts from behind its padding
+            length = min(length, len(table.weight) - unused)
+    return length
 
 def load_cross_encoder(model, args, labels=None, dtype="fp32"):
     """A sequence-classification model; with labels given, a plain encoder gets a new head, drawn with the seed."""
     with ticking(f"loading {model}"):
         import transformers
         from sentence_transformers import CrossEncoder
-        from sentence_transformers.util import get_device_name
         transformers.logging.set_verbosity_error()  # a new head is what train asks for: no warning needed
         transformers.set_seed(args.seed)
-        device = get_device_name() if args.device == "auto" else args.device
-        return CrossEncoder(str(model), num_labels=labels, max_length=args.max_length, device=device,
-                            model_kwargs={"dtype": numbers_of(dtype, device)})
+        device = device_of(args.device)
+        encoder = CrossEncoder(str(model), num_labels=labels, max_length=args.max_length, device=device,
+                               model_kwargs={"dtype": numbers_of(dtype, device)})
+        encoder.max_seq_length = readable(encoder.model, args.max_length)
+        return encoder
 
 # --- the last layer: the same block in 03_rerank.py and 05_classify.py
 @contextlib.contextmanager
@@ -431,11 +483,10 @@ def load_mono_t5(model, args):
     """monoT5 (Nogueira et al. 2020): logit of true minus logit of false, so that its sigmoid is P(true)."""
     with ticking(f"loading {model}"):
         import torch
-        from sentence_transformers.util import get_device_name
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-        device = get_device_name() if args.device == "auto" else args.device
+        device, tokenizer = device_of(args.device), AutoTokenizer.from_pretrained(model)
         seq2seq = AutoModelForSeq2SeqLM.from_pretrained(model, dtype=numbers_of(args.dtype, device)).to(device).eval()
-        tokenizer = AutoTokenizer.from_pretrained(model)
+    limit = min(args.max_length, getattr(seq2seq.config, "max_position_embeddings", args.max_length))  # T5 has no such limit
     true, false = (tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("true", "false"))
 
     def ids_of(text):
@@ -444,7 +495,7 @@ def load_mono_t5(model, args):
     def assemble(pairs):
         claims = {claim: ids_of(MONO_T5[0] + claim + MONO_T5[1].rstrip()) for claim in dict(pairs)}
         texts, end = {text: ids_of(text) for _, text in pairs}, [*ids_of(MONO_T5[2].strip()), tokenizer.eos_token_id]
-        return [{"input_ids": [*claims[claim], *texts[text][: args.max_length - len(claims[claim]) - len(end)], *end]}
+        return [{"input_ids": [*claims[claim], *texts[text][: max(0, limit - len(claims[claim]) - len(end))], *end]}
                 for claim, text in pairs]
 
     def forward(batch):
@@ -465,7 +516,11 @@ def score_pairs(scorer, pairs, budget, update=lambda pairs: None):
             for row, numbers in zip(rows, forward([coded[row] for row in rows])):
                 found[row] = numbers
             update(len(rows))
-    return np.array(found, dtype=float)
+    found = np.array(found, dtype=float)
+    if not np.isfinite(found).all():  # it would be sorted anywhere
+        fail("--dtype", "a score is no number: the precision is too narrow for the model (take fp32 or bf16), or it "
+             "is broken (train it with a lower --lr)")
+    return found
 
 def combine(relevance, stance, alpha, labels):
     """ComboScorer of +VeriRel 2025, eq. 4 and 5: alpha (P(SUPPORTS) + P(REFUTES)) + (1 - alpha) sigmoid(relevance).
@@ -485,17 +540,15 @@ def stance_labels(folder):
 
 def open_scoring(model, args):
     """score(pairs, update) -> (pairs,): the reranker's logits or, with --verifier, its combination with stance."""
-    from sentence_transformers.util import get_device_name
-    device = get_device_name() if args.device == "auto" else args.device
-    budget = args.batch_tokens or TOKENS["cuda" if device.startswith("cuda") else "cpu"]
+    budget = args.batch_tokens or TOKENS["cuda" if device_of(args.device).startswith("cuda") else "cpu"]
     scorer = load_scorer(model, args)
     if not args.verifier:
         return lambda pairs, update: score_pairs(scorer, pairs, budget, update)[:, 0]
     folder = model_folder(args.verifier)
-    labels = stance_labels(folder)
+    labels, temperature = stance_labels(folder), check_head(folder, 3).get("stance_temperature", 1.0)  # as calibrated by 05
     verifier = load_scorer(folder, args, labels=3)
     return lambda pairs, update: combine(score_pairs(scorer, pairs, budget, update)[:, 0],
-                                         score_pairs(verifier, pairs, budget), args.alpha, labels)
+                                         score_pairs(verifier, pairs, budget) / temperature, args.alpha, labels)
 
 # ----------------------------------------------------------- Rerank
 def expand(scores, expanded, graph, beam):
@@ -529,8 +582,8 @@ def groups_of(candidates, size):
             pairs = 0
     return [group for group in groups if group]
 
-def score_all(candidates, claims, texts, open_score, graph, args, folder):
-    """score_group for all claims. Each group is a line of the journal in folder, durable before the next one is
+def score_all(candidates, claims, texts, open_score, graph, args, folder, what="rerank", groups=1):
+    """score_group for all claims. So many groups are a line of the journal in folder, durable before the next one is
     begun; those that stand there are not scored again, and the model is opened only when one is missing."""
     from tqdm.auto import tqdm
     path, done, score = folder / "journal.jsonl", {}, None
@@ -543,8 +596,8 @@ def score_all(candidates, claims, texts, open_score, graph, args, folder):
     os.replace(path.with_suffix(".tmp"), path)
     scores = {}
     with open(path, "a", encoding="utf-8") as journal, \
-            tqdm(total=sum(map(len, candidates.values())), desc="rerank", unit=" pairs") as bar:
-        for group in groups_of(candidates, GROUP):
+            tqdm(total=sum(map(len, candidates.values())), desc=what, unit=" pairs") as bar:
+        for group in groups_of(candidates, groups * GROUP):
             if tuple(group) not in done:
                 score = score or open_score()
                 part = {claim: candidates[claim] for claim in group}
@@ -592,7 +645,7 @@ def write_run(run, path, args, inputs, **facts):
 def rerank(args):
     """Score the first candidates of each claim; what lies deeper in the run is left out."""
     models = [model_folder(model) for model in args.model]
-    extra = [Path(args.graph)] if args.graph else []
+    extra = [Path(args.graph), Path(args.graph) / "neighbours.npy"] if args.graph else []  # meta.json speaks for a folder
     verifier = model_folder(args.verifier) if args.verifier else None
     extra += [verifier] if verifier else []
     inputs = fingerprints(args.run, args.claims, args.corpus, *models, *extra)
@@ -609,6 +662,8 @@ def rerank(args):
         check_head(model, 1)
     if verifier:
         stance_labels(verifier)
+    if args.device != "auto":
+        device_of(args.device)
     parts = workplace(Path(f"{args.out}.parts"), args, inputs)
     for number, model in enumerate(models):
         (parts / str(number)).mkdir(exist_ok=True)
@@ -686,21 +741,25 @@ def fit(encoder, examples, loss, claims, texts, epochs, evaluator, folder, args)
         if loss != "bce":
             objective = losses.MSELoss(encoder, torch.nn.Sigmoid() if loss == "l1" else torch.nn.Identity())
             objective.loss_fct = torch.nn.L1Loss() if loss == "l1" else torch.nn.SmoothL1Loss()
-    cuda, best = encoder.device.type == "cuda", "eval_dev_Subtask I"
+    precision, best, checkpoint = precision_of(encoder.device), "eval_dev_Subtask I", last_checkpoint(folder)
     watched = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": best,
                "greater_is_better": True} if evaluator else {}
     how = CrossEncoderTrainingArguments(
         output_dir=str(folder), num_train_epochs=epochs, per_device_train_batch_size=args.batch_size,
         learning_rate=WARM["lr"] if loss == "warm" else args.lr, weight_decay=WEIGHT_DECAY,
         lr_scheduler_type="cosine" if loss == "l1" else "linear", seed=args.seed, data_seed=args.seed,
-        bf16=cuda and torch.cuda.is_bf16_supported(), fp16=cuda and not torch.cuda.is_bf16_supported(),
+        bf16=precision == "bf16", fp16=precision == "fp16", restore_callback_states_from_checkpoint=True,
         activation_checkpointing=args.gradient_checkpointing, use_cpu=encoder.device.type == "cpu",
         save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to=args.report_to,
         disable_tqdm=False, dataloader_pin_memory=False, **watched)
+    if checkpoint:  # after the last epoch that patience allowed no other is begun
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        stopped = state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]
+        how.max_steps = state["global_step"] if stopped else how.max_steps
     trainer = CrossEncoderTrainer(
         encoder, how, Dataset.from_dict(columns), loss=objective, evaluator=evaluator,
         callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    trainer.train(resume_from_checkpoint=checkpoint)
     return [{name.removeprefix("eval_dev_"): round(value, 4) for name, value in line.items() if name.startswith("eval_dev_")}
             for line in trainer.state.log_history if best in line]
 
@@ -753,18 +812,18 @@ def labels_of(qrels):
     """{claim_id: {abstract_id: label}}."""
     return {claim: dict(zip(rows["abstract_id"], rows["label"])) for claim, rows in qrels.groupby("claim_id", sort=False)}
 
-def rescored(encoder, candidates, claims, texts, args):
-    """{claim_id: [abstract_id, best first]} by the encoder as it is now; equal scores as they stood."""
-    from tqdm.auto import tqdm
-    pairs = [(claim, name) for claim, names in candidates.items() for name in names]
-    scorer = cross_encoder_scorer(encoder, args.max_length)
-    budget = TOKENS["cuda" if encoder.device.type == "cuda" else "cpu"]
-    given = [(claims[claim], texts[name]) for claim, name in pairs]
-    with tqdm(total=len(pairs), desc="mine", unit=" pairs") as bar:
-        scores = score_pairs(scorer, given, budget, bar.update)[:, 0] if pairs else []
-    found = {claim: {} for claim in candidates}
-    for (claim, name), score in zip(pairs, scores):
-        found[claim][name] = score
+def rescored(encoder, candidates, claims, texts, args, folder=None):
+    """{claim_id: [abstract_id, best first]} by the encoder as it is now; equal scores as they stood. What was scored
+    before a crash stands in folder, if there is one."""
+    import torch
+    scorer, cuda = cross_encoder_scorer(encoder, args.max_length), encoder.device.type == "cuda"
+
+    def score(pairs, update):
+        with torch.autocast("cuda", numbers_of("auto", encoder.device), enabled=cuda):  # as it is trained
+            return score_pairs(scorer, pairs, TOKENS["cuda" if cuda else "cpu"], update)[:, 0]
+
+    with tempfile.TemporaryDirectory() if folder is None else contextlib.nullcontext(folder) as place:
+        found = score_all(candidates, claims, texts, lambda: score, None, args, Path(place), "mine", 16)
     return {claim: sorted(names, key=lambda name: -names[name]) for claim, names in found.items()}
 
 def imitate(run, claims, texts, rng, args):
@@ -780,8 +839,7 @@ def imitate(run, claims, texts, rng, args):
     if not Path(args.warm_start).is_file():
         with ticking(f"loading {args.warm_start}"):
             from sentence_transformers import SentenceTransformer
-            device = None if args.device == "auto" else args.device
-            encoder = SentenceTransformer(str(model_folder(args.warm_start)), device=device)
+            encoder = SentenceTransformer(str(model_folder(args.warm_start)), device=device_of(args.device))
         vectors = {}
         for column, known in (("claim_id", claims), ("abstract_id", texts)):
             rows, names = run[column].factorize()
@@ -804,6 +862,32 @@ def mine(candidates, qrels, run, texts, rng, args):
             examples += distilled(claim, scores.get(claim, {}), labels, args.depth)
         else:
             examples += mine_pairs(claim, best, labels, args.hard, args.easy, args.pool, rng)
+    return examples
+
+def read_examples(path, recipe, phases, claims, texts):
+    """The lines of --examples, all of them such as recipe writes, in so many phases."""
+    known = {"claim_id": claims} | dict.fromkeys(("positive", "negative") if recipe == "margin" else ("abstract_id",), texts)
+    fields, examples = [*known, "kind", *(["target"] if recipe != "margin" else [])], []
+    if Path(path).is_dir():
+        fail(path, "a folder; name the file beside it that ends in .examples.jsonl")
+    for number, line in enumerate(open(path, "rb"), 1):
+        try:
+            example = json.loads(line)
+            values = {name: example[name] for name in fields}
+            unknown = [f"{name} {values[name]!r}" for name in known if values[name] not in known[name]]
+            if not 0 <= values.get("target", 0) <= 1:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            fail(f"{path}:{number}", f"no JSON object with {', '.join(fields)}, which --recipe {recipe} trains on (a target "
+                 "lies between 0 and 1); give a file that this recipe wrote")
+        if unknown:
+            fail(f"{path}:{number}", f"unknown {unknown[0]}; give the files that go together")
+        if example.setdefault("phase", 1) not in range(1, phases + 1):
+            fail(f"{path}:{number}", f"phase {example['phase']} of {phases}; give the recipe that wrote it, or --epochs "
+                 "one number a phase")
+        examples.append(example)
+    if absent := set(range(1, phases + 1)) - {example["phase"] for example in examples}:
+        fail(path, f"it has no example of phase {min(absent)}; give --epochs one number a phase, or another file")
     return examples
 
 def phase(folder, make_examples, encoder, loss, claims, texts, epochs, evaluator, args):
@@ -845,6 +929,10 @@ def train_one(args):
     run = run[run["rank"] <= args.depth]
     candidates = {claim: list(rows["abstract_id"]) for claim, rows in run.groupby("claim_id", sort=False)}
     check_head(model, 1, trained=False)
+    phases = [epochs for epochs in args.epochs if epochs]  # 0: the warm start alone
+    given = read_examples(args.examples, args.recipe, len(phases), claims, texts) if args.examples else []
+    if args.device != "auto":
+        device_of(args.device)
     encoder = load_cross_encoder(model, args, labels=1)
     evaluator = dev_evaluator(encoder, texts, args)
     parts, all_examples, curves = workplace(Path(f"{args.out}.parts"), args, inputs), [], []
@@ -854,12 +942,12 @@ def train_one(args):
             return imitate(teacher, claims, texts, np.random.default_rng([args.seed, 0]), args)
 
         encoder, _, curves = phase(parts / "warm", warm_examples, encoder, "warm", claims, texts, 1, evaluator, args)
-    for number, epochs in enumerate([epochs for epochs in args.epochs if epochs], 1):  # 0: the warm start alone
+    for number, epochs in enumerate(phases, 1):
         def examples_of(number=number, encoder=encoder):
             if args.examples:
-                return filter(lambda example: example.get("phase", 1) == number, map(json.loads, open(args.examples, "rb")))
+                return [example for example in given if example["phase"] == number]
             anew = number > 1 or args.recipe == "margin"
-            best = rescored(encoder, candidates, claims, texts, args) if anew else candidates
+            best = rescored(encoder, candidates, claims, texts, args, parts / f"phase-{number}") if anew else candidates
             mined = mine(best, qrels, run, texts, np.random.default_rng([args.seed, number]), args)
             return ({**example, "phase": number} for example in mined)
 
@@ -881,7 +969,13 @@ def train_one(args):
 
 def train(args):
     """Fine-tune a cross-encoder on the judged pairs of one split; with --sweep, Ant Bridge's five."""
-    for name, value in RECIPES[args.recipe].items():
+    one_gpu(args)
+    if args.sweep and (args.recipe != "margin" or len(args.model) > 2 or args.batch_size or args.margin is not None):
+        fail("--sweep", "it trains one or two models by --recipe margin, with batch sizes and margins of its own; leave out "
+             "--batch-size, --margin, and what --model names beyond two")
+    if not args.sweep and len(args.model) > 1:
+        fail("--model", f"{len(args.model)} models, but one is trained; name one, or give --recipe margin --sweep")
+    for name, value in {"margin": MARGIN, **RECIPES[args.recipe]}.items():
         setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     if not args.sweep:
         return train_one(args)
@@ -931,7 +1025,7 @@ def train_flags(add):
     add("--hard", type=at_least(0), help="hard negatives a claim (margin: a positive); by recipe 4, 8, 5, 0")
     add("--easy", type=at_least(0), help="easy negatives; by recipe 4, 0, 10, 0")
     add("--pool", choices=("nei", "unjudged", "both"), help="what may be a negative")
-    add("--margin", type=float, default=MARGIN, help="margin: by how much a positive should lead")
+    add("--margin", type=float, help=f"margin: by how much a positive should lead; {MARGIN}")
     add("--sweep", action="store_true", help="margin: the five models of Ant Bridge; give --model LARGE M3")
     add("--epochs", type=float, nargs="+", help="passes over the examples, phase by phase; by recipe 3 2, 3, 1, 10; "
         "0 leaves it at the warm start")

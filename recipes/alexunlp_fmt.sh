@@ -3,10 +3,10 @@
 # Graph-based Reranking" (SDP 2025): third place in subtask I of ClimateCheck 2025. For one A100.
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh
 . "$(dirname "$0")/common.sh" climatecheck2025
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which runs code of its own; this kit never does
 NEIGHBOURS=$(model sentence-transformers/all-MiniLM-L6-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1  Retrieval: BM25, and an encoder fine-tuned on the judged pairs with the batch's others as negatives"
 python 01_index.py train $D --model $DENSE --loss mnrl --epochs 10 --lr 1e-5 --batch-size 16 \

@@ -4,10 +4,10 @@
 #   LLM_BASE_URL=https://generativelanguage.googleapis.com/v1beta/openai/ OPENAI_API_KEY=... bash recipes/ant_bridge.sh
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/ant_bridge.sh
 . "$(dirname "$0")/common.sh" climatecheck2025
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GEMINI=$(llm gemini-2.5-pro)
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1  Candidate generation: BM25 over words in lower case, without punctuation and NLTK's stopwords"
 python 01_index.py $D --indexes bm25 --analyser nltk
@@ -27,7 +27,7 @@ python 03_rerank.py $D --model $WORK/models/reranker-{1,2,3,4,5} --run $T/bm25.t
 
 stage "5  Verification: Gemini 2.5 Pro, 50 pairs in one prompt, a digit each, at least 30 % NEI"
 python 05_classify.py llm $D $GEMINI --run $T/rerank.tsv --strategy batch --pairs-per-prompt 50 --max-tokens 20000 \
-  --out $T/verdicts.tsv
+  --timeout 600 --extra '{"seed": null}' --out $T/verdicts.tsv  # a parameter that Gemini's endpoint does not know
 
 stage "6  The table, where the test split has judgements; the submission"
 [ ! -e "$DATA/qrels.test.tsv" ] || python 06_evaluate.py $D $T/{bm25,rerank,verdicts}.tsv

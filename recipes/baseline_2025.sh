@@ -3,10 +3,10 @@
 # For any GPU, with Yi-1.5 behind an endpoint such as vLLM's: LLM_BASE_URL=http://localhost:8000/v1
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/baseline_2025.sh
 . "$(dirname "$0")/common.sh" climatecheck2025
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 DENSE=$(model sentence-transformers/msmarco-MiniLM-L12-v3 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L6-v2 $CROSS)
 YI=$(llm 01-ai/Yi-1.5-9B-Chat-16K)
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1  Indexes: BM25 over words in lower case without punctuation; msmarco-MiniLM-L12-v3"
 python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $DENSE $(small --max-length 128)

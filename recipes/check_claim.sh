@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One claim against any index: a verdict, and the abstracts behind it with stance, probability and evidence sentence.
+# One claim against any index: a verdict, and the abstracts behind it with stance, probability and, where a classifier is
+# at hand, the sentence of each piece of evidence that counts most.
 #
 #   bash recipes/check_claim.sh "Polar bears are thriving"
 #   bash recipes/check_claim.sh --json --data data/mine --work work/mine "Polar bears are thriving"
@@ -62,10 +63,13 @@ D=(--data "$DATA" --work "$WORK" --claims "$DIR/claims.test.tsv")
 
 # ---- What the scripts say goes to a log. Where one fails, its error line is shown and its exit status kept.
 trap 'exit 130' INT
+printable() { python -c 'import sys
+sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+print("".join(one for one in sys.stdin.read() if one.isprintable() or one in "\n\t"), end="")'; }
 step() {
   local log="$DIR/${2%.py}.log" status
   if [ -t 2 ]; then echo "$2 ..." >&2; fi
-  "$@" > "$log" 2>&1 || { status=$?; { grep '^error: ' "$log" || tail -n 20 "$log"; } | tr -d '\033' >&2; exit $status; }
+  "$@" > "$log" 2>&1 || { status=$?; { grep -a '^error: ' "$log" || tail -n 20 "$log"; } | printable >&2; exit $status; }
 }
 step python 02_retrieve.py "${D[@]}" --retrievers "${KINDS[@]}" --out "$DIR"
 if [ ${#KINDS[@]} = 1 ]; then RUN=$DIR/${KINDS[0]}.tsv; else RUN=$DIR/hybrid.tsv; fi

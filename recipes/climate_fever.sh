@@ -38,6 +38,8 @@ python 03_rerank.py train $D $T --model $W/models/scores --recipe margin --depth
 # ---- 5: stance, from the encoder and from the weights that have learnt to compare; focal and cross-entropy
 C="--max-length 96 --epochs 2"
 python 05_classify.py train $D $C --out $W/models/frozen --freeze encoder --lr 1e-3 --epochs 5
+python 05_classify.py train $D $C --out $W/models/frozen-entropy --freeze encoder --lr 1e-3 --loss cross-entropy \
+  --sampler shuffle
 python 05_classify.py train $D $C --out $W/models/focal
 python 05_classify.py train $D $C --out $W/models/entropy --loss cross-entropy --sampler shuffle
 python 05_classify.py train $D $C --out $W/models/classifier --model $W/models/scores --loss cross-entropy \
@@ -55,7 +57,7 @@ python 02_retrieve.py fuse $D --out $W/test/ensemble.tsv $W/test/cross-encoder.t
 # ---- 5 on test: every judged pair, which is the qrels as a run
 awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
   NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' data/climate-fever/qrels.test.tsv > $W/test/judged.tsv
-for model in frozen focal entropy classifier; do
+for model in frozen frozen-entropy focal entropy classifier; do
   python 05_classify.py $D --max-length 96 --run $W/test/judged.tsv --model $W/models/$model --out $W/test/stance.$model.tsv
 done
 python 05_classify.py $D --max-length 96 --run $W/test/judged.tsv --adjust 0.75 --out $W/test/stance.adjusted.tsv

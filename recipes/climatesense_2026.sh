@@ -3,10 +3,10 @@
 # For one A100, with gpt-oss-120b behind an endpoint such as vLLM's: LLM_BASE_URL=http://localhost:8000/v1
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/climatesense_2026.sh
 . "$(dirname "$0")/common.sh" climatecheck2026
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2026 --out $DATA
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GPT_OSS=$(llm openai/gpt-oss-120b)
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2026 --out $DATA
 
 stage "1, 2  BM25: the best 5,000"
 python 01_index.py $D --indexes bm25 --analyser nltk

@@ -3,12 +3,12 @@
 # For one A100, with Qwen3-14B behind an endpoint such as vLLM's: LLM_BASE_URL=http://localhost:8000/v1
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh
 . "$(dirname "$0")/common.sh" climatecheck2025
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)
 QWEN=$(llm Qwen/Qwen3-14B 48)
 PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
+[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1  Indexes: BM25, and E5 fine-tuned with the three least similar abstracts as negatives"
 python 01_index.py train $D --model $E5 "${PROMPTS[@]}" --loss mnrl --hard-negatives 3 --negatives-from bottom --epochs 3 \
@@ -26,7 +26,7 @@ stage "5  Stance: DeBERTa-v3-large, trained on NLI, fine-tuned; and Qwen3-14B, z
 python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle --epochs 20 --patience 10 --lr 1e-5 \
   --schedule linear --batch-size 16 --dev-share 0.2 $(small --epochs 1 --max-length 64 --lr 1e-4)
 python 05_classify.py $D --run $T/rerank.tsv $(small --max-length 64)
-python 05_classify.py llm $D $QWEN --run $T/rerank.tsv --strategy reasoning --out $T/llm_verdicts.tsv
+python 05_classify.py llm $D $QWEN --run $T/rerank.tsv --strategy reasoning --timeout 600 --out $T/llm_verdicts.tsv
 
 stage "6  The table, where the test split has judgements; the submission"
 [ ! -e "$DATA/qrels.test.tsv" ] || python 06_evaluate.py $D $T/{bm25,dense,rerank,verdicts,llm_verdicts}.tsv

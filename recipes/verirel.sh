@@ -3,12 +3,12 @@
 # (CIKM 2025), on SciFact. For one A100.
 # In small, within minutes: DATA=data/demo SMALL=1 bash recipes/verirel.sh
 . "$(dirname "$0")/common.sh" scifact
-[ -d "$DATA" ] || python data/download.py scifact --out $DATA
 MONO_T5=$(model castorini/monot5-3b-msmarco $CROSS)
 VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS, a model class of its own
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
 SPLIT=dev; [ -e "$DATA/qrels.dev.tsv" ] || SPLIT=test  # SciFact's test labels are not public: its dev split is measured
 V=$WORK/$SPLIT
+[ -d "$DATA" ] || python data/download.py scifact --out $DATA
 
 stage "1, 2  Candidates: BM25, the best 100"
 python 01_index.py $D --indexes bm25

@@ -1,6 +1,8 @@
 """01_index.py: what is indexed, that it is whole, and what it refuses."""
 import json
+import os
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -118,7 +120,7 @@ def test_chunk_pooling_equals_windows_cut_by_hand(load, models):
     encoder, dtype = names["load_encoder"]("dense", models / "minilm", "cpu", "auto", 64)
     assert dtype == "fp32"
     text = " ".join(f"glacier {number} melts in summer" for number in range(40))
-    found, _ = names["embed"](encoder, ["short", text], None, "chunks", 2048, lambda rows: None)
+    found, _ = names["embed"](encoder, ["short", text], "", "chunks", 2048, lambda rows: None)
 
     tokenizer, model = AutoTokenizer.from_pretrained(models / "minilm"), AutoModel.from_pretrained(models / "minilm").eval()
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -196,6 +198,14 @@ def test_the_graph_equals_brute_force(toy, run):
     assert (found == np.argsort(-cosines, axis=1, kind="stable")[:, :7]).mean() > 0.9999  # float32 may swap near ties
     np.testing.assert_allclose(similarities, -np.sort(-cosines, axis=1)[:, :7], atol=1e-6)
     assert not (toy / "work/demo/index/graph.parts").exists()
+
+    def of_the_dense_index():
+        return json.loads((toy / "work/demo/index/graph/meta.json").read_text())["dense"]
+
+    before = of_the_dense_index()  # the same corpus and model, encoded otherwise, is another graph to those who read it
+    meta = {"corpus": "", "abstracts": 5000, "model": "m", "model_sha256": "", "pooling": "chunks"}
+    (index / "meta.json").write_text(json.dumps(meta))
+    assert run(SCRIPT, "graph", cwd=toy).returncode == 0 and of_the_dense_index() != before
 
 # ----------------------------------------------------------- Restart
 def test_finished_shards_are_read_back_and_torn_ones_made_again(load, tmp_path):
@@ -280,6 +290,39 @@ def test_train_makes_a_model_that_indexes(toy, run, words):
     assert done.returncode == 0, done.stderr
     assert json.loads((toy / "work/demo/index/dense/meta.json").read_text())["max_length"] == 256  # MiniLM's own, not 50
 
+@pytest.mark.parametrize("end", ["top", "bottom"])
+def test_the_models_own_ranking_gives_the_most_or_the_least_similar(toy, run, models, end):
+    from sentence_transformers import SentenceTransformer
+
+    words = ("--hard-negatives", 1, "--negatives-from", end, "--depth", 3, "--epochs", 1, "--max-length", 24)
+    done = run(SCRIPT, "train", *words, "--out", "model/", cwd=toy)  # a slash at its end changes nothing
+    assert done.returncode == 0 and not (toy / "model.parts").exists(), done.stderr
+    encoder = SentenceTransformer(str(models / "minilm"))
+    encoder.max_seq_length = 24
+    names, texts = zip(*[(record["abstract_id"], record["abstract"]) for record in map(json.loads, corpus(toy).open())])
+    claim = "More CO2 makes wheat less nutritious"
+    cosines = encoder.encode_document(list(texts)) @ encoder.encode_query(claim)
+    ranked = [names[row] for row in np.argsort(-cosines) if names[row] != "0010"]
+    example = json.loads((toy / "model.examples.jsonl").read_text().splitlines()[0])
+    assert example == {"claim_id": "c1", "positive": "0010", "negatives": [ranked[0 if end == "top" else -1]]}
+
+def test_training_that_is_killed_stops_where_it_would_have(toy, run):
+    words = [SCRIPT, "train", "--loss", "triplet", "--dev-split", "test", "--lr", "3e-4", "--epochs", "4", "--patience", "1",
+             "--max-length", "16"]
+    whole = run(*words, "--out", "whole", cwd=toy)
+    assert whole.returncode == 0, whole.stderr
+    kill_until(toy / "work/demo/models/encoder", toy, words, random.Random(3), (5, 9), 2)
+    curves = [json.loads((toy / f"{name}.meta.json").read_text())["dev_ndcg_at_10"]
+              for name in ("whole", "work/demo/models/encoder")]
+    assert curves[0] == curves[1]
+
+def test_prompts_are_those_given_else_the_models_own(load):
+    prompt_of = load(SCRIPT)["prompt_of"]
+    encoder = SimpleNamespace(prompts={"query": "Find: ", "document": "", "passage": "Text: "})
+    for given, query, document in ((None, "Find: ", "Text: "), ("q: ", "q: ", "q: "), ("", "", "")):
+        args = SimpleNamespace(query_prompt=given, document_prompt=given)
+        assert (prompt_of(encoder, "query", args), prompt_of(encoder, "document", args)) == (query, document)
+
 # ----------------------------------------------------------- The whole script
 def test_three_indexes_alone_in_an_empty_folder(toy, run):
     with open(corpus(toy), "a", encoding="utf-8") as file:
@@ -359,11 +402,39 @@ def test_bom_crlf_and_a_blank_last_line_are_read(toy, run):
     (["train", "--hard-negatives", "50", "--negatives-run", "work/demo/train/hybrid.tsv"], "qrels.train.tsv"),
     (["--indexes", "dense", "--shard-size", "0"], "--shard-size"),
     (["--indexes", "bm25", "--b", "1.5"], "--b"),
+    (["--corpus", "data/demo"], "data/demo"),
+    (["graph", "--index", "data", "--out", "data/demo"], "data"),
+    (["train", "--out", "data/demo/"], "data/demo"),  # not made by this command: it would be gone
+    (["train", "--out", "."], "."),
+    (["train", "--out", "data/demo/corpus.jsonl/model"], "model"),
 ])
 def test_missing_files_and_bad_flags_are_refused(toy, run, contents, refused, arguments, word):
     before = contents(toy)
     words = arguments if arguments[0] in ("graph", "train") else ["--indexes", "bm25", *arguments]
     refused(run(SCRIPT, *words, cwd=toy), before, toy, word)
+
+def test_a_device_that_is_not_there_is_refused(toy, run, contents, refused):
+    before = contents(toy)
+    done = run(SCRIPT, "--indexes", "dense", "--device", "cuda:99", cwd=toy)
+    done.stderr = "\n".join(line for line in done.stderr.splitlines() if line.startswith(("error:", "Traceback")))
+    refused(done, before, toy, "--device", "cuda:99")
+
+def test_training_sees_one_gpu_and_none_that_were_hidden(load, monkeypatch):
+    one_gpu = load(SCRIPT)["one_gpu"]
+    for seen, device, shown, left in ((None, "auto", "0", "auto"), (None, "cuda:1", "1", "cuda"), ("2,3", "cuda:1", "3", "cuda"),
+                                      ("2,3", "cuda", "2", "cuda"), ("", "auto", "", "auto"), ("2", "cuda:1", "", "cuda"),
+                                      ("2,3", "cpu", "2,3", "cpu"), ("2,3", "cuda:x", "2,3", "cuda:x")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
+        if seen is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        args = SimpleNamespace(device=device)
+        one_gpu(args)
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], args.device) == (shown, left), (seen, device)
+
+def test_half_a_character_is_mended(toy, run):
+    corpus(toy).write_text('{"abstract_id": "1", "abstract": "ice \\ud83d melts \\ud83d\\ude00"}\n')
+    done = run(SCRIPT, "--indexes", "bm25", "dense", "--analyser", "plain", cwd=toy)
+    assert done.returncode == 0, done.stderr
 
 def test_an_empty_corpus_is_refused(toy, run, contents, refused):
     corpus(toy).write_text("")

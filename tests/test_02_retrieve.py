@@ -1,5 +1,6 @@
 """02_retrieve.py: exact rankings, ties in corpus order, reciprocal rank fusion, and what it refuses."""
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -167,6 +168,14 @@ def test_claims_go_through_the_analyser_of_the_index(indexed, run, analyser):
     by_word = {"1": {"0002", "0007", "0009"}, "2": {"0007", "0009"}, "3": {"0008"}}
     assert found == (by_word if analyser == "nltk" else {"2": {"0007", "0009"}})  # plain leaves case and signs alone
 
+@pytest.mark.parametrize("method", ["bm25l", "bm25+"])
+def test_what_shares_no_word_with_a_claim_is_no_candidate_by_any_formula(indexed, run, method):
+    words = ("--indexes", "bm25", "--analyser", "plain", "--bm25-method", method)
+    assert run("01_index.py", *words, cwd=indexed).returncode == 0
+    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("1", "Glaciers")])
+    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
+    assert read(indexed / "work/demo/test/bm25.tsv")["abstract_id"].tolist() == ["0012"]
+
 def test_numba_and_numpy_score_alike(indexed, load):
     pytest.importorskip("numba")
     folder = indexed / "work/demo/index/bm25"
@@ -251,6 +260,10 @@ def test_fuse_takes_method_and_weights(toy, run):
     (["fuse", "a.tsv", "a.tsv", "--weights", "1"], "--weights"),
     (["fuse", "a.tsv", "--weights", "1", "--method", "union"], "--weights"),
     (["fuse", "a.tsv", "--method", "best"], "--method"),
+    (["fuse", "a.tsv", "a.tsv", "--weights", "nan", "1"], "--weights"),
+    (["fuse", "a.tsv", "--out", "work/../a.tsv"], "a.tsv"),
+    (["fuse", "a.tsv", "--out", "work/demo/index"], "work/demo/index"),  # a folder: it would be gone
+    (["fuse", "a.tsv", "--out", "a.tsv/b.tsv"], "a.tsv"),
     (["--retrievers", "bm25", "--top-k", "0"], "--top-k"),
     (["--retrievers", "bm25", "--restrict", "nowhere.tsv"], "nowhere.tsv"),
     (["--retrievers", "bm25", "--restrict", "a.tsv"], "a.tsv:2: unknown abstract_id x"),
@@ -280,6 +293,15 @@ def test_an_index_of_another_corpus_is_refused(indexed, run, contents, refused):
         file.write('{"abstract_id": "new", "abstract": "text"}\n')
     before = contents(indexed)
     refused(run(SCRIPT, "--retrievers", "bm25", cwd=indexed), before, indexed, "meta.json", "another corpus")
+
+def test_indexes_of_different_corpora_are_refused_also_where_no_corpus_is_at_hand(indexed, run, contents, refused):
+    index = indexed / "work/demo/index"
+    shutil.copytree(index / "bm25", index / "splade")
+    meta = json.loads((index / "splade/meta.json").read_text())
+    (index / "splade/meta.json").write_text(json.dumps(meta | {"kind": "splade", "corpus": "another"}))
+    before = contents(indexed)
+    done = run(SCRIPT, "--retrievers", "bm25", "splade", "--corpus", "nowhere.jsonl", cwd=indexed)
+    refused(done, before, indexed, "different corpora")
 
 def test_an_index_that_is_not_there_is_refused(indexed, run, contents, refused):
     before = contents(indexed)

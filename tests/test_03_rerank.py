@@ -1,12 +1,13 @@
 """03_rerank.py: scores, ensembles, graph, verifier, restart, what is mined, all recipes, and what is refused."""
 import json
+import os
 import random
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import kill_until, tsv
+from conftest import ABSTRACTS, kill_until, tsv
 
 SCRIPT = "03_rerank.py"
 RUN = ["claim_id", "abstract_id", "rank", "score"]
@@ -48,6 +49,24 @@ def test_scores_equal_those_of_predict(load, models, tmp_path):
     assert found.shape == (60, 1)
     np.testing.assert_allclose(found[:, 0], predicted, atol=1e-5)
 
+def test_a_text_is_cut_to_what_the_model_has_positions_for(load, models, tmp_path):
+    from transformers import AutoModelForSequenceClassification, RobertaConfig
+
+    names, pairs = load(SCRIPT), [("claim", "ice " * 900)]
+    folder = tiny(tmp_path / "tiny", models / "minilm")
+    most = names["score_pairs"](scorer(names, folder, 512), pairs, 1024)
+    assert names["score_pairs"](scorer(names, folder, 600), pairs, 1024) == most  # of its 512
+    config = RobertaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=66)
+    roberta = AutoModelForSequenceClassification.from_config(config)
+    assert [names["readable"](roberta, length) for length in (63, 64, 65)] == [63, 64, 64]  # the first two stay unused
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+def test_a_score_that_is_no_number_is_refused(load, capsys, number):
+    fake = lambda pairs: [{"input_ids": [1]} for _ in pairs], lambda batch: np.array([[0.5], [number]])
+    with pytest.raises(SystemExit, match="2"):
+        load(SCRIPT)["score_pairs"](fake, [("a", "b"), ("a", "c")], 64)
+    assert capsys.readouterr().err.startswith("error: --dtype: ")
+
 def test_mono_t5_scores_true_against_false(load, tmp_path):
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -63,11 +82,13 @@ def test_mono_t5_scores_true_against_false(load, tmp_path):
                       decoder_start_token_id=0)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     names = load(SCRIPT)
-    found = names["score_pairs"](scorer(names, tmp_path, 12), [("ice melts", "sea is up fast"), ("sea", "ice " * 40)], 64)
+    pairs = [("ice melts", "sea is up fast"), ("sea", "ice " * 40), ("ice " * 20, "sea " * 40)]
+    found = names["score_pairs"](scorer(names, tmp_path, 12), pairs, 64)
 
     model = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
     for row, text in enumerate(("Query: ice melts Document: sea is up fast Relevant:",
-                                "Query: sea Document: " + "ice " * 7 + "Relevant:")):  # cut to 12 tokens, the end kept
+                                "Query: sea Document: " + "ice " * 7 + "Relevant:",  # cut to 12 tokens, the end kept
+                                "Query: " + "ice " * 20 + "Document: Relevant:")):
         ids = torch.tensor([[words.index(word) for word in text.split()] + [1]])
         with torch.inference_mode():
             logits = model(input_ids=ids, decoder_input_ids=torch.tensor([[0]])).logits[0, 0]
@@ -164,6 +185,8 @@ def test_rerank_in_every_way(ready, run, load):
     words = ["--graph", "work/demo/index/graph", "--rounds", 1, "--beam", 1, "--neighbours", 1, "--out", "once.tsv"]
     assert run(SCRIPT, "--model", "tiny", "--depth", 3, *words, cwd=ready).returncode == 0
     assert read(ready / "once.tsv").groupby("claim_id").size().isin((3, 4)).all()
+    np.save(ready / "work/demo/index/graph/neighbours.npy", np.zeros((12, 2), np.int32))  # another graph of this corpus
+    assert "up to date" not in run(SCRIPT, "--model", "tiny", "--depth", 3, *words, cwd=ready).stdout
 
     words = ["--verifier", "stance", "--alpha", 0.3, "--out", "combo.tsv"]
     done = run(SCRIPT, "--model", "tiny", "--depth", 4, *words, cwd=ready)
@@ -180,6 +203,22 @@ def test_rerank_in_every_way(ready, run, load):
         said = judge({"text": claims[row.claim_id], "text_pair": texts[row.abstract_id]})
         nei = next(answer["score"] for answer in said if answer["label"] == "NEI")
         assert row.score == pytest.approx(0.3 * (1 - nei) + 0.7 * expit(logits[row.claim_id, row.abstract_id]), abs=1e-4)
+
+def test_the_verifier_is_as_sure_as_it_was_calibrated(ready, run):
+    from scipy.special import softmax
+    from transformers import pipeline
+
+    path = ready / "stance/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stance_temperature": 2.5}))
+    words = ["--model", "tiny", "--verifier", "stance", "--alpha", 1, "--depth", 2]
+    assert run(SCRIPT, *words, cwd=ready).returncode == 0
+    judge = pipeline("text-classification", str(ready / "stance"), device="cpu", top_k=None, function_to_apply="none")
+    claims = dict(pd.read_csv(ready / "data/demo/claims.test.tsv", sep="\t").values)
+    for row in read(ready / "work/demo/test/rerank.tsv").itertuples():
+        said = judge({"text": claims[row.claim_id], "text_pair": ABSTRACTS[row.abstract_id]})
+        logits = {answer["label"]: answer["score"] / 2.5 for answer in said}
+        nei = dict(zip(logits, softmax(list(logits.values()))))["NEI"]
+        assert row.score == pytest.approx(1 - nei, abs=1e-4)
 
 def test_finished_groups_are_not_scored_again_after_a_crash(load, tmp_path):
     names, asked = load(SCRIPT), []
@@ -266,7 +305,67 @@ def test_dev_measures_by_hand(load):
     found = load(SCRIPT)["measures"](["c", "a", "x", "d", "e", "b"], LABELS)
     assert found == pytest.approx({"R@2": 1 / 2, "R@5": 1 / 2, "R@10": 1, "B-Pref": ((1 - 1 / 2) + (1 - 2 / 2)) / 2})
 
+def test_negatives_are_mined_in_chunks_that_a_crash_does_not_lose(load, tmp_path):
+    import torch
+
+    names, sizes = load(SCRIPT), []
+    known = names["rescored"].__globals__
+    known["GROUP"] = 1
+
+    def forward(batch):
+        if len(sizes) == 2:
+            raise KeyboardInterrupt  # a crash in the third chunk
+        return np.array([[one["input_ids"][0]] for one in batch])
+
+    def assemble(pairs):
+        sizes.append(len(pairs))
+        return [{"input_ids": [int(text[1:]) % 3]} for _, text in pairs]
+
+    known["cross_encoder_scorer"] = lambda encoder, length: (assemble, forward)
+    candidates = {claim: [f"{claim}{number}" for number in range(9)] for claim in "pqrst"}
+    texts = {name: name for found in candidates.values() for name in found}
+    given = (SimpleNamespace(device=torch.device("cpu")), candidates, dict.fromkeys("pqrst", "c"), texts,
+             SimpleNamespace(max_length=8))
+    with pytest.raises(KeyboardInterrupt):
+        names["rescored"](*given, tmp_path)
+    assert sizes == [18, 18]
+    found = names["rescored"](*given, tmp_path)
+    assert sizes == [18, 18, 18, 9]
+    assert found["t"] == ["t2", "t5", "t8", "t1", "t4", "t7", "t0", "t3", "t6"]  # equal ones as they stood
+    assert names["rescored"](*given) == found
+
 # ----------------------------------------------------------- Train
+def test_patience_is_not_forgotten_in_a_crash(load, models, tmp_path):
+    from sentence_transformers.base.evaluation import BaseEvaluator
+
+    class Falling(BaseEvaluator):
+        """A dev score that only gets worse, and once, a crash."""
+        asked, primary_metric = 0, "dev_Subtask I"
+
+        def __call__(self, *_, **__):
+            self.asked += 1
+            if self.asked == 3:
+                raise KeyboardInterrupt
+            return {"dev_Subtask I": 1 / self.asked}
+
+    names, dev = load(SCRIPT), Falling()
+    args = SimpleNamespace(seed=13, device="cpu", max_length=16, batch_size=2, lr=1e-4, gradient_checkpointing=False,
+                           report_to="none", patience=2)
+    tiny(tmp_path / "tiny", models / "minilm")
+    examples = [{"claim_id": "c", "abstract_id": name, "target": 1.0} for name in "abcd"]
+
+    def fit():
+        encoder = names["load_cross_encoder"](tmp_path / "tiny", args, labels=1)
+        texts, folder = dict(zip("abcd", "wxyz")), tmp_path / "run"
+        curve = names["fit"](encoder, examples, "bce", {"c": "claim"}, texts, 6, dev, folder, args)
+        return [line["Subtask I"] for line in curve]
+
+    (tmp_path / "run").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+    assert fit() == [1, 1 / 2, 1 / 4]  # a second epoch in vain, after that before the crash
+    assert fit() == [1, 1 / 2, 1 / 4] and dev.asked == 4  # after a crash between the last epoch and the saved model
+
 @pytest.mark.parametrize(("words", "phases"), [
     (["--epochs", 1, 1], {1, 2}),
     (["--recipe", "margin", "--epochs", 1, "--hard", 2, "--easy", 2, "--batch-size", 4], {1}),
@@ -308,15 +407,17 @@ def test_every_recipe_trains_a_model_that_reranks(ready, run, words, phases):
         assert done.returncode == 0, done.stderr
         assert (ready / "again/model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
 
-def test_the_sweep_trains_the_five_models_of_ant_bridge(load):
+def test_the_sweep_trains_the_five_models_of_ant_bridge(load, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     names, trained = load(SCRIPT), []
     names["train"].__globals__["train_one"] = lambda args: trained.append(args) or {"made": [args.out]}
     blank = dict.fromkeys(("epochs", "lr", "batch_size", "depth", "hard", "easy", "pool", "margin"))
-    args = SimpleNamespace(recipe="margin", sweep=True, model=["large", "m3"], out="model", **blank)
+    args = SimpleNamespace(recipe="margin", sweep=True, model=["large", "m3"], out="model", device="cuda:1", **blank)
     assert names["train"](args) == {"made": [f"model-{number}" for number in range(1, 6)]}
     found = [(one.model[0], one.batch_size, one.margin, one.hard, one.easy, one.depth) for one in trained]
     assert found == [("large", 8, 0.2, 5, 10, 1000), ("large", 8, 0.25, 5, 10, 1000), ("large", 16, 0.2, 5, 10, 1000),
                      ("large", 16, 0.25, 5, 10, 1000), ("m3", 16, 0.2, 5, 10, 1000)]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7" and args.device == "cuda"  # a Trainer would take both
 
 # ----------------------------------------------------------- Bad input
 @pytest.mark.parametrize(("words", "said"), [
@@ -337,11 +438,37 @@ def test_a_head_that_does_not_fit_is_refused(ready, run, contents, refused, word
     (["train", "--qrels", "nowhere.tsv"], "nowhere.tsv"),
     (["train", "--epochs", "many"], "--epochs"),
     (["train", "--recipe", "distil", "--run", "loud.tsv"], "loud.tsv"),
+    (["--model", "tiny", "--device", "cuda:7"], "--device"),
+    (["train", "--model", "tiny", "--device", "cuda:7"], "--device"),
+    (["train", "--model", "tiny", "other"], "--model"),
+    (["train", "--model", "tiny", "--sweep"], "--sweep"),
+    (["train", "--model", "tiny", "other", "stance", "--recipe", "margin", "--sweep"], "--sweep"),
+    (["train", "--model", "tiny", "--recipe", "margin", "--sweep", "--batch-size", 16], "--sweep"),
+    (["train", "--model", "tiny", "--recipe", "margin", "--sweep", "--margin", 0.2], "--sweep"),
 ])
 def test_missing_files_and_bad_flags_are_refused(ready, run, contents, refused, arguments, word):
     tsv(ready / "loud.tsv", RUN, [("c1", "0010", 1, 7.5)])
     before = contents(ready)
     refused(run(SCRIPT, *arguments, cwd=ready), before, ready, word)
+
+GIVEN = {"claim_id": "c1", "abstract_id": "0010", "kind": "positive", "judged": True, "target": 1.0, "phase": 1}
+
+@pytest.mark.parametrize(("line", "recipe", "said"), [
+    ("{", "pointwise", [":2:", "JSON"]),
+    ("7", "pointwise", [":2:", "JSON"]),
+    (GIVEN | {"target": 2}, "pointwise", [":2:", "target"]),
+    (GIVEN | {"claim_id": "c9"}, "pointwise", [":2:", "claim_id 'c9'"]),
+    (GIVEN | {"abstract_id": "9999"}, "pointwise", [":2:", "abstract_id '9999'"]),
+    (GIVEN | {"phase": 2}, "pointwise", [":2:", "phase 2"]),
+    (GIVEN, "margin", [":1:", "negative", "margin"]),
+    (GIVEN, "two-phase", ["given.jsonl:", "phase 2"]),
+])
+def test_examples_that_cannot_be_trained_on_are_refused_by_line(ready, run, contents, refused, line, recipe, said):
+    lines = [json.dumps(GIVEN), line if isinstance(line, str) else json.dumps(line)]
+    (ready / "given.jsonl").write_text("\n".join(lines))
+    before = contents(ready)
+    words = ["train", "--model", "tiny", "--recipe", recipe, "--examples", "given.jsonl"]
+    refused(run(SCRIPT, *words, cwd=ready), before, ready, "given.jsonl", *said)
 
 def test_a_graph_of_another_corpus_is_refused(ready, run, contents, refused):
     with open(ready / "data/demo/corpus.jsonl", "a", encoding="utf-8") as file:

@@ -2,6 +2,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,9 @@ KEY = "sk-secret-0123456789"
     ("[0] > [2] > [99999999999]", [1, 0, 2], "repaired"),
     ("I cannot help with that.", [0, 1, 2], "useless"),
     ("", [0, 1, 2], "useless"),
+    ("<think>[2] or [1]?</think>[3] > [1] > [2]", [2, 0, 1], "perfect"),
+    ("Is it [1], [2]?\n</think>\n\n[3] > [1] > [2]", [2, 0, 1], "perfect"),  # the template has opened the thinking
+    ("<think>It could be [2] > [1]", [0, 1, 2], "useless"),
 ])
 def test_replies_are_parsed_and_repaired(load, reply, order, quality):
     assert load(SCRIPT)["parse_permutation"](reply, 3) == (order, quality)
@@ -352,6 +356,40 @@ def test_the_run_stops_before_it_costs_more(kit, endpoint, capsys):
     assert 3 <= len(server.answered) and 10 * len(server.answered) <= 60
     assert "--max-cost" in capsys.readouterr().err
 
+def test_a_longer_reply_that_extra_allows_is_reckoned_with(kit, endpoint, capsys):
+    server, extra = endpoint(lambda prompt: "ok"), {"max_tokens": None, "max_completion_tokens": 70}
+    with pytest.raises(SystemExit):
+        ask_all(kit, settings(server, price_in=1e6, price_out=1e6, max_cost=60, extra=extra), ["p"])
+    assert not server.asked and "--max-cost" in capsys.readouterr().err
+
+@pytest.mark.parametrize("usage", [None, {"prompt_tokens": 7, "completion_tokens": None, "total_tokens": 7}])
+def test_replies_whose_tokens_are_not_told_are_paid_once_all_the_same(kit, endpoint, usage):
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "abcdef"}}
+    whole = {"choices": [choice], "id": "1", "object": "chat.completion", "created": 0, "model": "m", "usage": usage}
+    server = endpoint(lambda prompt: {"raw": json.dumps(whole).encode()})
+    for calls in (1, 0):
+        found, tally = ask_all(kit, settings(server, price_in=1.0, price_out=1.0), ["x" * 300])
+        assert found[0][0] == "abcdef" and tally["calls"] == len(server.asked) - (1 - calls) == calls
+    assert json.loads(Path("cache.jsonl").read_text())["tokens"] == [7 if usage else 100, 2]
+
+def test_the_servers_words_are_told_where_no_prompt_is_short_enough(kit, endpoint, capsys):
+    with pytest.raises(SystemExit):
+        ask_all(kit, settings(endpoint(lambda prompt: (400, "max_tokens is too large: 20000"))), ["p " * 90])
+    assert "max_tokens is too large" in capsys.readouterr().err
+
+@pytest.mark.parametrize(("key", "sent"), [(f"{KEY}\r\n", KEY), ("sk-\u201csecret\u201d", None), ("sk-se cr\tet", None)])
+def test_a_key_with_a_line_end_is_mended_and_what_is_no_key_is_never_shown(kit, endpoint, capsys, monkeypatch, key, sent):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    server = endpoint(lambda prompt: "ok")
+    if sent:
+        ask_all(kit, settings(server), ["p"])
+        assert server.asked[0]["key"] == f"Bearer {sent}"
+        return
+    with pytest.raises(SystemExit):
+        ask_all(kit, settings(server), ["p"])
+    error = capsys.readouterr().err
+    assert "OPENAI_API_KEY" in error and key not in error and "secret" not in error and not server.asked
+
 def test_extra_parameters_join_and_replace(kit, endpoint):
     server = endpoint(lambda prompt: "ok")
     extra = {"max_tokens": None, "max_completion_tokens": 77, "temperature": None, "reasoning_effort": "low"}
@@ -444,6 +482,15 @@ def test_the_packaged_model_always_gives_a_permutation(toy, run, smollm):
     journal.write_text("\n".join(lines[:3]) + "\n")
     done = run(*command, "--decode", "first-token", "--force", cwd=toy)
     assert json.loads(done.stdout.splitlines()[-1])["kept"] == 1 and result(toy).equals(whole)
+
+def test_a_template_without_a_system_turn_gets_its_words_with_the_first_question(toy, run, smollm):
+    shutil.copytree(smollm, toy / "gemma")
+    (toy / "gemma/chat_template.jinja").write_text(
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
+        "{% for one in messages %}{{ one['role'] }}: {{ one['content'] }}\n{% endfor %}")
+    done = run(SCRIPT, "--run", "work/demo/test/hybrid.tsv", "--backend", "transformers", "--model", "gemma", "--depth", 2,
+               "--max-words", 5, cwd=toy)
+    assert done.returncode == 0 and '"perfect": 3' in done.stdout, done.stderr
 
 # ----------------------------------------------------------- Bad input
 def test_an_endpoint_that_is_not_there_is_refused(toy, run, contents, refused):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import kill_until, tsv
+from conftest import ABSTRACTS, CLAIMS, kill_until, tsv
 
 SCRIPT = "05_classify.py"
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
@@ -31,6 +31,7 @@ def read(path):
     ("One could say it refutes it. But no.\nLabel: SUPPORTS", "SUPPORTS"),
     ("REFUTES at first sight\nSUPPORTS or REFUTES", None),
     ("<think>It supports... no, refutes</think>NEI", "NEI"), ("<think>It supports the claim", None),
+    ("It supports... no.\n</think>\nREFUTES", "REFUTES"),  # the template has opened the thinking
 ])
 def test_one_label_is_read_and_none_or_two_are_not(load, reply, label):
     assert load(SCRIPT)["parse_label"](reply) == label
@@ -46,7 +47,8 @@ def test_the_two_steps_have_labels_of_their_own(load):
     ("1: 1\n2: 0\n3: 2", "SUPPORTS NEI REFUTES"), ("1. 2\n2. 2\n3. 0", "REFUTES REFUTES NEI"),
     ("Pair 1: 1\npair 2 - 0\n3) 2", "SUPPORTS NEI REFUTES"), ("[1, 0, 2]", "SUPPORTS NEI REFUTES"),
     ("1 0 2", "SUPPORTS NEI REFUTES"), ("1: 1\n3: 2", "SUPPORTS - REFUTES"),
-    ("1: 1\n1: 2\n2: 7\n9: 1", "SUPPORTS - -"), ("", "- - -"), ("<think>1: 0</think>2: 1", "- SUPPORTS -"), ("1 0", "- - -"),
+    ("1: 1\n1: 2\n2: 7\n9: 1", "SUPPORTS - -"), ("", "- - -"), ("<think>1: 0</think>2: 1", "- SUPPORTS -"),
+    ("1: 0?\n</think>\n2: 1", "- SUPPORTS -"), ("1 0", "- - -"),
 ])
 def test_digits_become_labels(load, reply, labels):
     assert load(SCRIPT)["parse_digits"](reply, 3) == [None if word == "-" else word for word in labels.split()]
@@ -191,6 +193,22 @@ def nli(folder, tokenizer, names, seed=0):
     return folder
 
 NLI = ["contradiction", "neutral", "entailment"]
+
+def test_a_model_whose_tokenizer_is_a_sentencepiece_file_is_read(toy, run):
+    import sentencepiece
+    from transformers import AutoModelForSequenceClassification, DebertaV2Config
+
+    names = dict(enumerate(NLI))  # as microsoft/deberta-v3-large comes: spm.model and tokenizer_config.json
+    config = DebertaV2Config(vocab_size=120, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+                             id2label=names, label2id={name: place for place, name in names.items()})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(toy / "deberta")
+    (toy / "texts.txt").write_text("\n".join([*ABSTRACTS.values(), *CLAIMS["test"].values()]))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(toy / "texts.txt"), model_prefix=str(toy / "deberta/spm"), vocab_size=110, pad_id=0, bos_id=1, eos_id=2,
+        unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]", unk_piece="[UNK]", minloglevel=2)
+    (toy / "deberta/tokenizer_config.json").write_text('{"do_lower_case": false, "vocab_type": "spm"}')
+    done = run(SCRIPT, "--run", "work/demo/test/hybrid.tsv", "--model", "deberta", cwd=toy)
+    assert done.returncode == 0 and len(read(toy / "work/demo/test/verdicts.tsv")) == 18, done.stderr
 
 def texts_of(toy):
     return {record["abstract_id"]: record["abstract"] for record in map(json.loads, open(toy / "data/demo/corpus.jsonl"))}
@@ -364,7 +382,7 @@ def test_training_writes_its_epochs_and_calibrates(toy, run, models, words):
 def test_training_that_is_killed_ends_in_the_same_bytes(toy, run, models):
     larger(toy, 60)
     nli(toy / "nli", models / "minilm", NLI)
-    words = [SCRIPT, "train", "--model", "nli", "--epochs", "6", "--patience", "6", "--batch-size", "4"]
+    words = [SCRIPT, "train", "--model", "nli", "--epochs", "6", "--patience", "2", "--batch-size", "4"]
     whole = run(*words, "--out", "whole", cwd=toy)
     assert whole.returncode == 0, whole.stderr
     made = toy / "work/demo/models/classifier"

@@ -38,10 +38,10 @@ def verdicts_of(**said):
     ranked = {claim: " ".join(pair.split(":")[0] for pair in pairs.split()) for claim, pairs in said.items()}
     return run_of(**ranked).assign(label=[LABELS[pair.split(":")[1]] for pairs in said.values() for pair in pairs.split()])
 
-def measure(run, qrels, *names):
+def measure(run, qrels, *names, depth=10):
     """The script's own numbers for one run, as floats."""
     names = KIT["columns_of"](names)
-    parts, _ = KIT["parts_of"](run, qrels, KIT["gold_of"](qrels), names)
+    parts, _ = KIT["parts_of"](run, qrels, KIT["gold_of"](qrels), names, depth)
     table, order = KIT["packed"](parts)
     return {name: float(value) for name, value in KIT["measures_of"](table.sum(0), order, names).items()}
 
@@ -69,6 +69,33 @@ def test_claims_with_only_nei_or_without_nei_are_left_out_where_undefined():
     qrels = qrels_of(only_nei="a:N b:N", no_nei="a:S", both="a:S n:N")
     row = measure(run_of(only_nei="a b", no_nei="x a", both="n a"), qrels, "R@2", "B-Pref")
     assert row == {"R@2": (1 + 1) / 2, "B-Pref": 0.0}
+
+def test_what_lies_beyond_the_depth_is_not_submitted():
+    # R = 2: at depth 2 only a counts; at depth 3 b too, behind one non-relevant
+    run, qrels = verdicts_of(p="a:S n:S b:S"), qrels_of(p="a:S b:S n:N")
+    names = ("B-Pref", "P", "R", "F1", "R@3", "MRR@3", "Judged@3", "B-Pref@3", "AP", "abstract R")
+    two, three, everything = (measure(run, qrels, *names, depth=depth) for depth in (2, 3, 0))
+    assert (two["B-Pref"], three["B-Pref"]) == (1 / 2, (1 + 1 / 2) / 2) and everything == three
+    # gold S N, said S S: class S has P 1/2, R 1, F1 2/3, class N nothing; each is half of the support
+    assert (two["P"], two["R"], two["F1"]) == pytest.approx((1 / 2 * 1 / 2, 1 / 2, 1 / 2 * 2 / 3))
+    assert three["R"] == pytest.approx(2 / 3)
+    assert all(two[name] == three[name] for name in names[4:]) and two["R@3"] == two["abstract R"] == 1
+
+def test_b_pref_at_k_looks_at_k_ranks_whatever_the_depth():
+    run, qrels = run_of(p="a n b"), qrels_of(p="a:S b:S n:N")
+    assert measure(run, qrels, "B-Pref@1", "B-Pref@3", "B-Pref", depth=1) == {
+        "B-Pref@1": 1 / 2, "B-Pref@3": 3 / 4, "B-Pref": 1 / 2}
+
+def test_every_name_of_one_measure_has_its_value():
+    run, qrels = run_of(p="x a", q="b"), qrels_of(p="a:S", q="b:S n:N")
+    row = measure(run, qrels, "trec", "AP", "MRR", "Bpref", "NDCG@10")
+    assert row["MAP"] == row["AP"] == row["RR"] == row["MRR"] == (1 / 2 + 1) / 2
+    assert row["B-Pref (trec_eval)"] == row["Bpref"] == 1 and row["nDCG@10"] == row["NDCG@10"] > 0
+
+def test_err_needs_no_numbers_as_claim_ids():
+    # Chapelle et al. 2009, grades up to 4: a hit stops the reader with (2**1 - 1) / 2**4
+    row = measure(run_of(**{"a-1": "x a", "b-1": "b"}), qrels_of(**{"a-1": "a:S", "b-1": "b:S"}), "ERR@10")
+    assert row["ERR@10"] == pytest.approx((1 / 16 / 2 + 1 / 16) / 2, abs=1e-5)
 
 def test_subtask_one_is_the_mean_of_four():
     row = measure(run_of(p="a n b"), qrels_of(p="a:S b:R n:N"), "climatecheck2025")
@@ -147,15 +174,18 @@ def judged_runs(draw):
 @settings(max_examples=80, deadline=None)
 @given(judged_runs())
 def test_the_organisers_measures_equal_the_literal_transcription(case):
-    found = measure(*case, "R@2", "R@5", "R@10", "B-Pref")
+    found = measure(*case, "R@2", "R@5", "R@10", "B-Pref", depth=0)
     assert list(found.values()) == pytest.approx(literal(*case), nan_ok=True)
+    run, qrels = case
+    found = measure(run, qrels, "R@2", "R@5", "R@10", "B-Pref")
+    assert list(found.values()) == pytest.approx(literal(run[run["rank"] <= 10], qrels), nan_ok=True)
 
 @settings(max_examples=80, deadline=None)
 @given(judged_runs())
 def test_stance_equals_scikit_learn(case):
     run, qrels = case
     both = run.merge(qrels, on=QRELS[:2], suffixes=("", "_gold"))
-    found = measure(run, qrels, "P", "R", "F1")
+    found = measure(run, qrels, "P", "R", "F1", depth=0)
     if len(both):
         expected = precision_recall_fscore_support(both["label_gold"], both["label"], average="weighted", zero_division=0)
         assert list(found.values()) == pytest.approx(expected[:3])
@@ -362,11 +392,23 @@ def test_an_abstract_twice_in_a_list_is_refused(toy, run, contents, refused):
     before = contents(toy)
     refused(run(SCRIPT, "preds.tsv", cwd=toy), before, toy, "preds.tsv:3:", "twice")
 
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("r.csv", "claim_id,abstract_id,rank\nc3,0001,1,Supports\n", ["r.csv:1:", "more fields than the header"]),
+    ("r.csv", "claim_id,abstract_id,rank,label,annotation\nc3,0001,1,NEI,NEI\n", ["r.csv:1:", "two columns mean label"]),
+    ("r.csv", "claim_id,abstract_id,abstract_original_index,rank\nc3,0001,0001,1\n", ["r.csv:1:", "abstract_id"]),
+    ("preds.tsv", "post_id\tpreds\nc4\t['0001']\nc3\t['0001']\nc4\t['0002']\n", ["preds.tsv:4:", "c4 stands twice"]),
+])
+def test_tables_that_could_be_misread_are_refused(toy, run, contents, refused, name, text, words):
+    (toy / name).write_text(text)
+    before = contents(toy)
+    refused(run(SCRIPT, name, cwd=toy), before, toy, *words)
+
 def test_a_format_can_be_forced(toy, run):
     (toy / "r.csv").write_text("claim_id,abstract_id,rank\nc3,0001,1\n")
     assert run(SCRIPT, "r.csv", "--format", "climatecheck", cwd=toy).returncode == 0
-    done = run(SCRIPT, "r.csv", "--format", "tsv", cwd=toy)
-    assert done.returncode == 2 and "r.csv:1:" in done.stderr
+    for job in ([], ["submission"]):
+        done = run(SCRIPT, *job, "r.csv", "--format", "tsv", cwd=toy)
+        assert done.returncode == 2 and "r.csv:1:" in done.stderr
 
 def test_ranks_win_over_scores_and_that_is_said(toy, run):
     tsv(toy / "r.tsv", RUN, [("c3", "0001", 1, 0.1), ("c3", "0003", 2, 0.9)])
@@ -400,6 +442,25 @@ def test_what_was_pooled_and_labelled_is_merged_into_the_qrels(toy, run):
     again = run(SCRIPT, "merge", "labelled.tsv", "--qrels", "more.tsv", "--out", "same.tsv", cwd=toy)
     assert json.loads(again.stdout.splitlines()[-1])["added"] == 0
 
+def test_labels_of_texts_with_carriage_returns_are_merged(toy, run):
+    records = [json.loads(line) for line in (toy / "data/demo/corpus.jsonl").read_text().splitlines()]
+    texts = {record["abstract_id"]: record | {"title": "a\rb", "abstract": "one\rtwo\r\nthree"} for record in records}
+    (toy / "data/demo/corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in texts.values()))
+    tsv(toy / "a.tsv", RUN, [("c3", "0011", 1, 2), ("c3", "0012", 2, 1)])
+    assert run(SCRIPT, "pool", "a.tsv", "--out", "pool.tsv", cwd=toy).returncode == 0
+    text = (toy / "pool.tsv").read_bytes().decode()
+    assert "\r" not in text and "one\ntwo\nthree" in text and "a\nb" in text
+    (toy / "pool.tsv").write_text(text.replace("\t\t1\t", "\tREFUTES\t1\t"))
+    done = run(SCRIPT, "merge", "pool.tsv", "--out", "more.tsv", cwd=toy)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["added"] == 2
+
+def test_relevance_without_a_stance_is_not_merged(toy, run, contents, refused):
+    (toy / "gold.trec").write_text("c3 0 0001 0\nc3 0 0002 1\n")
+    tsv(toy / "pool.tsv", QRELS, [("c3", "0011", "REFUTES")])
+    before = contents(toy)
+    refused(run(SCRIPT, "merge", "pool.tsv", "--qrels", "gold.trec", cwd=toy), before, toy, "gold.trec:2:", "stance")
+
 def test_a_label_that_contradicts_the_qrels_is_named_and_refused(toy, run, contents, refused):
     claim, name, label = pd.read_csv(toy / "data/demo/qrels.test.tsv", sep="\t", dtype=str).iloc[0]
     tsv(toy / "pool.tsv", QRELS, [(claim, name, "REFUTES" if label != "REFUTES" else "NEI")])
@@ -423,6 +484,15 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, run, task, text):
     assert len(made[0].read_text().splitlines()) == 1 + len(claims) * (1 if task == "checkthat4b" else 2)
     with zipfile.ZipFile(made[1]) as archive:
         assert archive.namelist() == [made[0].name] and archive.read(made[0].name) == made[0].read_bytes()
+
+@pytest.mark.parametrize(("task", "depth"), [("climatecheck2025", 10), ("climatecheck2026", 10), ("checkthat4b", 5)])
+def test_a_submission_has_as_many_abstracts_as_the_task_takes(toy, run, task, depth):
+    claims = pd.read_csv(toy / "data/demo/claims.test.tsv", sep="\t", dtype=str)["claim_id"]
+    tsv(toy / "v.tsv", RUN, [(claim, f"{rank:04}", rank, -rank) for claim in claims for rank in range(1, 13)])
+    done = run(SCRIPT, "submission", "v.tsv", "--task", task, cwd=toy)
+    assert done.returncode == 0, done.stderr
+    made = (toy / json.loads(done.stdout.splitlines()[-1])["made"][0]).read_text()
+    assert f"00{depth:02}" in made and f"00{depth + 1:02}" not in made
 
 @pytest.mark.parametrize(("rows", "words"), [
     ([("c3", "0001", 1, 1)], ["v.tsv", "c3 has 1 abstracts", "fewer than 2"]),
@@ -517,6 +587,12 @@ def test_bad_runs_are_refused_by_line(toy, run, contents, refused, text, words):
     (["nowhere.tsv"], "nowhere.tsv"), (["--qrels", "nowhere.tsv"], "nowhere.tsv"), (["--measures", "mrr"], "mrr"),
     (["--work", "work/none"], "work/none"), (["--measures", "nDCG@ten"], "nDCG@ten"), (["--ablation", "work/no"], "work/no"),
     (["--format", "yaml"], "yaml"), (["submission", "--task", "trec"], "trec"), (["pool", "nowhere.tsv"], "nowhere.tsv"),
+    *((["--measures", "trec", name], name) for name in (
+        "MRR@0", "R@0", "Judged@0", "P@0", "P(cutoff=0)", "nDCG@0", "AP@0", "B-Pref@0", "RBP", "P@1.5", "SDCG@10",
+        "P(rel=0)@5", "alpha_nDCG@10")),
+    *((["--out", f"m{kind}"], f"m{kind}") for kind in (".json", ".md", ".tex")), (["--out", "."], "a folder"),
+    (["--out", "m.tsv", "--report", "x/../m.md"], "x/../m.md"), (["submission", "--out", "x.zip"], "x.zip"),
+    (["work/demo/test/hybrid.tsv", "--ablation", "work/demo/test"], "--ablation"),
 ])
 def test_missing_files_and_bad_flags_are_refused(toy, run, contents, refused, arguments, word):
     before = contents(toy)
@@ -539,10 +615,11 @@ def test_ids_that_are_written_otherwise_in_both_files_are_refused(toy, run, cont
 @pytest.mark.parametrize(("name", "text", "arguments", "words"), [
     ("data/demo/qrels.test.tsv", "claim_id\tabstract_id\tlabel\n", [], ["qrels.test.tsv", "no judged pair"]),
     ("v.jsonl", '{"claim_id": "c3"}\n', ["--report", "r.html", "--aggregated", "v.jsonl"], ["v.jsonl:1:", "--aggregate"]),
+    ("v.jsonl", "{\udcff}\n", ["--report", "r.html", "--aggregated", "v.jsonl"], ["v.jsonl:1:", "--aggregate"]),
     ("p.tsv", "claim_id\tabstract_id\nc3\t0001\n", ["merge", "p.tsv"], ["p.tsv:1:", "label"]),
     ("p.tsv", "claim_id\tabstract_id\tlabel\nc3\t0011\tMAYBE\n", ["merge", "p.tsv"], ["p.tsv:2:", "MAYBE"]),
 ])
 def test_other_files_that_are_not_as_they_should_be_are_refused(toy, run, contents, refused, name, text, arguments, words):
-    (toy / name).write_text(text)
+    (toy / name).write_text(text, errors="surrogateescape")  # "\udcff" becomes a byte that is no UTF-8
     before = contents(toy)
     refused(run(SCRIPT, *arguments, cwd=toy), before, toy, *words)

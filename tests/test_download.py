@@ -74,6 +74,32 @@ def test_a_hub_id_without_network_is_refused_in_one_line(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("error: nobody/nothing: ") and done.stderr.count("\n") == 1
     assert call("hub", "not-an-id", "--out", tmp_path).returncode == 2
 
+def test_a_hub_model_of_another_owner_or_revision_is_not_up_to_date(kit, tmp_path, monkeypatch):
+    asked = []
+
+    def snapshot(model, revision, local_dir, ignore_patterns):
+        asked.append((model, revision, local_dir.name))
+        local_dir.mkdir(parents=True)
+        (local_dir / "config.json").write_text(model)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    out = ("--out", tmp_path / "models")
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    assert kit("hub", "a/bge", *out)[0] == 0
+    assert kit("hub", "a/bge", "--revision", "main", *out)[1].startswith("up to date: ") and len(asked) == 1
+    refused(kit("hub", "b/bge", *out), "models/bge: it holds a/bge of the hub, revision main; for b/bge", "--out")
+    refused(kit("hub", "a/bge", "--revision", "v1", *out), "it holds a/bge", "revision v1", "--out")
+    refused(kit("hub", "a/mine", *out), "models/mine", "did not make", "--out")  # somebody's own
+    assert (tmp_path / "models" / "bge" / "config.json").read_text() == "a/bge" and len(asked) == 1
+    refused(kit("hub", "b/bge", "a/bge", "--revision", "refs/pr/1", "--out", tmp_path / "other"), "it holds b/bge", "a/bge")
+    assert kit("hub", "a/bge", "--revision", "refs/pr/1", "--out", tmp_path / "third")[0] == 0
+    assert len({partial for _, _, partial in asked}) == len(asked) == 3  # what broke off is not shared
+
+def test_a_model_of_the_demo_does_not_replace_one_of_the_hub(kit, tmp_path):
+    (tmp_path / "minilm").mkdir()
+    (tmp_path / "minilm" / ".sha256").write_text("a/minilm of the hub, revision main\n")
+    refused(kit("models", "--out", tmp_path), "minilm: it holds a/minilm of the hub", "--out")
+
 # ----------------------------------------------------------- Data sets
 def jsonl(path, *records):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -350,11 +376,18 @@ class Shelf:
             def do_GET(self):
                 data, wanted = files.get(self.path), self.headers.get("Range")
                 shelf.asked.append(wanted)
+                if isinstance(data, str):  # it has moved there
+                    self.send_response(302)
+                    self.send_header("Location", data)
+                    self.send_header("Content-Length", "0")
+                    return self.end_headers()
                 start = int(wanted[6:-1]) if wanted and ranges else 0
                 self.send_response(404 if data is None else 416 if start >= len(data) else 206 if start else 200)
                 if data is not None and start:
                     tail = f"{start}-{len(data) - 1}" if start < len(data) else "*"
                     self.send_header("Content-Range", f"bytes {tail}/{len(data)}")
+                if data and data.startswith(b"<html"):
+                    self.send_header("Content-Type", "text/html; charset=utf-8")
                 body = (data or b"")[start:]
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -419,6 +452,56 @@ def test_other_bytes_than_the_published_ones_are_refused_and_removed(kit, scifac
     scifact(digest="0" * 64)
     refused(kit("scifact"), "sha256", "--from FOLDER")
     assert not kit.out.exists() and list((kit.out.parent / "out.partial").iterdir()) == []
+
+def covid(kit, monkeypatch, url, digest=None):
+    """The script told to find Check-COVID's archive, whose digest is not published, at url."""
+    monkeypatch.setitem(kit.names["DATASETS"]["check-covid"], "files", {url: digest})
+
+COVID = {f"covidCheck_{split}.json": [{"id": split, "claim": "C", "cord_id": "c2h", "label": "SUPPORT"}]
+         for split in ("train", "dev", "test")} | {"corpus.json": [{"cord_id": "c2h", "title": "T", "abstract": ["One."]}]}
+
+@pytest.mark.parametrize("name, digest", [("check-covid", None), ("scifact", "0" * 64)])
+def test_a_page_to_sign_in_is_not_the_file(kit, shelf, monkeypatch, name, digest):
+    server = shelf({"/x.tar.gz": "/sign_in", "/sign_in": b"<html>Who are you?</html>"})
+    monkeypatch.setitem(kit.names["DATASETS"][name], "files", {f"{server.url}/x.tar.gz": digest})
+    refused(kit(name), f"{server.url}/sign_in", "web page", "--from FOLDER")
+    assert list((kit.out.parent / "out.partial").iterdir()) == [] and not kit.out.exists()
+
+def test_a_file_in_html_is_fetched_as_it_is(kit, shelf, tmp_path):
+    server = shelf({"/x.html": b"<html>"})
+    kit.names["fetch"](f"{server.url}/x.html", tmp_path / "x.html", None, "")
+    assert (tmp_path / "x.html").read_bytes() == b"<html>"
+
+def test_without_a_digest_old_and_new_bytes_are_not_mixed(kit, shelf, tmp_path, monkeypatch):
+    data = archive(tmp_path / "there.tar.gz", COVID)
+    server = shelf({"/x.tar.gz": data})
+    covid(kit, monkeypatch, f"{server.url}/x.tar.gz")
+    partial = kit.out.parent / "out.partial" / "x.tar.gz.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(b"o" * 50)  # of the file as it was
+    assert kit("check-covid")[0] == 0 and server.asked == [None]
+    assert tables(kit.out)["qrels.dev.tsv"] == [["dev", "c2h", "SUPPORTS"]]
+
+@pytest.mark.parametrize("broken", [b"no archive", {**COVID, "corpus.json": [{"cord_id": "c2h", "title": "T"}]}])
+def test_a_fetched_file_that_is_no_good_and_has_no_digest_is_fetched_again(kit, shelf, tmp_path, monkeypatch, broken):
+    files = {"/x.tar.gz": broken if isinstance(broken, bytes) else archive(tmp_path / "broken.tar.gz", broken)}
+    server = shelf(files)
+    covid(kit, monkeypatch, f"{server.url}/x.tar.gz")
+    refused(kit("check-covid"), "again" if broken == b"no archive" else "no abstract among")
+    files["/x.tar.gz"] = archive(tmp_path / "there.tar.gz", COVID)
+    assert kit("check-covid")[0] == 0 and len(server.asked) == 2
+
+def test_a_file_with_a_digest_is_kept_when_the_others_are_no_good(kit, shelf, scifact, monkeypatch):
+    server = scifact()
+    more = {**kit.names["DATASETS"]["scifact"]["files"], f"{server.url}/data.tar.gz?corpus.jsonl": None}
+    monkeypatch.setitem(kit.names["DATASETS"]["scifact"], "files", more)
+    refused(kit("scifact"))  # two files: no archive to unpack, and no claims among them
+    assert [path.name for path in (kit.out.parent / "out.partial").iterdir()] == ["data.tar.gz"]
+
+def test_a_pickle_is_not_fetched_to_be_refused(kit, monkeypatch):
+    monkeypatch.setitem(kit.names["DATASETS"]["checkthat4b"], "files", {"http://127.0.0.1:9/x.pkl": None})
+    refused(kit("checkthat4b"), "--allow-pickle")
+    assert not (kit.out.parent / "out.partial").exists()
 
 def test_without_network_it_says_how_to_go_on(kit, monkeypatch):
     nowhere = "http://127.0.0.1:9/data.tar.gz"  # the port that discards: nobody listens
@@ -495,6 +578,79 @@ def test_a_folder_that_this_script_did_not_make_is_left_alone(kit, tmp_path):
         jsonl(tmp_path / "in" / name, *rows)
     refused(kit("scifact", "--from", tmp_path / "in", "--out", tmp_path / "in"), "--out")
     assert len(list((tmp_path / "in").iterdir())) == 4
+
+@pytest.fixture
+def made(kit, tmp_path):
+    """SciFact in kit.out, of the copy in input/; returns the words that make it again."""
+    for name, rows in SCIFACT.items():
+        jsonl(tmp_path / "input" / name, *rows)
+    words = ("scifact", "--from", tmp_path / "input")
+    assert kit(*words)[0] == 0
+    return words
+
+@pytest.mark.parametrize("name", ["qrels.test.tsv", "notes.txt", "corpus.jsonl"])
+def test_a_file_of_somebody_else_in_the_folder_is_named_and_kept(kit, made, name, contents):
+    assert kit(*made)[0] == 0  # all in it is the script's own: made anew
+    with open(kit.out / name, "a") as file:
+        file.write("by hand\n")
+    before = contents(kit.out)
+    refused(kit(*made), kit.out / name, "--out")
+    assert contents(kit.out) == before
+
+@pytest.mark.parametrize("line", ["Made by data/download.py scifact-open from a local copy.", "# SciFact", "",
+                                  "Made by data/download.py scifact from a local copy. And by me."])
+def test_a_source_page_of_something_else_does_not_give_the_folder_away(kit, made, line, contents):
+    page = kit.out / "SOURCE.md"
+    page.write_text(line + "\n" + page.read_text().partition("\n")[2])
+    before = contents(kit.out)
+    refused(kit(*made), "SOURCE.md", "--out")
+    assert contents(kit.out) == before
+
+def test_a_file_where_the_folder_should_be_is_kept(kit, made, tmp_path):
+    refused(kit(*made, "--out", tmp_path / "input" / "corpus.jsonl"), "corpus.jsonl", "--out")
+    assert (tmp_path / "input" / "corpus.jsonl").read_text().count("\n") == 3
+
+def test_a_link_to_a_bigger_disk_stays(kit, made, tmp_path):
+    (tmp_path / "disk").mkdir()
+    os.rename(kit.out, tmp_path / "disk" / "scifact")
+    kit.out.symlink_to(tmp_path / "disk" / "scifact")
+    (tmp_path / "disk" / "scifact" / "claims.dev.tsv").unlink()
+    assert kit(*made)[0] == 0 and kit.out.is_symlink()
+    check_scifact(tmp_path / "disk" / "scifact")
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["scifact"]
+
+def test_a_folder_that_only_sounds_like_a_broken_download_is_kept(kit, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "topics").write_text("1\tseas\n")
+    (tmp_path / "qrels").write_text("1 0 d1 1\n")
+    jsonl(tmp_path / "docs", {"_id": "d1", "text": "A."})
+    words = (f"--{name}={tmp_path / file}" for name, file in (("topics", "topics"), ("qrels", "qrels"), ("corpus", "docs")))
+    assert kit("trec", *words)[0] == 0 and (tmp_path / "out.partial").exists()
+
+@pytest.mark.parametrize("file, change", [
+    ("claims_train.jsonl", {"evidence": None}), ("claims_train.jsonl", {"evidence": []}),
+    ("claims_dev.jsonl", {"cited_doc_ids": None}), ("claims_test.jsonl", {"claim": 7}),
+    ("corpus.jsonl", {"year": 10 ** 399}), ("climate-fever.jsonl", {"evidences": None}),
+])
+def test_values_of_other_types_end_in_one_line(kit, tmp_path, file, change):
+    name, files = ("climate-fever", {}) if file.startswith("climate") else ("scifact", SCIFACT)
+    fever(tmp_path / "in" / "climate-fever.jsonl", [1])
+    records = {path: list(rows) for path, rows in files.items()} or {
+        file: [json.loads((tmp_path / "in" / file).read_text())]}
+    records[file][0] = records[file][0] | change
+    for path, rows in records.items():
+        jsonl(tmp_path / "in" / path, *rows)
+    refused(kit(name, "--from", tmp_path / "in"), f"error: {name}: ", "schema", "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+@pytest.mark.parametrize("offset, value", [(8, 1), (10, 99)])  # of the central record: flags (encrypted), method (none such)
+def test_a_zip_that_this_python_cannot_open(kit, tmp_path, offset, value):
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as made:
+        made.writestr("corpus.jsonl", "{}")
+    data = bytearray((tmp_path / "data.zip").read_bytes())
+    data[data.index(b"PK\x01\x02") + offset] = data[data.index(b"PK\x03\x04") + offset - 2] = value
+    (tmp_path / "data.zip").write_bytes(data)
+    refused(kit("scifact", "--from", tmp_path / "data.zip"), "data.zip", "cannot be unpacked")
 
 def test_what_stands_twice_is_left_out_and_counted(kit, tmp_path):
     records = json.loads(json.dumps(SCIFACT))

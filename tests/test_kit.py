@@ -1,13 +1,18 @@
 """The kit as a whole: one helper block, scripts that stand alone, help that is instant, a README that tells the truth."""
+import ast
+import functools
 import json
 import re
 import shlex
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import pytest
 from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 DOWNLOADS = "models hub climatecheck scifact scifact-open check-covid climate-fever checkthat4b beir trec".split()
 SCRIPTS = ["01_index.py", "02_retrieve.py", "03_rerank.py", "04_llm_rerank.py", "05_classify.py", "06_evaluate.py"]
@@ -112,3 +117,36 @@ def test_nothing_points_at_this_machine():
     for name in names:
         text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
         assert not re.search(r"\.\./shared|(?<![\w.])/(work|root|tmp|opt)/\w", text) or name.startswith("tests/"), name
+
+# ----------------------------------------------------------- Requirements
+OPTIONAL = {"spacy"}  # of --analyser spacy only, which says how to install it
+
+@functools.cache
+def brought():
+    """The distributions that requirements.txt brings: those it names, and all that those require here."""
+    lines = (line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text("utf-8").splitlines())
+    left, seen = [Requirement(line) for line in lines if line], set()
+    while left:
+        one = left.pop()
+        for extra in {"", *one.extras} - {extra for name, extra in seen if name == canonicalize_name(one.name)}:
+            seen.add((canonicalize_name(one.name), extra))
+            needs = map(Requirement, metadata.requires(one.name) or ())
+            left += [need for need in needs if not need.marker or need.marker.evaluate({"extra": extra})]
+    return {name for name, _ in seen}
+
+def not_brought(code):
+    """The modules that code imports, at the top or in a function, and that neither Python nor requirements.txt brings."""
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    modules, makers = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - OPTIONAL, providers()
+    return {module for module in modules if not brought() & {canonicalize_name(name) for name in makers.get(module, ())}}
+
+providers = functools.cache(metadata.packages_distributions)
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "data/download.py"])
+def test_what_a_script_imports_comes_with_the_requirements(script):
+    assert not_brought((ROOT / script).read_text(encoding="utf-8")) == set()
+
+def test_a_module_that_is_here_by_chance_is_found_out():
+    assert not_brought("import json, numpy\ndef fetch():\n    import httpx\n    from httpx._types import x") == {"httpx"}

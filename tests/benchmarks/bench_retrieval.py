@@ -202,7 +202,7 @@ def encode(folder, results):
         texts = [json.loads(line)["abstract"] for line, _ in zip(file, range(8192 if cuda else 512))]
     budget = names["budget_of"]("dense", encoder, SimpleNamespace(batch_tokens=0))
     tokens = np.minimum(names["token_lengths"](encoder, texts), encoder.max_seq_length).sum()
-    ways = {"ours": lambda: names["embed"](encoder, texts, None, "truncate", budget, lambda rows: None),
+    ways = {"ours": lambda: names["embed"](encoder, texts, "", "truncate", budget, lambda rows: None),
             "theirs": lambda: encoder.encode_document(texts)}
     for call in ways.values():
         call()
