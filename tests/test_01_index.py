@@ -421,8 +421,9 @@ def test_a_device_that_is_not_there_is_refused(toy, run, contents, refused):
 
 def test_training_sees_one_gpu_and_none_that_were_hidden(load, monkeypatch):
     one_gpu = load(SCRIPT)["one_gpu"]
-    for seen, device, shown, left in ((None, "auto", "0", "auto"), (None, "cuda:1", "1", "cuda"), ("2,3", "cuda:1", "3", "cuda"),
-                                      ("2,3", "cuda", "2", "cuda"), ("", "auto", "", "auto"), ("2", "cuda:1", "", "cuda"),
+    for seen, device, shown, left in ((None, "auto", "0", "auto"), (None, "cuda:1", "1", "cuda"),
+                                      ("2,3", "cuda:1", "3", "cuda"), ("2,3", "cuda", "2", "cuda"), ("", "auto", "", "auto"),
+                                      ("2", "cuda:1", "", "cuda"),
                                       ("2,3", "cpu", "2,3", "cpu"), ("2,3", "cuda:x", "2,3", "cuda:x")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
         if seen is None:

@@ -199,8 +199,8 @@ def test_a_model_whose_tokenizer_is_a_sentencepiece_file_is_read(toy, run):
     from transformers import AutoModelForSequenceClassification, DebertaV2Config
 
     names = dict(enumerate(NLI))  # as microsoft/deberta-v3-large comes: spm.model and tokenizer_config.json
-    config = DebertaV2Config(vocab_size=120, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-                             id2label=names, label2id={name: place for place, name in names.items()})
+    config = DebertaV2Config(vocab_size=120, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+                             intermediate_size=64, id2label=names, label2id={name: place for place, name in names.items()})
     AutoModelForSequenceClassification.from_config(config).save_pretrained(toy / "deberta")
     (toy / "texts.txt").write_text("\n".join([*ABSTRACTS.values(), *CLAIMS["test"].values()]))
     sentencepiece.SentencePieceTrainer.train(

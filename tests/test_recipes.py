@@ -93,6 +93,9 @@ def test_the_stand_in_scores_how_much_of_a_claim_an_abstract_holds(stand_in):
 
 @pytest.mark.parametrize("settings, words", [
     ({"SMALL": ""}, ["LLM_BASE_URL", "gemini-2.0-flash"]),  # before hours of work, not after them
+    ({"SMALL": "", "OPENAI_API_KEY": "sk-1"}, ["LLM_BASE_URL", "gemini-2.0-flash"]),  # OpenAI has no Gemini
+    ({"SMALL": "yes"}, ["SMALL", "'yes'"]),
+    ({"SMALL": "1", "DATA": "data/dmeo"}, ["DATA", "'data/dmeo'"]),  # no download under a mistyped name
     ({"SMALL": "1", "DATA": "my data"}, ["DATA", "'my data'"]),
 ])
 def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, tmp_path):
