@@ -140,7 +140,7 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    same = not args.force
+    same, read = not args.force, {Path(path).resolve() for path in inputs}
     for path in map(Path, paths):
         made = {}
         with contextlib.suppress(OSError, ValueError):
@@ -149,6 +149,8 @@ def up_to_date(paths, args, inputs):
         theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
         if theirs or any(map(Path.is_file, path.parents)):
             fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
+        if path.resolve() in read:
+            fail(path, "this command reads it, and would write over it; give another --out")
         same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
     return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
 
@@ -540,8 +542,6 @@ def retrieve(args):
     claims = read_table(args.claims, ["claim_id", "claim"])
     names = [*args.retrievers, "hybrid"] if len(args.retrievers) > 1 else args.retrievers
     paths = {name: Path(args.out) / f"{name}.tsv" for name in names}
-    if args.restrict and Path(args.restrict).resolve() in {path.resolve() for path in paths.values()}:
-        fail(args.restrict, "the new run would be written over it; give another --out")
     if up_to_date(paths.values(), args, inputs):
         return {"made": []}
     if not len(claims):
@@ -570,8 +570,6 @@ def fuse(args):
         fail("--weights", f"{len(args.weights)} for {len(args.runs)} runs by {args.method}; give one a run, none for union")
     if args.weights and not np.isfinite(args.weights).all():
         fail("--weights", "each is to be a finite number")
-    if Path(args.out).resolve() in {Path(path).resolve() for path in args.runs}:
-        fail(args.out, "the fused run would be written over one of its runs; give another --out")
     inputs = fingerprints(*args.runs, *([args.corpus] if args.corpus else []))
     if up_to_date([args.out], args, inputs):
         return {"made": []}

@@ -146,7 +146,7 @@ def fingerprints(*paths):
 
 def up_to_date(paths, args, inputs):
     """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    same = not args.force
+    same, read = not args.force, {Path(path).resolve() for path in inputs}
     for path in map(Path, paths):
         made = {}
         with contextlib.suppress(OSError, ValueError):
@@ -155,6 +155,8 @@ def up_to_date(paths, args, inputs):
         theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
         if theirs or any(map(Path.is_file, path.parents)):
             fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
+        if path.resolve() in read:
+            fail(path, "this command reads it, and would write over it; give another --out")
         same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
     return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
 

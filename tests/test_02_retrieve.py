@@ -261,7 +261,7 @@ def test_fuse_takes_method_and_weights(toy, run):
     (["fuse", "a.tsv", "--weights", "1", "--method", "union"], "--weights"),
     (["fuse", "a.tsv", "--method", "best"], "--method"),
     (["fuse", "a.tsv", "a.tsv", "--weights", "nan", "1"], "--weights"),
-    (["fuse", "a.tsv", "--out", "work/../a.tsv"], "a.tsv"),
+    (["fuse", "a.tsv", "--out", "work/../a.tsv"], "a.tsv: this command reads it"),
     (["fuse", "a.tsv", "--out", "work/demo/index"], "work/demo/index"),  # a folder: it would be gone
     (["fuse", "a.tsv", "--out", "a.tsv/b.tsv"], "a.tsv"),
     (["--retrievers", "bm25", "--top-k", "0"], "--top-k"),
