@@ -439,6 +439,14 @@ def last_checkpoint(folder):
         remove(path)
     return None
 
+def resume(folder, how):
+    """The checkpoint that training by the arguments how goes on from, or None; no epoch is begun where patience was over."""
+    if checkpoint := last_checkpoint(folder):
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        stopped = state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]
+        how.max_steps = state["global_step"] if stopped else how.max_steps
+    return checkpoint
+
 def batches(lengths, budget):
     """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
     batch, tokens = [], 0
@@ -858,8 +866,8 @@ def fit(encoder, columns, evaluator, folder, args):
     else:
         loss = losses.MultipleNegativesRankingLoss(encoder, scale=args.scale)
     prompts = {name: prompt_of(encoder, "query" if name == "claim" else "document", args) for name in columns}
-    precision, best, checkpoint = precision_of(encoder.device), "eval_dev_cosine_ndcg@10", last_checkpoint(folder)
-    watched = {"eval_strategy": "epoch", "eval_on_start": not checkpoint, "load_best_model_at_end": True,
+    precision, best = precision_of(encoder.device), "eval_dev_cosine_ndcg@10"
+    watched = {"eval_strategy": "epoch", "eval_on_start": not last_checkpoint(folder), "load_best_model_at_end": True,
                "metric_for_best_model": best, "greater_is_better": True} if evaluator else {}
     how = SentenceTransformerTrainingArguments(
         output_dir=str(folder), num_train_epochs=args.epochs, per_device_train_batch_size=args.batch_size,
@@ -873,7 +881,7 @@ def fit(encoder, columns, evaluator, folder, args):
     trainer = SentenceTransformerTrainer(
         encoder, how, Dataset.from_dict(columns), loss=loss, evaluator=evaluator,
         callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=resume(folder, how))
     return [value for _, value in sorted({line["step"]: round(line[best], 4) for line in trainer.state.log_history
                                           if best in line}.items())]
 

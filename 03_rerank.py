@@ -329,6 +329,14 @@ def last_checkpoint(folder):
         remove(path)
     return None
 
+def resume(folder, how):
+    """The checkpoint that training by the arguments how goes on from, or None; no epoch is begun where patience was over."""
+    if checkpoint := last_checkpoint(folder):
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        stopped = state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]
+        how.max_steps = state["global_step"] if stopped else how.max_steps
+    return checkpoint
+
 def batches(lengths, budget):
     """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
     batch, tokens = [], 0
@@ -743,7 +751,7 @@ def fit(encoder, examples, loss, claims, texts, epochs, evaluator, folder, args)
         if loss != "bce":
             objective = losses.MSELoss(encoder, torch.nn.Sigmoid() if loss == "l1" else torch.nn.Identity())
             objective.loss_fct = torch.nn.L1Loss() if loss == "l1" else torch.nn.SmoothL1Loss()
-    precision, best, checkpoint = precision_of(encoder.device), "eval_dev_Subtask I", last_checkpoint(folder)
+    precision, best = precision_of(encoder.device), "eval_dev_Subtask I"
     watched = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": best,
                "greater_is_better": True} if evaluator else {}
     how = CrossEncoderTrainingArguments(
@@ -754,14 +762,10 @@ def fit(encoder, examples, loss, claims, texts, epochs, evaluator, folder, args)
         activation_checkpointing=args.gradient_checkpointing, use_cpu=encoder.device.type == "cpu",
         save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to=args.report_to,
         disable_tqdm=False, dataloader_pin_memory=False, **watched)
-    if checkpoint:  # after the last epoch that patience allowed no other is begun
-        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-        stopped = state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]
-        how.max_steps = state["global_step"] if stopped else how.max_steps
     trainer = CrossEncoderTrainer(
         encoder, how, Dataset.from_dict(columns), loss=objective, evaluator=evaluator,
         callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=resume(folder, how))
     return [{name.removeprefix("eval_dev_"): round(value, 4) for name, value in line.items() if name.startswith("eval_dev_")}
             for line in trainer.state.log_history if best in line]
 

@@ -329,6 +329,14 @@ def last_checkpoint(folder):
         remove(path)
     return None
 
+def resume(folder, how):
+    """The checkpoint that training by the arguments how goes on from, or None; no epoch is begun where patience was over."""
+    if checkpoint := last_checkpoint(folder):
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        stopped = state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]
+        how.max_steps = state["global_step"] if stopped else how.max_steps
+    return checkpoint
+
 def batches(lengths, budget):
     """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
     batch, tokens = [], 0
@@ -732,7 +740,7 @@ def fit(tokenizer, model, pairs, labels, dev, folder, args):
         model, how, train_dataset=examples(train_rows), eval_dataset=examples(dev_rows) if dev.any() else None,
         data_collator=DataCollatorWithPadding(tokenizer), compute_loss_func=loss_of, compute_metrics=metrics,
         callbacks=[EarlyStoppingCallback(args.patience)] if dev.any() else [])
-    trainer.train(resume_from_checkpoint=last_checkpoint(folder))
+    trainer.train(resume_from_checkpoint=resume(folder, how))
     epochs, known = {}, {"loss": "loss", "eval_loss": "dev_loss", "eval_P": "P", "eval_R": "R", "eval_F1": "F1"}
     for line in trainer.state.log_history:
         epochs.setdefault(round(line["epoch"], 4), {}).update({known[name]: line[name] for name in line if name in known})
