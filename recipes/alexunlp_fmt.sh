@@ -11,10 +11,10 @@ CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 stage "1  Retrieval: BM25, and an encoder fine-tuned on the judged pairs with the batch's others as negatives"
 python 01_index.py train $D --model $DENSE --loss mnrl --epochs 10 --lr 1e-5 --batch-size 16 \
   $(small --epochs 0.25 --max-length 48)
-python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder $(small --max-length 128)
+python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder $(small --max-length 64)
 
 stage "1  Similarity graph: 10 neighbours of every abstract, by all-MiniLM-L6-v2"
-python 01_index.py $D --indexes dense --dense-model $NEIGHBOURS --out $WORK/index-graph $(small --max-length 128)
+python 01_index.py $D --indexes dense --dense-model $NEIGHBOURS --out $WORK/index-graph $(small --max-length 64)
 python 01_index.py graph $D --in $WORK/index-graph/dense --neighbours 10
 
 stage "2  Hybrid retrieval: the best 50 of each, united"

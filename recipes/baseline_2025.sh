@@ -9,7 +9,7 @@ YI=$(llm 01-ai/Yi-1.5-9B-Chat-16K)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1  Indexes: BM25 over words in lower case without punctuation; msmarco-MiniLM-L12-v3"
-python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $DENSE $(small --max-length 128)
+python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $DENSE $(small --max-length 64)
 
 stage "2  Retrieval: 1,000 by BM25, of which the cosine keeps 20"
 python 02_retrieve.py $D --retrievers bm25 --top-k 1000

@@ -13,7 +13,7 @@ PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
 stage "1  Indexes: BM25, and E5 fine-tuned with the three least similar abstracts as negatives"
 python 01_index.py train $D --model $E5 "${PROMPTS[@]}" --loss mnrl --hard-negatives 3 --negatives-from bottom --epochs 3 \
   --lr 2e-5 --batch-size 16 $(small --epochs 0.25 --max-length 48)
-python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder "${PROMPTS[@]}" $(small --max-length 128)
+python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder "${PROMPTS[@]}" $(small --max-length 64)
 
 stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150"
 python 02_retrieve.py $D --retrievers bm25 --top-k 1500

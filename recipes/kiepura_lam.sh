@@ -12,10 +12,10 @@ GPT=$(llm gpt-4.1)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1  Section 4.1, indexes: BM25, SPLADE-v3 (eq. 2), BGE-M3 fine-tuned with NEI as negatives"
-python 01_index.py $D --indexes bm25 splade --splade-model $SPLADE --activation relu $(small --max-length 128)
+python 01_index.py $D --indexes bm25 splade --splade-model $SPLADE --activation relu $(small --max-length 64)
 python 01_index.py train $D --model $DENSE --loss triplet --margin 0.3 --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2 \
-  $(small --epochs 0.25 --max-length 48)
-python 01_index.py $D --indexes dense --dense-model $WORK/models/encoder $(small --max-length 128)
+  $(small --epochs 0.1 --max-length 48)
+python 01_index.py $D --indexes dense --dense-model $WORK/models/encoder $(small --max-length 64)
 
 stage "2  Section 4.1, hybrid retrieval: the best 600 by reciprocal rank fusion"
 python 02_retrieve.py $D --split train --top-k 600 --rrf-k 60

@@ -109,15 +109,20 @@ def models():
 @pytest.fixture(scope="session")
 def smollm(models, tmp_path_factory):
     """SmolLM2 as a folder of transformers: its GGUF file takes half a minute to unpack, each time."""
+    from filelock import FileLock
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder, file = tmp_path_factory.mktemp("models") / "smollm2", next((models / "smollm2").glob("*.gguf"))
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    unpacked = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-    unpacked.config.__dict__.pop("quantization_config", None)
-    model = AutoModelForCausalLM.from_config(unpacked.config)
-    model.load_state_dict(unpacked.state_dict())
-    model.save_pretrained(folder)
+    place, file = tmp_path_factory.getbasetemp(), next((models / "smollm2").glob("*.gguf"))
+    place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+    folder = place / "smollm2"
+    with FileLock(place / "smollm2.lock"):  # once for both sides
+        if not (folder / "model.safetensors").exists():
+            AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+            unpacked = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+            unpacked.config.__dict__.pop("quantization_config", None)
+            model = AutoModelForCausalLM.from_config(unpacked.config)
+            model.load_state_dict(unpacked.state_dict())
+            model.save_pretrained(folder)
     return folder
 
 @pytest.fixture
