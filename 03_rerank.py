@@ -6,7 +6,7 @@ Reads   work/NAME/SPLIT/hybrid.tsv (02_retrieve.py), data/NAME/claims.SPLIT.tsv,
         train: also data/NAME/qrels.SPLIT.tsv
 Writes  work/NAME/SPLIT/rerank.tsv: claim_id, abstract_id, rank (from 1), score
         Several models write rerank.1.tsv, rerank.2.tsv, ..., too; rerank.tsv is their reciprocal rank fusion.
-        train: work/NAME/models/reranker/, and reranker.examples.jsonl, all that it was trained on
+        train: work/NAME/models/reranker/, and reranker.examples.jsonl, all that it was trained on (after --warm-start)
         What was scored before a crash stays in FILE.parts/ and is not scored again.
 Prints  one line of JSON, last on stdout
 
