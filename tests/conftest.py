@@ -1,11 +1,9 @@
 """Fixtures: scripts run alone in a folder with only their input files; toy data; the three small models."""
 import contextlib
 import json
-import multiprocessing
 import os
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -49,43 +47,6 @@ def tsv(path, header, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["\t".join(header), *("\t".join(map(str, row)) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-# Scripts take seconds to import torch, and tests call them hundreds of times: a server imports it once, and every call is a
-# process forked from it.
-WARM = multiprocessing.get_context("forkserver")
-WARM.set_forkserver_preload(["pandas", "sklearn", "openai", "datasets", "sentence_transformers",
-                             "sentence_transformers.cross_encoder", "sentence_transformers.sparse_encoder.modules",
-                             "transformers.models.bert.modeling_bert"])
-
-def run_in_child(folder, words, outputs, env):
-    """What a forked process does: the script, as a script, in folder. outputs: stdout and stderr, files or open files."""
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(folder)
-    sys.argv = words
-    for number, output in enumerate(outputs, 1):
-        opened = output.detach() if hasattr(output, "detach") else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(opened, number)
-    runpy.run_path(words[0], run_name="__main__")
-
-def start(folder, words, outputs, env):
-    """The process of run_in_child, running."""
-    child = WARM.Process(target=run_in_child, args=(folder, words, outputs, env))
-    child.start()
-    return child
-
-def kill_until(made, folder, words, rng, seconds, most=20):
-    """Run words in folder again and again, killed (-9) after random seconds, most times at most, until made exists."""
-    kills, log = 0, folder / "child.log"
-    while not made.exists():
-        child = start(folder, words, (log, log), dict(os.environ))
-        child.join(rng.uniform(*seconds) if kills < most else None)
-        if child.is_alive():
-            child.kill()
-            kills += 1
-        child.join()
-        assert kills <= most and child.exitcode in (0, -9), log.read_text()
-    return kills
 
 def fetch_models():
     """data/download.py models: nothing to do where they are at hand."""
@@ -145,65 +106,17 @@ def toy(tmp_path, models):
     return tmp_path
 
 @pytest.fixture
-def run(tmp_path_factory):
-    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script, copied alone into folder, as a process of its own."""
-    folder = tmp_path_factory.mktemp("outputs")
+def run():
+    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script, copied alone into folder."""
 
     def run_script(script, *args, cwd, env=None):
         shutil.copy(ROOT / script, cwd)
         clean = {key: value for key, value in os.environ.items() if key not in SECRETS}
         clean |= {"HF_HUB_OFFLINE": "1", **(env or {})}
-        words, outputs = [script, *map(str, args)], [folder / "stdout", folder / "stderr"]
-        for path in outputs:
-            path.write_text("")
-        child = start(cwd, words, outputs, clean)
-        child.join()
-        return subprocess.CompletedProcess(words, child.exitcode, *(path.read_text(encoding="utf-8") for path in outputs))
+        words = [sys.executable, Path(script).name, *map(str, args)]
+        return subprocess.run(words, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
 
     return run_script
-
-WARM_PYTHON = """#!{python} -IS
-import json, os, socket, sys
-if not sys.argv[1:2] or not sys.argv[1].endswith(".py"):
-    os.execv({python!r}, ["python", *sys.argv[1:]])
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
-    call = json.dumps([os.getcwd(), sys.argv[1:], dict(os.environ)]).encode()
-    socket.send_fds(server, [len(call).to_bytes(4, "big")], [1, 2])
-    server.sendall(call)
-    sys.exit(int(server.recv(8)))
-"""
-
-@pytest.fixture(scope="session")
-def warm_python(tmp_path_factory):
-    """A folder for PATH with a python that has scripts run by forked processes: shells start one for every call."""
-    from multiprocessing.reduction import DupFd
-
-    folder = tmp_path_factory.mktemp("bin")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(folder / "socket"))
-    listener.listen()
-    (folder / "python").write_text(WARM_PYTHON.format(python=sys.executable, address=str(folder / "socket")))
-    (folder / "python").chmod(0o755)
-
-    def serve(caller):
-        with caller:
-            size, files, _, _ = socket.recv_fds(caller, 4, 2)
-            call = caller.makefile("rb").read(int.from_bytes(size, "big"))
-            child = start(*json.loads(call)[:2], tuple(map(DupFd, files)), json.loads(call)[2])
-            for file in files:
-                os.close(file)
-            child.join()
-            caller.sendall(str(child.exitcode).encode())
-
-    def listen():
-        with contextlib.suppress(OSError):  # closed: the test is over
-            while True:
-                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-
-    threading.Thread(target=listen, daemon=True).start()
-    yield folder
-    listener.close()
 
 @pytest.fixture
 def load(monkeypatch):
