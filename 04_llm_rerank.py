@@ -21,7 +21,7 @@ Examples
     python 04_llm_rerank.py --method pointwise
     python 04_llm_rerank.py --model gpt-4.1 --fewshot 6 --dry-run --price-in 2 --price-out 8
     python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model Qwen/Qwen3-14B --depth 100
-    python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl --max-cost 5
+    python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl --price-out 8 --max-cost 5
 """
 import argparse
 import atexit
@@ -29,6 +29,7 @@ import contextlib
 import csv
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -36,7 +37,6 @@ import re
 import resource
 import shutil
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -304,35 +304,36 @@ def question(claim, texts, args, task=ORDER, answer=MARKS):
         text = " ".join(text.split()[: args.max_words or None])
         lines.append(f"[{number}] " + re.sub(r"\[(\w{1,6})\]", r"(\1)", text))
     wanted = f"the {args.best} best" if 0 < args.best < n else f"all {n}"
-    prompt = PROMPT.format(
+    return {"role": "user", "content": PROMPT.format(
         claim=" ".join(claim.split()), passages="\n".join(lines), task=task.format(n=n),
-        answer=answer.format(wanted=wanted))
-    return {"role": "user", "content": prompt}
+        answer=answer.format(wanted=wanted))}
 
 def draw_examples(qrels, claims, texts, args):
-    """Return turns about random judged claims with their gold orders (Kiepura & Lam 2025).
+    """Return turns about random judged claims with gold orders (Kiepura & Lam 2025).
 
     Each shows one abstract per label in random order; gold puts evidence before NEI. Claims with
-    all three labels come first; those without evidence or without NEI are left out.
+    all three labels come first; those without evidence or NEI are left out.
     """
     turns, rng = [], np.random.default_rng(args.seed)
     qrels = qrels.iloc[rng.permutation(len(qrels))].drop_duplicates(["claim_id", "label"])
     groups = [rows for _, rows in qrels.groupby("claim_id", sort=False)]
     groups = [rows for rows in groups if len(rows) > 1 and "NEI" in set(rows["label"])]
     for rows in sorted(groups, key=len, reverse=True)[: args.fewshot]:
-        claim, shown = claims[rows["claim_id"].iloc[0]], [texts[a] for a in rows["abstract_id"]]
         order = np.argsort(rows["label"] == "NEI", kind="stable")[: args.best or None]
+        shown = [texts[name] for name in rows["abstract_id"]]
+        turns.append(question(claims[rows["claim_id"].iloc[0]], shown, args))
         gold = " > ".join(f"[{place + 1}]" for place in order)
-        turns += [question(claim, shown, args), {"role": "assistant", "content": gold}]
+        turns.append({"role": "assistant", "content": gold})
     return turns
 
-def body_of(messages, limit, args, field, schema, **more):
+def body_of(turns, limit, args, field, schema, **more):
     """Return a request body for a reply of at most limit tokens. --extra has the last word."""
-    body = {"model": args.model, "messages": messages, "temperature": args.temperature}
+    body = {"model": args.model, "messages": turns, "temperature": args.temperature}
     body |= {"seed": args.seed, "max_tokens": args.max_tokens or limit} | more
     if args.structured:
         schema = {"type": "object", "properties": {field: schema}, "required": [field]}
-        schema = {"name": field, "strict": True, "schema": schema | {"additionalProperties": False}}
+        schema |= {"additionalProperties": False}
+        schema = {"name": field, "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in (body | args.extra).items() if value is not None}
 
@@ -342,41 +343,36 @@ def answer_in(text):
     return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
 
 def parse_permutation(text, n, wanted=0):
-    """Return a permutation of range(n), and "perfect", "repaired" or "useless".
+    """Return a permutation of range(n), and "perfect", "repaired" or "useless" (as in RankGPT).
 
-    As in RankGPT, the first mention of a number counts, numbers out of range are dropped, missing
-    ones follow in the order they had. Bracketed numbers count alone where there are any. wanted:
-    how many of the best were asked for (0: all).
+    The first mention of a number counts, numbers out of range are dropped, missing ones follow in
+    their old order. Bracketed numbers count alone if there are any. wanted: as --best.
     """
     text = answer_in(text)
     marks = re.findall(r"\[(\d{1,6})\]", text) or re.findall(r"\d{1,6}", text)
-    named = [int(mark) - 1 for mark in marks]
-    order = [place for place in dict.fromkeys(named) if 0 <= place < n]
+    order = [place - 1 for place in dict.fromkeys(map(int, marks)) if 1 <= place <= n]
     quality = "repaired" if order else "useless"
-    if len(named) == len(order) >= min(wanted or n, n):
+    if len(marks) == len(order) >= min(wanted or n, n):
         quality = "perfect"
     return order + [place for place in range(n) if place not in order], quality
 
 def parse_yes(reply):
     """Return the probability of YES and "perfect", or 0.5 and "useless".
 
-    P(YES) / (P(YES) + P(NO)) at the first token that may be either, else 1 or 0 as the text says.
+    P(YES) / (P(YES) + P(NO)) at the first token that may be either; else 1 or 0 by the text.
     """
     text, mass = answer_in(reply["content"]), {"YES": 0.0, "NO": 0.0}
     with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
         for token in reply["logprobs"]["content"] if text == reply["content"] else []:
-            for top in token["top_logprobs"]:
+            for top in token["top_logprobs"] if not any(mass.values()) else []:
                 word = top["token"].strip(" \n\"'*").upper()
                 if word in mass:
                     mass[word] += math.exp(min(0, top["logprob"]))
-            if any(mass.values()):
-                break
     named = set(re.findall(r"\w+", text.upper())) & set(mass)
     if not any(mass.values()) and len(named) == 1:
         mass[named.pop()] = 1.0
-    if not any(mass.values()):
-        return 0.5, "useless"
-    return mass["YES"] / sum(mass.values()), "perfect"
+    total = sum(mass.values())
+    return (mass["YES"] / total, "perfect") if total else (0.5, "useless")
 
 # ---------------------------------------------------------------- Dialogues
 def twice(body, parse):
@@ -398,15 +394,15 @@ def listwise(claim, texts, examples, rng, args):
     """Order texts window by window, each shuffled if there is an rng; return order, qualities."""
     order, qualities = list(range(len(texts))), []
     for start, end in windows(len(texts), args.window, args.step):
-        n, shown = end - start, order[start:end]
+        shown, n = order[start:end], end - start
         if rng:
             shown = rng.permutation(shown).tolist()
         turn = question(claim, [texts[place] for place in shown], args)
         schema = {"type": "array", "items": {"type": "integer"}}
         body = body_of([*examples, turn], 8 * n + 24, args, "order", schema)
-        parse = functools.partial(parse_permutation, n=n, wanted=args.best)
-        found, quality = yield from twice(body, lambda reply, p=parse: p(reply["content"]))
-        if quality in ("perfect", "repaired"):  # else they keep their order
+        found, quality = yield from twice(
+            body, lambda reply, n=n: parse_permutation(reply["content"], n, args.best))
+        if quality in ("perfect", "repaired"):  # else the old order stays
             order[start:end] = [shown[place] for place in found]
         qualities.append(quality)
     return order, qualities
@@ -427,30 +423,41 @@ def dialogues_about(claim, texts, examples, args):
     rngs = [np.random.default_rng([args.seed, key, view]) for view in range(args.shuffle)]
     return [listwise(claim, texts, examples, rng, args) for rng in rngs or [None]]
 
-def order_of(values, args):
-    """Return one order from the results of a claim's dialogues; ties stay as they stood.
+def order_of(found, args):
+    """Return one order of a claim's candidates; ties stay as they stood.
 
     Presentations are averaged by rank (Borda; Tang et al. 2024 take the Kemeny-Young order).
     """
-    ranks = np.argsort(values, axis=1).mean(axis=0) if args.method == "listwise" else -np.array(values)
-    return np.argsort(ranks, kind="stable").tolist()
+    keys = -np.array(found)
+    if args.method == "listwise":
+        keys = np.argsort(found, axis=1).mean(axis=0)
+    return np.argsort(keys, kind="stable").tolist()
 
 def fuse(before, order, alpha):
     """Return alpha x min-max of the scores before + (1 - alpha) x LLM score, by candidate.
 
-    The LLM's score of rank r of n is 1 - (r - 1) / (n - 1), and 1 if n = 1; min-max is 0 if all
-    scores are equal (Kiepura & Lam 2025, eq. 4 and 5).
+    Rank r of n scores 1 - (r - 1) / (n - 1), 1 if n = 1; equal scores are 0 (Kiepura & Lam 2025,
+    eq. 4 and 5).
     """
     llm = np.empty(len(order))
     llm[order] = 1 - np.arange(len(order)) / max(1, len(order) - 1)
     return alpha * (np.asarray(before) - min(before)) / (np.ptp(before) or 1) + (1 - alpha) * llm
 
+def fused_rows(ranked, order, alpha, place, args):
+    """Return a claim's rows: by fused score, then what the LLM did not see, with scores below 0."""
+    names, claim = list(ranked["abstract_id"]), ranked["claim_id"].iloc[0]
+    scored = list(zip(names, fuse(ranked["score"].to_numpy()[: args.depth], order, alpha)))
+    scored.sort(key=lambda pair: (-pair[1], place[pair[0]]))
+    scored += [(name, -depth) for depth, name in enumerate(names[args.depth :], 1)]
+    ranks = range(1, args.top_k + 1)
+    return [(claim, name, rank, score) for rank, (name, score) in zip(ranks, scored)]
+
 # ---------------------------------------------------------------- Costs and replies
 def most_tokens(body):
     """Return the most tokens (prompt, reply) that a call may be billed: a token has a byte."""
     limit = max(body.get(name) or 0 for name in ("max_tokens", "max_completion_tokens"))
-    replies = (limit or UNLIMITED) * (body.get("n") or 1)
-    return np.array([len(json.dumps(body["messages"])), replies])
+    limit = (limit or UNLIMITED) * (body.get("n") or 1)
+    return np.array([len(json.dumps(body["messages"])), limit])
 
 def used_tokens(completion, most):
     """Return the tokens in usage; a count that is not a natural number becomes the most."""
@@ -463,35 +470,35 @@ def price(tokens, args):
     """Return the price of (prompt, reply) tokens."""
     return float(tokens[0] * args.price_in + tokens[1] * args.price_out) / 1e6
 
-def billed(path):
-    """Return the most tokens (prompt, reply) that the replies in a file were billed."""
-    tokens = np.zeros(2)
+def spent_on(path, args):
+    """Return what all replies in a file may have cost, with calls that failed before them."""
+    total = 0.0
     for line in open(path, "rb") if Path(path).exists() else ():
         with contextlib.suppress(ValueError, LookupError, TypeError):
-            tokens += json.loads(line)["billed_at_most"]
-    return tokens
+            total += price(json.loads(line)["billed_at_most"], args)
+    return total
 
-def reply_record(request, body=None, error=None, tokens=(0, 0)):
+def record_of(request, body=None, error=None, tokens=(0, 0)):
     """Return a line of Batch API output, with the most tokens that it was billed."""
     response = {"status_code": 200, "body": body} if body else None
     return {"custom_id": request["custom_id"], "response": response, "error": error,
             "billed_at_most": [int(count) for count in tokens]}
 
-def store(records, args):
-    """Append records to the replies, on disk when this returns. A torn last line stays alone."""
+def without_key(text):
+    """Return a text without the API key, which a server may quote."""
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    return text.replace(key, "***") if len(key) > 8 else text
+
+def store(records, path):
+    """Append records to replies, on disk when this returns. A torn last line stays alone."""
     text = "".join(json.dumps(record) + "\n" for record in records)
-    with open(args.replies, "a+b") as file:
+    with open(path, "a+b") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
             text = text if file.read() == b"\n" else "\n" + text
         file.write(without_key(text).encode())
         file.flush()
         os.fsync(file.fileno())
-
-def without_key(text):
-    """Return a text without the API key, which a server may quote."""
-    key = os.environ.get("OPENAI_API_KEY", "").strip()
-    return text.replace(key, "***") if len(key) > 8 else text
 
 # ---------------------------------------------------------------- Backend openai
 def completion_of(client, body, left):
@@ -515,44 +522,34 @@ def completion_of(client, body, left):
             time.sleep(0.5)
     raise ValueError(f"not a chat completion: {raw.content[:60]}")
 
-def answer_one(client, state, args, request):
-    """Fetch one reply and store it, unless state["stop"] says why no further call is made."""
+def fetch(client, state, args, request):
+    """Return the record of one reply, or None once state["stop"] says why to make no call."""
     import openai
-    most, gate = most_tokens(request["body"]), state["gate"]
-    worst = price(most, args) * (1 + args.retries)
-    with gate:
-        while state["pledged"] and state["cost"] + state["pledged"] + worst > args.max_cost:
-            gate.wait()
-        if state["cost"] + worst > args.max_cost and not state["stop"]:
-            state["stop"] = "--max-cost", (
-                f"{state['cost']:.4f} may be spent, {worst:.4f} is pledged for the next call and "
-                "its retries; raise it or lower --retries")
-        if state["stop"]:
-            return
-        state["pledged"] += worst
-    stop = None
+    if state["stop"]:
+        return None
+    most = most_tokens(request["body"])
     try:
         found, left = completion_of(client, request["body"], args.retries)
-        tokens = used_tokens(found, most) + (args.retries - left) * most
-        record = reply_record(request, found, tokens=tokens)
     except (openai.OpenAIError, ValueError) as error:
         status, what = getattr(error, "status_code", 500), f"{error} {error.__cause__ or ''}"
-        tokens = most * (1 + args.retries) if status >= 500 else 0 * most
-        record = reply_record(request, None, {"code": status, "message": what[:500]}, tokens)
         gone = status in FATAL or type(error) is openai.APIConnectionError
         if gone or status >= 500 and not state["answered"]:
-            stop = client.base_url, without_key(what)
-    with gate:
-        state["pledged"] -= worst
-        state["cost"] += price(tokens, args)
-        try:
-            if not stop:
-                store([record], args)
-                state["answered"] += not record["error"]
-        except OSError as error:
-            stop = args.replies, error.strerror
-        state["stop"] = state["stop"] or stop
-        gate.notify_all()
+            state["stop"] = client.base_url, without_key(what)
+            return None
+        tokens = most * (1 + args.retries) if status >= 500 else (0, 0)
+        return record_of(request, None, {"code": status, "message": what[:500]}, tokens)
+    state["answered"] += 1
+    tokens = used_tokens(found, most) + (args.retries - left) * most
+    return record_of(request, found, None, tokens)
+
+def affordable(waiting, args):
+    """Return the first requests whose worst cases, with all retries, fit into --max-cost."""
+    room, pledged = args.max_cost - spent_on(args.replies, args), 0.0
+    for number, request in enumerate(waiting):
+        pledged += price(most_tokens(request["body"]), args) * (1 + args.retries)
+        if pledged > room:
+            return waiting[:number]
+    return waiting
 
 def ask_endpoint(waiting, args):
     """Answer requests by an OpenAI-compatible server, --concurrency at a time."""
@@ -571,13 +568,21 @@ def ask_endpoint(waiting, args):
     except openai.APIStatusError:
         pass  # a server without this list
     except openai.APIConnectionError as error:
-        fail(client.base_url, f"no server answers ({error.__cause__}); start it or see --base-url")
-    state = {"gate": threading.Condition(), "stop": None, "pledged": 0.0, "answered": 0}
-    state["cost"] = price(billed(args.replies), args)
-    task = functools.partial(answer_one, client, state, args)
-    with ThreadPool(args.concurrency) as pool:
-        for _ in tqdm(pool.imap_unordered(task, waiting), total=len(waiting), desc="ask"):
-            pass
+        fail(client.base_url, f"no server answers ({error.__cause__}); see --base-url")
+    state, bar = {"stop": None, "answered": 0}, tqdm(total=len(waiting), desc="ask")
+    while waiting and not state["stop"]:
+        batch = affordable(waiting, args)
+        if not batch:
+            worst = price(most_tokens(waiting[0]["body"]), args) * (1 + args.retries)
+            state["stop"] = "--max-cost", (
+                f"{spent_on(args.replies, args):.4f} may be spent, {worst:.4f} is pledged for the "
+                "next call and its retries; raise it or lower --retries")
+        with ThreadPool(args.concurrency) as pool:
+            for record in pool.imap_unordered(functools.partial(fetch, client, state, args), batch):
+                if record:
+                    store([record], args.replies)
+                    bar.update()
+        waiting = waiting[len(batch) :]
     if state["stop"]:
         where, what = state["stop"]
         fail(where, f"{what}; {state['answered']} replies kept, run again to go on")
@@ -589,10 +594,9 @@ def load_local(name, device):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     files = [Path(name)] if name.endswith(".gguf") else sorted(Path(name).glob("*.gguf"))
-    how = {"trust_remote_code": False}
+    how, dtype = {"trust_remote_code": False}, torch.float32
     if files and not Path(name, "config.json").exists():
         name, how["gguf_file"] = str(files[0].parent), files[0].name
-    dtype = torch.float32
     if torch.cuda.is_available() and device != "cpu":
         dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
     print(f"loading {name}", file=sys.stderr)
@@ -608,19 +612,19 @@ def load_local(name, device):
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer, model
 
-def choices_of(body, tokenizer):
-    """Return {choice: its first token id} of an enum in response_format; empty without one."""
+def first_tokens(body, tokenizer):
+    """Return [(choice, its first token)] of an enum in response_format, empty without one."""
     with contextlib.suppress(LookupError, TypeError, AttributeError, ValueError):
         [field] = body["response_format"]["json_schema"]["schema"]["properties"].values()
         ids = tokenizer(field["enum"], add_special_tokens=False)["input_ids"]
-        choices = {choice: row[0] for choice, row in zip(field["enum"], ids)}
-        return choices if len(set(choices.values())) == len(ids) else {}
-    return {}
+        pairs = [(choice, row[0]) for choice, row in zip(field["enum"], ids)]
+        return pairs if len({token for _, token in pairs}) == len(pairs) else []
+    return []
 
 def generate(tokenizer, model, prompts, limit, choices):
     """Return chat completions of prompts (lists of token ids), decoded greedily.
 
-    choices: {choice: first token id}; the likeliest is the reply, with the logprobs of all.
+    choices: as from first_tokens; the likeliest is the reply, with the logprobs of all.
     """
     import torch
     batch = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
@@ -628,49 +632,47 @@ def generate(tokenizer, model, prompts, limit, choices):
         out = model.generate(
             **batch.to(model.device), max_new_tokens=1 if choices else limit, do_sample=False,
             output_logits=bool(choices), return_dict_in_generate=True)
+    texts = tokenizer.batch_decode(
+        out.sequences[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
     completions = []
-    for row, prompt in enumerate(prompts):
-        new = out.sequences[row, batch["input_ids"].shape[1] :]
-        text, logprobs = tokenizer.decode(new, skip_special_tokens=True), None
+    for row, text in enumerate(texts):
+        logprobs = None
         if choices:
             logits = out.logits[0][row].float().log_softmax(-1)
-            top = [{"token": choice, "logprob": round(logits[token].item(), 6)}
-                   for choice, token in choices.items()]
+            top = [{"token": choice, "logprob": logits[token].item()} for choice, token in choices]
             best = max(top, key=lambda one: one["logprob"])
             text, logprobs = best["token"], {"content": [best | {"top_logprobs": top}]}
-        choice = {"message": {"role": "assistant", "content": text}, "logprobs": logprobs}
-        completions.append({"choices": [choice]})
+        message = {"role": "assistant", "content": text}
+        completions.append({"choices": [{"message": message, "logprobs": logprobs}]})
     return completions
 
 def ask_local(waiting, args):
-    """Answer requests by a model in this process, batches of the longest prompts first.
+    """Answer requests in this process, batches of the longest prompts first.
 
-    A batch is stored whole: an interruption does not change the batches after it.
+    A batch is stored whole, so that an interruption does not change the batches after it.
     """
     from tqdm.auto import tqdm
     tokenizer, model = load_local(waiting[0]["body"]["model"], args.device[0])
     context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
-    groups = {}
+    groups, bar = {}, tqdm(total=len(waiting), desc="ask")
     for request in waiting:
         body = request["body"]
         how = {"enable_thinking": False} | body.get("chat_template_kwargs", {})
         ids = tokenizer.apply_chat_template(
             body["messages"], add_generation_prompt=True, return_dict=False,
             sanitize_control_tokens=True, **how)
-        limit, choices = body.get("max_tokens") or 1024, choices_of(body, tokenizer)
-        if len(ids) + limit > context:
-            what = f"{len(ids)} + {limit} tokens, the context has {context}; lower --max-words"
-            store([reply_record(request, error={"message": what})], args)
-            continue
-        group = groups.setdefault((limit, tuple(choices.items())), [])
-        group.append((ids, request))
-    bar = tqdm(total=len(waiting), desc="ask")
+        limit, choices = body.get("max_tokens") or 1024, tuple(first_tokens(body, tokenizer))
+        if len(ids) + limit <= context:
+            groups.setdefault((limit, choices), []).append((ids, request))
+        else:
+            what = f"{len(ids)} + {limit} tokens do not fit {context}; lower --max-words"
+            store([record_of(request, error=what)], args.replies)
     for (limit, choices), group in groups.items():
         group.sort(key=lambda one: -len(one[0]))
         for start in range(0, len(group), args.batch_size):
             prompts, requests = zip(*group[start : start + args.batch_size])
-            found = generate(tokenizer, model, prompts, limit, dict(choices))
-            store([reply_record(*pair) for pair in zip(requests, found)], args)
+            found = generate(tokenizer, model, prompts, limit, choices)
+            store([record_of(*pair) for pair in zip(requests, found)], args.replies)
             bar.update(len(found))
 
 # ---------------------------------------------------------------- Jobs
@@ -679,21 +681,19 @@ def answer(waiting, args):
     tokens = sum((most_tokens(request["body"]) for request in waiting), np.zeros(2, int))
     print(f"{len(waiting)} requests wait: about {tokens[0] // 4} prompt tokens (4 bytes a token), "
           f"at most {tokens[1]} reply tokens, cost at most {price(tokens / [4, 1], args):.4f}")
-    if args.dry_run or not waiting:
-        return
-    if args.backend == "openai":
-        ask_endpoint(waiting, args)
-    elif args.backend == "transformers":
-        ask_local(waiting, args)
-    else:
+    if args.backend == "none" and waiting and not args.dry_run:
         print(f"Answer {args.requests} by `04_llm_rerank.py ask {args.requests} --replies "
               f"{args.replies}`, `vllm run-batch -i {args.requests} -o OUTPUT --model {args.model}`"
               f" or OpenAI's batch queue; append the output to {args.replies}; run this again")
         print(json.dumps({"made": [args.requests], "waiting": len(waiting)} | spent()))
         sys.exit(3)
+    if waiting and not args.dry_run:
+        ask_with = ask_endpoint if args.backend == "openai" else ask_local
+        ask_with(waiting, args)
 
 def settle(args):
-    """Choose the backend and refuse arguments that do not go together."""
+    """Choose the backend, refuse arguments that do not go together, lock the replies."""
+    from filelock import FileLock, Timeout
     if not args.backend:
         remote = args.base_url or os.environ.get("OPENAI_API_KEY")
         args.backend = "openai" if remote else "transformers"
@@ -701,21 +701,20 @@ def settle(args):
         fail("--base-url", "it may hold a password; put the key into OPENAI_API_KEY")
     if args.max_cost < math.inf and not args.price_in + args.price_out:
         fail("--max-cost", "give --price-in and --price-out, too")
-
-def lock(path):
-    """Keep other commands from paying for the same replies."""
-    from filelock import FileLock, Timeout
+    if not isinstance(vars(args).get("extra", {}), dict):
+        fail("--extra", "it is not a JSON object")
+    if args.dry_run:
+        return
+    Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
     try:
-        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+        LOCKS.append(FileLock(f"{args.replies}.lock").acquire(timeout=0))
     except Timeout:
-        fail(path, "another command adds to it; wait until that one ends")
+        fail(args.replies, "another command adds to it; wait until that one ends")
 
 def ask(args):
     """Answer the requests of a file that have no reply yet."""
     settle(args)
-    lock(args.replies)
-    replies, _ = read_replies(args.replies)
-    waiting = []
+    waiting, (replies, _) = [], read_replies(args.replies)
     with open(args.requests, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -729,14 +728,13 @@ def ask(args):
     answer(waiting, args)
     replies, unusable = read_replies(args.replies)
     failed = sum(bool(reply["error"]) for reply in replies.values())
-    print(f"{args.replies}: {len(replies)} replies, {failed} of them errors")
-    return {"made": [args.replies], "replies": len(replies), "failed": failed}
+    print(f"{args.replies}: {len(replies)} replies, {failed} failed; see --retry-errors")
+    return {"made": [args.replies], "replies": len(replies), "failed": failed, "unusable": unusable}
 
 def read_inputs(args):
-    """Return claims {id: text}, abstracts {id: text}, the run, and turns of --fewshot."""
-    columns, turns = ["claim_id", "claim"], []
+    """Return claims {id: text}, abstracts {id: text}, the run, and the turns of --fewshot."""
+    columns, turns, texts = ["claim_id", "claim"], [], {}
     claims = dict(read_table(args.claims, columns)[columns].to_numpy())
-    texts = {}
     for name, record in read_corpus(args.corpus).items():
         texts[name] = f"{record.get('title') or ''} {record['abstract']}".strip()
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
@@ -745,64 +743,30 @@ def read_inputs(args):
         qrels = read_table(args.fewshot_qrels, ["claim_id", "abstract_id", "label"],
                            claim_id=known, abstract_id=texts, label=LABELS)
         if set(known.values()) & set(claims.values()):
-            fail(args.fewshot_claims, "holds claims that are reranked; take another split")
+            fail(args.fewshot_claims, "it holds claims to rerank; take another split")
         turns = draw_examples(qrels, known, texts, args)
-        if len(turns) < 2 * args.fewshot:
-            fail(args.fewshot_qrels, f"{len(turns) // 2} claims have evidence and NEI; lower --fewshot")
+    if len(turns) < 2 * args.fewshot:
+        fail(args.fewshot_qrels, f"only {len(turns) // 2} claims have evidence and NEI")
     return claims, texts, run, turns
 
-def fused_rows(ranked, order, alpha, place, args):
-    """Return a claim's rows: by fused score, then what the LLM did not see, with scores below 0."""
-    names, before = list(ranked["abstract_id"]), ranked["score"].to_numpy()[: args.depth]
-    scored = list(zip(names, fuse(before, order, alpha)))
-    scored.sort(key=lambda pair: (-pair[1], place[pair[0]]))
-    scored += [(name, -depth) for depth, name in enumerate(names[args.depth :], 1)]
-    claim = ranked["claim_id"].iloc[0]
-    return [(claim, name, rank, score)
-            for rank, (name, score) in enumerate(scored[: args.top_k], 1)]
+def converse(topics, examples, args, inputs):
+    """Carry the dialogues about topics, (claim, texts), to their ends.
 
-def rerank(args):
-    """Ask for an order of every claim's candidates and fuse it with the scores of the run."""
-    import pandas as pd
-    settle(args)
-    if args.step > args.window or args.fewshot and args.method == "pointwise":
-        fail("--step --fewshot", "want step <= window; --method pointwise has no examples")
-    out = Path(args.out)
-    args.requests = args.requests or str(out.with_suffix(".requests.jsonl"))
-    args.replies = args.replies or str(out.with_suffix(".replies.jsonl"))
-    args.structured = args.structured or args.backend == "transformers"
-    args.force = args.force or args.retry_errors
-    shots = [args.fewshot_claims, args.fewshot_qrels] if args.fewshot else []
-    inputs = sha256_of(args.run, args.claims, args.corpus, *shots, models=[args.model])
-    outs = {args.out: args.alpha}
-    for alpha in args.alpha_sweep:
-        outs[str(out.with_suffix(f".alpha-{alpha:g}{out.suffix}"))] = alpha
-    if not args.dry_run:
-        if up_to_date(outs, args, inputs):
-            return {"made": []}
-        lock(args.replies)
-    claims, texts, run, turns = read_inputs(args)
-    place = {name: number for number, name in enumerate(texts)}
-    candidates = [ranked for _, ranked in run.groupby("claim_id", sort=False)]
+    Return a list of results per topic, and the number of unusable lines among the replies.
+    """
     replies, unusable = read_replies(args.replies)
     if args.retry_errors:
         replies = {name: reply for name, reply in replies.items() if not reply["error"]}
-    forecast = []
+    forecast, guess = [], {"content": "[1] YES", "logprobs": None, "error": None}
     while True:
-        dialogues, sizes = [], []
-        for ranked in candidates:
-            claim = claims[ranked["claim_id"].iloc[0]]
-            shown = [texts[name] for name in ranked["abstract_id"][: args.depth]]
-            dialogues += dialogues_about(claim, shown, turns, args)
-            sizes.append(len(dialogues))
-        results, waiting = carry_on(dialogues, replies)
-        if not waiting:
-            break
-        if args.dry_run:  # as if every reply were usable
+        groups = [dialogues_about(claim, texts, examples, args) for claim, texts in topics]
+        results, waiting = carry_on(sum(groups, []), replies)
+        if args.dry_run and waiting:  # goes on as if every reply were usable
             forecast += waiting
-            guess = {"content": "[1] YES", "logprobs": None, "error": None}
             replies |= {request["custom_id"]: guess for request in waiting}
             continue
+        if not waiting:
+            break
         if args.backend == "none":
             with written(args.requests, args, inputs) as path:
                 lines = [json.dumps(request) + "\n" for request in waiting]
@@ -811,87 +775,107 @@ def rerank(args):
         replies, unusable = read_replies(args.replies)
     if args.dry_run:
         answer(forecast, args)
-        return {"made": [], "calls": len(forecast)}
-    said = [quality for _, qualities in results for quality in qualities]
+    results = iter(results)
+    return [list(itertools.islice(results, len(group))) for group in groups], unusable
+
+def rerank(args):
+    """Ask for an order of every claim's candidates and fuse it with the scores of the run."""
+    import pandas as pd
+    out, outs = Path(args.out), {args.out: args.alpha}
+    for alpha in args.alpha_sweep:
+        outs[str(out.with_suffix(f".alpha-{alpha:g}{out.suffix}"))] = alpha
+    args.requests = args.requests or str(out.with_suffix(".requests.jsonl"))
+    args.replies = args.replies or str(out.with_suffix(".replies.jsonl"))
+    if args.step > args.window or args.fewshot and args.method == "pointwise":
+        fail("--step --fewshot", "want step <= window; --method pointwise shows no examples")
+    files = [args.run, args.claims, args.corpus]
+    files += [args.fewshot_claims, args.fewshot_qrels] if args.fewshot else []
+    inputs = sha256_of(*files, models=[args.model])
+    settle(args)
+    args.structured = args.structured or args.backend == "transformers"
+    args.force = args.force or args.retry_errors
+    if not args.dry_run and up_to_date(outs, args, inputs):
+        return {"made": []}
+    claims, texts, run, examples = read_inputs(args)
+    place = {name: number for number, name in enumerate(texts)}
+    candidates, topics = [ranked for _, ranked in run.groupby("claim_id", sort=False)], []
+    for ranked in candidates:
+        shown = [texts[name] for name in ranked["abstract_id"][: args.depth]]
+        topics.append((claims[ranked["claim_id"].iloc[0]], shown))
+    found, unusable = converse(topics, examples, args, inputs)
+    if args.dry_run:
+        return {"made": []}
+    said = [quality for group in found for _, qualities in group for quality in qualities]
     counts = {name: said.count(name) for name in ("perfect", "repaired", "useless", "failed")}
-    orders = []
-    for start, end in zip([0, *sizes], sizes):
-        orders.append(order_of([value for value, _ in results[start:end]], args))
     for path, alpha in outs.items():
         rows = []
-        for ranked, order in zip(candidates, orders):
+        for ranked, group in zip(candidates, found):
+            order = order_of([value for value, _ in group], args)
             rows += fused_rows(ranked, order, alpha, place, args)
         with written(path, args, inputs, replies=counts, unusable=unusable) as temporary:
-            table = pd.DataFrame(rows, columns=RUN)
-            table.to_csv(temporary, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{args.out}: {len(rows)} rows; replies by {args.model}: {counts}, {unusable} unusable lines")
-    if counts["failed"]:
-        print("warning: failed...")
-    if counts["useless"] + counts["failed"] > len(said) / 2:
-        print(f"warning: most replies are no use; read them in {args.replies}", file=sys.stderr)
-    return {"made": list(outs), "rows": len(rows), "replies": counts}
+            pd.DataFrame(rows, columns=RUN).to_csv(
+                temporary, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+    print(f"{args.out}: {len(rows)} rows; replies by {args.model}: {counts}")
+    if counts["useless"] + counts["failed"] > len(said) / 2 or counts["failed"]:
+        print(f"warning: useless and failed replies leave an order as it was; read {args.replies}; "
+              "see --max-tokens, --max-words, --extra and --retry-errors", file=sys.stderr)
+    return {"made": list(outs), "rows": len(rows), "replies": counts, "unusable": unusable}
 
 # ---------------------------------------------------------------- Command line
-def number(kind, least, most=math.inf):
-    """Return an argparse type: a finite number of kind (int, float) from least to most."""
+def number(kind, least=0, most=math.inf):
+    """Return an argparse type: a finite number of kind (int or float) in a range."""
     def parse(text):
-        value = kind(text)
-        if not least <= value <= most or math.isinf(value):
+        if not least <= kind(text) <= most or kind(text) == math.inf:
             raise argparse.ArgumentTypeError(f"{text} is not a number from {least} to {most}")
-        return value
+        return kind(text)
     return parse
-
-def json_object(text):
-    """Argparse type: a JSON object."""
-    if not isinstance(json.loads(text), dict):
-        raise argparse.ArgumentTypeError("it is not a JSON object")
-    return json.loads(text)
 
 def main():
     parser, shared, words = command_line("rerank", "ask")
     add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
-    count, amount = number(int, 0), number(float, 0)
+    positive, whole, amount, share = number(int, 1), number(int), number(float), number(float, 0, 1)
     if shared.job == "ask":
-        add("requests", help="the requests, as for the OpenAI Batch API")
-        add("--replies", required=True, help="where replies are appended")
+        add("requests", help="a file of requests, as for the OpenAI Batch API")
+        add("--replies", required=True, help="where replies are added")
     else:
         add("--run", default=f"{work}/{split}/rerank.tsv", help="the run to rerank")
         add("--claims", default=f"{data}/claims.{split}.tsv", help="the claims")
         add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
         add("--out", default=f"{work}/{split}/llm.tsv", help="the fused run")
-        add("--requests", help="where --backend none leaves requests; by default beside --out")
-        add("--replies", help="where replies are kept; by default beside --out")
+        add("--requests", help="for --backend none; by default beside --out")
+        add("--replies", help="where replies are added; by default beside --out")
         add("--method", choices=["listwise", "pointwise"], default="listwise",
-            help="ask for an order of each window, or for evidence in each abstract")
-        add("--depth", type=number(int, 1), default=20, help="candidates per claim")
-        add("--top-k", type=number(int, 1), default=10, help="abstracts kept per claim")
-        add("--window", type=number(int, 1), default=WINDOW, help="abstracts per prompt")
-        add("--step", type=number(int, 1), default=STEP, help="stride of the window")
-        add("--best", type=count, default=0, help="ask for the best N of a window only (0: all)")
-        add("--shuffle", type=count, default=0, help="shuffled presentations to average (0: one, as ranked)")
-        add("--alpha", type=number(float, 0, 1), default=ALPHA, help="weight of the score before")
-        add("--alpha-sweep", type=number(float, 0, 1), nargs="+", default=[], help="one more run for each of these")
-        add("--fewshot", type=count, default=0, help="judged claims shown as examples")
+            help="order the abstracts of a window, or judge each by itself")
+        add("--depth", type=positive, default=20, help="candidates per claim")
+        add("--top-k", type=positive, default=10, help="abstracts kept per claim")
+        add("--window", type=positive, default=WINDOW, help="abstracts per prompt")
+        add("--step", type=positive, default=STEP, help="stride of the window")
+        add("--best", type=whole, default=0, help="ask for the N best of a window (0: all)")
+        add("--shuffle", type=whole, default=0, help="random presentations to average")
+        add("--alpha", type=share, default=ALPHA, help="weight of the run's own score")
+        add("--alpha-sweep", type=share, nargs="+", default=[], help="further runs, one per alpha")
+        add("--fewshot", type=whole, default=0, help="judged claims shown as examples")
         add("--fewshot-claims", default=f"{data}/claims.train.tsv", help="their texts")
-        add("--fewshot-qrels", default=f"{data}/qrels.train.tsv", help="their judgements")
-        add("--max-words", type=count, default=0, help="words of an abstract in a prompt (0: all)")
-        add("--structured", action="store_true", help="ask for JSON by a schema, as local models always are")
-        add("--temperature", type=amount, default=0.0, help="of an endpoint; local models are greedy")
-        add("--max-tokens", type=count, default=0, help="length of a reply (0: what its form needs)")
-        add("--extra", type=json_object, default={}, help="JSON object of further parameters; null removes one")
+        add("--fewshot-qrels", default=f"{data}/qrels.train.tsv", help="their labels")
+        add("--max-words", type=whole, default=0, help="truncate abstracts in prompts (0: never)")
+        add("--structured", action="store_true", help="ask for JSON; local models always do")
+        add("--temperature", type=amount, default=0.0, help="not for local models: greedy")
+        add("--max-tokens", type=whole, default=0, help="of a reply (0: what its form needs)")
+        add("--extra", type=json.loads, default={}, help="JSON of parameters; null drops one")
     add("--backend", choices=["openai", "transformers", "none"],
-        help="by default openai if --base-url or OPENAI_API_KEY is set, else transformers")
-    add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="an endpoint (or LLM_BASE_URL)")
-    add("--model", default=os.environ.get("LLM_MODEL", LOCAL), help="name at the endpoint (or LLM_MODEL); locally a folder, hub id or GGUF file")
-    add("--concurrency", type=number(int, 1), default=16, help="calls at a time")
-    add("--batch-size", type=number(int, 1), default=8, help="prompts at a time, locally")
-    add("--timeout", type=amount, default=120.0, help="seconds for a call")
-    add("--retries", type=count, default=6, help="of a call that failed for a passing reason")
-    add("--retry-errors", action="store_true", help="ask again what failed for good")
-    add("--dry-run", action="store_true", help="print what replies would cost at most")
-    add("--price-in", type=amount, default=0.0, help="price of a million prompt tokens")
-    add("--price-out", type=amount, default=0.0, help="price of a million reply tokens")
-    add("--max-cost", type=amount, default=math.inf, help="most that all replies in --replies may cost")
+        help="default: openai with --base-url or OPENAI_API_KEY, else transformers")
+    add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
+    add("--model", default=os.environ.get("LLM_MODEL", LOCAL),
+        help="name at the endpoint (or LLM_MODEL); local folder, hub id or GGUF file")
+    add("--concurrency", type=positive, default=16, help="calls at a time")
+    add("--batch-size", type=positive, default=8, help="prompts at a time, local models")
+    add("--timeout", type=amount, default=120.0, help="seconds per call")
+    add("--retries", type=whole, default=6, help="per call")
+    add("--retry-errors", action="store_true", help="ask again what failed")
+    add("--dry-run", action="store_true", help="only print the forecast")
+    add("--price-in", type=amount, default=0.0, help="of a million prompt tokens")
+    add("--price-out", type=amount, default=0.0, help="of a million reply tokens")
+    add("--max-cost", type=amount, default=math.inf, help="of all replies in --replies")
     finish({"rerank": rerank, "ask": ask}[shared.job], parser.parse_args(words))
 
 if __name__ == "__main__":
