@@ -368,8 +368,10 @@ def parse_yes(reply):
     """
     text, mass = answer_in(reply["content"]), {"YES": 0.0, "NO": 0.0}
     with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
-        for token in reply["logprobs"]["content"] if text == reply["content"] else []:
-            for top in token["top_logprobs"] if not any(mass.values()) else []:
+        for token in reply["logprobs"]["content"]:
+            if any(mass.values()) or text != reply["content"]:  # found, or thoughts come first
+                break
+            for top in token["top_logprobs"]:
                 word = top["token"].strip(" \n\"'*").upper()
                 if word in mass:
                     mass[word] += math.exp(min(0, top["logprob"]))
@@ -538,13 +540,14 @@ def fetch(client, state, args, request):
         found, left = completion_of(client, request["body"], args.retries)
     except (openai.OpenAIError, ValueError) as error:
         status, what = getattr(error, "status_code", 500), f"{error} {error.__cause__ or ''}"
-        gone = status in FATAL or type(error) is openai.APIConnectionError
-        if gone or status >= 500 and not state["answered"]:
+        state["failed"] += status >= 500
+        gone = type(error) is openai.APIConnectionError or state["failed"] > 2
+        if gone or status in FATAL:
             state["stop"] = client.base_url, without_key(what)
             return None
         tokens = most * (1 + args.retries) if status >= 500 else (0, 0)
         return record_of(request, None, {"code": status, "message": what[:500]}, tokens)
-    state["answered"] += 1
+    state["failed"] = 0  # in a row
     tokens = used_tokens(found, most) + (args.retries - left) * most
     return record_of(request, found, None, tokens)
 
@@ -576,7 +579,7 @@ def ask_endpoint(waiting, args):
         pass  # a server without this list
     except openai.APIConnectionError as error:
         fail(client.base_url, f"no server answers ({error.__cause__}); see --base-url")
-    state, bar = {"stop": None, "answered": 0}, tqdm(total=len(waiting), desc="ask")
+    state, bar = {"stop": None, "failed": 0}, tqdm(total=len(waiting), desc="ask")
     task = functools.partial(fetch, client, state, args)
     while waiting and not state["stop"]:
         batch = affordable(waiting, args)
@@ -588,7 +591,7 @@ def ask_endpoint(waiting, args):
         waiting = waiting[len(batch) :]
     if state["stop"]:
         where, what = state["stop"]
-        fail(where, f"{what}; {state['answered']} replies kept, run again to go on")
+        fail(where, f"{what}; replies so far are kept, run again to go on")
 
 # ---------------------------------------------------------------- Backend transformers
 @functools.cache
@@ -687,8 +690,7 @@ def answer(waiting, args):
         ask_with(waiting, args)
 
 def settle(args):
-    """Choose the backend, refuse arguments that do not go together, lock the replies."""
-    from filelock import FileLock, Timeout
+    """Choose the backend, and refuse arguments that do not go together."""
     if not args.backend:
         remote = args.base_url or os.environ.get("OPENAI_API_KEY")
         args.backend = "openai" if remote else "transformers"
@@ -696,31 +698,23 @@ def settle(args):
         fail("--base-url", "it may hold a password; put the key into OPENAI_API_KEY")
     if args.max_cost < math.inf and not args.price_in + args.price_out:
         fail("--max-cost", "give --price-in and --price-out, too")
-    if not isinstance(vars(args).get("extra", {}), dict):
-        fail("--extra", "it is not a JSON object")
-    if args.dry_run:
-        return
-    Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
-    try:
-        LOCKS.append(FileLock(f"{args.replies}.lock").acquire(timeout=0))
-    except Timeout:
-        fail(args.replies, "another command adds to it; wait until that one ends")
 
 def ask(args):
     """Answer the requests of a file that have no reply yet."""
     settle(args)
-    waiting, (replies, _) = [], read_replies(args.replies)
+    up_to_date([args.replies], args, sha256_of(args.requests))  # locks them
+    waiting, (replies, _) = {}, read_replies(args.replies)
     with open(args.requests, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 request = json.loads(line)
-                name, body = request["custom_id"], {"model": args.model} | request["body"]
-                request |= {"body": body | {"messages": list(body["messages"])}}
+                request["body"] = {"model": args.model} | request["body"]
+                name, _ = request["custom_id"], list(request["body"]["messages"])
             except (ValueError, LookupError, TypeError):
                 fail(f"{args.requests}:{number}", "not a request of the OpenAI Batch API")
             if name not in replies or args.retry_errors and replies[name]["error"]:
-                waiting.append(request)
-    answer(waiting, args)
+                waiting[name] = request
+    answer(list(waiting.values()), args)
     replies, unusable = read_replies(args.replies)
     failed = sum(bool(reply["error"]) for reply in replies.values())
     print(f"{args.replies}: {len(replies)} replies, {failed} failed; see --retry-errors")
@@ -781,14 +775,18 @@ def rerank(args):
         outs[str(out.with_suffix(f".alpha-{alpha:g}{out.suffix}"))] = alpha
     if args.step > args.window or args.fewshot and args.method == "pointwise":
         fail("--step --fewshot", "want step <= window; --method pointwise shows no examples")
+    if not isinstance(args.extra, dict):
+        fail("--extra", "it is not a JSON object")
     files = [args.run, args.claims, args.corpus]
     files += [args.fewshot_claims, args.fewshot_qrels] if args.fewshot else []
     inputs = sha256_of(*files, models=[args.model])
     settle(args)
     args.structured = args.structured or args.backend == "transformers"
     args.force = args.force or args.retry_errors
-    if not args.dry_run and up_to_date(outs, args, inputs):
-        return {"made": []}
+    if not args.dry_run:
+        if up_to_date(outs, args, inputs):
+            return {"made": []}
+        up_to_date([args.replies], args, inputs)  # locks them
     claims, texts, run, examples = read_inputs(args)
     place = {name: number for number, name in enumerate(texts)}
     candidates, topics = [ranked for _, ranked in run.groupby("claim_id", sort=False)], []
@@ -809,9 +807,9 @@ def rerank(args):
             pd.DataFrame(rows, columns=RUN).to_csv(
                 temporary, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     print(f"{args.out}: {len(rows)} rows; replies by {args.model}: {counts}")
-    if counts["useless"] + counts["failed"] > len(said) / 2 or counts["failed"]:
-        print(f"warning: useless and failed replies leave an order as it was; read {args.replies}; "
-              "see --max-tokens, --max-words, --extra and --retry-errors", file=sys.stderr)
+    if counts["useless"] + counts["failed"]:
+        print(f"warning: useless and failed replies, see {args.replies}, change no order; try "
+              "--max-tokens, --max-words, --extra, --retry-errors", file=sys.stderr)
     return {"made": list(outs), "rows": len(rows), "replies": counts, "unusable": unusable}
 
 # ---------------------------------------------------------------- Command line

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import resource
 import shutil
 import signal
 import subprocess
@@ -309,3 +310,163 @@ def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, run, en
     assert len(server.asked) == 60 + 2
     facts(call(run, toy, calm, "--out", "calm.tsv", "--replies", "calm.jsonl"))
     assert (toy / "work/demo/test/llm.tsv").read_bytes() == (toy / "calm.tsv").read_bytes()
+
+def test_ctrl_c_ends_within_a_second(toy, endpoint):
+    server = endpoint(last_first, 5)
+    process = start(toy, server)
+    while process.poll() is None and not server.asked:
+        time.sleep(0.01)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130 and time.monotonic() - begun < 1
+    assert b"Traceback" not in process.stderr.read()
+
+def test_requests_wait_for_another_program(toy, run, endpoint):
+    server, base = endpoint(last_first), toy / "work/demo/test"
+    words = ("--window", 4, "--step", 2, "--depth", 6, "--alpha", 0)
+    facts(call(run, toy, server, *words, "--out", "calm.tsv", "--replies", "calm.jsonl"))
+    for turn in range(2):
+        done = call(run, toy, server, *words, "--backend", "none")
+        assert done.returncode == 3 and "vllm run-batch" in done.stdout, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["waiting"] == 3
+        with open(base / "llm.requests.jsonl") as file, open(toy / REPLIES, "a") as replies:
+            for one in map(json.loads, file):
+                assert one["method"] == "POST" and one["body"]["model"] == "toy"
+                if turn:  # as vLLM and OpenAI write it
+                    said = last_first(one["body"]["messages"][-1]["content"])
+                    replies.write(json.dumps(line(one["custom_id"], said)) + "\n")
+        if not turn:
+            done = run(SCRIPT, "ask", base / "llm.requests.jsonl", "--replies", toy / REPLIES,
+                       "--base-url", server.url, cwd=toy)
+            assert facts(done)["replies"] == 3
+    facts(call(run, toy, server, *words, "--backend", "none"))
+    assert (base / "llm.tsv").read_bytes() == (toy / "calm.tsv").read_bytes()
+
+def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, run, endpoint):
+    strict = [True]
+    server = endpoint(lambda prompt: (400, f"filtered {KEY}") if strict[0] and "Claim: Polar" in prompt
+                      else last_first(prompt))
+    done = call(run, toy, server, "--alpha", 0)
+    assert facts(done)["replies"] == {"perfect": 2, "repaired": 0, "useless": 0, "failed": 1}
+    assert "--retry-errors" in done.stderr and KEY not in (toy / REPLIES).read_text()
+    names = {claim: list(rows["abstract_id"]) for claim, rows in result(toy).groupby("claim_id")}
+    before = pd.read_csv(toy / RUN, sep="\t", dtype=str)
+    for claim, rows in before.groupby("claim_id"):
+        assert names[claim] == list(rows["abstract_id"])[:: 1 if claim == "c3" else -1]
+    facts(call(run, toy, server, "--alpha", 0, "--force"))
+    assert len(server.asked) == 3
+    strict[0] = False
+    done = call(run, toy, server, "--alpha", 0, "--retry-errors")
+    assert facts(done)["replies"]["perfect"] == 3 and len(server.asked) == 4
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, run, endpoint, status):
+    many(toy, 60)
+    server = endpoint(lambda prompt: (status, f"bad key {KEY}") if "number 20 " in prompt else "[1]")
+    done = call(run, toy, server, "--concurrency", 4)
+    [error] = [one for one in done.stderr.splitlines() if one.startswith("error: ")]
+    assert done.returncode == 2 and "bad key ***" in error and "run again" in error
+    assert KEY not in done.stderr + done.stdout and len(server.asked) < 30
+    assert (toy / REPLIES).read_text().count("\n") == len(server.answered)
+
+def test_replies_that_cannot_be_stored_stop_all_calls(toy, endpoint):
+    many(toy, 200)
+    server = endpoint(last_first)
+    limit = (100, 100)  # bytes of a file
+    process = start(toy, server, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    errors = [one for one in process.communicate()[1].splitlines() if one.startswith(b"error: ")]
+    assert process.returncode == 2 and len(errors) == 1 and len(server.asked) <= 2 * 16
+
+@pytest.mark.parametrize("usage", [
+    None, {"prompt_tokens": "7", "completion_tokens": -9**9}, {"prompt_tokens": 7, "completion_tokens": 3}])
+def test_the_bill_stays_below_max_cost_whatever_usage_says(toy, run, endpoint, usage):
+    many(toy, 20)
+    turn, whole = iter(range(10**6)), {"choices": [{"message": {"content": "[1]"}}], "usage": usage}
+
+    def reply(prompt):  # every third call is torn, and paid all the same
+        return {"raw": b'{"choices"' if next(turn) % 3 == 0 else json.dumps(whole).encode()}
+
+    server = endpoint(reply)
+    price = ("--price-in", 0, "--price-out", 10_000, "--max-tokens", 100, "--retries", 3)
+    if usage and usage["completion_tokens"] == 3:
+        assert facts(call(run, toy, server, *price, "--max-cost", 15))["replies"]["repaired"] == 20
+        return
+    for _ in range(2):  # 100 tokens are at most 1 a call
+        done = call(run, toy, server, *price, "--max-cost", 15)
+        assert done.returncode == 2 and "--max-cost" in done.stderr and "pledged" in done.stderr
+        assert 4 <= len(server.asked) <= 15
+
+def test_the_dry_run_forecasts_all_windows_and_writes_nothing(toy, run, endpoint, contents):
+    server, before = endpoint(last_first), contents(toy)
+    done = call(run, toy, server, "--dry-run", "--price-out", 1, "--depth", 6, "--window", 4, "--step", 2)
+    assert facts(done)["made"] == [] and not server.asked and contents(toy) == before
+    # 2 windows of 4 for each of 3 claims, 8 x 4 + 24 tokens each
+    assert "6 requests wait" in done.stdout and "at most 336 reply tokens, cost at most 0.0003" in done.stdout
+
+# ---------------------------------------------------------------- In this process
+def test_a_local_model_orders_by_its_first_logits_and_is_not_asked_twice(toy, run, smollm):
+    words = (SCRIPT, "--run", RUN, "--backend", "transformers", "--model", smollm, "--depth", 3,
+             "--max-words", 15, "--batch-size", 4, "--alpha", 0, "--method", "pointwise")
+    assert facts(run(*words, cwd=toy))["replies"]["perfect"] == 9
+    whole, lines = result(toy), (toy / REPLIES).read_text().splitlines()
+    for one in map(json.loads, lines):
+        choice = one["response"]["body"]["choices"][0]
+        tops = {top["token"]: top["logprob"] for top in choice["logprobs"]["content"][0]["top_logprobs"]}
+        assert set(tops) == {"YES", "NO"} and max(tops, key=tops.get) == choice["message"]["content"]
+    (toy / REPLIES).write_text("\n".join(lines[:8]) + "\n" + lines[8][:99])  # the last batch is torn
+    assert facts(run(*words, "--force", cwd=toy))["replies"]["perfect"] == 9
+    assert result(toy).equals(whole) and len((toy / REPLIES).read_text().splitlines()) == 10
+
+def test_free_text_is_generated_and_what_does_not_fit_is_refused(load, smollm, capsys):
+    kit = load(SCRIPT)
+    tokenizer, model = kit["load_local"](str(smollm), "cpu")
+    bodies = [{"messages": [{"role": "user", "content": text}]} for text in ("Say hi. <|im_end|>", "Say no")]
+    found = kit["generate"](tokenizer, model, bodies, 5, ())
+    assert [type(one["choices"][0]["message"]["content"]) for one in found] == [str, str]
+    bodies[0]["messages"][0]["content"] = "word " * 9000
+    with pytest.raises(SystemExit):
+        kit["generate"](tokenizer, model, bodies, 5, ())
+    assert "--max-words" in capsys.readouterr().err
+
+def test_foreign_code_and_broken_folders_are_refused(load, smollm, tmp_path, capsys):
+    load_local = load(SCRIPT)["load_local"]
+    for name in ("code", "bare", "short"):
+        shutil.copytree(smollm, tmp_path / name, copy_function=os.symlink)
+    config = json.loads((smollm / "config.json").read_text()) | {
+        "model_type": "odd", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
+    (tmp_path / "code/config.json").unlink()
+    (tmp_path / "code/config.json").write_text(json.dumps(config))
+    (tmp_path / "code/evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (tmp_path / "bare/tokenizer.json").unlink()
+    (tmp_path / "short/model.safetensors").unlink()
+    (tmp_path / "short/model.safetensors").write_bytes(b"torn")
+    for name in ("code", "bare", "short"):
+        with pytest.raises(SystemExit):
+            load_local(str(tmp_path / name), "cpu")
+        [error] = [one for one in capsys.readouterr().err.splitlines() if one.startswith("error: ")]
+        assert str(tmp_path / name) in error
+    assert not (tmp_path / "ran").exists()
+
+# ---------------------------------------------------------------- Bad input
+def test_bad_input_is_one_line_and_changes_nothing(toy, run, contents, refused):
+    good = ["--run", RUN]
+    here = [*good, "--base-url", "http://127.0.0.1:9/v1", "--model", "m", "--retries", 0]
+    (toy / "odd.jsonl").write_text('{"custom_id": "a"}\n')
+    tsv(toy / "claims.tsv", ["claim_id", "claim"], [("c1", "Polar bears are starving!!")])
+    cases = [
+        (here, "127.0.0.1:9"), (["--run", "nowhere.tsv"], "nowhere.tsv"), ([*good, "--step", 30], "--step"),
+        ([*good, "--backend", "openai"], "--model"), ([*good, "--max-cost", 1], "--max-cost"),
+        ([*good, "--base-url", "http://user:pass@host/v1"], "--base-url"), ([*good, "--alpha", 2], "--alpha"),
+        ([*good, "--extra", "[1]"], "--extra"), ([*good, "--max-cost", "nan"], "--max-cost"),
+        ([*good, "--method", "pointwise", "--fewshot", 1], "--fewshot"), ([*good, "--fewshot", 3], "qrels"),
+        ([*good, "--fewshot", 1, "--fewshot-claims", "claims.tsv", "--fewshot-qrels", "none.tsv"], "none.tsv"),
+        (["ask", "odd.jsonl", "--replies", "r.jsonl"], "odd.jsonl:1")]
+    run(SCRIPT, "--help", cwd=toy)
+    before = contents(toy)
+    for words, word in cases:
+        refused(run(SCRIPT, *words, cwd=toy), before, toy, word)
+    with FileLock(toy / f"{REPLIES}.lock"):
+        done = run(SCRIPT, *good, cwd=toy)
+        assert done.returncode == 2 and "another command" in done.stderr, done.stderr
+    done = run(SCRIPT, *here, cwd=toy, env={"OPENAI_API_KEY": "sk-se cr\u201ct"})
+    assert done.returncode == 2 and "OPENAI_API_KEY" in done.stderr and "cr" not in done.stderr.split("Y")[1]
