@@ -10,18 +10,17 @@
 Rerank candidates with a large language model (RankGPT). Job ask: answer a file of requests.
 
 Reads   work/NAME/SPLIT/rerank.tsv, data/NAME/claims.SPLIT.tsv, data/NAME/corpus.jsonl
-        --fewshot: data/NAME/claims.train.tsv, data/NAME/qrels.train.tsv
         ask: a file of requests, as for the OpenAI Batch API
-Writes  work/NAME/SPLIT/llm.tsv: claim_id, abstract_id, rank, score; --alpha-sweep: one per alpha
+Writes  work/NAME/SPLIT/llm.tsv; --alpha-sweep: also llm.alpha-0.2.tsv and so on
         llm.replies.jsonl: Batch API output; what it answers is never asked again
-        --backend none: llm.requests.jsonl, and exit status 3 while requests wait
+        --backend none: llm.requests.jsonl; exit status 3 while requests wait
 Prints  costs, how many replies were usable, and one line of JSON
 
 Examples
     python 04_llm_rerank.py --method pointwise
     python 04_llm_rerank.py --model gpt-4.1 --fewshot 6 --dry-run --price-in 2 --price-out 8
     python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model Qwen/Qwen3-14B --depth 100
-    python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl --price-out 8 --max-cost 5
+    python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl
 """
 import argparse
 import atexit
@@ -394,8 +393,8 @@ def twice(body, parse):
 
 def windows(n, size, step):
     """Return (start, end) of each window, from the bottom of n candidates up to the top."""
-    spans = [(max(0, end - size), end) for end in range(n, 0, -step)]
-    return spans[: 1 + [start for start, _ in spans].index(0)]
+    ends = [n, *range(n - step, size - step, -step)]
+    return [(max(0, end - size), end) for end in ends]
 
 def listwise(claim, texts, examples, rng, args):
     """Order texts window by window, each shuffled if there is an rng; return order, qualities."""
@@ -639,20 +638,23 @@ def generate(tokenizer, model, bodies, limit, choices):
     start = batch["input_ids"].shape[1]
     if start + limit > context:
         fail("--max-words", f"{start} + {limit} tokens do not fit into {context}; lower it")
-    with torch.inference_mode():
-        out = model.generate(
-            **batch.to(model.device), max_new_tokens=1 if choices else limit, do_sample=False,
-            output_logits=bool(choices), return_dict_in_generate=True)
+    try:
+        with torch.inference_mode():
+            out = model.generate(
+                **batch.to(model.device), max_new_tokens=1 if choices else limit, do_sample=False,
+                output_logits=bool(choices), return_dict_in_generate=True)
+    except torch.OutOfMemoryError:
+        fail("--batch-size", "out of memory; lower it, or --max-words, and run again to go on")
     texts = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
-    logprobs = [None] * len(texts)
+    found = [{"message": {"content": text}, "logprobs": None} for text in texts]
     if choices:
         first = [tokenizer(choice, add_special_tokens=False)["input_ids"][0] for choice in choices]
-        rows = out.logits[0].float().log_softmax(-1)[:, first].tolist()
-        texts = [choices[int(np.argmax(row))] for row in rows]
-        tops = [[{"token": c, "logprob": p} for c, p in zip(choices, row)] for row in rows]
-        logprobs = [{"content": [{"top_logprobs": top}]} for top in tops]
-    return [{"choices": [{"message": {"content": text}, "logprobs": one}]}
-            for text, one in zip(texts, logprobs)]
+        logprobs = out.logits[0].float().log_softmax(-1)[:, first].tolist()
+        for choice, row in zip(found, logprobs):
+            top = [{"token": text, "logprob": value} for text, value in zip(choices, row)]
+            choice["message"]["content"] = choices[np.argmax(row)]
+            choice["logprobs"] = {"content": [{"top_logprobs": top}]}
+    return [{"choices": [choice]} for choice in found]
 
 def ask_local(waiting, args):
     """Answer requests in this process, in batches of equal form, the longest prompts first.
