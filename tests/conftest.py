@@ -1,4 +1,4 @@
-"""Fixtures: scripts run alone in a folder with only their input files; toy data; the three small models."""
+"""Fixtures: scripts alone in a folder with their inputs, toy data, small models, an endpoint."""
 import contextlib
 import json
 import os
@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL")
 
 ABSTRACTS = {  # what the toy claims are about, and what only sounds like it
-    "0001": "Body mass of polar bears in Hudson Bay fell by ten percent as the ice-free season grew longer.",
+    "0001": "Body mass of polar bears in Hudson Bay fell by ten percent as the ice-free season grew.",
     "0002": "Ursus maritimus fasts longer and weighs less where sea ice breaks up early.",
-    "0003": "Polar bears in zoos prefer cold pools to warm ones, a study of behaviour in captivity shows.",
+    "0003": "Polar bears in zoos prefer cold pools to warm ones, a study of captivity shows.",
     "0004": "Solar irradiance has not risen since 1980 while the surface warmed by 0.8 degrees.",
     "0005": "Satellite measurements of the sun show cycles of eleven years and no upward trend.",
     "0006": "A survey of what people believe about the sun and warming in twelve countries.",
@@ -31,9 +31,12 @@ ABSTRACTS = {  # what the toy claims are about, and what only sounds like it
     "0012": "Glaciers of the Alps lost a third of their volume in twenty years.",
 }
 CLAIMS = {
-    "train": {"c1": "More CO2 makes wheat less nutritious", "c2": "Alpine glaciers are melting away #Alps"},
-    "test": {"c3": "Polar bears are starving!!", "c4": "It's the sun, stupid", "c5": "sea level rise is NOT accelerating"},
+    "train": {"c1": "More CO2 makes wheat less nutritious",
+              "c2": "Alpine glaciers are melting away #Alps"},
+    "test": {"c3": "Polar bears are starving!!", "c4": "It's the sun, stupid",
+             "c5": "sea level rise is NOT accelerating"},
 }
+RUN = ["claim_id", "abstract_id", "rank", "score"]
 QRELS = {
     "c1": {"0010": "SUPPORTS", "0011": "NEI"},
     "c2": {"0012": "SUPPORTS", "0009": "NEI", "0004": "REFUTES"},
@@ -54,7 +57,7 @@ def fetch_models():
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 def pytest_sessionstart(session):
-    """Before tests run side by side: the models are fetched once, and each side keeps to one core."""
+    """Fetch the models once before tests run in parallel; each worker keeps to one core."""
     if hasattr(session.config, "workerinput"):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     else:
@@ -69,7 +72,7 @@ def models():
 
 @pytest.fixture(scope="session")
 def smollm(models, tmp_path_factory):
-    """SmolLM2 as a folder of transformers: its GGUF file takes half a minute to unpack, each time."""
+    """SmolLM2 as a folder of transformers, as its GGUF file takes half a minute to unpack."""
     from filelock import FileLock
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,21 +91,23 @@ def smollm(models, tmp_path_factory):
 
 @pytest.fixture
 def toy(tmp_path, models):
-    """A folder with data/demo/ (12 abstracts, 5 claims), data/models, and a hybrid run of each split."""
+    """A folder with data/demo/ (12 abstracts, 5 claims), data/models, a hybrid run per split."""
     data = tmp_path / "data" / "demo"
     data.mkdir(parents=True)
     (tmp_path / "data" / "models").symlink_to(models)
-    records = [{"abstract_id": name, "title": "", "abstract": text} for name, text in ABSTRACTS.items()]
-    (data / "corpus.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    with open(data / "corpus.jsonl", "w", encoding="utf-8") as file:
+        for name, text in ABSTRACTS.items():
+            file.write(json.dumps({"abstract_id": name, "title": "", "abstract": text}) + "\n")
     for split, claims in CLAIMS.items():
         tsv(data / f"claims.{split}.tsv", ["claim_id", "claim"], claims.items())
         judged = [(claim, name, label) for claim in claims for name, label in QRELS[claim].items()]
         tsv(data / f"qrels.{split}.tsv", ["claim_id", "abstract_id", "label"], judged)
         rows = []
         for claim in claims:
-            names = [*reversed(QRELS[claim]), *(name for name in ABSTRACTS if name not in QRELS[claim])][:6]
-            rows += [(claim, name, rank, round(1 / rank, 4)) for rank, name in enumerate(names, 1)]
-        tsv(tmp_path / "work" / "demo" / split / "hybrid.tsv", ["claim_id", "abstract_id", "rank", "score"], rows)
+            unjudged = [name for name in ABSTRACTS if name not in QRELS[claim]]
+            for rank, name in enumerate([*reversed(QRELS[claim]), *unjudged][:6], 1):
+                rows.append((claim, name, rank, round(1 / rank, 4)))
+        tsv(tmp_path / "work" / "demo" / split / "hybrid.tsv", RUN, rows)
     return tmp_path
 
 @pytest.fixture
@@ -114,7 +119,8 @@ def run():
         clean = {key: value for key, value in os.environ.items() if key not in SECRETS}
         clean |= {"HF_HUB_OFFLINE": "1", **(env or {})}
         words = [sys.executable, Path(script).name, *map(str, args)]
-        return subprocess.run(words, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+        how = {"capture_output": True, "text": True, "check": False}
+        return subprocess.run(words, cwd=cwd, env=clean, **how)
 
     return run_script
 
@@ -130,17 +136,21 @@ def load(monkeypatch):
 
 @pytest.fixture
 def contents():
-    """contents(folder): {path: bytes} of all files below it, links left aside, to see what a call has changed."""
+    """contents(folder): {path: bytes} of its files without links, to see what a call changed."""
 
     def read(folder):
-        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(Path(folder).rglob("*"))
-                if p.is_file() and not p.is_symlink() and "models" not in p.parts and p.suffix != ".py"}
+        found = {}
+        for path in sorted(Path(folder).rglob("*")):
+            aside = path.is_symlink() or "models" in path.parts or path.suffix == ".py"
+            if path.is_file() and not aside:
+                found[str(path.relative_to(folder))] = path.read_bytes()
+        return found
 
     return read
 
 @pytest.fixture
 def refused(contents):
-    """refused(done, before, folder, *words): bad input was met with exit 2, one error line, and no file touched."""
+    """refused(done, before, folder, *words): exit 2, one error line, no file touched."""
 
     def check(done, before, folder, *words):
         assert done.returncode == 2, done.stderr
@@ -154,9 +164,11 @@ def refused(contents):
     return check
 
 class Endpoint:
-    """An OpenAI-compatible server on this machine. It answers what reply(prompt) returns: a text, (status, text), or a
-    dict of status, text, headers, raw (bytes in place of a completion), logprobs, sleep (seconds before it answers), drop
-    (hang up without an answer)."""
+    """An OpenAI-compatible server on this machine, which answers what reply(prompt) returns.
+
+    That is a text, (status, text), or a dict of status, text, headers, raw (bytes in place of a
+    completion), logprobs, sleep (seconds before it answers), drop (hang up without an answer).
+    """
 
     def __init__(self, reply, delay=0):
         self.asked, self.answered, endpoint = [], [], self
@@ -165,26 +177,33 @@ class Endpoint:
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 prompt = body["messages"][-1]["content"]
-                endpoint.asked.append({"path": self.path, "key": self.headers["Authorization"], **body})
+                key = self.headers["Authorization"]
+                endpoint.asked.append({"path": self.path, "key": key, **body})
                 time.sleep(delay)
                 answer = reply(prompt)
-                answer = {"text": answer} if isinstance(answer, str) else answer
-                answer = dict(zip(("status", "text"), answer)) if isinstance(answer, tuple) else answer
+                if isinstance(answer, str):
+                    answer = {"text": answer}
+                if isinstance(answer, tuple):
+                    answer = dict(zip(("status", "text"), answer))
                 time.sleep(answer.get("sleep", 0))
                 if answer.get("drop"):
                     self.close_connection = True
                     return self.connection.close()
-                status, message = answer.get("status", 200), {"role": "assistant", "content": answer.get("text")}
-                choice = {"index": 0, "finish_reason": "stop", "message": message, "logprobs": answer.get("logprobs")}
-                whole = {"choices": [choice], "id": "1", "object": "chat.completion", "created": 0, "model": body["model"],
-                         "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}}
-                whole = whole if status == 200 else {"error": {"message": answer.get("text"), "code": answer.get("code")}}
+                status, text = answer.get("status", 200), answer.get("text")
+                whole = {"error": {"message": text, "code": answer.get("code")}}
+                if status == 200:
+                    choice = {"index": 0, "finish_reason": "stop", "logprobs": answer.get("logprobs"),
+                              "message": {"role": "assistant", "content": text}}
+                    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+                    whole = {"choices": [choice], "id": "1", "object": "chat.completion",
+                             "created": 0, "model": body["model"], "usage": usage}
                 data = answer.get("raw") or json.dumps(whole).encode()
                 if status == 200 and not answer.get("raw"):
                     endpoint.answered.append(prompt)
                 with contextlib.suppress(OSError):  # the other side may be gone
                     self.send_response(status)
-                    for name, value in {"Content-Type": "application/json", **answer.get("headers", {})}.items():
+                    headers = {"Content-Type": "application/json"} | answer.get("headers", {})
+                    for name, value in headers.items():
                         self.send_header(name, value)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()

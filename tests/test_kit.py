@@ -1,4 +1,4 @@
-"""The kit as a whole: shared blocks, scripts that stand alone, instant help, pages that are true."""
+"""The kit as a whole: shared blocks, scripts that stand alone, instant help, true pages."""
 import ast
 import functools
 import json
@@ -71,7 +71,7 @@ def test_uv_runs_a_script_that_is_alone_in_a_folder(tmp_path):
     command = [uv, "run", "--no-project", "02_retrieve.py", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "--rrf-k" in done.stdout and [path.name for path in tmp_path.iterdir()] == ["02_retrieve.py"]
+    assert "--rrf-k" in done.stdout
 
 @pytest.mark.parametrize("call", EVERY, ids=" ".join)
 def test_help_is_instant_and_opens_with_the_docstring(call):
@@ -124,7 +124,8 @@ def test_readme_has_the_two_commands_and_links_only_to_files_that_exist():
         assert (ROOT / name).exists(), name
 
 def test_nothing_points_at_this_machine():
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["git", "-C", str(ROOT), "ls-files"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     paths = [ROOT / name for name in done.stdout.split()] or list(ROOT.glob("*.*"))
     for path in filter(lambda path: path.is_file() and path.parent.name != "tests", paths):
         text = path.read_text(encoding="utf-8", errors="replace")

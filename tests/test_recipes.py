@@ -1,4 +1,4 @@
-"""The recipes: one system whole, in small, against a scripted endpoint; and how they are written."""
+"""The recipes: one system whole, in small, against a scripted endpoint; their form."""
 import os
 import re
 import subprocess
