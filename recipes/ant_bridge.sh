@@ -40,9 +40,10 @@ stage "3  Final list: reciprocal rank fusion of the five, the best 10"
 python 03_rerank.py $D --model $WORK/models/reranker-{1,2,3,4,5} --run $T/bm25.tsv \
   --depth ${DEPTH:-5000} --top-k 10 $(small --depth 20 --max-length 256)
 
+# Gemini's endpoint does not accept a seed.
 stage "5  Stance: Gemini 2.5 Pro as a climate-change expert, 50 pairs a prompt, a digit each"
 python 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt 50 \
-  --max-tokens 20000 --timeout 600 $GEMINI --out $T/verdicts.tsv
+  --max-tokens 20000 --timeout 600 --extra '{"seed": null}' $GEMINI --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,rerank,verdicts}.tsv

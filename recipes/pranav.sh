@@ -13,9 +13,10 @@ stage "1, 2  SPLADE-v3: the best 40"
 python 01_index.py $D --indexes splade --splade-model $SPLADE
 python 02_retrieve.py $D --retrievers splade --top-k 40
 
+# Gemini's endpoint does not accept a seed.
 stage "4  Gemini 2.0 Flash sees all 40 whole abstracts in one window and names the ten best"
 python 04_llm_rerank.py $D --run $T/splade.tsv --depth 40 --window 40 --best 10 --alpha 0 \
-  --top-k 10 $GEMINI $(small --depth 8 --best 4)
+  --top-k 10 --extra '{"seed": null}' $GEMINI $(small --depth 8 --best 4)
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{splade,llm}.tsv
