@@ -66,7 +66,7 @@ ANALYSERS = {  # arguments of bm25s.tokenize: lower, token_pattern, stopwords, s
 }
 SHARD = 4096                         # abstracts
 BATCH = {"dense": 32, "splade": 8}  # SPLADE: logits of 8 x 512 tokens take 0.5 GB
-CSR = ("data", "indices", "indptr")
+CSR = ("data", "indices", "indptr", "shape")
 OVERLAP = 50     # tokens that neighbouring windows share: AIRwaves 2025, section 3
 ROWS = 64        # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
 WARMUP = 0.1     # share of the steps: Kiepura & Lam 2025, AIRwaves 2025
@@ -496,7 +496,7 @@ def encode_shard(encoder, texts, args, how, rows, update):
     return made | {name: getattr(matrix, name) for name in CSR}
 
 def save_dense(folder, made, shape):
-    """Write the vectors of all shards as embeddings.npy. Return the number of truncated texts."""
+    """Write the vectors of all shards as embeddings.npy. Return facts for meta.json."""
     truncated = 0
     with open(folder / "embeddings.npy", "wb") as file:
         header = {"descr": "<f2", "fortran_order": False, "shape": shape}
@@ -504,21 +504,20 @@ def save_dense(folder, made, shape):
         for shard in made:
             file.write(shard["vectors"].tobytes())
             truncated += int(shard["truncated"])
-    return truncated
+    return {"shape": shape, "truncated": truncated}
 
 def save_splade(folder, made, shape):
-    """Write the weights of all shards by term (CSC). Return the number of truncated texts."""
+    """Write the weights of all shards by term (CSC). Return facts for meta.json."""
     from scipy import sparse
     truncated, matrices = 0, []
     for shard in made:
-        rows = len(shard["indptr"]) - 1
-        arrays = tuple(shard[name] for name in CSR)
-        matrices.append(sparse.csr_matrix(arrays, shape=(rows, shape[1])))
+        data, indices, indptr, size = (shard[name] for name in CSR)
+        matrices.append(sparse.csr_matrix((data, indices, indptr), tuple(size)))
         truncated += int(shard["truncated"])
     matrix = sparse.vstack(matrices).tocsc()
-    for name in CSR:
+    for name in CSR[:3]:
         np.save(folder / f"{name}.npy", getattr(matrix, name))
-    return truncated
+    return {"shape": matrix.shape, "truncated": truncated}
 
 def index_vectors(texts, folder, args, inputs):
     """Encode every text as a dense vector or as weights of terms (SPLADE, Formal et al. 2021)."""
@@ -538,12 +537,11 @@ def index_vectors(texts, folder, args, inputs):
         how["pool"] = encoder.start_multi_process_pool(args.device)
     shape = len(texts), encoder.get_embedding_dimension()
     make = functools.partial(encode_shard, encoder, texts, args, how)
-    truncated = save(folder, shards(args, inputs, len(texts), make), shape)
+    facts = save(folder, shards(args, inputs, len(texts), make), shape)
     if len(args.device) > 1:
         encoder.stop_multi_process_pool(how["pool"])
-    return {"model": name, "model_sha256": inputs[str(Path(name))], "shape": shape,
-            "max_length": encoder.max_seq_length, "computed_in": str(encoder.dtype),
-            "truncated": truncated}
+    return facts | {"model": name, "model_sha256": inputs[str(Path(name))],
+                    "max_length": encoder.max_seq_length, "computed_in": str(encoder.dtype)}
 
 # ---------------------------------------------------------------- Jobs: index and graph
 def arguments_of(kind, args):
