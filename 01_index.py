@@ -1,16 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "PyStemmer==3.1.0",
-#     "accelerate==1.15.0",
-#     "bm25s==0.3.16",
-#     "datasets==5.2.0",
-#     "numpy==2.4.6",
-#     "pandas==3.1.1",
-#     "sentence-transformers==6.2.0",
-#     "torch==2.13.0",
-#     "tqdm==4.70.1",
-#     "transformers==5.23.0",
+#     "PyStemmer==3.1.0", "accelerate==1.15.0", "bm25s==0.3.16", "datasets==5.2.0",
+#     "numpy==2.4.6", "pandas==3.1.1", "sentence-transformers==6.2.0", "torch==2.13.0",
+#     "tqdm==4.70.1", "transformers==5.23.0",
 # ]
 # ///
 """
@@ -61,28 +54,24 @@ LANGUAGES = (  # with a Snowball stemmer and stopwords in bm25s
     "russian", "spanish", "swedish", "turkish")
 ANALYSERS = {  # arguments of bm25s.tokenize: lower, token_pattern, stopwords, stemmer
     "default": (True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's 33 stopwords
-    "plain": (False, r"\S+", None, None),              # AIRwaves 2025, before lemmatisation
-    "nltk": (True, r"[^\W_]+", "english_plus", None),  # Ant Bridge 2025; NLTK's 179 stopwords
+    "plain": (False, r"\S+", None, None),  # no normalisation: AIRwaves 2025
+    "nltk": (True, r"[^\W_]+", "english_plus", None),  # NLTK's 179 stopwords: Ant Bridge 2025
 }
-SHARD = 4096                         # abstracts
-BATCH = {"dense": 32, "splade": 8}  # SPLADE: logits of 8 x 512 tokens take 0.5 GB
-CSR = ("data", "indices", "indptr", "shape")
-OVERLAP = 50     # tokens that neighbouring windows share: AIRwaves 2025, section 3
-ROWS = 64        # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
-WARMUP = 0.1     # share of the steps: Kiepura & Lam 2025, AIRwaves 2025
-MINI_BATCH = 16  # examples that cached-mnrl encodes at a time
-AIRWAVES = {"epochs": 2, "lr": 7e-6, "batch": 64, "accumulate": 1}  # section 3
-LOSSES = {
-    "triplet": {"epochs": 3, "lr": 5e-5, "batch": 32, "accumulate": 2},  # Kiepura & Lam 2025, 4.1
-    "mnrl": AIRWAVES,
-    "cached-mnrl": AIRWAVES,
+FLAGS = {  # that decide what an index holds
+    "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
+    "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
+    "splade": ["splade_model", "activation", "top_terms", "max_length", "dtype"],
 }
-ENCODER = {"max_length", "dtype"}
-FLAGS = {  # on which an index depends
-    "bm25": {"analyser", "language", "bm25_method", "k1", "b"},
-    "dense": {"dense_model", "pooling", "query_prompt", "document_prompt"} | ENCODER,
-    "splade": {"splade_model", "activation", "top_terms"} | ENCODER,
+SHARD = 4096   # abstracts
+BATCH = {"dense": 32, "splade": 8}  # SPLADE: the logits of 8 x 512 tokens take 0.5 GB
+OVERLAP = 50   # tokens that neighbouring windows share: AIRwaves 2025, section 3
+ROWS = 64      # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
+TRAINING = {   # epochs, learning rate, batch size, batches a step
+    "triplet": (3, 5e-5, 32, 2),      # Kiepura & Lam 2025, section 4.1
+    "mnrl": (2, 7e-6, 64, 1),         # AIRwaves 2025, section 3
+    "cached-mnrl": (2, 7e-6, 64, 1),
 }
+WARMUP = 0.1   # share of the steps, in both
 NDCG = "eval_dev_cosine_ndcg@10"
 
 # --- helpers (same in all six scripts)
@@ -300,10 +289,9 @@ def open_model(load, name, args, dtype="auto", **how):
     return model
 # --- end of models
 
-
-# ---------------------------------------------------------------- Texts and flags
+# ---------------------------------------------------------------- Texts, shards, folders
 def text_of(record, fields, separator=" "):
-    """Return the text of an abstract: its non-empty fields, joined; lists join by commas."""
+    """Join the non-empty fields of an abstract; items of a list join by commas."""
     texts = []
     for value in map(record.get, fields):
         value = ", ".join(map(str, value)) if isinstance(value, list) else value
@@ -312,22 +300,51 @@ def text_of(record, fields, separator=" "):
 
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
-    fields = [field.strip() for field in args.fields.split(",")]
-    corpus = read_corpus(args.corpus)
+    fields, corpus = args.fields.replace(" ", "").split(","), read_corpus(args.corpus)
     texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts
 
 def check_numbers(args, **least):
-    """Refuse flags that are below their least value or not finite."""
+    """Refuse flags below their least value or not finite."""
     for name, bound in least.items():
         if not bound <= getattr(args, name) < np.inf:
             fail(f"--{name.replace('_', '-')}", f"not a number from {bound} on")
-    if getattr(args, "pooling", "") == "chunks" and args.max_length <= OVERLAP + 2:
-        fail("--max-length", f"windows overlap by {OVERLAP} tokens; give more than {OVERLAP + 2}")
 
-# ---------------------------------------------------------------- Folders and shards
+def parts_of(args, inputs):
+    """Return the folder of unfinished work, emptied if it belongs to another task."""
+    folder, task = Path(f"{args.out}.parts"), json.dumps(task_of(args, inputs))
+    mark = folder / "task.json"
+    if args.force or not mark.is_file() or mark.read_text(encoding="utf-8") != task:
+        remove(folder)
+        folder.mkdir(parents=True)
+        mark.write_text(task, encoding="utf-8")
+    return folder
+
+def shards(args, inputs, count, make):
+    """Yield make(rows, update) = {name: array} for each shard (rows: a slice) of count rows.
+
+    A shard is a file, written before the next one begins; a restart reads finished shards.
+    """
+    from tqdm.auto import tqdm
+    folder = parts_of(args, inputs)
+    with tqdm(total=count, desc=Path(args.out).name, unit=" abstracts") as bar:
+        for start in range(0, count, SHARD):
+            path, rows = folder / f"{start}.npz", slice(start, min(start + SHARD, count))
+            if not path.exists():
+                try:
+                    arrays = make(rows, bar.update)
+                except (RuntimeError, MemoryError) as error:
+                    if "memory" not in repr(error).lower():
+                        raise
+                    fail("--batch-size", "out of memory; lower it (finished shards are kept)")
+                with written(path, args, inputs) as new, open(new, "wb") as file:
+                    np.savez(file, **arrays)
+            with np.load(path) as file:
+                yield dict(file)
+            bar.update(rows.stop - bar.n)
+
 def files_of(folder):
     """Return {name: [size, crc32]} of the files of an index, without meta.json."""
     found = {}
@@ -339,81 +356,42 @@ def files_of(folder):
         found[path.name] = [path.stat().st_size, crc]
     return found
 
-def write_meta(folder, names, facts):
-    """Complete an index by abstract_ids.json and meta.json."""
-    text = json.dumps(names, ensure_ascii=False)
-    (folder / "abstract_ids.json").write_text(text, encoding="utf-8")
-    text = json.dumps(facts | {"files": files_of(folder)}, indent=1)
-    (folder / "meta.json").write_text(text + "\n", encoding="utf-8")
-
-def parts_of(args, inputs):
-    """Return the folder of unfinished work, emptied if it belongs to another task."""
-    folder, task = Path(f"{args.out}.parts"), json.dumps(task_of(args, inputs))
-    with contextlib.suppress(OSError):
-        if not args.force and (folder / "task.json").read_text(encoding="utf-8") == task:
-            return folder
-    remove(folder)
-    folder.mkdir(parents=True)
-    (folder / "task.json").write_text(task, encoding="utf-8")
-    return folder
-
-def shards(args, inputs, count, make):
-    """Yield make(slice, update) = {name: array} for each shard of count rows.
-
-    A shard is a file, durable before the next one begins; a restart reads finished shards.
-    """
-    from tqdm.auto import tqdm
-    folder = parts_of(args, inputs)
-    with tqdm(total=count, desc=Path(args.out).name, unit=" abstracts") as bar:
-        for start in range(0, count, SHARD):
-            path = folder / f"{start:09d}.npz"
-            if not path.exists():
-                try:
-                    arrays = make(slice(start, start + SHARD), bar.update)
-                except (RuntimeError, MemoryError) as error:
-                    if "memory" not in repr(error).lower():
-                        raise
-                    fail("--batch-size", "out of memory; give a lower one (shards are kept)")
-                with written(path, args, inputs) as new, open(new, "wb") as file:
-                    np.savez(file, **arrays)
-            with np.load(path) as file:
-                yield dict(file)
-            bar.update(min(start + SHARD, count) - bar.n)
+def complete(folder, names, facts):
+    """Add abstract_ids.json and meta.json to the files of an index."""
+    ids, meta = folder / "abstract_ids.json", folder / "meta.json"
+    ids.write_text(json.dumps(names, ensure_ascii=False), encoding="utf-8")
+    meta.write_text(json.dumps(facts | {"files": files_of(folder)}, indent=1), encoding="utf-8")
 
 # ---------------------------------------------------------------- BM25
 def analyser_of(name, language):
-    """Return the arguments of bm25s.tokenize; the stemmer is its name."""
+    """Return the arguments of bm25s.tokenize, with the stemmer by name."""
     lower, pattern, *words = ANALYSERS[name]
-    words = [language if word and language != "english" else word for word in words]
-    values = (name, lower, pattern, *words)
-    return dict(zip(("name", "lower", "token_pattern", "stopwords", "stemmer"), values))
+    if language != "english":
+        words = [word and language for word in words]
+    return {"name": name, "lower": lower, "token_pattern": pattern,
+            "stopwords": words[0], "stemmer": words[1]}
 
-def tokenise(task):
-    """Return (terms, ids, lengths) of task = (texts, analyser).
-
-    terms: sorted; ids: of all tokens, text after text, int32; lengths: tokens of each text.
-    """
+def tokenise(analyser, texts):
+    """Return (terms, ids, lengths): sorted terms, ids of all tokens, tokens of each text."""
     import bm25s
     import Stemmer
-    texts, analyser = task
-    how = {name: value for name, value in analyser.items() if name != "name"}
-    how["stemmer"] = Stemmer.Stemmer(how["stemmer"]) if how["stemmer"] else None
-    found = bm25s.tokenize(texts, show_progress=False, **how)
+    _, *how, stemmer = analyser.values()
+    stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
+    found = bm25s.tokenize(texts, *how, stemmer, show_progress=False)
     terms = sorted(found.vocab)  # bm25s numbers stems in the order of a set
-    number = np.empty(len(terms), np.int32)
-    number[[found.vocab[term] for term in terms]] = np.arange(len(terms))
+    numbers = np.empty(len(terms), np.int32)
+    numbers[[found.vocab[term] for term in terms]] = np.arange(len(terms))
     ids = np.fromiter(itertools.chain.from_iterable(found.ids), np.int32)
-    return terms, number[ids], [len(row) for row in found.ids]
+    return terms, numbers[ids], [len(row) for row in found.ids]
 
 def tokenise_all(texts, analyser):
-    """Return ([ids of each text], {term: id}), computed on all cores."""
+    """Return ([ids of each text], {term: id}), by all cores."""
     from tqdm.auto import tqdm
-    tasks = [(texts[start : start + SHARD], analyser) for start in range(0, len(texts), SHARD)]
-    documents, vocabulary = [], {}
-    ignore_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.Pool(min(os.cpu_count(), len(tasks)), *ignore_ctrl_c) as pool:
-        parts = tqdm(pool.imap(tokenise, tasks), "tokenise", len(tasks), unit=" shards")
-        for terms, ids, lengths in parts:
+    chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
+    documents, vocabulary, cores = [], {}, min(os.cpu_count(), len(chunks))
+    with multiprocessing.Pool(cores, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        parts = pool.imap(functools.partial(tokenise, analyser), chunks)
+        for terms, ids, lengths in tqdm(parts, "tokenise", len(chunks), unit=" shards"):
             numbers = [vocabulary.setdefault(term, len(vocabulary)) for term in terms]
             tokens = array("i", np.array(numbers, np.int32)[ids].tobytes())
             for end, length in zip(np.cumsum(lengths).tolist(), lengths):
@@ -427,76 +405,72 @@ def index_bm25(texts, folder, args, inputs):
     documents, vocabulary = tokenise_all(list(texts.values()), analyser)
     if not vocabulary:
         fail(args.corpus, "there are only stopwords; leave bm25 out of --indexes")
-    bm25 = bm25s.BM25(method=args.bm25_method, k1=args.k1, b=args.b, csc_backend="scipy")
+    bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
     bm25.index((documents, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser, "terms": len(vocabulary), "postings": len(bm25.scores["data"]),
+    return {"analyser": analyser, "terms": len(vocabulary),
             "empty": sum(not document for document in documents)}
 
 # ---------------------------------------------------------------- Dense and SPLADE
 def prompt_of(encoder, given, *names):
-    """Return the prompt that is given, else the model's first of these names, else ""."""
+    """Return the prompt that is given, else the model's own by the first of names, else ""."""
     own = [encoder.prompts[name] for name in names if encoder.prompts.get(name)]
     return given if given is not None else (own + [""])[0]
 
-def limit_length(encoder, args):
-    """Limit an encoder to --max-length tokens, truncated or in windows."""
-    encoder.max_seq_length = min(args.max_length, encoder.max_seq_length or args.max_length)
-    if getattr(args, "pooling", "") == "chunks":
-        how = {"max_length": encoder.max_seq_length, "stride": OVERLAP, "truncation": True}
-        encoder.preprocess = functools.partial(split_windows, encoder.tokenizer, how)
+def limit_length(encoder, max_length, pooling="truncate"):
+    """Let an encoder truncate texts, or read them in overlapping windows (chunks)."""
+    encoder.max_seq_length = limit = min(max_length, encoder.max_seq_length or max_length)
+    if pooling == "chunks":
+        if limit <= OVERLAP + 2:
+            fail("--max-length", f"windows of {limit} tokens cannot overlap by {OVERLAP}")
+        encoder.preprocess = functools.partial(windows_of, encoder.tokenizer, limit)
         encoder.register_forward_hook(pool_windows)
 
-def split_windows(tokenizer, how, texts, prompt=None, **_):
-    """Return the tokens of the windows of all texts, (windows, tokens), and their texts."""
-    texts = [(prompt or "") + text for text in texts]
-    how = how | {"return_overflowing_tokens": True, "padding": True, "return_tensors": "pt"}
-    return dict(tokenizer(texts, **how))
+def windows_of(tokenizer, limit, texts, prompt="", **_):
+    """Return the tokens of all windows of texts, (windows, limit), and the text of each one."""
+    return dict(tokenizer(
+        [prompt + text for text in texts], truncation=True, max_length=limit, stride=OVERLAP,
+        return_overflowing_tokens=True, padding=True, return_tensors="pt"))
 
 def pool_windows(encoder, _, features):
     """Pool the windows of a text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
     import torch
     counts = features["overflow_to_sample_mapping"].bincount().tolist()
     texts = features["sentence_embedding"].split(counts)
-    pooled = torch.stack([(windows.mean(0) + windows.amax(0)) / 2 for windows in texts])
-    return features | {"sentence_embedding": pooled}
-
-def unit_vectors(vectors):
-    """Return vectors at length 1, float16."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / np.maximum(norms, 1e-12)).astype(np.float16)
+    pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
+    return features | {"sentence_embedding": torch.stack(pooled)}
 
 def encode_shard(encoder, texts, args, how, rows, update):
-    """Encode a shard of texts (rows: a slice), those of similar length together.
+    """Encode a shard (rows) of texts. Return vectors, or as a CSR matrix the weights of terms.
 
-    how: arguments of encode_document. Returns {name: array}: vectors, or weights as CSR.
+    how: arguments of encode_document. Texts of about the same length are encoded together.
     """
     from scipy import sparse
     names, texts = list(texts)[rows], list(texts.values())[rows]
     prompted = [how["prompt"] + text for text in texts]
     tokens = encoder.tokenizer(prompted, truncation=False, verbose=False)["input_ids"]
     lengths, found = np.array([len(row) for row in tokens]), []
-    made = {"truncated": (lengths > encoder.max_seq_length).sum()}
     order, step = np.argsort(-lengths, kind="stable"), 8 * how["batch_size"] * len(args.device)
     for part in np.split(order, range(step, len(order), step)):
         vectors = encoder.encode_document([texts[row] for row in part], **how)
         if args.kind == "splade":
             vectors = vectors.float().numpy()
-        if args.kind == "splade" and args.activation == "relu":
-            vectors = np.expm1(vectors)  # undoes the logarithm of log(1 + ReLU(logit))
+            if args.activation == "relu":
+                vectors = np.expm1(vectors)  # undoes the logarithm of log(1 + ReLU(logit))
         finite = np.isfinite(vectors).all(axis=1)
         if not finite.all():
             name = names[part[finite.argmin()]]
             fail(f"abstract {name}", "its vector is not finite; use --dtype fp32")
-        found.append(unit_vectors(vectors) if args.kind == "dense" else sparse.csr_matrix(vectors))
+        found.append(sparse.csr_matrix(vectors) if args.kind == "splade" else vectors)
         update(len(part))
+    made = {"truncated": (lengths > encoder.max_seq_length).sum()}
     if args.kind == "dense":
-        return made | {"vectors": np.concatenate(found)[np.argsort(order)]}
-    matrix = sparse.vstack(found, format="csr")[np.argsort(order)]
-    return made | {name: getattr(matrix, name) for name in CSR}
+        return made | {"vectors": np.concatenate(found)[np.argsort(order)].astype(np.float16)}
+    matrix = sparse.vstack(found, "csr")[np.argsort(order)]
+    return made | {name: getattr(matrix, name) for name in ("data", "indices", "indptr", "shape")}
 
 def save_dense(folder, made, shape):
-    """Write the vectors of all shards as embeddings.npy. Return facts for meta.json."""
+    """Write embeddings.npy shard by shard. Return facts for meta.json."""
     truncated = 0
     with open(folder / "embeddings.npy", "wb") as file:
         header = {"descr": "<f2", "fortran_order": False, "shape": shape}
@@ -507,15 +481,15 @@ def save_dense(folder, made, shape):
     return {"shape": shape, "truncated": truncated}
 
 def save_splade(folder, made, shape):
-    """Write the weights of all shards by term (CSC). Return facts for meta.json."""
+    """Write the weights by term (CSC). Return facts for meta.json."""
     from scipy import sparse
-    truncated, matrices = 0, []
+    truncated, rows = 0, []
     for shard in made:
-        data, indices, indptr, size = (shard[name] for name in CSR)
-        matrices.append(sparse.csr_matrix((data, indices, indptr), tuple(size)))
+        arrays = shard["data"], shard["indices"], shard["indptr"]
+        rows.append(sparse.csr_matrix(arrays, tuple(shard["shape"])))
         truncated += int(shard["truncated"])
-    matrix = sparse.vstack(matrices).tocsc()
-    for name in CSR[:3]:
+    matrix = sparse.vstack(rows).tocsc()
+    for name in ("data", "indices", "indptr"):
         np.save(folder / f"{name}.npy", getattr(matrix, name))
     return {"shape": matrix.shape, "truncated": truncated}
 
@@ -524,29 +498,28 @@ def index_vectors(texts, folder, args, inputs):
     from sentence_transformers import SentenceTransformer, SparseEncoder
     if args.kind == "dense":
         load, name, save, how = SentenceTransformer, args.dense_model, save_dense, {}
+        how["normalize_embeddings"] = True
     else:
         load, name, save = SparseEncoder, args.splade_model, save_splade
         how = {"max_active_dims": args.top_terms or None, "save_to_cpu": True,
                "convert_to_sparse_tensor": False}
     encoder = open_model(load, name, args, args.dtype)
-    limit_length(encoder, args)
-    how["batch_size"] = args.batch_size or BATCH[args.kind]
+    limit_length(encoder, args.max_length, getattr(args, "pooling", ""))
     given = getattr(args, "document_prompt", None)
-    how["prompt"] = prompt_of(encoder, given, "document", "passage", "corpus")
+    how |= {"prompt": prompt_of(encoder, given, "document", "passage", "corpus"),
+            "batch_size": args.batch_size or BATCH[args.kind]}
     if len(args.device) > 1:
         how["pool"] = encoder.start_multi_process_pool(args.device)
-    shape = len(texts), encoder.get_embedding_dimension()
     make = functools.partial(encode_shard, encoder, texts, args, how)
+    shape = len(texts), encoder.get_embedding_dimension()
     facts = save(folder, shards(args, inputs, len(texts), make), shape)
-    if len(args.device) > 1:
-        encoder.stop_multi_process_pool(how["pool"])
     return facts | {"model": name, "model_sha256": inputs[str(Path(name))],
                     "max_length": encoder.max_seq_length, "computed_in": str(encoder.dtype)}
 
-# ---------------------------------------------------------------- Jobs: index and graph
+# ---------------------------------------------------------------- Jobs: index, graph
 def arguments_of(kind, args):
     """Return the arguments of one index: another --k1 must not discard a dense index."""
-    others = {"indexes", "split"}.union(*FLAGS.values()) - FLAGS[kind]
+    others = {"indexes", "split"}.union(*FLAGS.values()) - set(FLAGS[kind])
     kept = {name: value for name, value in vars(args).items() if name not in others}
     return argparse.Namespace(**kept | {"kind": kind, "out": f"{args.out}/{kind}"})
 
@@ -554,7 +527,7 @@ def index(args):
     """Build the indexes that are asked for and not up to date."""
     check_numbers(args, k1=0, b=0, top_terms=0, batch_size=0, max_length=1)
     if args.b > 1:
-        fail("--b", f"{args.b} is above 1")
+        fail("--b", "not a number from 0 to 1")
     corpus, todo = sha256_of(args.corpus), []
     for kind in args.indexes:
         own = arguments_of(kind, args)
@@ -564,35 +537,35 @@ def index(args):
             todo.append((own, inputs))
     texts = read_texts(args) if todo else {}
     for own, inputs in todo:
-        facts = {"kind": own.kind, "corpus": corpus[str(Path(args.corpus))],
-                 "abstracts": len(texts), "fields": args.fields, "separator": args.separator}
-        facts |= {name: vars(own)[name] for name in sorted(FLAGS[own.kind])}
+        facts = {"corpus": corpus[str(Path(args.corpus))], "abstracts": len(texts),
+                 "query_prompt": None}
+        for name in ("kind", "fields", "separator", *FLAGS[own.kind]):
+            facts[name] = vars(own)[name]
         with written(own.out, own, inputs) as folder:
             folder.mkdir()
             build = index_bm25 if own.kind == "bm25" else index_vectors
             facts |= build(texts, folder, own, inputs)
-            write_meta(folder, list(texts), facts)
+            complete(folder, list(texts), facts)
         remove(f"{own.out}.parts")
         print(f"{own.out}: {len(texts)} abstracts, {facts.get('truncated', 0)} of them truncated")
     return {"made": [own.out for own, _ in todo], "abstracts": len(texts)}
 
 def cosines(queries, corpus):
-    """Return cosines in millionths, as integers without ties: an earlier row is larger."""
+    """Return cosines in millionths as integers; of equal ones, the earlier row is larger."""
     import torch
     rounded = (queries @ corpus.T).mul(1e6).round().long()
     return rounded * len(corpus) - torch.arange(len(corpus), device=corpus.device)
 
 def graph_shard(corpus, k, rows, update):
-    """Return the k nearest neighbours of a shard (rows: a slice) of corpus, unit vectors."""
+    """Return the k nearest neighbours of a shard (rows) of corpus, unit vectors."""
     from sentence_transformers.util import semantic_search
-    hits = semantic_search(corpus[rows], corpus, ROWS, len(corpus), k + 1, cosines)
-    found = []
+    hits, found = semantic_search(corpus[rows], corpus, ROWS, len(corpus), k + 1, cosines), []
     for row, nearest in enumerate(hits, rows.start):
-        others = [hit for hit in nearest if hit["corpus_id"] != row]
-        found.append([[hit["corpus_id"], hit["score"]] for hit in others[:k]])
+        nearest = [(hit["corpus_id"], hit["score"]) for hit in nearest if hit["corpus_id"] != row]
+        found.append(nearest[:k])
     ids, scores = np.moveaxis(np.array(found), 2, 0)
-    return {"neighbours": ids.astype(np.int32),
-            "similarities": ((scores + ids) // len(corpus) / 1e6).astype(np.float32)}
+    similarities = (scores + ids) // len(corpus) / 1e6
+    return {"neighbours": ids.astype(np.int32), "similarities": similarities.astype(np.float32)}
 
 def graph(args):
     """Find the k nearest neighbours of every abstract by cosine: exact, all against all."""
@@ -602,10 +575,12 @@ def graph(args):
         return {"made": []}
     try:
         meta = json.loads((source / "meta.json").read_text(encoding="utf-8"))
-        vectors = np.load(source / "embeddings.npy", mmap_mode="c")
-        assert meta["files"] == files_of(source)
-    except (OSError, ValueError, KeyError, AssertionError):
-        fail(source, "not a dense index, or damaged; run 01_index.py --indexes dense --force")
+        names = json.loads((source / "abstract_ids.json").read_text(encoding="utf-8"))
+        vectors = np.load(source / "embeddings.npy")
+        if meta["files"] != files_of(source):
+            raise ValueError
+    except (OSError, ValueError, KeyError):
+        fail(source, "damaged, or not a dense index; run 01_index.py --indexes dense --force")
     count, k = len(vectors), min(args.neighbours, len(vectors) - 1)
     if k < 1:
         fail(source, "a single abstract has no neighbours; index two or more")
@@ -621,17 +596,15 @@ def graph(args):
         found = list(shards(args, inputs, count, functools.partial(graph_shard, corpus, k)))
         for name in ("neighbours", "similarities"):
             np.save(folder / f"{name}.npy", np.concatenate([shard[name] for shard in found]))
-        names = json.loads((source / "abstract_ids.json").read_text(encoding="utf-8"))
         facts = {name: meta[name] for name in ("corpus", "abstracts", "model", "model_sha256")}
-        facts |= {"kind": "graph", "neighbours": k, "dense": inputs[str(source)]}
-        write_meta(folder, names, facts)
+        complete(folder, names, facts | {"kind": "graph", "dense": inputs[str(source)]})
     remove(f"{args.out}.parts")
     print(f"{args.out}: {k} neighbours of {count} abstracts")
     return {"made": [args.out], "abstracts": count, "neighbours": k}
 
 # ---------------------------------------------------------------- Job: train
 def read_examples(path, claims, texts):
-    """Return [claim, positive, negative, ...] as texts for each tuple of 02_retrieve.py mine."""
+    """Return [claim, positive, negative, ...], all texts, of each tuple of 02_retrieve.py mine."""
     rows = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
@@ -640,14 +613,14 @@ def read_examples(path, claims, texts):
                 names = [example["positive"], *example["negatives"]]
                 rows.append([claims[example["claim_id"]], *(texts[name] for name in names)])
             except (ValueError, KeyError, TypeError) as error:
-                fail(f"{path}:{number}", f"not a tuple of these claims and abstracts ({error}); "
-                     "use 02_retrieve.py mine --shape tuples")
+                fail(f"{path}:{number}", f"{error!r} in a tuple; use 02_retrieve.py mine --shape "
+                     "tuples, with the claims and corpus that it read")
     return rows
 
 def columns_of(rows, loss):
-    """Return ({column: texts}, examples left out, as they have fewer negatives than the others).
+    """Return ({column: texts}, number of rows left out for having fewer negatives than others).
 
-    The triplet loss takes one negative a row: of an example with several, each gets its own row.
+    The triplet loss takes one negative: a row with several becomes several rows.
     """
     width = 3 if loss == "triplet" else max(map(len, rows), default=2)
     kept = [row for row in rows if len(row) >= width]
@@ -663,37 +636,41 @@ def dev_evaluator(paths, prompts, texts, args):
     claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
     qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"],
                        claim_id=claims.index, abstract_id=texts, label=LABELS)
-    found = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set).to_dict()
-    names = list(texts)
-    others = np.random.default_rng(args.seed).permutation(len(names))[: args.dev_pool]
-    pool = set(qrels["abstract_id"]) | {names[row] for row in others}
+    evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
+    rng, names = np.random.default_rng(args.seed), list(texts)
+    pool = {names[row] for row in rng.permutation(len(names))[: args.dev_pool]}
+    pool |= set(qrels["abstract_id"])
     return InformationRetrievalEvaluator(
-        claims[claims.index.isin(found)].to_dict(),
-        {name: texts[name] for name in names if name in pool}, found, name="dev",
-        ndcg_at_k=[10], write_csv=False, query_prompt=prompts[0], corpus_prompt=prompts[1])
+        claims.to_dict(), {name: texts[name] for name in names if name in pool},
+        evidence.to_dict(), name="dev", write_csv=False,
+        query_prompt=prompts[0], corpus_prompt=prompts[1])
 
 def last_checkpoint(folder):
     """Return (path, state) of the newest checkpoint; one without readable state is torn."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1]))
-    for path in found:
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name[11:])):
         with contextlib.suppress(OSError, ValueError):
             return str(path), json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-    return None, {}
+    return None, None
+
+def loss_of(encoder, args):
+    """Return the loss that --loss names."""
+    from sentence_transformers.sentence_transformer import losses
+    if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
+        return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
+    if args.loss == "mnrl":
+        return losses.MultipleNegativesRankingLoss(encoder, args.scale)
+    return losses.CachedMultipleNegativesRankingLoss(encoder, args.scale, mini_batch_size=16)
 
 def fit(encoder, columns, prompts, evaluator, folder, args):
-    """Train on columns of texts; the best epoch on dev is kept. Return nDCG@10 on dev by epoch.
-
-    The first value is from before training.
-    """
+    """Train on {column: texts} and keep the best epoch on dev. Return dev's nDCG@10 by epoch."""
     import torch
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer as Trainer
-    from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
-    from sentence_transformers.sentence_transformer import losses
+    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
     from transformers import EarlyStoppingCallback, ProgressCallback
 
     class Epochs(ProgressCallback):
-        """A bar, and a line an epoch in place of dictionaries."""
+        """One bar, and one line an epoch."""
         def on_log(self, *_, **__):
             pass
 
@@ -702,19 +679,17 @@ def fit(encoder, columns, prompts, evaluator, folder, args):
             dev = f", nDCG@10 on dev {last[NDCG]:.4f}" if NDCG in last else ""
             self.training_bar.write(f"epoch {state.epoch:g}: loss {last['loss']:.4f}{dev}")
 
-    if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
-        loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
-    elif args.loss == "mnrl":
-        loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
-    else:
-        loss = losses.CachedMultipleNegativesRankingLoss(
-            encoder, args.scale, mini_batch_size=MINI_BATCH)
     checkpoint, state = last_checkpoint(folder)
     gpu = encoder.device.type == "cuda"
     bf16 = gpu and torch.cuda.is_bf16_supported(False)
-    watched = {"eval_strategy": "epoch", "eval_on_start": not checkpoint, "greater_is_better": True,
-               "load_best_model_at_end": True, "metric_for_best_model": NDCG} if evaluator else {}
-    how = TrainingArguments(
+    how, callbacks = {}, [Epochs()]
+    if evaluator:
+        how = {"eval_strategy": "epoch", "eval_on_start": not checkpoint, "greater_is_better": True,
+               "load_best_model_at_end": True, "metric_for_best_model": NDCG}
+        callbacks.append(EarlyStoppingCallback(args.patience))
+    if state and state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
+        how["max_steps"] = state["global_step"]  # killed after it had stopped early
+    how = Arguments(
         str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, warmup_steps=WARMUP,
         per_device_train_batch_size=args.batch, gradient_accumulation_steps=args.accumulate,
         bf16=bf16, fp16=gpu and not bf16, use_cpu=encoder.device.type == "cpu",
@@ -722,35 +697,27 @@ def fit(encoder, columns, prompts, evaluator, folder, args):
         batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
         prompts={name: prompts[name != "claim"] for name in columns}, report_to="none",
         seed=args.seed, data_seed=args.seed, logging_strategy="epoch", save_strategy="epoch",
-        save_total_limit=2, restore_callback_states_from_checkpoint=True, **watched)
-    if state and state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
-        how.max_steps = state["global_step"]  # stopped early, and killed behind its last epoch
-    trainer = Trainer(
-        encoder, how, Dataset.from_dict(columns), loss=loss, evaluator=evaluator,
-        callbacks=[Epochs(), *([EarlyStoppingCallback(args.patience)] if evaluator else [])])
+        save_total_limit=2, restore_callback_states_from_checkpoint=True, **how)
+    trainer = Trainer(encoder, how, Dataset.from_dict(columns), loss=loss_of(encoder, args),
+                      evaluator=evaluator, callbacks=callbacks)
     trainer.remove_callback(ProgressCallback)
     trainer.train(resume_from_checkpoint=checkpoint)
     curve = {line["step"]: line[NDCG] for line in trainer.state.log_history if NDCG in line}
     return [round(curve[step], 4) for step in sorted(curve)]
 
-def show_one_gpu(args):
-    """Show torch the first GPU of --device only: the trainer would use every one that it sees."""
-    kind, _, number = args.device[0].partition(":")
-    if kind in ("auto", "cuda") and (number or "0").isdigit():
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(seen[int(number or 0) :][:1])
-        args.device = [kind]
-
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
-    for name, value in LOSSES[args.loss].items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    for name, value in zip(("epochs", "lr", "batch", "accumulate"), TRAINING[args.loss]):
+        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     check_numbers(args, margin=0, scale=0, epochs=0, lr=0, batch=1, accumulate=1, dev_pool=0,
                   patience=1, max_length=1)
     if args.pooling == "chunks" and args.loss == "cached-mnrl":
         fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
-    show_one_gpu(args)
+    kind, _, number = args.device[0].partition(":")
+    if kind in ("auto", "cuda"):  # the trainer would multiply batches by the GPUs that it sees
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(seen[int(number or 0) :][:1])
+        args.device = [kind]
     paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     paths = paths if all(map(os.path.exists, paths)) else []
     inputs = sha256_of(args.examples, args.corpus, args.claims, *paths, models=[args.model])
@@ -760,22 +727,20 @@ def train(args):
     rows = read_examples(args.examples, dict(zip(claims["claim_id"], claims["claim"])), texts)
     columns, left_out = columns_of(rows, args.loss)
     if not columns:
-        fail(args.examples, f"no example for --loss {args.loss}; mine others")
-    print(f"{len(rows)} examples, {left_out} of them left out; {len(columns['claim'])} rows")
+        fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
+    print(f"{len(rows)} examples, {left_out} of them left out")
     from sentence_transformers import SentenceTransformer
     encoder = open_model(SentenceTransformer, args.model, args, "fp32")
     own_length = encoder.max_seq_length
-    limit_length(encoder, args)
+    limit_length(encoder, args.max_length, args.pooling)
     prompts = [prompt_of(encoder, args.query_prompt, "query"),
                prompt_of(encoder, args.document_prompt, "document", "passage", "corpus")]
     evaluator = dev_evaluator(paths, prompts, texts, args) if paths else None
-    if not paths:
-        print("no dev split: the last epoch is kept")
     curve = fit(encoder, columns, prompts, evaluator, parts_of(args, inputs), args)
     if curve and curve[0] > max(curve[1:]):
         print(f"warning: nDCG@10 on dev fell from {curve[0]} to {max(curve[1:])}", file=sys.stderr)
     encoder.max_seq_length = own_length
-    encoder.prompts |= dict(zip(("query", "document"), prompts))
+    encoder.prompts |= {"query": prompts[0], "document": prompts[1]}
     facts = {"examples": len(rows), "left_out": left_out, "dev_ndcg_at_10": curve}
     with written(args.out, args, inputs, device=str(encoder.device), **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
@@ -812,7 +777,7 @@ def main():
         add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
             help="SPLADE: from logits to weights")
         add("--top-terms", type=int, default=0, help="SPLADE: terms kept of a text; 0: all")
-        add("--batch-size", type=int, default=0, help="texts; 0: 32, SPLADE 8")
+        add("--batch-size", type=int, default=0, help="texts at a time; 0: 32, SPLADE 8")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
             help="auto: half precision on a GPU")
     if shared.job == "train":
@@ -821,7 +786,7 @@ def main():
         add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="the claims")
         add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
         add("--out", default=f"{work}/models/encoder", help="folder of the trained model")
-        add("--loss", choices=LOSSES, default="mnrl", help="mnrl: in-batch negatives")
+        add("--loss", choices=TRAINING, default="mnrl", help="mnrl: in-batch negatives")
         add("--margin", type=float, default=0.3, help="triplet: margin of the cosines")
         add("--scale", type=float, default=20, help="mnrl: factor of the cosines")
         add("--epochs", type=float, help="default: triplet 3, mnrl 2")
