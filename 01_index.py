@@ -427,16 +427,18 @@ def limit_length(encoder, max_length, pooling="truncate"):
         encoder.register_forward_hook(pool_windows)
 
 def windows_of(tokenizer, limit, texts, prompt="", **_):
-    """Return the tokens of all windows of texts, (windows, limit), and the text of each one."""
-    return dict(tokenizer(
-        [prompt + text for text in texts], truncation=True, max_length=limit, stride=OVERLAP,
-        return_overflowing_tokens=True, padding=True, return_tensors="pt"))
+    """Return the tokens of all windows of texts; the mapping is 1 where a text begins, else 0."""
+    coded = tokenizer(
+        [(prompt or "") + text for text in texts], truncation=True, max_length=limit,
+        stride=OVERLAP, return_overflowing_tokens=True, padding=True, return_tensors="pt")
+    rows = coded["overflow_to_sample_mapping"]
+    return {**coded, "overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
 
 def pool_windows(encoder, _, features):
     """Pool the windows of a text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
     import torch
-    counts = features["overflow_to_sample_mapping"].bincount().tolist()
-    texts = features["sentence_embedding"].split(counts)
+    starts = features["overflow_to_sample_mapping"].nonzero()[1:, 0].tolist()
+    texts = features["sentence_embedding"].tensor_split(starts)
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
@@ -667,7 +669,8 @@ def fit(encoder, columns, prompts, evaluator, folder, args):
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer as Trainer
     from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
-    from transformers import EarlyStoppingCallback, ProgressCallback
+    from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback
+    from transformers.utils import logging
 
     class Epochs(ProgressCallback):
         """One bar, and one line an epoch."""
@@ -677,8 +680,10 @@ def fit(encoder, columns, prompts, evaluator, folder, args):
         def on_save(self, how, state, control, **_):
             last = {name: value for line in state.log_history for name, value in line.items()}
             dev = f", nDCG@10 on dev {last[NDCG]:.4f}" if NDCG in last else ""
-            self.training_bar.write(f"epoch {state.epoch:g}: loss {last['loss']:.4f}{dev}")
+            line = f"epoch {state.epoch:g}: loss {last['loss']:.4f}{dev}"
+            self.training_bar.write(line, file=sys.stderr)
 
+    logging.disable_progress_bar()  # one for every file that is saved
     checkpoint, state = last_checkpoint(folder)
     gpu = encoder.device.type == "cuda"
     bf16 = gpu and torch.cuda.is_bf16_supported(False)
@@ -695,12 +700,12 @@ def fit(encoder, columns, prompts, evaluator, folder, args):
         bf16=bf16, fp16=gpu and not bf16, use_cpu=encoder.device.type == "cpu",
         activation_checkpointing=args.gradient_checkpointing, dataloader_pin_memory=False,
         batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-        prompts={name: prompts[name != "claim"] for name in columns}, report_to="none",
-        seed=args.seed, data_seed=args.seed, logging_strategy="epoch", save_strategy="epoch",
-        save_total_limit=2, restore_callback_states_from_checkpoint=True, **how)
+        prompts={name: prompts[name != "claim"] for name in columns}, seed=args.seed,
+        data_seed=args.seed, logging_strategy="epoch", save_strategy="epoch", save_total_limit=2,
+        restore_callback_states_from_checkpoint=True, report_to="none", disable_tqdm=True, **how)
     trainer = Trainer(encoder, how, Dataset.from_dict(columns), loss=loss_of(encoder, args),
                       evaluator=evaluator, callbacks=callbacks)
-    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=checkpoint)
     curve = {line["step"]: line[NDCG] for line in trainer.state.log_history if NDCG in line}
     return [round(curve[step], 4) for step in sorted(curve)]
