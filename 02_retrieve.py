@@ -281,7 +281,7 @@ def search_bm25(folder, meta, claims, args):
         how["stemmer"] = Stemmer(how["stemmer"])
     index = bm25s.BM25.load(folder)
     parts = tuple(index.scores[name] for name in CSC)
-    matrix = csc_matrix(parts, shape=(meta["abstracts"], meta["terms"]))
+    matrix = csc_matrix(parts, shape=(meta["abstracts"], len(parts[2]) - 1))
     queries = map(index.get_tokens_ids, bm25s.tokenize(claims, **how))
     return (matrix[:, terms] @ np.ones(len(terms), np.float32) for terms in queries)
 
@@ -336,6 +336,8 @@ def top_k(scores, k):
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
 # ---------------------------------------------------------------- Fusion
+METHODS = ["rrf", "minmax", "zscore", "union", "top"]
+
 def points(scores, method, k):
     """Return what a run adds to its abstracts, from their scores (n,), best first."""
     ranks, low = np.arange(1, len(scores) + 1), min(scores, default=0)
@@ -363,35 +365,39 @@ def fuse_runs(runs, weights, method, k):
     return fused
 
 # ---------------------------------------------------------------- Examples
+POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
+
+def allowed(names, labels, pool):
+    """Return the possible negatives among names; labels: {abstract_id: label} of the claim."""
+    return [name for name in names if labels.get(name) in POOLS[pool]]
+
 def draw(names, count, how, rng):
     """Return count of names (best first): the best, the worst or random ones."""
     if how == "random":
         return [names[row] for row in rng.choice(len(names), min(count, len(names)), False)]
     return names[:count] if how == "best" else names[::-1][:count]
 
-def allowed(names, labels, pool):
-    """Return the possible negatives among names: NEI, unjudged or both, never evidence."""
-    kinds = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}[pool]
-    return [name for name in names if labels.get(name) in kinds]
-
-def negatives(top, rest, times, args, rng):
-    """Return {abstract_id: kind}: times --hard of top, times --easy of rest."""
-    hard = dict.fromkeys(draw(top, times * args.hard, args.draw, rng), "hard")
-    return hard | dict.fromkeys(draw(rest, times * args.easy, "random", rng), "easy")
-
 def tuples(claim, evidence, top, rest, args, rng):
     """Return one example for each evidence abstract, with negatives of its own."""
-    return [{"kind": "evidence", "claim_id": claim, "positive": name,
-             "negatives": list(negatives(top, rest, 1, args, rng))} for name in evidence]
-
-def pairs(claim, kinds, scores, shape):
-    """Return one example for each of {abstract_id: kind}; scores: {abstract_id: target}."""
     rows = []
-    for name, kind in kinds.items():
-        target = scores[name] if kind == "score" else float(kind == "evidence")
-        value = {"label": "NEI"} if shape == "labels" else {"target": target}
-        rows.append({"kind": kind, "claim_id": claim, "abstract_id": name} | value)
+    for name in evidence:
+        drawn = draw(top, args.hard, args.draw, rng) + draw(rest, args.easy, "random", rng)
+        rows.append({"kind": "evidence", "claim_id": claim, "positive": name, "negatives": drawn})
     return rows
+
+def pairs(claim, evidence, top, rest, args, rng):
+    """Return evidence with target 1 and negatives with 0; for labels only negatives, as NEI."""
+    times = len(evidence) if args.per == "positive" else 1
+    hard = draw(top, times * args.hard, args.draw, rng)
+    easy = draw(rest, times * args.easy, "random", rng)
+    value = {"label": "NEI"} if args.shape == "labels" else {"target": 0.0}
+    rows = [pair("evidence", claim, name, target=1.0) for name in evidence if "target" in value]
+    rows += [pair("hard", claim, name, **value) for name in hard]
+    return rows + [pair("easy", claim, name, **value) for name in easy]
+
+def pair(kind, claim, name, **value):
+    """Return one example of a claim and an abstract."""
+    return {"kind": kind, "claim_id": claim, "abstract_id": name} | value
 
 def targets(scores, middle, scale):
     """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
@@ -480,97 +486,96 @@ def mine(args):
         return {"made": []}
     corpus = read_corpus(args.corpus)
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
-    judged, found, every = by_claim(qrels, "label"), {}, list(corpus)
+    judged, found, examples, skipped = by_claim(qrels, "label"), {}, [], 0
     for path in paths:
         run = read_table(path, RUN, abstract_id=corpus)
         run["score"] = targets(run["score"].to_numpy(), args.middle, args.scale)
         check_finite(run["score"], path, "give other --middle and --scale")
         found = by_claim(run, "score")
     pool, first = args.pool, args.from_top
-    nei = list(dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"]))
     if any_nei:
+        nei = list(dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"]))
         pool, first = "both", len(nei)
     if args.shape == "labels":
-        pool = "unjudged"  # 05_classify.py reads the others from the qrels
-    examples, skipped = [], 0
+        pool = "unjudged"  # 05_classify.py reads the judged ones from the qrels
     for claim in judged | found:
         labels, scores = judged.get(claim, {}), found.get(claim, {})
         evidence = [name for name in labels if labels[name] != "NEI"]
         if not evidence and not args.keep_claims_without_evidence:
             skipped += 1
-            continue
-        ranked = nei if any_nei else list(scores | labels)  # what the run lacks comes last
-        top, rest = ranked[:first], every if args.easy_from == "corpus" else ranked[first:]
-        rest = allowed(rest, labels | dict.fromkeys(top, "top"), pool)
-        top = allowed(top, labels, pool)
-        rng = np.random.default_rng([args.seed, *claim.encode()])
-        if args.shape == "tuples":
-            examples += tuples(claim, evidence, top, rest, args, rng)
-            continue
-        kinds = dict.fromkeys(evidence, "evidence")
-        if scored:
-            kinds = dict.fromkeys(list(scores)[:first], "score") | (kinds if args.gold else {})
+        elif scored:
+            gold = evidence if args.gold else []
+            for name in list(scores)[:first]:
+                if name not in gold:
+                    examples.append(pair("score", claim, name, target=scores[name]))
+            examples += [pair("evidence", claim, name, target=1.0) for name in gold]
         else:
-            times = len(evidence) if args.per == "positive" else 1
-            kinds = ({} if labels else kinds) | negatives(top, rest, times, args, rng)
-        examples += pairs(claim, kinds, scores, args.shape)
+            ranked = nei if any_nei else list(scores | labels)  # last, NEI that the run lacks
+            rest = corpus if args.easy_from == "corpus" else ranked[first:]
+            rest = allowed(rest, labels | dict.fromkeys(ranked[:first], "top"), pool)
+            top = allowed(ranked[:first], labels, pool)
+            rng = np.random.default_rng([args.seed, *claim.encode()])
+            shape = tuples if args.shape == "tuples" else pairs
+            examples += shape(claim, evidence, top, rest, args, rng)
     if not examples:
         fail(args.qrels, "no claim has evidence; see --keep-claims-without-evidence")
-    counts = {"examples": len(examples), "claims_without_evidence": skipped}
-    with written(args.out, args, inputs, **counts) as path:
-        lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in examples]
-        path.write_text("".join(lines), encoding="utf-8")
+    facts = {"examples": len(examples), "claims_without_evidence": skipped}
+    with written(args.out, args, inputs, **facts) as new, open(new, "w", encoding="utf-8") as file:
+        for example in examples:
+            file.write(json.dumps(example, ensure_ascii=False) + "\n")
     print(f"{args.out}: {len(examples)} examples; {skipped} claims without evidence skipped")
-    return {"made": [args.out], **counts}
+    return {"made": [args.out], **facts}
 
 def whole(text):
-    """For argparse: a number of 0, 1, 2, ..."""
+    """For argparse: 0, 1, 2, ..."""
     if not text.isdecimal():
         raise ValueError
     return int(text)
 
 def main():
     parser, shared, words = command_line("retrieve", "fuse", "mine")
-    add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
-    if shared.job == "mine":
-        add("run", nargs="?", default=f"{work}/{split}/hybrid.tsv", help="source of negatives")
-        add("--qrels", default=f"{data}/qrels.{split}.tsv", help="judged pairs")
-        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
-        add("--out", default=f"{work}/{split}/examples.jsonl", help="training examples")
-        add("--shape", choices=["pairs", "tuples", "labels"], default="pairs",
-            help="pairs: targets 0 and 1; tuples: a positive and its negatives; labels: only NEI")
-        add("--hard", type=whole, default=4, help="negatives from the top of the run")
-        add("--from-top", type=whole, default=200, help="ranks of the top")
-        add("--draw", choices=["random", "best", "worst"], default="random", help="of the top")
-        add("--easy", type=whole, default=0, help="random negatives from elsewhere")
-        add("--easy-from", choices=["run", "corpus"], default="run", help="run: below the top")
-        add("--pool", choices=["nei", "unjudged", "both"], default="both", help="of negatives")
-        add("--nei-of", choices=["same", "any"], default="same", help="any: NEI of all claims")
-        add("--per", choices=["claim", "positive"], default="claim", help="tuples: positive")
-        add("--targets", choices=["label", "score"], default="label", help="score: of the run")
-        add("--middle", type=float, help="score that becomes 0.5; by default the mean")
-        add("--scale", type=float, help="of (score - middle); by default 1 / (4 sd)")
-        add("--gold", action="store_true", help="scores: evidence joins with target 1")
-        add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
-    else:
-        add("--top-k", type=whole, default=100, help="abstracts kept per claim")
-        add("--rrf-k", type=whole, default=60, help="k of reciprocal rank fusion")
+    add, data, folder = parser.add_argument, shared.data, f"{shared.work}/{shared.split}"
     if shared.job == "retrieve":
-        add("--claims", default=f"{data}/claims.{split}.tsv", help="claims")
-        add("--index", default=f"{work}/index", help="folder of the indexes")
+        add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="claims")
+        add("--index", default=f"{shared.work}/index", help="folder of the indexes")
         add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
-        add("--out", default=f"{work}/{split}", help="folder of the runs")
+        add("--out", default=folder, help="folder of the runs")
         add("--retrievers", nargs="+", choices=SEARCH, default=list(SEARCH), help="indexes")
         add("--restrict", nargs=1, default=[], help="score only the candidates of this run")
         add("--dense-model", help="where the model of the dense index is, if moved")
         add("--splade-model", help="the same for SPLADE")
     if shared.job == "fuse":
-        methods = ["rrf", "minmax", "zscore", "union", "top"]
         add("runs", nargs="+", help="runs")
-        add("--out", default=f"{work}/{split}/fused.tsv", help="fused run")
-        add("--method", choices=methods, default="rrf", help="union: best rank, top: best score")
+        add("--out", default=f"{folder}/fused.tsv", help="fused run")
+        add("--method", choices=METHODS, default="rrf", help="union: best rank; top: best score")
         add("--weights", nargs="+", type=float, help="one a run")
         add("--corpus", nargs=1, default=[], help="its order breaks ties, else that of the runs")
+    if shared.job != "mine":
+        add("--top-k", type=whole, default=100, help="abstracts kept per claim; 0: all")
+        add("--rrf-k", type=whole, default=60, help="k of reciprocal rank fusion")
+    else:
+        add("run", nargs="?", default=f"{folder}/hybrid.tsv", help="source of negatives")
+        add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="judged pairs")
+        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
+        add("--out", default=f"{folder}/examples.jsonl", help="training examples")
+        add("--shape", choices=["pairs", "tuples", "labels"], default="pairs",
+            help="labels: only negatives, as NEI")
+        add("--hard", type=whole, default=4, help="negatives from the top of the run")
+        add("--from-top", type=whole, default=200, help="ranks of the top")
+        add("--draw", choices=["random", "best", "worst"], default="random", help="of the top")
+        add("--easy", type=whole, default=0, help="random negatives from the rest")
+        add("--easy-from", choices=["run", "corpus"], default="run", help="the rest of what")
+        add("--pool", choices=POOLS, default="both", help="what may be a negative")
+        add("--nei-of", choices=["same", "any"], default="same",
+            help="any, with --pool nei: draw from NEI of all claims, without a run")
+        add("--per", choices=["claim", "positive"], default="claim",
+            help="unit of --hard and --easy; of tuples always positive")
+        add("--targets", choices=["label", "score"], default="label",
+            help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
+        add("--middle", type=float, help="by default the mean score")
+        add("--scale", type=float, help="by default 1 / (4 sd) of the scores")
+        add("--gold", action="store_true", help="with scores: evidence has target 1")
+        add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
     args = parser.parse_args(words)
     finish({"retrieve": retrieve, "fuse": fuse, "mine": mine}[shared.job], args)
 
