@@ -691,8 +691,10 @@ def curve_of(history):
 
 def print_epoch(how, state, control, **_):
     """Print one line: the epoch that was just saved."""
+    from tqdm.auto import tqdm
     last = curve_of(state.log_history)[-1]
-    print(*(f"{name} {value}" for name, value in last.items()), sep=", ", file=sys.stderr)
+    line = ", ".join(f"{name} {value}" for name, value in last.items())
+    tqdm.write(line, file=sys.stderr)
 
 def check_loss(how, state, control, logs, **_):
     """End the script when the loss is not finite."""
@@ -740,7 +742,7 @@ def fit(encoder, table, prompt, evaluator, folder, args):
         bf16=bf16, fp16=gpu and not bf16, use_cpu=encoder.device.type == "cpu",
         activation_checkpointing=args.gradient_checkpointing, save_strategy="epoch",
         save_total_limit=2, restore_callback_states_from_checkpoint=True, report_to="none",
-        logging_strategy="epoch", logging_nan_inf_filter=False, **watched)
+        logging_strategy="epoch", logging_nan_inf_filter=False, disable_tqdm=False, **watched)
     trainer = cross_encoder.CrossEncoderTrainer(
         encoder, how, Dataset.from_pandas(table), loss=loss_of(encoder, args), evaluator=evaluator)
     trainer.remove_callback(ProgressCallback)
@@ -763,6 +765,7 @@ def train(args):
     one_gpu(args)
     import transformers
     transformers.logging.set_verbosity_error()  # a new head is wanted here
+    transformers.logging.disable_progress_bar()  # of every checkpoint
     transformers.set_seed(args.seed)
     encoder = open_model(load_reranker, args.model, args, "fp32", train=True)
     encoder.max_seq_length = min(args.max_length, encoder.max_seq_length or args.max_length)
