@@ -59,6 +59,7 @@ LOSSES = {"bce": "BinaryCrossEntropyLoss", "margin": "MarginMSELoss", "mse": "MS
           "l1": "MSELoss", "lambda": "LambdaLoss", "listnet": "ListNetLoss",
           "ranknet": "RankNetLoss", "mnrl": "MultipleNegativesRankingLoss"}
 TUPLES = ("margin", "mnrl")            # losses that need tuples; the others read pairs, too
+MEASURE = "eval_dev_ndcg@10"           # decides on the best epoch
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -307,17 +308,18 @@ def read_texts(args):
     return texts
 
 def read_stance(path, run):
-    """Return P(SUPPORTS) + P(REFUTES) for the rows of a run, from a file of verdicts."""
+    """Return P(SUPPORTS) + P(REFUTES) for each row of a run, from its verdicts."""
     import pandas as pd
-    shares = ["p_supports", "p_refutes"]
-    table = read_table(path, [*KEY, *shares])
-    table[shares] = table[shares].apply(pd.to_numeric, errors="coerce")
+    table = read_table(path, [*KEY, "p_supports", "p_refutes"])
+    for name in ("p_supports", "p_refutes"):
+        share = pd.to_numeric(table[name], errors="coerce")
+        table[name] = share.where(share.between(0, 1))
     found = run.merge(table, on=KEY, how="left")
-    stance = found[shares].where(found[shares] >= 0).sum(axis=1, skipna=False)
-    for claim, name, number in zip(found["claim_id"], found["abstract_id"], stance):
-        if not number <= 1.001:
-            fail(path, f"claim {claim}, abstract {name}: no p_supports and p_refutes; make the "
-                 "verdicts of this run with 05_classify.py")
+    stance = found["p_supports"] + found["p_refutes"]
+    if stance.isna().any():
+        claim, name = found.loc[stance.isna().idxmax(), KEY]
+        fail(path, f"claim {claim}, abstract {name}: no p_supports and p_refutes from 0 to 1; make "
+             "the verdicts of this run with 05_classify.py")
     return stance.to_numpy()
 
 def read_graph(folder, corpus, neighbours):
@@ -330,7 +332,7 @@ def read_graph(folder, corpus, neighbours):
             if mark != [len(data), zlib.crc32(data)]:
                 raise ValueError(f"{name} is damaged")
         if meta["corpus"] != corpus:
-            raise ValueError("it was made from another corpus")
+            raise ValueError("made from another corpus")
         ids = json.loads((folder / "abstract_ids.json").read_text(encoding="utf-8"))
         rows = np.load(folder / "neighbours.npy")[:, :neighbours].tolist()
         return {name: [ids[place] for place in places] for name, places in zip(ids, rows)}
@@ -354,20 +356,19 @@ def load_reranker(name, train=False, **how):
     from sentence_transformers.util import load_file_path
     from transformers import AutoConfig
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    head = (config.architectures or ["no architecture"])[0]
+    head = (config.architectures or ["no architecture"])[0].partition("For")[2]
     saved = load_file_path(name, "config_sentence_transformers.json")
     kind = json.loads(Path(saved).read_text(encoding="utf-8")).get("model_type") if saved else ""
-    if head.endswith("ForSequenceClassification") and config.num_labels != 1:
+    if head == "SequenceClassification" and config.num_labels != 1:
         fail(name, f"it has {config.num_labels} labels, a reranker has one; stance classifiers "
              "belong to 05_classify.py --model")
-    if kind == "MultiVectorEncoder" and not train:
+    if train or kind == "CrossEncoder" or head in ("SequenceClassification", "CausalLM"):
+        return CrossEncoder(name, **how)
+    if kind == "MultiVectorEncoder":
         return MultiVectorEncoder(name, **how)
-    if head.endswith("ForConditionalGeneration") and not train:
+    if head == "ConditionalGeneration":
         return load_mono_t5(name, **how)
-    trained = kind == "CrossEncoder" or head.endswith(("ForSequenceClassification", "ForCausalLM"))
-    if not trained and not train:
-        fail(name, f"{head} has no head for pairs; 03_rerank.py train --model {name} trains one")
-    return CrossEncoder(name, **how)
+    fail(name, f"no reranker, as it has no head; 03_rerank.py train --model {name} trains one")
 
 def load_mono_t5(name, device, trust_remote_code, model_kwargs):
     """Load a sequence-to-sequence model, its tokenizer with it."""
@@ -401,41 +402,19 @@ def fitted(encoder, pairs, prompt):
     used = (empty["attention_mask"].sum(dim=1) + spare).tolist()
     return truncated(pairs, dict(zip(claims, used)), encoder.tokenizer, encoder.max_seq_length)
 
-def open_scorer(name, args, bar):
-    """Open a model as a function: (claim, abstract) pairs to scores, number of truncated ones."""
-    import torch
-    model = open_model(load_reranker, name, args, args.dtype)
-    if hasattr(model, "encode_document"):
-        return functools.partial(score_late, model, args.batch_size)
-    if not hasattr(model, "predict"):
-        return functools.partial(score_mono_t5, model, args)
-    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
-    prompts, prompt_name = {None: None, **model.prompts}, args.prompt_name
-    if prompt_name not in prompts:
-        fail("--prompt-name", f"{name} has the prompts {', '.join(model.prompts)}")
-    prompt = prompts.get(prompt_name or model.default_prompt_name)
-    if model.dtype != torch.float32:  # half precision gives different abstracts equal scores
-        linear = [name for name, part in model.named_modules() if type(part) is torch.nn.Linear]
-        model.set_keep_in_fp32_modules(linear[-1:])
-    how = {"prompt": prompt if args.prompt is None else args.prompt, "batch_size": args.batch_size}
-    if len(args.device) > 1:
-        how["pool"] = model.start_multi_process_pool(args.device)
-    else:
-        model.register_forward_hook(lambda _, given, out: bar.update(len(out["scores"])) and None)
-    return functools.partial(score_cross, model, how)
-
-def score_cross(encoder, how, pairs):
+def score_cross(encoder, prompt, pool, args, pairs):
     """Logits of a cross-encoder or causal reranker."""
     import torch
-    pairs, cut = fitted(encoder, pairs, how["prompt"])
-    return encoder.predict(pairs, activation_fn=torch.nn.Identity(), **how), cut
+    pairs, cut = fitted(encoder, pairs, prompt)
+    return encoder.predict(pairs, prompt=prompt, batch_size=args.batch_size, pool=pool,
+                           activation_fn=torch.nn.Identity()), cut
 
-def score_late(encoder, batch_size, pairs):
+def score_late(encoder, args, pairs):
     """MaxSim of the token vectors of claim and abstract (late interaction)."""
     sides = []
     for encode, texts in zip((encoder.encode_query, encoder.encode_document), zip(*pairs)):
         known = list(dict.fromkeys(texts))
-        vectors = dict(zip(known, encode(known, batch_size=batch_size)))
+        vectors = dict(zip(known, encode(known, batch_size=args.batch_size)))
         sides.append([vectors[text] for text in texts])
     return encoder.similarity_pairwise(*sides).float().cpu().numpy(), 0
 
@@ -446,15 +425,37 @@ def score_mono_t5(model, args, pairs):
     used = {claim: len(tokenizer(MONO_T5.format(claim, ""))["input_ids"]) for claim, _ in pairs}
     pairs, cut = truncated(pairs, used, tokenizer, args.max_length)
     [true], [false] = tokenizer(["true", "false"], add_special_tokens=False)["input_ids"]
-    texts = [MONO_T5.format(*pair) for pair in pairs]
-    order = np.argsort([len(text) for text in texts])
+    order = np.argsort([len(text) for _, text in pairs])
     for rows in np.split(order, range(args.batch_size, len(order), args.batch_size)):
-        batch = tokenizer([texts[row] for row in rows], padding=True, return_tensors="pt")
+        texts = [MONO_T5.format(*pairs[row]) for row in rows]
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
         batch["decoder_input_ids"] = torch.full((len(rows), 1), model.config.decoder_start_token_id)
         with torch.inference_mode():
             logits = model(**batch.to(model.device)).logits[:, 0].float().cpu().numpy()
         scores[rows] = logits[:, true] - logits[:, false]
     return scores, cut
+
+def open_scorer(name, args, bar):
+    """Open a model as a function: (claim, abstract) pairs to scores, number of truncated ones."""
+    import torch
+    model, pool = open_model(load_reranker, name, args, args.dtype), None
+    if hasattr(model, "encode_document"):
+        return functools.partial(score_late, model, args)
+    if not hasattr(model, "predict"):
+        return functools.partial(score_mono_t5, model, args)
+    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
+    prompt_name = args.prompt_name or model.default_prompt_name
+    if prompt_name and prompt_name not in model.prompts:
+        fail("--prompt-name", f"{name} has the prompts {list(model.prompts)}")
+    prompt = model.prompts.get(prompt_name) if args.prompt is None else args.prompt
+    if model.dtype != torch.float32:  # half precision gives different abstracts equal scores
+        linear = [name for name, part in model.named_modules() if type(part) is torch.nn.Linear]
+        model.set_keep_in_fp32_modules(linear[-1:])
+    if len(args.device) > 1:
+        pool = model.start_multi_process_pool(args.device)
+    else:
+        model.register_forward_hook(lambda _, given, out: bar.update(len(out["scores"])) and None)
+    return functools.partial(score_cross, model, prompt, pool, args)
 
 # ---------------------------------------------------------------- Scores
 def expand(scores, expanded, graph, beam):
@@ -468,7 +469,7 @@ def expand(scores, expanded, graph, beam):
 def score_group(new, claims, texts, score, graph, args):
     """Score {claim_id: [abstract_id]}; with a graph, the neighbours of the best, round by round.
 
-    Returns {claim_id: {abstract_id: score}} and the number of truncated pairs.
+    Returns [(claim_id, abstract_id, score)] and the number of truncated pairs.
     """
     scores, expanded, cut = {claim: {} for claim in new}, {claim: set() for claim in new}, 0
     for _ in range(1 + (args.rounds if graph else 0)):
@@ -484,33 +485,33 @@ def score_group(new, claims, texts, score, graph, args):
             scores[claim][name] = number
         if graph:
             new = {claim: expand(scores[claim], expanded[claim], graph, args.beam) for claim in new}
-    return scores, cut
+    return [(claim, *pair) for claim in scores for pair in scores[claim].items()], cut
 
 def score_all(name, candidates, claims, texts, graph, args, path):
-    """Score {claim_id: [abstract_id]} by one model; finished groups are lines of path.
+    """Score {claim_id: [abstract_id]} by one model; path holds finished groups as JSON lines.
 
     Returns a table of claim_id, abstract_id, score, and the number of truncated pairs.
     """
     import pandas as pd
     from tqdm.auto import tqdm
-    scores, cut, score, size = {}, 0, None, max(1, GROUP // args.depth)
+    rows, cut, score, size = [], 0, None, max(1, GROUP // args.depth)
     for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
         with contextlib.suppress(ValueError):  # a torn line is scored again
-            part, short = json.loads(line)
-            scores, cut = scores | part, cut + short
-    total, done = sum(map(len, candidates.values())), sum(map(len, scores.values()))
-    waiting = [claim for claim in candidates if claim not in scores]
-    with open(path, "a", encoding="utf-8") as file, \
-            tqdm(total=total, initial=done, desc="rerank", unit=" pairs") as bar:
-        for start in range(0, len(waiting), size):
-            group = {claim: candidates[claim] for claim in waiting[start : start + size]}
+            found, short = json.loads(line)
+            rows += found
+            cut += short
+    done = {row[0] for row in rows}
+    left = [claim for claim in candidates if claim not in done]
+    bar = tqdm(total=sum(len(candidates[claim]) for claim in left), desc="rerank", unit=" pairs")
+    with bar, open(path, "a", encoding="utf-8") as file:
+        for start in range(0, len(left), size):
+            group = {claim: candidates[claim] for claim in left[start : start + size]}
             score = score or open_scorer(name, args, bar)
-            part, short = score_group(group, claims, texts, score, graph, args)
-            file.write("\n" + json.dumps([part, short]))
+            found, short = score_group(group, claims, texts, score, graph, args)
+            file.write("\n" + json.dumps([found, short]))
             file.flush()
-            scores, cut = scores | part, cut + short
-            bar.update(sum(map(len, scores.values())) - bar.n)
-    rows = [(claim, *pair) for claim, found in scores.items() for pair in found.items()]
+            rows += found
+            cut += short
     return pd.DataFrame(rows, columns=[*KEY, "score"]), cut
 
 def combined(logits, stance, alpha):
@@ -557,9 +558,8 @@ def rerank(args):
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     run = run[run["rank"] <= args.depth].rename(columns={"score": "first"})[[*KEY, "first"]]
     run["stance"] = read_stance(args.verdicts, run) if args.verdicts else 0.0
-    corpus, graph = inputs[str(Path(args.corpus))], None
-    if args.graph:
-        graph = read_graph(args.graph, corpus, args.neighbours)
+    corpus = inputs[str(Path(args.corpus))]
+    graph = read_graph(args.graph, corpus, args.neighbours) if args.graph else None
     candidates = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).to_dict()
     order, runs, facts = {name: place for place, name in enumerate(texts)}, [], []
     parts = parts_of(args, inputs)
@@ -568,8 +568,7 @@ def rerank(args):
         table, cut = score_all(name, candidates, claims, texts, graph, args, path)
         ties = int(table.duplicated(["claim_id", "score"]).sum())
         facts.append({"model": name, "pairs": len(table), "truncated": cut, "equal_scores": ties})
-        print(f"{name}: {len(table)} pairs, {cut} abstracts truncated, {ties} scores equal to "
-              "another of their claim")
+        print(f"{name}: {len(table)} pairs, {cut} truncated, {ties} equal scores in a claim")
         table = table.merge(run, on=KEY, how="left")
         if args.verdicts:
             table["score"] = combined(table["score"], table["stance"], args.alpha)
@@ -588,32 +587,29 @@ def rerank(args):
 # ---------------------------------------------------------------- Train
 def read_examples(path, claims, texts, loss):
     """Return [(claim_id, abstract_ids, target)]; a tuple has its positive first and no target."""
-    examples, kinds, best = [], {}, 0
+    examples, learnt = [], False
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
-                claim, target = example["claim_id"], example.get("target")
-                if "positive" in example:
-                    names, target = [example["positive"], *example["negatives"]], None
+                claim, names = example["claim_id"], [example.get("abstract_id")]
+                target = None if "positive" in example else float(example["target"])
+                if target is None:
+                    names = [example["positive"], *example["negatives"]]
                 elif loss in TUPLES:
                     raise ValueError(f"not a tuple, which --loss {loss} needs")
-                else:
-                    names, target = [example["abstract_id"]], float(example["target"])
+                elif not 0 <= target <= 1:
+                    raise ValueError("the target is not between 0 and 1")
                 if claim not in claims or not texts.keys() >= set(names):
                     raise ValueError("unknown claim_id or abstract_id")
-                if target is not None and not 0 <= target <= 1:
-                    raise ValueError("the target is not between 0 and 1")
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                fail(f"{path}:{number}", f"{type(error).__name__}: {error}; wanted are pairs or "
-                     "tuples of 02_retrieve.py mine, and the claims and corpus that they are of")
+                fail(f"{path}:{number}", f"{error!r}; wanted are pairs or tuples of 02_retrieve.py "
+                     "mine, with the claims and corpus that they are of")
             examples.append((claim, names, target))
-            kind = str(example.get("kind"))
-            kinds[kind] = kinds.get(kind, 0) + 1
-            best = max(best, 1 if target is None else target)
-    if not best:
+            learnt = learnt or target != 0
+    if not learnt:
         fail(f"{path}:{len(examples)}", "no positive up to this last line: nothing to learn")
-    return examples, kinds
+    return examples
 
 def pairs_of(examples):
     """Return (claim_id, abstract_id, target), each once; those of a tuple have targets 1 and 0."""
@@ -662,10 +658,10 @@ def dev_files(args):
 def dev_evaluator(encoder, prompt, texts, args):
     """Return the evaluator of the reranked dev run, or None without a dev split."""
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-    if not dev_files(args):
+    paths, samples = dev_files(args), []
+    if not paths:
         print("no dev split: the last epoch is kept")
         return None
-    paths, samples = dev_files(args), []
     claims = read_claims(paths[0])
     known = {"claim_id": claims, "abstract_id": texts}
     qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known)
@@ -674,32 +670,26 @@ def dev_evaluator(encoder, prompt, texts, args):
     pairs = [(claims[claim], texts[name]) for claim, name in run[KEY].values]
     run = run.assign(text=[text for _, text in fitted(encoder, pairs, prompt)[0]])
     for claim, rows in run.merge(qrels, on=KEY, how="left").groupby("claim_id", sort=False):
-        relevant = rows["text"][rows["label"].notna()]
-        samples.append({"query": claims[claim], "documents": list(rows["text"]),
-                        "positive": list(relevant)})
-    print(f"dev: {len(samples)} claims of {qrels['claim_id'].nunique()} have candidates")
+        relevant = list(rows["text"][rows["label"].notna()])
+        every = list(rows["text"])
+        samples.append({"query": claims[claim], "positive": relevant, "documents": every})
+    print(f"dev: {len(samples)} of {qrels['claim_id'].nunique()} claims have candidates")
     return CrossEncoderRerankingEvaluator(
         samples, name="dev", always_rerank_positives=False, write_csv=False)
-
-def curve_of(history):
-    """Return [{epoch, loss, eval_dev_ndcg@10}], the trainer's log by epoch."""
-    curve, names = {}, ("epoch", "loss", "eval_dev_ndcg@10")
-    for entry in history:
-        found = {name: round(entry[name], 4) for name in names if name in entry}
-        curve.setdefault(entry["step"], {}).update(found)
-    return list(curve.values())
-
-def print_epoch(how, state, control, **_):
-    """Print one line: the epoch that was just saved."""
-    from tqdm.auto import tqdm
-    last = curve_of(state.log_history)[-1]
-    line = ", ".join(f"{name} {value}" for name, value in last.items())
-    tqdm.write(line, file=sys.stderr)
 
 def check_loss(how, state, control, logs, **_):
     """End the script when the loss is not finite."""
     if not np.isfinite(logs.get("loss", 0)):
         fail("--lr", "the loss is not a finite number; lower it")
+
+def print_epoch(how, state, control, **_):
+    """Print one line an epoch."""
+    from tqdm.auto import tqdm
+    last = {}
+    for entry in state.log_history:
+        last |= entry
+    line = [f"{name} {last[name]:.4f}" for name in ("epoch", "loss", MEASURE) if name in last]
+    tqdm.write(", ".join(line), file=sys.stderr)
 
 def one_gpu(args):
     """Hide all GPUs but one: a Trainer multiplies its batches by the GPUs that it sees."""
@@ -720,19 +710,18 @@ def resume(folder, how):
     return None
 
 def fit(encoder, table, prompt, evaluator, folder, args):
-    """Train on a table; with a dev split, the best epoch is kept. Returns the curve."""
+    """Train on a table; with a dev split, the best epoch is kept. Returns the log."""
     import torch
     from datasets import Dataset
     from sentence_transformers import cross_encoder
     from transformers import EarlyStoppingCallback
     from transformers.trainer_callback import ProgressCallback
     gpu = encoder.device.type == "cuda"
-    bf16, bar, stop = gpu and torch.cuda.is_bf16_supported(False), ProgressCallback(), []
-    bar.on_log, bar.on_save, watched = check_loss, print_epoch, {}  # in place of dictionaries
+    bf16, bar, watched = gpu and torch.cuda.is_bf16_supported(False), ProgressCallback(), {}
+    bar.on_log, bar.on_save = check_loss, print_epoch  # in place of dictionaries
     if evaluator:
-        stop = [EarlyStoppingCallback(args.patience)]
         watched = {"eval_strategy": "epoch", "load_best_model_at_end": True,
-                   "metric_for_best_model": "eval_dev_ndcg@10", "greater_is_better": True}
+                   "metric_for_best_model": MEASURE, "greater_is_better": True}
     how = cross_encoder.CrossEncoderTrainingArguments(
         output_dir=str(folder), num_train_epochs=args.epochs, learning_rate=args.lr,
         per_device_train_batch_size=args.batch_size, gradient_accumulation_steps=args.accumulate,
@@ -746,10 +735,11 @@ def fit(encoder, table, prompt, evaluator, folder, args):
     trainer = cross_encoder.CrossEncoderTrainer(
         encoder, how, Dataset.from_pandas(table), loss=loss_of(encoder, args), evaluator=evaluator)
     trainer.remove_callback(ProgressCallback)
-    for callback in (bar, *stop):
-        trainer.add_callback(callback)
+    trainer.add_callback(bar)
+    if evaluator:
+        trainer.add_callback(EarlyStoppingCallback(args.patience))
     trainer.train(resume_from_checkpoint=resume(folder, how))
-    return curve_of(trainer.state.log_history)
+    return [entry for entry in trainer.state.log_history if MEASURE in entry or "loss" in entry]
 
 def train(args):
     """Fine-tune a cross-encoder, weights in fp32 whatever the checkpoint is stored in."""
@@ -759,7 +749,7 @@ def train(args):
     if up_to_date([args.out], args, inputs):
         return {"made": []}
     claims, texts = read_claims(args.claims), read_texts(args)
-    examples, kinds = read_examples(args.examples, claims, texts, args.loss)
+    examples = read_examples(args.examples, claims, texts, args.loss)
     if args.loss == "margin" and all(len(names) == 1 for _, names, _ in examples):
         fail(args.examples, "no tuple has a negative; mine with --hard or --easy")
     one_gpu(args)
@@ -770,17 +760,16 @@ def train(args):
     encoder = open_model(load_reranker, args.model, args, "fp32", train=True)
     encoder.max_seq_length = min(args.max_length, encoder.max_seq_length or args.max_length)
     prompt = encoder.prompts.get(encoder.default_prompt_name)
-    names = [pair[:2] for pair in pairs_of(examples)]
-    pairs = [(claims[claim], texts[name]) for claim, name in names]
-    pairs, cut = fitted(encoder, pairs, prompt)
-    short = {key: text for key, (_, text) in zip(names, pairs)}
-    table = rows_of(examples, args.loss, claims, short)
+    pairs = [pair[:2] for pair in pairs_of(examples)]
+    short, cut = fitted(encoder, [(claims[claim], texts[name]) for claim, name in pairs], prompt)
+    table = rows_of(examples, args.loss, claims, dict(zip(pairs, (text for _, text in short))))
     evaluator = dev_evaluator(encoder, prompt, texts, args)
     if evaluator:
-        print(f"before training: dev ndcg@10 {evaluator(encoder)['dev_ndcg@10']:.4f}")
-    curve = fit(encoder, table, prompt, evaluator, parts_of(args, inputs), args)
-    facts = {"examples": kinds, "rows": len(table), "truncated": cut, "curve": curve}
-    with written(args.out, args, inputs, device=str(encoder.device), **facts) as path:
+        print(f"before training: {evaluator(encoder)}")
+    print(f"{len(examples)} examples, {len(table)} rows, {cut} abstracts truncated")
+    log = fit(encoder, table, prompt, evaluator, parts_of(args, inputs), args)
+    facts = {"rows": len(table), "truncated": cut, "dev": [e[MEASURE] for e in log if MEASURE in e]}
+    with written(args.out, args, inputs, device=str(encoder.device), log=log, **facts) as path:
         encoder.save_pretrained(str(path), create_model_card=False)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
