@@ -362,7 +362,8 @@ def load_reranker(name, train=False, **how):
     if head == "SequenceClassification" and config.num_labels != 1:
         fail(name, f"it has {config.num_labels} labels, a reranker has one; stance classifiers "
              "belong to 05_classify.py --model")
-    if train or kind == "CrossEncoder" or head in ("SequenceClassification", "CausalLM"):
+    plain = not saved and head in ("SequenceClassification", "CausalLM")
+    if train or plain or kind == "CrossEncoder":
         return CrossEncoder(name, **how)
     if kind == "MultiVectorEncoder":
         return MultiVectorEncoder(name, **how)
@@ -385,13 +386,15 @@ def truncated(pairs, used, tokenizer, limit):
     """
     texts = list(dict.fromkeys(text for _, text in pairs))
     coded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans, short = dict(zip(texts, coded["offset_mapping"])), []
+    spans, short, number = dict(zip(texts, coded["offset_mapping"])), [], 0
     for claim, text in pairs:
         room = limit - used[claim]
         if room < 1:
             fail("--max-length", f"{limit} tokens have no room beside the claim {claim!r:.60}")
-        short.append((claim, text[: spans[text][:room][-1][1]] if spans[text] else text))
-    return short, sum(len(spans[text]) > limit - used[claim] for claim, text in pairs)
+        cut = len(spans[text]) > room
+        short.append((claim, text[: spans[text][room - 1][1]] if cut else text))
+        number += cut
+    return short, number
 
 def fitted(encoder, pairs, prompt):
     """Truncate the abstracts to what a cross-encoder reads beside claim and template."""
@@ -402,11 +405,12 @@ def fitted(encoder, pairs, prompt):
     used = (empty["attention_mask"].sum(dim=1) + spare).tolist()
     return truncated(pairs, dict(zip(claims, used)), encoder.tokenizer, encoder.max_seq_length)
 
-def score_cross(encoder, prompt, pool, args, pairs):
+def score_cross(encoder, prompt, args, pairs, pool=None):
     """Logits of a cross-encoder or causal reranker."""
     import torch
     pairs, cut = fitted(encoder, pairs, prompt)
     return encoder.predict(pairs, prompt=prompt, batch_size=args.batch_size, pool=pool,
+                           chunk_size=-(-len(pairs) // len(args.device)),
                            activation_fn=torch.nn.Identity()), cut
 
 def score_late(encoder, args, pairs):
@@ -438,7 +442,7 @@ def score_mono_t5(model, args, pairs):
 def open_scorer(name, args, bar):
     """Open a model as a function: (claim, abstract) pairs to scores, number of truncated ones."""
     import torch
-    model, pool = open_model(load_reranker, name, args, args.dtype), None
+    model = open_model(load_reranker, name, args, args.dtype)
     if hasattr(model, "encode_document"):
         return functools.partial(score_late, model, args)
     if not hasattr(model, "predict"):
@@ -451,11 +455,11 @@ def open_scorer(name, args, bar):
     if model.dtype != torch.float32:  # half precision gives different abstracts equal scores
         linear = [name for name, part in model.named_modules() if type(part) is torch.nn.Linear]
         model.set_keep_in_fp32_modules(linear[-1:])
+    score = functools.partial(score_cross, model, prompt, args)
     if len(args.device) > 1:
-        pool = model.start_multi_process_pool(args.device)
-    else:
-        model.register_forward_hook(lambda _, given, out: bar.update(len(out["scores"])) and None)
-    return functools.partial(score_cross, model, prompt, pool, args)
+        return functools.partial(score, pool=model.start_multi_process_pool(args.device))
+    model.register_forward_hook(lambda _, given, out: bar.update(len(out["scores"])) and None)
+    return score
 
 # ---------------------------------------------------------------- Scores
 def expand(scores, expanded, graph, beam):
@@ -502,7 +506,8 @@ def score_all(name, candidates, claims, texts, graph, args, path):
             cut += short
     done = {row[0] for row in rows}
     left = [claim for claim in candidates if claim not in done]
-    bar = tqdm(total=sum(len(candidates[claim]) for claim in left), desc="rerank", unit=" pairs")
+    total = len(rows) + sum(len(candidates[claim]) for claim in left)
+    bar = tqdm(total=total, initial=len(rows), desc="rerank", unit=" pairs")
     with bar, open(path, "a", encoding="utf-8") as file:
         for start in range(0, len(left), size):
             group = {claim: candidates[claim] for claim in left[start : start + size]}
@@ -512,6 +517,9 @@ def score_all(name, candidates, claims, texts, graph, args, path):
             file.flush()
             rows += found
             cut += short
+            bar.update(len(rows) - bar.n)
+    if score and "pool" in score.keywords:
+        score.args[0].stop_multi_process_pool(score.keywords["pool"])
     return pd.DataFrame(rows, columns=[*KEY, "score"]), cut
 
 def combined(logits, stance, alpha):
@@ -628,6 +636,9 @@ def rows_of(examples, loss, claims, short):
             texts = [short[claim, name] for name in names]
             sides = [texts[:least]] if loss == "mnrl" else [[texts[0], text] for text in texts[1:]]
             rows += [[claims[claim], *side] for side in sides]
+        unused = sum(len(names) for _, names, _ in examples) - len(examples) * least
+        if loss == "mnrl" and unused:
+            print(f"{unused} negatives beyond {least - 1} per tuple are left out, so that all fit")
         table = pd.DataFrame(rows).rename(columns=str)
         return table if loss == "mnrl" else table.assign(label=-1.0)
     for claim, name, target in pairs_of(examples):
@@ -782,7 +793,8 @@ def main():
     add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
     add("--fields", default="title,abstract", help="what is read of an abstract")
     add("--separator", default=" ", help="between fields")
-    add("--max-length", type=count, default=512, help="tokens of a pair; abstracts are truncated")
+    add("--max-length", type=count, default=512, help="tokens of a pair, at most the "
+        "model's own; abstracts are truncated")
     if shared.job == "rerank":
         add("--run", default=f"{work}/{split}/hybrid.tsv", help="the run to rerank")
         add("--model", nargs="+", default=[f"{work}/models/reranker"], help="folders or hub ids: "
