@@ -14,14 +14,13 @@ Reads   work/NAME/SPLIT/llm.tsv (any run), data/NAME/claims.SPLIT.tsv, data/NAME
 Writes  work/NAME/SPLIT/verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
         --aggregate FILE: JSONL, one verdict per claim with evidence abstracts and sentences
         train: work/NAME/models/classifier/ and classifier.epochs.tsv, the learning curve
-        llm: llm_verdicts.tsv, llm_verdicts.requests.jsonl, llm_verdicts.replies.jsonl
+        llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl
 Prints  the share of each label; the last line is one JSON object
 
 Examples
     python 05_classify.py train --model microsoft/deberta-v3-large --loss cross-entropy --lr 1e-5
     python 05_classify.py --aggregate work/demo/test/claims.jsonl
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli
-    python 05_classify.py llm --model gpt-4.1 --strategy few-shot-hybrid --dry-run
     python 05_classify.py llm --model Qwen/Qwen3-14B --strategy reasoning --backend none
     python 05_classify.py combine verdicts.tsv llm_verdicts.tsv --out both.tsv
 """
@@ -39,22 +38,20 @@ import shutil
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
 
 VERDICTS = ("SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION")
 QRELS, COLUMNS = ["claim_id", "abstract_id", "label"], ["p_supports", "p_refutes", "p_nei"]
-GAMMA = 2.0       # of the focal loss (Kiepura & Lam 2025, section 4.2.2)
-CALIBRATE = 30    # fewest held-out pairs to fit a temperature on
-SKEWED = 3        # class ratio above which focal weights and balanced sampling overcorrect
-THINKING = 4_096  # tokens of a reply with reasoning
-SPELLINGS = {     # of labels in replies and in NLI heads
+CALIBRATE = 30  # fewest held-out pairs to fit a temperature on
+SPELLINGS = {   # of labels in replies and in NLI heads
     "SUPPORTS": r"support\w*|entail\w*", "REFUTES": r"refut\w*|contradict\w*",
     "NEI": r"nei|not[ _-]?enough[ _-]?(info\w*|evidence)|neutral"
            r"|(insufficient|inadequate)[ _](info\w*|evidence)",
     "EVIDENCE": r"(?<!no )evidence", "UNKNOWN": r"unknown|no evidence"}
+ASK = ("backend", "base_url", "concurrency", "timeout", "retries", "batch_size", "device",
+       "price_in", "price_out", "max_cost")  # flags of 04_llm_rerank.py ask
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -309,8 +306,6 @@ def carry_on(dialogues, replies):
     return results, list(waiting.values())
 # --- end of dialogues
 
-ASK = ("backend", "base_url", "concurrency", "timeout", "retries", "batch_size", "device",
-       "price_in", "price_out", "max_cost")  # flags of 04_llm_rerank.py ask
 NEUTRAL.update(ASK, ("dry_run", "requests", "replies", "retry_errors"))
 
 # ---------------------------------------------------------------- Inputs
@@ -330,14 +325,14 @@ def pairs_of(table, claims, texts):
     return pairs
 
 def read_run(args, claims, texts):
-    """Return the best top_k rows of each claim in the run, and their pairs."""
+    """Return the run, cut to its top k, and its pairs."""
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     run = run[run["rank"] <= (args.top_k or len(run))]
     return run, pairs_of(run, claims, texts)
 
-# ---------------------------------------------------------------- Classifier
+# ---------------------------------------------------------------- Labels in texts
 def thought(reply):
-    """Return a reply without its thinking; nothing of one whose thinking does not end."""
+    """Return a reply without its thinking, whose tags may lack their beginning or end."""
     return re.sub(r"^.*</think>|<think>.*", " ", reply, flags=re.DOTALL)
 
 def parse_label(reply, labels=LABELS):
@@ -358,6 +353,7 @@ def parse_label(reply, labels=LABELS):
             return found[0]
     return None
 
+# ---------------------------------------------------------------- Classifier
 def head_order(config):
     """Return the places of LABELS among a model's outputs, None if it has other outputs."""
     names = [parse_label(str(config.id2label[place])) for place in range(config.num_labels)]
@@ -491,6 +487,7 @@ def aggregate(verdicts, claims, texts, model, args, inputs):
     counts = [f"{sum(line['verdict'] == name for line in lines)} {name}" for name in VERDICTS]
     print(f"{args.aggregate}: {', '.join(counts)}")
 
+# ---------------------------------------------------------------- Jobs on verdicts
 def outputs(args):
     """Return the paths that a job on verdicts writes."""
     return [args.out, args.aggregate] if args.aggregate else [args.out]
@@ -556,30 +553,30 @@ def combine(args):
 
 # ---------------------------------------------------------------- Train
 def read_examples(path, qrels, claims, texts):
-    """Return the pairs of an examples file (shape labels) that the qrels lack."""
+    """Return qrels and the pairs of an examples file (shape labels) that they lack."""
     import pandas as pd
     rows = []
     for number, line in enumerate(open(path, encoding="utf-8-sig", errors="replace"), 1):
         try:
             row = [str(json.loads(line)[name]) for name in QRELS]
-            known = row[0] in claims and row[1] in texts and row[2] in LABELS
         except (ValueError, LookupError, TypeError, RecursionError):
-            known = False
-        if not known:
+            row = [None] * 3
+        if row[0] not in claims or row[1] not in texts or row[2] not in LABELS:
             fail(f"{path}:{number}", "not a known claim_id, abstract_id and label; make it with "
                  "02_retrieve.py mine --shape labels")
         rows.append(row)
     both = pd.concat([qrels[QRELS], pd.DataFrame(rows, columns=QRELS)], ignore_index=True)
-    return both.drop_duplicates(QRELS[:2])[len(qrels) :]
+    return both.drop_duplicates(QRELS[:2], ignore_index=True)
 
 def held_out(table, share, split_by, seed):
     """Return which rows are held out, stratified by label; by claim, claims are kept together."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-    kind, rows = StratifiedGroupKFold if split_by == "claim" else StratifiedKFold, []
-    with contextlib.suppress(ValueError), warnings.catch_warnings(action="ignore"):
-        # ValueError: no label has a pair for each fold. Warning: some label has not.
+    by_claim, rows = split_by == "claim", []
+    with contextlib.suppress(ValueError):  # no label has a pair for each fold
+        kind = StratifiedGroupKFold if by_claim else StratifiedKFold
         folds = kind(round(1 / share) if share else 0, shuffle=True, random_state=seed)
-        rows = next(folds.split(table, table["label"], table["claim_id"]))[1]
+        groups = table["claim_id"] if by_claim else None
+        rows = next(folds.split(table, table["label"], groups))[1]
     return np.isin(np.arange(len(table)), rows)
 
 def class_weights(labels):
@@ -588,8 +585,8 @@ def class_weights(labels):
     inverse = np.divide(1, counts, out=np.zeros(3), where=counts > 0)
     return 3 * inverse / inverse.sum()
 
-def focal(logits, labels, weights, gamma=GAMMA):
-    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6).
+def focal(logits, labels, weights, gamma=2.0):
+    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6, section 4.2.2).
 
     logits (pairs, 3), labels (pairs,), weights: the alphas (3,).
     """
@@ -653,10 +650,10 @@ def epochs_of(history):
 def one_gpu(args):
     """Show torch only the first GPU of --device: a Trainer would use every one that it sees."""
     kind, _, place = args.device[0].partition(":")
-    if kind in ("auto", "cuda"):
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(seen[int(place or 0) :][:1])
-        args.device = [kind]
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
+    place = int(place) if place.isdecimal() else 0
+    os.environ["CUDA_VISIBLE_DEVICES"] = "".join(seen[place : place + 1])
+    args.device = [kind]
 
 def with_new_head(name, model_kwargs, **how):
     """Return a CrossEncoder with a new head for the three labels."""
@@ -687,8 +684,8 @@ def fit(model, pairs, labels, held, folder, args):
     """
     import torch
     from datasets import Dataset
-    from sentence_transformers.cross_encoder import CrossEncoderTrainer as Trainer
-    from sentence_transformers.cross_encoder import CrossEncoderTrainingArguments as Arguments
+    from sentence_transformers.cross_encoder import (
+        CrossEncoderTrainer, CrossEncoderTrainingArguments)
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
     from sentence_transformers.cross_encoder.losses import CrossEntropyLoss
     from transformers import EarlyStoppingCallback, ProgressCallback
@@ -706,20 +703,22 @@ def fit(model, pairs, labels, held, folder, args):
             facts = epochs_of(state.log_history)[-1].items()
             self.training_bar.write("  ".join(f"{k} {v:.4g}" for k, v in facts), sys.stderr)
 
-    rows = [{"claim": pair[1], "abstract": pair[2]} for pair in pairs]
-    data = Dataset.from_list(rows).add_column("label", labels.tolist())
-    train, dev = data.select(np.flatnonzero(~held)), data.select(np.flatnonzero(held))
+    data = Dataset.from_dict({"claim": [pair[1] for pair in pairs],
+                              "abstract": [pair[2] for pair in pairs], "label": labels})
+    dev = data.select(np.flatnonzero(held))
+    evaluator = CrossEncoderClassificationEvaluator(
+        list(zip(dev["claim"], dev["abstract"])), dev["label"], write_csv=False)
     loss, gpu = CrossEntropyLoss(model), model.device.type == "cuda"
     if args.loss == "focal":
         loss.ce_loss = FocalLoss(torch.tensor(class_weights(labels[~held])).float())
-    bf16, more, callbacks = gpu and torch.cuda.is_bf16_supported(False), {}, [OneLine]
+    more, callbacks, bf16 = {}, [OneLine], gpu and torch.cuda.is_bf16_supported(False)
     if args.sampler == "balanced":
         more["batch_sampler"] = balanced
-    if len(dev):
+    if held.any():
         more |= {"eval_strategy": "epoch", "load_best_model_at_end": True,
                  "metric_for_best_model": "eval_f1_weighted"}
         callbacks.append(EarlyStoppingCallback(args.patience))
-    how = Arguments(
+    how = CrossEncoderTrainingArguments(
         str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
         lr_scheduler_type=args.schedule, gradient_accumulation_steps=args.accumulate,
         per_device_train_batch_size=args.step // args.accumulate, bf16=bf16, fp16=gpu and not bf16,
@@ -729,9 +728,8 @@ def fit(model, pairs, labels, held, folder, args):
     checkpoint, state = newest_checkpoint(folder)
     if state and state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
         how.max_steps = state["global_step"]  # it had stopped early
-    evaluator = CrossEncoderClassificationEvaluator(
-        list(zip(dev["claim"], dev["abstract"])), dev["label"], write_csv=False)
-    trainer = Trainer(model, how, train_dataset=train, loss=loss, evaluator=evaluator)
+    trainer = CrossEncoderTrainer(
+        model, how, data.select(np.flatnonzero(~held)), loss=loss, evaluator=evaluator)
     limit_length(model, args.max_length)  # behind the trainer, which tokenises claims alone
     trainer.remove_callback(ProgressCallback)
     for callback in callbacks:
@@ -762,7 +760,7 @@ def train(args):
     claims, texts = read_texts(args)
     table = read_table(args.qrels, QRELS, claim_id=claims, abstract_id=texts, label=LABELS)
     for path in examples:
-        table = pd.concat([table, read_examples(path, table, claims, texts)], ignore_index=True)
+        table = read_examples(path, table, claims, texts)
     counts = table["label"].value_counts().reindex(LABELS, fill_value=0)
     if not counts.iloc[:2].any():
         fail(args.qrels, "no pair is SUPPORTS or REFUTES; take another split")
@@ -771,9 +769,6 @@ def train(args):
     if held.sum() < CALIBRATE:
         print(f"warning: {held.sum()} pairs held out, a temperature needs {CALIBRATE}; without "
               "any, the last epoch is kept", file=sys.stderr)
-    if args.loss == "focal" and args.sampler == "balanced" and counts.max() > SKEWED * counts.min():
-        print("warning: focal weights and balanced sampling together overcorrect classes as "
-              "unequal as these; see --sampler shuffle", file=sys.stderr)
     model, pairs = open_trainee(args), pairs_of(table, claims, texts)
     config, gold = model.config, table["label"].map(LABELS.index).to_numpy()
     facts = {"pairs": counts.to_dict(), "held_out": int(held.sum()),
@@ -896,16 +891,15 @@ def chances_of(logprobs, labels):
                 return [chance / total for chance in sums.values()]
     return None
 
-# ---------------------------------------------------------------- Strategies: dialogues that
-# return [(label or None, probabilities or None, whether the request failed)] of their pairs
+# ---------------------------------------------------------------- Strategies
+# Dialogues over pairs that return [(label or None, probabilities or None, request failed)].
 def ask_label(question, pair, args, shown=(), labels=LABELS):
     """Ask for one of labels behind the messages shown; once more if the reply names none."""
     prompt = prompt_of(question, pair, labels, args)
-    form = 16, "label", {"type": "string", "enum": labels}
-    for text in (prompt, prompt + AGAIN):
-        first = question == "reasoning" and text == prompt
-        messages = [*shown, {"role": "user", "content": text}]
-        reply = yield chat(args, messages, *((THINKING,) if first else form))
+    short = 16, "label", {"type": "string", "enum": labels}
+    first = (4096,) if question == "reasoning" else short
+    for text, form in ((prompt, first), (prompt + AGAIN, short)):
+        reply = yield chat(args, [*shown, {"role": "user", "content": text}], *form)
         label = parse_label(reply["content"], labels)
         if label or reply["error"]:
             break
@@ -918,13 +912,15 @@ def one_step(pairs, args, shown):
 
 def two_steps(pairs, args, shown):
     """Ask for evidence, then for its direction. P(NEI) = P(UNKNOWN)."""
-    steps = ("evidence", ("EVIDENCE", "UNKNOWN")), ("direction", LABELS[:2])
-    label, some, failed = yield from ask_label(steps[0][0], pairs[0], args, (), steps[0][1])
-    if label != "EVIDENCE":
-        return [(label and "NEI", some and [some[0] / 2, some[0] / 2, some[1]], failed)]
-    label, way, failed = yield from ask_label(steps[1][0], pairs[0], args, (), steps[1][1])
-    both = some and way and [some[0] * way[0], some[0] * way[1], some[1]]
-    return [(label, both, failed)]
+    label, some, failed = yield from ask_label(
+        "evidence", pairs[0], args, labels=("EVIDENCE", "UNKNOWN"))
+    way = [0.5, 0.5]
+    if label == "EVIDENCE":
+        label, way, failed = yield from ask_label("direction", pairs[0], args, labels=LABELS[:2])
+    elif label:
+        label = "NEI"
+    chances = some and way and [some[0] * way[0], some[0] * way[1], some[1]]
+    return [(label, chances, failed)]
 
 def batch(pairs, args, shown):
     """Label many pairs by one prompt; ask once more for digits that are missing."""
@@ -950,7 +946,7 @@ STRATEGIES = {"zero-shot-one-step": one_step, "zero-shot-two-step": two_steps,
               "reasoning": one_step, "verifier": one_step}
 
 def few_shot(args, claims, texts):
-    """Return messages with training claims, each with one abstract of each label."""
+    """Return messages of training claims, each with one abstract of each label that it has."""
     known = read_table(args.fewshot_claims, ["claim_id", "claim"])
     known = dict(zip(known["claim_id"], known["claim"]))
     if set(known.values()) & set(claims.values()):
@@ -958,12 +954,13 @@ def few_shot(args, claims, texts):
     qrels = read_table(
         args.fewshot_qrels, QRELS, claim_id=known, abstract_id=texts, label=LABELS)
     drawn = qrels.sample(frac=1, random_state=args.seed).drop_duplicates(["claim_id", "label"])
-    drawn = drawn.groupby("claim_id", sort=False).filter(lambda rows: len(rows) == len(LABELS))
-    names = drawn["claim_id"].unique()[: args.fewshot]
-    if len(names) < args.fewshot:
-        fail(args.fewshot_qrels, f"only {len(names)} claims have all labels; lower --fewshot")
+    sizes = drawn.groupby("claim_id", sort=False).size()
+    sizes = sizes.sort_values(ascending=False, kind="stable")[: args.fewshot]
+    if len(sizes) < args.fewshot:
+        fail(args.fewshot_qrels, f"it judges {len(sizes)} claims; lower --fewshot")
+    print(f"{len(sizes)} claims shown, {(sizes == 3).sum()} of them with all three labels")
     messages = []
-    for name in names:
+    for name in sizes.index:
         rows = drawn[drawn["claim_id"] == name]
         for pair, label in zip(pairs_of(rows, known, texts), rows["label"]):
             prompt = prompt_of("zero-shot-hybrid", pair, LABELS, args)
@@ -998,6 +995,8 @@ def llm(args):
         remote = args.base_url or os.environ.get("OPENAI_API_KEY")
         args.backend = "openai" if remote else "transformers"
     args.structured = args.structured or args.backend == "transformers"  # it needs the schema
+    if not isinstance(args.extra, dict):
+        fail("--extra", "not a JSON object")
     shots = args.strategy == "few-shot-hybrid"
     args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
