@@ -8,10 +8,9 @@
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs, verdicts, qrels: TSV, TREC, ClimateCheck's CSV, CheckThat!'s lists; also gzip (.gz)
-Writes  metrics.tsv, a row a run; .json at full precision; .md, .tex for papers
-        metrics.cells.tsv, intervals and p-values; .claims.tsv, by claim; .curves.tsv, by depth
-        --report FILE.html: all of it, with every claim's rankings side by side
+Reads   runs, verdicts, qrels: TSV, TREC, ClimateCheck's CSV, CheckThat!'s lists; also .gz
+Writes  metrics.tsv, .json, .md, .tex; .cells.tsv: intervals and p-values; .claims.tsv: by claim;
+        .curves.tsv: by depth; --report: a page with every claim's rankings
         convert: our TSV; pool: pairs to judge; merge: qrels with their labels; submission: a zip
 Prints  the table; the last line is JSON
 
@@ -27,7 +26,6 @@ import argparse
 import atexit
 import contextlib
 import csv
-import functools
 import gzip
 import hashlib
 import html
@@ -46,24 +44,21 @@ from types import SimpleNamespace
 import numpy as np
 
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
-MEASURES = {  # the tables of shared tasks, of +VeriRel and of trec_eval
-    "climatecheck2025": ["R@2", "R@5", "R@10", "B-Pref", "Subtask I", "Judged@10",
-                         "P", "R", "F1", "Subtask II"],
-    "climatecheck2026": ["R@2", "R@5", "B-Pref", "Retrieval 2026", "Judged@5",
-                         "P", "R", "F1", "Verification 2026"],
-    "checkthat": ["MRR@1", "MRR@5", "MRR@10", "R@5", "R@10"],
-    "verirel": [*(f"{name}@{k}" for name in ("pooled R", "R") for k in (1, 3, 5, 10, 20, 50)),
-                "abstract P", "abstract R", "abstract F1"],
-    "trec": ["nDCG@10", "MAP", "RR", "B-Pref (trec_eval)", "Judged@10"],
+MEASURES = {
+    "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
+    "climatecheck2026": "R@2, R@5, B-Pref, Retrieval 2026, Judged@5, P, R, F1, Verification 2026",
+    "checkthat": "MRR@1, MRR@5, MRR@10, R@5, R@10",
+    "verirel": "pooled R@1, pooled R@3, pooled R@5, pooled R@10, pooled R@20, pooled R@50, "
+               "R@1, R@3, R@5, R@10, R@20, R@50, abstract P, abstract R, abstract F1",
+    "trec": "nDCG@10, MAP, RR, B-Pref (trec_eval), Judged@10",
 }
 COMPOSED = {  # by the organisers of ClimateCheck
     "Subtask I": (np.mean, ["R@2", "R@5", "R@10", "B-Pref"]),
     "Subtask II": (np.sum, ["F1", "R@10"]),
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
-    "Verification 2026": (np.sum, ["F1", "R@5"]),
-}
+    "Verification 2026": (np.sum, ["F1", "R@5"])}
 NOTES = """† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
-P, R, F1 of labels are weighted by support. They and B-Pref see the first --depth ranks.
+P, R, F1 of labels are weighted by support; they and B-Pref see the first --depth ranks.
 B-Pref has n / R inside the term, trec_eval's n / min(R, N). Pooled R@k is a mean over pairs."""
 UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
 DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)  # Kiepura & Lam 2025, Table 7
@@ -72,15 +67,11 @@ TREC = {4: ["claim_id", "q0", "abstract_id", "relevance"],  # by number of field
         6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]}
 RENAMED = {"abstract_original_index": "abstract_id", "annotation": "label",  # ClimateCheck
            "post_id": "claim_id", "cord_uid": "abstract_id", "tweet_text": "claim"}  # CheckThat!
-RELEVANT = "RELEVANT"  # the label of files that judge relevance, not stance: TREC, CheckThat!
+RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!
 SPELT = {"SUPPORTS": "SUPPORTS SUPPORT SUPPORTED ENTAILMENT",
          "REFUTES": "REFUTES REFUTE REFUTED CONTRADICT CONTRADICTION",
          "NEI": "NEI NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO NOTENOUGHINFO NEUTRAL"}
-TASKS = {  # file in the zip, columns, abstracts of a claim
-    "climatecheck2025": ("predictions.csv", ["claim_id", "abstract_id", "rank"], 10),
-    "climatecheck2026": ("predictions.csv", ["claim_id", "abstract_id", "rank"], 10),
-    "checkthat4b": ("predictions.tsv", ["post_id", "preds"], 5),
-}
+TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "checkthat4b": 5}  # abstracts a claim
 SPELLING = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 
 # --- helpers (same in all six scripts)
@@ -277,45 +268,50 @@ def finish(job, args):
 def read_rows(path, problem=None):
     """Read a table of any format as strings, under its own column names, indexed by line.
 
-    problem: why it cannot be read with quotation marks; then it is read without.
+    problem: why it cannot be read with quotation marks; it is then read without.
     """
     import pandas as pd
     opened = gzip.open if Path(path).suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
-        first = file.readline()
-        delimiter = "\t" if "\t" in first else ","
-        names = [name.strip('" \r\n') for name in first.split(delimiter)]
-        header = bool({"claim_id", "post_id"} & set(names))
-        if not header:  # TREC: no header, no quotation marks
-            names, delimiter = TREC.get(len(first.split()), ()), " "
-        if not names:
-            fail(f"{path}:1", "no column claim_id or post_id, nor the 4 or 6 fields of TREC")
-        file.seek(0)
-        text = file if header else (" ".join(line.split()) for line in file)
-        reader = csv.reader(
-            text, delimiter=delimiter, strict=True, skipinitialspace=delimiter == ",",
-            quoting=csv.QUOTE_NONE if problem or not header else csv.QUOTE_MINIMAL)
-        lines, columns, same, line, end = [], [[] for _ in names], {}, 0, 0
-        try:
-            for row in reader:
-                line, end = end + 1, reader.line_num
-                if not any(row):
-                    continue
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+            first, text = file.readline(), file.read()
+    except (EOFError, gzip.zlib.error) as error:
+        fail(path, f"damaged: {error}")
+    delimiter = "\t" if "\t" in first else ","
+    names = [name.strip('" \r\n') for name in first.split(delimiter)]
+    header = bool({"claim_id", "post_id"} & set(names))
+    if not header:
+        names, delimiter = TREC.get(len(first.split())), " "
+        text = "\n".join(" ".join(line.split()) for line in (first + text).split("\n"))
+    if not names:
+        fail(f"{path}:1", "no column claim_id or post_id, nor the 4 or 6 fields of TREC")
+    quoting = csv.QUOTE_NONE if problem or not header else csv.QUOTE_MINIMAL
+    if '"' not in text and text.count(delimiter) == (len(names) - 1) * text.count("\n"):
+        with contextlib.suppress(ValueError):  # pandas is fast, but fills up short rows
+            table = pd.read_csv(io.StringIO(text), sep=delimiter, names=names, dtype=str,
+                                na_filter=False, quoting=csv.QUOTE_NONE)
+            if isinstance(table.index, pd.RangeIndex):
+                return table.set_axis(table.index + 1 + header)
+    rows, lines, start = [], [], 1 + header
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting,
+                        skipinitialspace=delimiter == ",", strict=True)
+    try:
+        for row in reader:
+            if any(row):
                 if len(row) != len(names):
                     raise csv.Error(f"{len(row)} fields, not {len(names)}")
-                if end > line and any("\t" in field and "\n" in field for field in row):
+                if any("\t" in field and "\n" in field for field in row):
                     raise csv.Error("a quotation mark is not closed")
-                for column, field in zip(columns, row):
-                    column.append(same.setdefault(field, field))  # equal texts are kept once
-                lines.append(line)
-        except (csv.Error, EOFError) as error:
-            if problem or not header:
-                fail(f"{path}:{problem or f'{line}: {error}'}", "fix the row")
-            return read_rows(path, f"{line if end >= line else end + 1}: {error}")
+                rows.append(row)
+                lines.append(start)
+            start = reader.line_num + 1 + header
+    except csv.Error as error:
+        if quoting == csv.QUOTE_MINIMAL:
+            return read_rows(path, f"{start}: {error}")
+        fail(f"{path}:{problem or f'{start}: {error}'}", "fix the row")
     if problem:
         print(f"warning: {path}:{problem}; read without quotation marks", file=sys.stderr)
-    table = pd.DataFrame(dict(zip(names, columns)), index=lines, dtype=str)
-    return table.iloc[int(header):]
+    return pd.DataFrame(rows, index=lines, columns=names, dtype=str)
 
 def reject(path, table, bad, what):
     """End the script at the first row of which bad holds."""
@@ -348,7 +344,7 @@ def translated(path, table):
     elif "label" in table:
         labels = table["label"].str.strip().str.upper().str.replace(" ", "_")
         spelt = {name: label for label, names in SPELT.items() for name in names.split()}
-        reject(path, table, ~labels.isin([*spelt, ""]), f"a label other than {', '.join(LABELS)}")
+        reject(path, table, ~labels.isin([*spelt, ""]), f"the label is none of {', '.join(LABELS)}")
         table["label"] = labels.replace(spelt)
     elif relevant:
         table["label"] = RELEVANT
@@ -359,7 +355,7 @@ def checked(path, table, columns):
     import pandas as pd
     if not set(columns) <= set(table):
         fail(f"{path}:1", f"columns {', '.join(table)}, wanted {', '.join(columns)}")
-    for column in columns:
+    for column in {*columns, "label"} & set(table):
         reject(path, table, table[column].str.strip() == "", f"{column} is empty")
     ids = [column for column in columns if column.endswith("_id")]
     reject(path, table, table.duplicated(ids), "there is an earlier row for this")
@@ -378,49 +374,40 @@ def read_any(path, columns):
     return checked(path, translated(path, read_rows(path)), columns)
 
 def read_run(path, gold):
-    """Return the rows of a run for the claims of the qrels, and counts of what is odd in it."""
+    """Return the rows of a run for the claims of the qrels, and counts of claims not in both."""
     run = read_any(path, RUN)
-    known = run["claim_id"].isin(gold.claim_ids)
+    known = run["claim_id"].isin(gold.claims)
     if not known.any():
-        fail(path, f"none of its claims is in the qrels, which have {gold.claim_ids[0]}; "
-             "give the qrels of this split, with ids written alike")
-    unknown, run = run["claim_id"][~known].nunique(), run[known]
-    rising = (run["score"].diff() > 0) & (run["claim_id"] == run["claim_id"].shift())
-    counts = {"claims_missing": len(gold.claim_ids) - run["claim_id"].nunique(),
-              "claims_unknown": unknown, "scores_rising": run["claim_id"][rising].nunique()}
-    meaning = ("of the qrels have no row: 0 in recall, left out of B-Pref",
-               "are not in the qrels: left out", "have scores that rise with the rank: ranks count")
-    for count, what in zip(counts.values(), meaning):
-        if count:
-            print(f"warning: {path}: {count} claims {what}", file=sys.stderr)
-    return run, counts
+        fail(path, f"none of its claims is in the qrels, such as {gold.claims[0]}; fix either")
+    missing = len(gold.claims) - run["claim_id"][known].nunique()
+    unknown = run["claim_id"][~known].nunique()
+    if missing or unknown:
+        print(f"warning: {path}: {missing} claims of the qrels have no row (0 in recall, left out "
+              f"of B-Pref), {unknown} others are left out", file=sys.stderr)
+    return run[known], {"claims_missing": missing, "claims_unknown": unknown}
 
 # ---------------------------------------------------------------- Judgements by rank
 def gold_of(qrels):
-    """Return qrels as arrays.
+    """Return claims, judged pairs with labels (places in LABELS), and R and N of each claim.
 
-    keys: numbers of the pairs (claim row x abstracts + abstract row), sorted; labels: places in
-    LABELS; R, N: relevant and judged non-relevant abstracts of each claim.
+    R, N: how many abstracts are relevant and judged non-relevant. stance: is it judged?
     """
     import pandas as pd
-    claims, abstracts = (pd.Index(qrels[column].unique()) for column in QRELS[:2])
-    rows = claims.get_indexer(qrels["claim_id"])
-    keys = rows * len(abstracts) + abstracts.get_indexer(qrels["abstract_id"])
-    labels = qrels["label"].replace(RELEVANT, LABELS[0]).map(LABELS.index).to_numpy(np.int8)
-    order = np.argsort(keys)
-    R, N = (np.bincount(rows[kind], minlength=len(claims)) * 1. for kind in (labels < 2, labels > 1))
-    return SimpleNamespace(claim_ids=claims, abstract_ids=abstracts, keys=keys[order], R=R, N=N,
-                           labels=labels[order], stance=RELEVANT not in set(qrels["label"]))
+    relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
+    R, both = relevant.sum(), relevant.size()
+    labels = qrels["label"].replace(RELEVANT, LABELS[0]).map(LABELS.index)
+    return SimpleNamespace(
+        claims=R.index, pairs=pd.MultiIndex.from_frame(qrels[QRELS[:2]]), labels=labels.to_numpy(),
+        R=R.to_numpy(float), N=(both - R).to_numpy(), stance=RELEVANT not in set(qrels["label"]))
 
 def judge(run, gold):
     """Return gold and given labels by rank, two arrays [claims, depth] of places in LABELS."""
-    rows, ranks = gold.claim_ids.get_indexer(run["claim_id"]), run["rank"].to_numpy() - 1
-    columns = gold.abstract_ids.get_indexer(run["abstract_id"])
-    keys = np.where(columns < 0, -1, rows * len(gold.abstract_ids) + columns)
-    places = np.minimum(np.searchsorted(gold.keys, keys), len(gold.keys) - 1)
-    found = np.full((len(gold.claim_ids), ranks.max() + 1), NOTHING, np.int8)
+    import pandas as pd
+    rows, ranks = gold.claims.get_indexer(run["claim_id"]), run["rank"].to_numpy() - 1
+    found = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
     said = found.copy()
-    found[rows, ranks] = np.where(gold.keys[places] == keys, gold.labels[places], UNJUDGED)
+    places = gold.pairs.get_indexer(pd.MultiIndex.from_frame(run[QRELS[:2]]))
+    found[rows, ranks] = np.where(places < 0, UNJUDGED, gold.labels[places])
     if "label" in run and gold.stance:
         said[rows, ranks] = run["label"].map(LABELS.index)
     return found, said
@@ -442,7 +429,7 @@ def recall(found, gold, k):
 
 def pooled_recall(found, gold, k):
     """Share of all evidence pairs in the first k ranks (+VeriRel, eq. 7)."""
-    return evidence(found[:, :k]).sum(1).astype(float), gold.R
+    return evidence(found[:, :k]).sum(1), gold.R
 
 def reciprocal_rank(found, gold, k):
     """1 / rank of the first evidence, 0 if it is not in the first k ranks."""
@@ -473,15 +460,12 @@ RANKED = {"R": recall, "pooled R": pooled_recall, "MRR": reciprocal_rank, "Succe
           "B-Pref": bpref, "Judged": judged}
 
 def abstract_level(found, said, gold):
-    """SciFact's abstract-level measures, labels only (Wadden et al. 2020).
-
-    A pair called evidence is right if that is its gold label, and wrong if it is unjudged.
-    """
+    """SciFact's abstract-level measures, labels only (Wadden et al. 2020)."""
     called = evidence(said).sum(1)
     right = (evidence(found) & (found == said)).sum(1)
-    all_gold = gold.R * (said >= 0).any()  # without labels there is nothing to measure
-    return {"abstract P": (right, called), "abstract R": (right, all_gold),
-            "abstract F1": (2 * right, called + all_gold)}
+    R = gold.R * (said >= 0).any()  # no labels, no value
+    return {"abstract P": (right, called), "abstract R": (right, R),
+            "abstract F1": (2 * right, called + R)}
 
 def confusion(found, said):
     """Confusion matrix of each claim over its judged pairs, [claims, 3 gold x 3 given labels]."""
@@ -499,71 +483,54 @@ def weighted_prf(table):
     support, given = table.sum(-1), table.sum(-2)
     scores = (right / np.maximum(given, 1), right / np.maximum(support, 1),
               2 * right / np.maximum(support + given, 1))
-    with np.errstate(invalid="ignore"):
-        return [(score * support).sum(-1) / support.sum(-1) for score in scores]
-
-@functools.cache
-def trec_measure(name):
-    """A measure of ir-measures, tried on two abstracts: some names lack a parameter or package."""
-    import ir_measures
-    pairs = [ir_measures.Qrel("1", "a", 1), ir_measures.Qrel("1", "b", 0)]
-    try:
-        measure = ir_measures.parse_measure({"B-Pref (trec_eval)": "Bpref"}.get(name, name))
-        if str(measure).endswith("@0"):  # trec_eval would abort the process
-            raise ValueError
-        list(ir_measures.iter_calc([measure], pairs, [ir_measures.ScoredDoc("1", "a", 1.0)]))
-    except Exception:  # of many kinds
-        fail("--measures", f"cannot compute {name!r}; take {', '.join([*MEASURES, *COMPOSED])}, "
-             f"{'@10, '.join(RANKED)}@10, or one of ir-measures, such as AP or P@5")
-    return measure
+    return [(score * support).sum(-1) / support.sum(-1) for score in scores]
 
 def trec_fractions(names, run, qrels, gold):
     """{name: fraction} of ir-measures over all claims; ranks stand in for scores."""
     import ir_measures
-    relevance = (qrels["label"] != "NEI").astype(int)
-    tables = [qrels.assign(relevance=relevance), run.assign(score=-run["rank"].astype(float))]
-    for place, column in enumerate(("relevance", "score")):
-        table = tables[place].rename(columns={"claim_id": "query_id", "abstract_id": "doc_id"})
-        claim = gold.claim_ids.get_indexer(table["query_id"]).astype(str)  # ERR wants numbers
-        tables[place] = table.assign(query_id=claim)[["query_id", "doc_id", column]]
-    values = {trec_measure(name): np.zeros(len(gold.R)) for name in names}
-    for one in ir_measures.iter_calc(list(values), *tables) if names else ():
-        values[one.measure][int(one.query_id)] = one.value
-    return {name: (values[trec_measure(name)], np.ones(len(gold.R))) for name in names}
+    import pandas as pd
+    tables = []  # ERR wants claims that are numbers
+    for table, column, values in ((qrels, "relevance", (qrels["label"] != "NEI").astype(int)),
+                                  (run, "score", -run["rank"].astype(float))):
+        claims = gold.claims.get_indexer(table["claim_id"]).astype(str)
+        columns = {"query_id": claims, "doc_id": table["abstract_id"], column: values}
+        tables.append(pd.DataFrame(columns))
+    fractions = {}
+    for name in names:
+        values = np.zeros(len(gold.R))
+        try:
+            measure = ir_measures.parse_measure({"B-Pref (trec_eval)": "Bpref"}.get(name, name))
+            if str(measure).endswith("@0"):
+                raise ValueError  # trec_eval would abort the process
+            for one in ir_measures.iter_calc([measure], *tables):
+                values[int(one.query_id)] = one.value
+        except Exception:  # of many kinds: no such measure, parameter or package
+            fail("--measures", f"cannot compute {name!r}; take {', '.join([*MEASURES, *COMPOSED])},"
+                 f" {'@10, '.join(RANKED)}@10, or one of ir-measures, such as AP or P@5")
+        fractions[name] = values, np.ones(len(gold.R))
+    return fractions
 
 # ---------------------------------------------------------------- Measures of a run
-def columns_of(words):
-    """The measures asked for, each once."""
-    names = []
-    for word in words:
-        names += MEASURES.get(word, [word])
-    own = {*COMPOSED, "P", "R", "F1", "B-Pref", "abstract P", "abstract R", "abstract F1"}
-    for name in names:
-        if name not in own and not re.fullmatch(rf"({'|'.join(RANKED)})@[1-9]\d*", name):
-            trec_measure(name)
-    return list(dict.fromkeys(names))
-
 def parts_of(run, qrels, gold, names, depth=10):
     """Return {name: fraction} of what measures are made of, and the gold labels by rank.
 
     "given" holds the confusion matrices. They and B-Pref see what was submitted: the first depth
     ranks (0: all). Success@1 is for McNemar's test.
     """
-    needed, theirs = ["Success@1"], []
+    needed = ["Success@1"]
     for name in names:
         needed += COMPOSED[name][1] if name in COMPOSED else [name]
     found, said = judge(run, gold)
-    levels = abstract_level(found, said, gold)
+    levels = abstract_level(found, said, gold) | {"B-Pref": bpref(found, gold, depth)}
     parts = {"given": confusion(found[:, :depth or None], said[:, :depth or None])}
     for name in dict.fromkeys(needed):
-        word, _, k = name.partition("@")
-        if word in RANKED and (k or word == "B-Pref"):
-            parts[name] = RANKED[word](found, gold, int(k or depth))
+        at_k = re.fullmatch(rf"({'|'.join(RANKED)})@([1-9]\d*)", name)
+        if at_k:
+            parts[name] = RANKED[at_k[1]](found, gold, int(at_k[2]))
         elif name in levels:
             parts[name] = levels[name]
-        elif name not in ("P", "R", "F1"):
-            theirs.append(name)
-    return parts | trec_fractions(theirs, run, qrels, gold), found
+    theirs = [name for name in needed if name not in {*parts, "P", "R", "F1"}]
+    return parts | (trec_fractions(theirs, run, qrels, gold) if theirs else {}), found
 
 def packed(parts):
     """The parts side by side, [claims, columns], and the names behind the confusion matrices."""
@@ -573,9 +540,10 @@ def packed(parts):
 
 def measures_of(sums, order, names):
     """{name: values [...]} from sums over claims [..., columns]; NaN is undefined."""
-    known = dict(zip("P R F1".split(), weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))))
     with np.errstate(invalid="ignore", divide="ignore"):
-        known |= dict(zip(order, np.moveaxis(sums[..., 9::2] / sums[..., 10::2], -1, 0)))
+        scores = weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))
+        quotients = np.moveaxis(sums[..., 9::2] / sums[..., 10::2], -1, 0)
+    known = dict(zip(["P", "R", "F1", *order], [*scores, *quotients]))
     for name, (how, members) in COMPOSED.items():
         if set(members) <= set(known):
             known[name] = how([known[member] for member in members], axis=0)
@@ -652,97 +620,76 @@ def holm(values):
 def compare(parts, names, resamples, seed):
     """Return a row a run and measure: value, interval, difference from the first run, p-values."""
     import pandas as pd
-    first, names = next(iter(parts.values())), list(dict.fromkeys([*names, "Success@1"]))
+    names, (first, *others) = list(dict.fromkeys([*names, "Success@1"])), parts.values()
     order, tables = packed(first)[1], np.stack([packed(part)[0] for part in parts.values()])
     values, cells = measures_of(tables.sum(1), order, names), []
     bounds = intervals(tables, order, names, resamples, seed)
     chance = randomisation(tables, order, names, resamples, seed)
     for name in names:
         value, (low, high), p = values[name], bounds[name], chance[name]
-        p[0] = np.nan
+        difference, p[0] = value - value[0], np.nan
         table = pd.DataFrame({
             "run": list(parts), "measure": name, "value": value, "low": low, "high": high,
-            "difference": value - value[0], "p_randomisation": p, "p_holm": holm(p),
+            "difference": difference, "p_randomisation": p, "p_holm": holm(p),
             "p_wilcoxon": np.nan, "p_mcnemar": np.nan})
         table.loc[0, "difference"] = np.nan
-        for place, part in enumerate(parts.values()):
-            if place and name in part and not np.isnan(value[place]):
+        for place, part in enumerate(others, 1):
+            if name in part and not np.isnan(value[place]):
                 table.loc[place, "p_wilcoxon"] = wilcoxon(part[name], first[name])
-                if name == "Success@1":
-                    table.loc[place, "p_mcnemar"] = mcnemar(part[name], first[name])
+            if name == "Success@1":
+                table.loc[place, "p_mcnemar"] = mcnemar(part[name], first[name])
         cells.append(table)
     return pd.concat(cells)
 
 def curves(found, gold):
     """Return rows of k, recall at k, success at k."""
-    rows = []
-    for k in [k for k in DEPTHS if k <= found.shape[1]] or [1]:
-        parts = recall(found, gold, k), success(found, gold, k)
-        rows.append((k, *(part[0].sum() / max(part[1].sum(), 1) for part in parts)))
-    return rows
+    depths, claims = [k for k in DEPTHS if k <= found.shape[1]], max((gold.R > 0).sum(), 1)
+    return [(k, recall(found, gold, k)[0].sum() / claims, success(found, gold, k)[0].sum() / claims)
+            for k in depths]
 
-# ---------------------------------------------------------------- Tables and report
+# ---------------------------------------------------------------- Tables
 def wide(cells, field="value"):
-    """A row a run, a column a measure."""
+    """A row a run, a column a measure; measures that no run has are left out."""
     table = cells.pivot(index="run", columns="measure", values=field).rename_axis(columns=None)
-    return table.reindex(index=cells["run"].unique(), columns=cells["measure"].unique())
+    table = table.reindex(index=cells["run"].unique(), columns=cells["measure"].unique())
+    return table if field == "p_holm" else table.dropna(axis=1, how="all")
 
-def texts_of(cells, sign="†"):
-    """Return the table as texts, and the place of each value among the runs (1: best)."""
-    values = wide(cells).dropna(axis=1, how="all")
-    signs = np.where(wide(cells, "p_holm")[values.columns] < 0.05, sign, "")
-    texts = values.map("{:.3f}".format).mask(values.isna(), "-") + signs
+def texts_of(cells, first="{}", second="{}", sign="†"):
+    """The table as texts: patterns for the best and second of a column, a sign for significance."""
+    values = wide(cells)
+    significant = wide(cells, "p_holm")[values.columns] < 0.05
+    texts = values.map("{:.3f}".format) + np.where(significant, sign, "")
     places = values.round(3).rank(method="dense", ascending=False)
-    places = places.where(places.max() > 1)  # where all are equal, none is best
-    return texts.reset_index(), places.reset_index(drop=True).reindex(columns=["run", *values])
+    best = (places == 1) & (places.max() > 1)  # where all are equal, none is best
+    texts = texts.mask(best, texts.map(first.format))
+    return texts.mask(places == 2, texts.map(second.format)).mask(values.isna(), "-").reset_index()
 
 def markdown(cells):
-    """The table in Markdown: the best of a column bold, the second in italics."""
-    texts, places = texts_of(cells)
+    """The table in Markdown."""
+    texts = texts_of(cells, "**{}**", "*{}*")
     texts["run"] = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    texts = texts.mask(places == 1, "**" + texts + "**").mask(places == 2, "*" + texts + "*")
-    rows = [list(texts), ["---"] * len(texts.columns), *texts.to_numpy().tolist()]
-    return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", NOTES, ""])
+    rows = [list(texts), ["---"] * texts.shape[1], *texts.to_numpy()]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", NOTES, ""])
 
-def styled(texts, places, escape, best, second):
-    """The same as a pandas Styler, with the styles of best and second."""
-    styles = np.select([places == 1, places == 2], [best, second], "")
-    styler = texts.style.hide(axis="index").apply(lambda _: styles, axis=None)
-    return styler.format(escape=escape, subset=["run"]).format_index(escape=escape, axis=1)
+def styled(texts, escape):
+    """Return a pandas Styler with the names of runs and measures escaped."""
+    styler = texts.style.hide(axis="index").format(escape=escape, subset=["run"])
+    return styler.format_index(escape=escape, axis=1)
 
 def latex(cells):
-    """The same in LaTeX, with the rules of booktabs."""
-    styler = styled(*texts_of(cells, r"$^\dagger$"), "latex", "textbf:--rwrap;", "textit:--rwrap;")
-    return styler.to_latex(hrules=True)
+    """The table in LaTeX, with the rules of booktabs."""
+    texts = texts_of(cells, r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$")
+    return styled(texts, "latex").to_latex(hrules=True)
 
 def html_table(cells):
-    """The same in HTML, with intervals."""
-    texts, places = texts_of(cells)
-    low, high = (wide(cells, end)[texts.columns[1:]] for end in ("low", "high"))
+    """The table in HTML, with intervals."""
+    texts = texts_of(cells, "<b>{}</b>", "<i>{}</i>")
+    low, high = wide(cells, "low"), wide(cells, "high")
     bounds = "<small>" + low.map("{:.3f}–".format) + high.map("{:.3f}".format) + "</small>"
     texts.iloc[:, 1:] += bounds.mask(low.isna(), "").to_numpy()
-    styler = styled(texts, places, "html", "font-weight: 700", "font-style: italic")
-    return styler.to_html(table_uuid="metrics")
+    return styled(texts, "html").to_html(table_uuid="metrics")
 
-def plot(curve):
-    """Recall by depth, a line a run, as SVG."""
-    import matplotlib
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
-    lines = {run: axes.plot(rows["k"], rows["recall"], marker=".")[0]
-             for run, rows in curve.groupby("run", sort=False)}
-    depths = sorted(curve["k"].unique())
-    axes.set(xscale="log", xlabel="abstracts read (k)", ylabel="R@k")
-    axes.set_xticks(depths, depths)
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    figure.legend(lines.values(), lines, loc="outside right center", frameon=False)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg"):]
-
+# ---------------------------------------------------------------- Report
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>@TITLE@</title>
@@ -750,36 +697,34 @@ PAGE = """<!doctype html>
 * { box-sizing: border-box }
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #f4f6f8;
   max-width: 1240px; margin: auto; padding: 1rem 1.5rem 4rem }
-h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.15rem } h3 { font-size: .85rem; margin: 0 }
-p, small, th { color: #66717e; font-size: .8rem } p { white-space: pre-line }
+h3 { font-size: .85rem; margin: 0 } p, small, th { color: #66717e; font-size: .8rem }
 .card { background: #fff; border: 1px solid #dde2e8; border-radius: 8px; padding: .8rem 1rem;
   margin: .5rem 0; overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #dde2e8 }
-tr > :first-child { text-align: left }
-td small { display: block; font: 400 .72rem system-ui; white-space: nowrap }
+tr > :first-child { text-align: left } td small { display: block; white-space: nowrap }
 svg { display: block; max-width: 100%; height: auto; margin: auto }
-nav { position: sticky; top: 0; background: #f4f6f8; padding: .5rem 0; display: flex;
-  flex-wrap: wrap; gap: .6rem; align-items: center }
+nav { position: sticky; top: 0; background: #f4f6f8; padding: .5rem 0; display: flex; gap: .6rem;
+  flex-wrap: wrap; align-items: center }
 input, select { font: inherit; padding: .4rem .6rem; border: 1px solid #b8c0ca;
-  border-radius: 6px; background: #fff; max-width: 100% } input { flex: 1 1 16rem }
+  border-radius: 6px; max-width: 100% } input { flex: 1 1 16rem }
 summary { cursor: pointer; overflow-wrap: anywhere }
 .chip { font-size: .75rem; padding: .1rem .4rem; margin-left: .25rem; border-radius: 4px }
-.runs { display: flex; gap: .7rem; overflow-x: auto; margin-top: .8rem } .run { flex: 1 0 15rem }
+.runs { display: flex; gap: .7rem; overflow-x: auto; padding: .8rem 1px 0 }
+.runs > div { flex: 1 0 15rem }
 .hit { font-size: .82rem; padding: .3rem .5rem; margin: .25rem 0; border-radius: 4px;
   border-left: 4px solid #b8c0ca; background: #f4f6f8 } .hit small { display: block }
 .SUPPORTS, .RELEVANT { border-color: #1f8a4c; background: #e4f4ea }
 .REFUTES { border-color: #c2402d; background: #fbe7e3 }
 .NEI { border-color: #c39b1d; background: #fbf4dc }
-.missed { opacity: .7; outline: 1px dashed #66717e } mark { background: #ffe45c }
+.missed { opacity: .75; outline: 1px dashed #66717e } mark { background: #ffe45c }
 </style>
 <h1>@TITLE@</h1>
-<p>@ABOUT@</p>
 <div class="card">@TABLE@<p>@NOTES@</p></div><div class="card">@PLOT@</div>
 <h2>Claims</h2>
 <p>Numbers: R@5 of each run. Gold labels: <span class="chip SUPPORTS">SUPPORTS</span>
 <span class="chip REFUTES">REFUTES</span> <span class="chip NEI">NEI</span>, grey: not judged.
-Dashed: evidence below the first ten ranks.</p>
+Dashed: evidence that the first ten ranks miss.</p>
 <nav><input id="search" type="search" placeholder="Search claims, ids, verdicts">
 <select id="order"><option value="-1">in the order of the file</option></select>
 <small id="count"></small></nav><div id="claims"></div>
@@ -794,10 +739,10 @@ function hit([id, rank, gold, said], claim) {
   const [title, text] = data.abstracts[id] ?? ["", ""], sentence = claim.sentences[id];
   const [before, ...after] = sentence ? text.split(sentence) : [text];
   const marked = after.length ? [make("mark", "", sentence), after.join(sentence)] : [];
-  const place = rank > 10 ? `missed, rank ${rank}` : rank || "not found";
-  const small = [id, gold && "gold " + gold, said && "said " + said].filter(Boolean).join(" · ");
-  const head = make("summary", "", `${place} · ${title || text.slice(0, 90)}`, make("small", "", small));
-  return make("details", `hit ${gold} ${rank % 11 ? "" : "missed"}`, head, before, ...marked);
+  const place = rank > 10 ? `missed, rank ${rank}` : rank || "missed";
+  const labels = (gold && ` · gold ${gold}`) + (said && ` · said ${said}`);
+  return make("details", `hit ${gold} ${rank && rank < 11 ? "" : "missed"}`, make("summary", "",
+    `${place} · ${title || text.slice(0, 90)}`, make("small", "", id + labels)), before, ...marked);
 }
 for (const claim of data.claims) {
   const chips = claim.recall.map((value, place) => {
@@ -805,40 +750,54 @@ for (const claim of data.claims) {
     chip.style.background = `hsl(${value * 130} 60% 88%)`; chip.title = data.runs[place];
     return chip;
   });
-  claim.words = [claim.id, claim.verdict].join(" · ");
   claim.node = make("details", "card", make("summary", "", claim.text, make("br", ""),
-    make("small", "", claim.words), ...chips));
-  claim.node.ontoggle = () => claim.node.children.length > 1 || claim.node.append(
-    make("div", "runs", ...data.runs.map((run, place) => make("div", "run",
-      make("h3", "", run), ...claim.rows[place].map(row => hit(row, claim))))));
+    make("small", "", `${claim.id} ${claim.verdict}`), ...chips));
+  claim.node.ontoggle = () => claim.node.children[1] || claim.node.append(make("div", "runs",
+    ...data.runs.map((run, place) => make("div", "", make("h3", "", run),
+      ...claim.rows[place].map(row => hit(row, claim))))));
 }
 data.runs.forEach((run, place) => get("order").append(new Option("missed most by " + run, place)));
 get("order").append(new Option("lost most from first to last run", data.runs.length));
-function show() {
+get("search").oninput = get("order").onchange = function show() {
   const words = get("search").value.toLowerCase().split(" "), run = Number(get("order").value);
-  const found = data.claims.filter(claim => words.every(
-    word => (claim.words + claim.text).toLowerCase().includes(word)));
   const key = ({recall}) => run < recall.length ? recall[run] ?? 2 : recall.at(-1) - recall[0];
+  const found = data.claims.filter(({id, text, verdict}) => words.every(
+    word => `${id} ${text} ${verdict}`.toLowerCase().includes(word)));
   if (run >= 0) found.sort((a, b) => key(a) - key(b));
   get("claims").replaceChildren(...found.map(claim => claim.node));
   get("count").textContent = `${found.length} of ${data.claims.length} claims`;
-  if (found.length === 1) found[0].node.open = true;
-}
-get("search").oninput = get("order").onchange = show;
-show();
+};
+get("search").oninput();
 </script>
 </html>
 """
 
+def plot(curve):
+    """Recall by depth, a line a run, as SVG."""
+    from matplotlib import figure, rc_context
+    settings = {"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}
+    with rc_context(settings):
+        table = curve.pivot(index="k", columns="run", values="recall")[curve["run"].unique()]
+        axes = figure.Figure((9, 3.6), layout="constrained").subplots()
+        axes.plot(table, marker=".", label=table.columns)
+        axes.set(xscale="log", xlabel="abstracts read (k)", ylabel="R@k")
+        axes.set_xticks(table.index, table.index)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        text = io.StringIO()
+        axes.figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg"):]
+
 def side_by_side(run, qrels):
-    """{claim: [[abstract_id, rank, gold, said], ...]}: ten ranks, then evidence below (0: absent)."""
+    """{claim: [[abstract_id, rank, gold, said], ...]}: ten ranks, then evidence that they miss."""
     run = run.reindex(columns=["claim_id", "abstract_id", "rank", "label"])
     both = run.merge(qrels[QRELS], how="outer", on=QRELS[:2], suffixes=("_said", ""))
     both["rank"] = both["rank"].fillna(0).astype(int)
     below = ~both["rank"].between(1, 10)
     both = both[~below | both["label"].isin([*LABELS[:2], RELEVANT])].assign(below=below)
-    both = both.sort_values(["below", "rank"], kind="stable").fillna("")
-    columns = both[["abstract_id", "rank", "label", "label_said"]]
+    both = both.sort_values(["below", "rank"], kind="stable").astype({"label_said": object})
+    columns = both[["abstract_id", "rank", "label", "label_said"]].fillna("")
     return {claim: rows.to_numpy().tolist() for claim, rows in columns.groupby(both["claim_id"])}
 
 def read_verdicts(path):
@@ -854,22 +813,22 @@ def read_verdicts(path):
                 fail(f"{path}:{number}", "not a verdict as 05_classify.py --aggregate writes it")
     return verdicts
 
-def report(args, sides, cells, curve, claims_table):
+def report(args, sides, cells, curve, by_claim):
     """Return the page: the table, recall curves, and the rankings of every claim."""
     texts, claims = read_corpus(args.corpus), read_table(args.claims, CLAIMS)
     verdicts = read_verdicts(args.aggregated) if Path(args.aggregated).is_file() else {}
-    recalls = claims_table.pivot(index="claim_id", columns="run", values="R@5")[list(sides)]
+    recalls = by_claim.pivot(index="claim_id", columns="run", values="R@5")[list(sides)]
+    recalls = recalls.astype(object).where(recalls.notna(), None)
     data = {"runs": list(sides), "claims": [], "abstracts": {}}
     for claim, text in claims.loc[claims["claim_id"].isin(recalls.index), CLAIMS].to_numpy():
         rows = [side.get(claim, []) for side in sides.values()]
         for name in [row[0] for side in rows for row in side if row[0] in texts]:
             data["abstracts"][name] = str(texts[name].get("title") or ""), texts[name]["abstract"]
         verdict, sentences = verdicts.get(claim, ("", {}))
-        recall_5 = recalls.loc[claim].astype(object).where(recalls.loc[claim].notna(), None)
         data["claims"].append({"id": claim, "text": text, "verdict": verdict, "rows": rows,
-                               "sentences": sentences, "recall": recall_5.tolist()})
-    parts = {"TITLE": html.escape(f"{Path(args.data).name}, {args.split}"), "TABLE": html_table(cells),
-             "ABOUT": f"{len(data['claims'])} claims, {len(sides)} runs", "NOTES": NOTES,
+                               "sentences": sentences, "recall": recalls.loc[claim].tolist()})
+    title = html.escape(f"{Path(args.data).name}, {args.split}: {len(recalls)} claims")
+    parts = {"TITLE": title, "TABLE": html_table(cells), "NOTES": NOTES.replace("\n", "<br>"),
              "PLOT": plot(curve), "DATA": json.dumps(data).replace("<", "\\u003c")}
     return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], PAGE)
 
@@ -883,16 +842,10 @@ def save(path, content, args, inputs, **facts):
 
 def outs_of(out, *kinds):
     """Return out and the paths beside it with other endings."""
-    paths = [str(out), *(os.path.splitext(out)[0] + kind for kind in kinds)]
+    paths = [out, *(os.path.splitext(out)[0] + kind for kind in kinds)]
     if len(set(paths)) < len(paths):
-        fail("--out", f"{', '.join(paths)}: two are one file; give another ending")
+        fail("--out", f"two of {', '.join(paths)} are one file; give another ending")
     return paths
-
-def at_least(least, **flags):
-    """Refuse flags below a number."""
-    for name, value in flags.items():
-        if value < least:
-            fail(f"--{name.replace('_', '-')}", f"{value} is below {least}")
 
 def run_paths(args):
     """{name: path} of the runs, by default those of the pipeline in its order."""
@@ -902,21 +855,22 @@ def run_paths(args):
         fail(f"{args.work}/{args.split}", "no run; name runs, or make some with 02_retrieve.py")
     stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
     names = [stem if stems.count(stem) == 1 else str(path) for stem, path in zip(stems, paths)]
-    return {"".join(c if c.isprintable() else "?" for c in name): path
-            for name, path in zip(names, paths)}
+    names = ["".join(c if c.isprintable() else "?" for c in name) for name in names]
+    return dict(zip(names, paths))
 
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
     import pandas as pd
-    at_least(0, depth=args.depth)
-    at_least(100, resamples=args.resamples)
-    names, paths = columns_of(args.measures), run_paths(args)
+    names, paths = [], run_paths(args)
+    for word in args.measures:
+        names += MEASURES[word].split(", ") if word in MEASURES else [word]
+    names = list(dict.fromkeys(names))
     outs = outs_of(args.out, ".json", ".md", ".tex", ".cells.tsv", ".claims.tsv", ".curves.tsv")
-    inputs = [args.qrels, *paths.values()]
+    read = [args.qrels, *paths.values()]
     if args.report:
         outs.append(args.report)
-        inputs += [args.claims, args.corpus, *[args.aggregated] * Path(args.aggregated).is_file()]
-    inputs = sha256_of(*inputs)
+        read += [args.claims, args.corpus, *[args.aggregated] * Path(args.aggregated).is_file()]
+    inputs = sha256_of(*read)
     if up_to_date(outs, args, inputs):
         print(Path(outs[2]).read_text(encoding="utf-8"))
         return {"made": [], "runs": json.loads(Path(outs[1]).read_bytes())}
@@ -928,28 +882,26 @@ def evaluate(args):
         run, counts[name] = read_run(path, gold)
         parts[name], found = parts_of(run, qrels, gold, [*names, "R@5"], args.depth)
         curve += [(name, *row) for row in curves(found, gold)]
-        share = float(judged(found, gold, 10)[0].mean())
+        share = judged(found, gold, 10)[0].mean()
         counts[name] |= {"judged_10": round(share, 4), "judged_pairs": int((found >= 0).sum())}
         if share < 0.5:
             print(f"warning: {path}: {share:.0%} of the first 10 ranks are judged, the rest counts "
                   "as no evidence; see 06_evaluate.py pool", file=sys.stderr)
         with np.errstate(invalid="ignore", divide="ignore"):
             values = {one: part[0] / part[1] for one, part in parts[name].items() if one != "given"}
-        by_claim.append(pd.DataFrame({"run": name, "claim_id": gold.claim_ids} | values))
-        if args.report:
-            sides[name] = side_by_side(run, qrels)
+        by_claim.append(pd.DataFrame({"run": name, "claim_id": gold.claims} | values))
+        sides[name] = side_by_side(run, qrels) if args.report else {}
     cells, by_claim = compare(parts, names, args.resamples, args.seed), pd.concat(by_claim)
     curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
     asked = cells[cells["measure"].isin(names)]
-    table = wide(asked).dropna(axis=1, how="all")
-    values = {run: row.dropna().to_dict() for run, row in table.iterrows()}
-    contents = [table.reset_index(), json.dumps(values, indent=1, ensure_ascii=False) + "\n",
+    values = {run: row.dropna().to_dict() for run, row in wide(asked).iterrows()}
+    contents = [wide(asked).reset_index(), json.dumps(values, indent=1, ensure_ascii=False) + "\n",
                 markdown(asked), latex(asked), cells, by_claim, curve]
     if args.report:
         contents.append(report(args, sides, asked, curve, by_claim))
     for path, content in zip(outs, contents):
         save(path, content, args, inputs, counts=counts)
-    print(texts_of(asked)[0].to_string(index=False), NOTES, sep="\n")
+    print(texts_of(asked).to_string(index=False), NOTES, sep="\n")
     return {"made": outs, "runs": values}
 
 def convert(args):
@@ -958,26 +910,26 @@ def convert(args):
     if up_to_date([args.out], args, inputs):
         return {"made": []}
     table = translated(args.file, read_rows(args.file))
-    columns = RUN if "rank" in table else QRELS if "label" in table else CLAIMS
-    if columns == CLAIMS and "claim" in table:
+    columns = next((kind for kind in (RUN, QRELS, CLAIMS) if set(kind) <= set(table)), RUN)
+    if columns == CLAIMS:
         table = table.drop_duplicates(CLAIMS)
-        table["claim"] = table["claim"].str.split().str.join(" ")
+        table["claim"] = table["claim"].str.split().str.join(" ")  # no line breaks and tabs
     table = checked(args.file, table, columns)
-    label = [name for name in ("label", "p_supports", "p_refutes", "p_nei") if name in table]
-    table = table[list(dict.fromkeys([*columns, *label]))]
-    if columns != CLAIMS and label:
-        stanceless = (table["label"] == RELEVANT).sum()
-        ...
-    save(args.out, table, args, inputs, rows=len(table))
-    print(f"{args.out}: {len(table)} rows, columns {', '.join(table)}")
+    if columns == RUN:
+        columns = [*RUN, *(name for name in table if name == "label" or name.startswith("p_"))]
+    if "label" in columns and (table["label"] == RELEVANT).any():
+        print(f"warning: {args.file}: no stance; SUPPORTS means relevant", file=sys.stderr)
+        table = table.replace({"label": {RELEVANT: LABELS[0]}})
+    save(args.out, table[columns], args, inputs, rows=len(table))
+    print(f"{args.out}: {len(table)} rows, {', '.join(columns)}")
     return {"made": [args.out], "rows": len(table)}
 
 def read_texts(args, runs):
-    """Return claims and corpus; runs {path: run} of others are refused."""
+    """Return claims and corpus; runs {path: run} of other claims or abstracts are refused."""
     claims, texts = read_table(args.claims, CLAIMS), read_corpus(args.corpus)
     for path, run in runs.items():
         for column, known in (("claim_id", claims["claim_id"]), ("abstract_id", list(texts))):
-            reject(path, run, ~run[column].isin(known), f"{column} is not in claims and corpus")
+            reject(path, run, ~run[column].isin(known), f"{column} not in claims and corpus")
     return claims, texts
 
 def in_order(table, column, ids):
@@ -988,29 +940,24 @@ def in_order(table, column, ids):
 def pool(args):
     """Write the unjudged pairs that several runs found, with their texts, to be labelled."""
     import pandas as pd
-    inputs, pair = sha256_of(args.qrels, *args.runs, args.claims, args.corpus), QRELS[:2]
-    at_least(1, depth=args.depth, min_runs=args.min_runs)
+    inputs = sha256_of(args.qrels, *args.runs, args.claims, args.corpus)
     if up_to_date([args.out], args, inputs):
         return {"made": []}
-    runs = {}
-    for path in args.runs:
-        run = read_any(path, RUN)
-        run = run[run["rank"] <= max(args.depth, args.top)]
-        runs[path] = run.assign(runs=run["rank"] <= args.depth)
+    runs = {path: read_any(path, RUN) for path in args.runs}
     claims, texts = read_texts(args, runs)
-    found = pd.concat(runs.values()).groupby(pair, sort=False)
-    found = found.agg(runs=("runs", "sum"), best_rank=("rank", "min")).reset_index()
+    found = pd.concat(runs.values()).assign(runs=lambda run: run["rank"] <= args.depth)
+    pairs = found.groupby(QRELS[:2], sort=False)
+    found = pairs.agg(runs=("runs", "sum"), best_rank=("rank", "min"))
     found = found[(found["runs"] >= args.min_runs) | (found["best_rank"] <= args.top)]
-    judged_pairs = pd.MultiIndex.from_frame(read_any(args.qrels, QRELS)[pair])
-    table = found[~pd.MultiIndex.from_frame(found[pair]).isin(judged_pairs)]
-    table = table.merge(claims[CLAIMS], on="claim_id").assign(label="")
-    for column in ("title", "abstract"):  # on one line each, as spreadsheets may break others
+    known = pd.MultiIndex.from_frame(read_any(args.qrels, QRELS)[QRELS[:2]])
+    table = found[~found.index.isin(known)].reset_index().merge(claims[CLAIMS], on="claim_id")
+    for column in ("title", "abstract"):  # each on one line
         table[column] = [" ".join(str(texts[name].get(column) or "").split())
                          for name in table["abstract_id"]]
     # in the order of the corpus: the order of ranks would tell annotators what to think
     table = in_order(in_order(table, "abstract_id", texts), "claim_id", claims["claim_id"])
-    columns = ["claim_id", "claim", "abstract_id", "title", "abstract", "label", "runs", "best_rank"]
-    save(args.out, table[columns], args, inputs, pairs=len(table))
+    columns = "claim_id claim abstract_id title abstract label runs best_rank".split()
+    save(args.out, table.assign(label="")[columns], args, inputs, pairs=len(table))
     print(f"{args.out}: {len(table)} pairs to label, {len(found) - len(table)} are judged already")
     return {"made": [args.out], "pairs": len(table)}
 
@@ -1020,29 +967,31 @@ def merge(args):
     inputs = sha256_of(args.qrels, args.pool)
     if up_to_date([args.out], args, inputs):
         return {"made": []}
-    qrels, table = read_any(args.qrels, QRELS), translated(args.pool, read_rows(args.pool))
-    reject(args.qrels, qrels, qrels["label"] == RELEVANT, "a judgement without a stance")
+    qrels = read_any(args.qrels, QRELS)[QRELS]
+    table = translated(args.pool, read_rows(args.pool))
+    reject(args.qrels, qrels, qrels["label"] == RELEVANT, "judged without a stance")
     answers = table[table["label"] != ""] if "label" in table else table
     answers = checked(args.pool, answers, QRELS)[QRELS]
-    before = answers.join(qrels.set_index(QRELS[:2])["label"].rename("before"), on=QRELS[:2])
-    differ = before["before"].notna() & (before["before"] != before["label"])
+    before = qrels.set_index(QRELS[:2])["label"].rename("before")
+    before = answers.join(before, on=QRELS[:2])["before"].fillna("")
+    differ = (before != "") & (before != answers["label"])
     reject(args.pool, answers, differ, "the qrels have another label")
-    merged = pd.concat([qrels[QRELS], answers[before["before"].isna()]])
+    merged = pd.concat([qrels, answers[before == ""]])
     merged = in_order(merged, "claim_id", merged["claim_id"].unique())
-    counts = {"pairs": [len(qrels), len(merged)]}
-    for label in LABELS:
-        counts[label] = [int((some["label"] == label).sum()) for some in (qrels, merged)]
-    save(args.out, merged, args, inputs, counts=counts)
-    print(*(f"{what}: {old} -> {new}" for what, (old, new) in counts.items()), sep="\n")
+    counts = pd.DataFrame({"before": qrels["label"].value_counts(),
+                           "after": merged["label"].value_counts()}).fillna(0).astype(int)
+    save(args.out, merged, args, inputs, counts=counts.to_dict())
+    print(counts)
     return {"made": [args.out], "added": len(merged) - len(qrels),
             "without_label": len(table) - len(answers)}
 
 def submission(args):
     """Write a run as the file that a shared task asks for, and its zip."""
-    at_least(0, top_k=args.top_k)
-    name, columns, depth = TASKS[args.task]
-    depth, out = args.top_k or depth, args.out or f"{args.work}/{args.split}/{args.task}/{name}"
-    outs, inputs = outs_of(out, ".zip"), sha256_of(args.run, args.claims, args.corpus)
+    lists = args.task == "checkthat4b"
+    name = "predictions.tsv" if lists else "predictions.csv"
+    depth = args.top_k or TASKS[args.task]
+    outs = outs_of(args.out or f"{args.work}/{args.split}/{args.task}/{name}", ".zip")
+    inputs = sha256_of(args.run, args.claims, args.corpus)
     if up_to_date(outs, args, inputs):
         return {"made": []}
     run = read_any(args.run, RUN)
@@ -1050,59 +999,68 @@ def submission(args):
     claims, _ = read_texts(args, {args.run: run})
     run = in_order(run, "claim_id", claims["claim_id"])
     rows = run.groupby("claim_id").size().reindex(claims["claim_id"], fill_value=0)
-    short = rows[rows < depth]
-    if len(short):
-        fail(args.run, f"claim {short.index[0]} has {short.iloc[0]} abstracts, {len(short)} claims "
-             f"have fewer than {depth}; make a longer run, or give --top-k")
-    if args.task == "checkthat4b":
-        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
-        run = lists.rename_axis("post_id").rename("preds").reset_index()
-    elif "label" in run:
-        run, columns = run.assign(label=run["label"].map(SPELLING)), [*columns, "label"]
-    delimiter = "\t" if name.endswith("tsv") else ","
-    text = run[columns].to_csv(sep=delimiter, index=False, lineterminator="\n")
-    save(out, text, args, inputs, rows=len(run))
-    with written(outs[1], args, inputs, rows=len(run)) as path, zipfile.ZipFile(path, "w") as file:
-        file.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # no time: same bytes
+    if rows.min() < depth:
+        fail(args.run, f"claim {rows.idxmin()} has {rows.min()} abstracts, fewer than {depth}; make "
+             "a longer run, or give --top-k")
+    if lists:
+        run = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
+        run = run.rename_axis("post_id").rename("preds").reset_index()
+    else:
+        run = run[[column for column in (*RUN[:3], "label") if column in run]]
+        run = run.replace({"label": SPELLING})
+    text = run.to_csv(sep="\t" if lists else ",", index=False, lineterminator="\n")
+    save(outs[0], text, args, inputs)
+    with written(outs[1], args, inputs) as path, zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # no time: same bytes
     print(f"{', '.join(outs)}: {len(claims)} claims, {depth} abstracts each")
     return {"made": outs, "claims": len(claims), "rows": len(run)}
 
+def natural(text, least=0):
+    """For argparse: a whole number from least on."""
+    if int(text) < least:
+        raise ValueError
+    return int(text)
+
+def positive(text):
+    """For argparse: a whole number from 1 on."""
+    return natural(text, 1)
+
 def main():
     parser, shared, words = command_line("evaluate", "convert", "pool", "merge", "submission")
-    add, data, made = parser.add_argument, shared.data, f"{shared.work}/{shared.split}"
+    add, data, split = parser.add_argument, shared.data, shared.split
+    made = f"{shared.work}/{split}"
     if shared.job == "convert":
         add("file", help="run, verdicts, qrels or claims of any format")
-        add("--to", choices=["tsv"], default="tsv", help="the format")
-        add("--out", required=True, help="the same as TSV")
+        add("--to", choices=["tsv"], default="tsv", help="format")
+        add("--out", required=True, help="file to write")
     else:
-        add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="the judged pairs")
-        add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="the claims")
-        add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
+        add("--qrels", default=f"{data}/qrels.{split}.tsv", help="judged pairs")
+        add("--claims", default=f"{data}/claims.{split}.tsv", help="claims")
+        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
     if shared.job == "evaluate":
-        add("runs", nargs="*", help=f"runs and verdicts, first the baseline; else those of {made}")
+        add("runs", nargs="*", help=f"runs, first the baseline; default: those of {made}")
         add("--measures", nargs="+", default=["climatecheck2025"],
             help=f"{', '.join(MEASURES)}, columns of them, any measure of ir-measures")
-        add("--depth", type=int, default=10, help="ranks submitted: B-Pref, P, R, F1; 0: all")
-        add("--resamples", type=int, default=2000, help="for intervals and p-values")
+        add("--depth", type=natural, default=10, help="ranks submitted; 0: all")
+        add("--resamples", type=positive, default=2000, help="for intervals and p-values")
         add("--report", help="HTML page to write")
         add("--aggregated", default=f"{made}/claims.jsonl", help="verdicts of claims, for the page")
-        add("--out", default=f"{made}/metrics.tsv", help="the table; others are put beside it")
+        add("--out", default=f"{made}/metrics.tsv", help="table; others are put beside it")
     if shared.job == "pool":
         add("runs", nargs="+", help="runs")
-        add("--depth", type=int, default=10, help="ranks of each run")
-        add("--min-runs", type=int, default=1, help="runs that have a pair to this depth")
-        add("--top", type=int, default=0, help="ranks of which every pair is taken")
-        add("--out", default=f"{made}/pool.tsv", help="the pairs, with an empty label")
+        add("--depth", type=positive, default=10, help="ranks of each run")
+        add("--min-runs", type=positive, default=1, help="runs that have a pair to this depth")
+        add("--top", type=natural, default=0, help="ranks of which every pair is taken")
+        add("--out", default=f"{made}/pool.tsv", help="pairs, with an empty label")
     if shared.job == "merge":
-        add("pool", help="a pool with labels")
+        add("pool", help="pool with labels")
         add("--out", default=f"{made}/qrels.tsv", help="qrels and labels")
     if shared.job == "submission":
         add("run", nargs="?", default=f"{made}/verdicts.tsv", help="run or verdicts")
         add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
-        add("--top-k", type=int, default=0, help="abstracts a claim; 0: as the task asks")
-        add("--out", help=f"the file, its zip beside it; default: {made}/TASK/predictions")
-    jobs = {"evaluate": evaluate, "convert": convert, "pool": pool, "merge": merge,
-            "submission": submission}
+        add("--top-k", type=natural, default=0, help="abstracts a claim; 0: as the task asks")
+        add("--out", help=f"file, its zip beside it; default: {made}/TASK/predictions")
+    jobs = {job.__name__: job for job in (evaluate, convert, pool, merge, submission)}
     finish(jobs[shared.job], parser.parse_args(words))
 
 if __name__ == "__main__":
