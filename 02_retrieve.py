@@ -1,616 +1,583 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "PyStemmer==3.1.0", "bm25s==0.3.16", "numpy==2.4.6", "pandas==3.1.1",
+#   "sentence-transformers==6.2.0", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
+# ]
+# ///
 """
-Retrieve abstracts for each claim with every index, and fuse runs, ours or others'.
+Retrieve abstracts for each claim, fuse runs, mine training examples.
 
-Reads   data/NAME/claims.SPLIT.tsv: claim_id, claim
-        work/NAME/index/{bm25,dense,splade}/ (01_index.py)
-        with --restrict an earlier run: only its candidates are scored
-Writes  work/NAME/SPLIT/{bm25,dense,splade}.tsv and, from two retrievers on, hybrid.tsv, their reciprocal rank fusion:
-        claim_id, abstract_id, rank (from 1), score (higher is better)
-Prints  one line of JSON, last on stdout
+Reads   claims, corpus and index/{bm25,dense,splade}/; fuse: runs; mine: a run and qrels
+Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv
+        mine: examples.jsonl for the train jobs of 01_index.py, 03_rerank.py and 05_classify.py
+Prints  counts of each file, last one line of JSON
 
 Examples
-    python 02_retrieve.py
-    python 02_retrieve.py --retrievers bm25 dense --top-k 600
-    python 02_retrieve.py --retrievers dense --restrict work/demo/test/bm25.tsv --out work/demo/test/restricted
-    python 02_retrieve.py fuse a.tsv b.trec --out hybrid.tsv
-    python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7 --out hybrid.tsv
+    python 02_retrieve.py --retrievers dense --restrict bm25.tsv --out work/demo/few
+    python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
+    python 02_retrieve.py mine --shape tuples --hard 5 --easy 10 --easy-from corpus
 """
 import argparse
+import atexit
 import contextlib
+import csv
 import hashlib
-import importlib.util
 import json
 import os
-import re
 import resource
 import shutil
 import sys
-import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 
-RRF_K = 60       # Cormack et al. 2009
-BLOCK = 65_536   # rows of the dense matrix turned to float32 at once: 256 MiB at 1,024 dimensions
-CLAIMS = 256     # claims scored at once against them: 0.4 GiB at 394,269 abstracts
-COMPILE = 10**7  # postings from which on it pays to compile the scorer (about two seconds)
+CSC = ("data", "indices", "indptr")  # of a sparse matrix of abstracts and terms
+CLAIMS, ROWS = 128, 65_536  # of one matrix product: 0.2 GiB at 394,269 abstracts
 
-# --- helpers: the same block in all six scripts
-LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
-SPELT = {name: LABELS[place] for place, names in enumerate((  # by the data sets in use
-    "SUPPORT SUPPORTED ENTAILMENT", "REFUTE REFUTED CONTRADICT CONTRADICTION", "NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO "
-    "NOTENOUGHINFO NEUTRAL")) for name in names.split()}
-PACKAGES = "numpy pandas torch transformers sentence_transformers bm25s openai".split()
-TREC = {6: "claim_id q0 abstract_id rank score tag".split(), 4: "claim_id q0 abstract_id label".split()}
-if not sys.stderr.isatty():  # every tqdm obeys these: plain lines where no bar can be drawn
-    os.environ.setdefault("TQDM_MININTERVAL", "10")
-    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]\n")
+# --- helpers (same in all six scripts)
+LABELS = ("SUPPORTS", "REFUTES", "NEI")
+RUN = ["claim_id", "abstract_id", "rank", "score"]
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
-    sys.exit(print("error:", *f"{where}: {what}".split(), file=sys.stderr) or 2)
-
-def reject(path, table, bad, what):
-    """Fail at the first row where bad (boolean, by row) holds; what may name the row's {columns}."""
-    if bad.any():  # the index counts records: line breaks inside quoted fields come on top
-        breaks = table.loc[: bad.idxmax()].iloc[:-1].apply(lambda column: column.str.count("\n")).to_numpy().sum()
-        fail(f"{path}:{bad.idxmax() + int(breaks)}", what.format(**table.loc[bad.idxmax()]))
+    line = " ".join(f"error: {where}: {what}".split())
+    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    sys.exit(2)
 
 def read_table(path, columns, **known):
-    """TSV with a header, or TREC, as strings; a run comes by claim and rank. known: the ids that a column may hold."""
-    import pandas as pd
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            words = file.readline().split()
-        trec = set(columns) <= set(TREC.get(len(words), ())) and not set(columns) & set(words)
-        shape = dict(sep=r"\s+", header=None, names=TREC[len(words)]) if trec else dict(sep="\t")
-        table = pd.read_csv(path, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig", **shape)
-    except (OSError, ValueError) as error:
-        fail(path, f"{getattr(error, 'strerror', None) or error}; give a table with the columns {', '.join(columns)}")
-    if not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", "the rows have more fields than the header; mend the header")
-    table.index += 1 if trec else 2
-    return check_table(path, table, columns, trec, **known)
+    """Read a TSV file with a header as strings, a run by claim and rank, rank and score as numbers.
 
-def check_table(path, table, columns, trec=False, **known):
-    """What read_table refuses and mends; table is indexed by line."""
+    known: the values that a column may hold. The first bad row ends the script, with its line.
+    """
     import pandas as pd
-    if not set(columns) <= set(table):
-        found = ", ".join(map(str, table))
-        fail(f"{path}:1", f"the columns {', '.join(columns)} are wanted, {found} found; mend the header")
-    table = table[(table != "").any(axis=1)].copy()
+    rows, end = [], 1
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(file, delimiter="\t")
+        header = next(reader, [])
+        if not set(columns) <= set(header) or len(set(header)) < len(header):
+            fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
+        for row in reader:
+            line, end = end + 1, reader.line_num
+            if any(row) and len(row) != len(header):
+                fail(f"{path}:{line}", f"{len(row)} fields, not {len(header)}; fix the row")
+            if end > line and any("\t" in field and "\n" in field for field in row):
+                fail(f"{path}:{line}", "a quotation mark is not closed; see 06_evaluate.py convert")
+            if any(row):
+                rows.append([line, *row])
+    table = pd.DataFrame(rows, columns=[0, *header]).set_index(0).astype(str)
     ids = [column for column in columns if column.endswith("_id")]
-    reject(path, table, (table[ids] == "").any(axis=1), "an id is empty; fill it in or remove the row")
-    reject(path, table, table.duplicated(ids), " ".join(f"{c} {{{c}}}" for c in ids) + " stands twice; keep one row")
-    for column, allowed in known.items():
-        reject(path, table, ~table[column].isin(allowed), f"unknown {column} {{{column}}}; give the files that go together")
-    if "label" in columns and trec:  # TREC judges relevance: no stance to be had
-        table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
-    elif "label" in columns:
-        table["label"] = table["label"].str.upper().str.replace(" ", "_").replace(SPELT)
-        reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
-    if "rank" not in columns:
-        return table
-    rank, score = (pd.to_numeric(table[c], errors="coerce").astype(float) for c in ("rank", "score"))
-    reject(path, table, ~np.isfinite(score), "score {score!r} is not a finite number; repair the row")
-    if trec:  # as trec_eval does: by score, whatever the rank column says
-        rank = score.groupby(table["claim_id"]).rank(method="first", ascending=False)
-    reject(path, table, ~(rank >= 1) | (rank % 1 != 0), "rank {rank!r} is not an integer from 1; number the rows anew")
-    run = table.assign(rank=rank.astype(int), score=score, order=table["claim_id"].factorize()[0])
-    run = run.sort_values(["order", "rank"])
-    gap = run["rank"] != run.groupby("order").cumcount() + 1
-    reject(path, table, gap.sort_index(), "the ranks of claim {claim_id} have a gap or a tie here; number the rows anew")
-    return run.drop(columns="order").reset_index(drop=True)
+    bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
+    bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
+    bad["there is an earlier row for this"] = table.duplicated(ids)
+    if "rank" in columns:
+        claim = table["claim_id"].factorize()[0]
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["ranks are not 1, 2, 3"] = table["rank"] != table.groupby(claim)["rank"].rank("first")
+    for what, rows in bad.items():
+        if rows.any():
+            line = rows.idxmax()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+    if "rank" in columns:
+        table = table.iloc[np.lexsort((table["rank"], claim))].astype({"rank": int})
+    return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
+    """Read {abstract_id: record} in file order; an abstract that is not a text becomes ""."""
     corpus, empty = {}, 0
-    if Path(path).is_dir():
-        fail(path, "a folder; name the JSONL file in it")
-    for number, line in enumerate(open(path, "rb"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
-                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
-            name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
-        except (ValueError, KeyError, TypeError, RecursionError):
-            fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
-        if not name or name in corpus:
-            fail(f"{path}:{number}", f"abstract_id {name!r} is empty or stands twice; give every record its own string")
-        text = record.get("abstract")
-        empty += not (isinstance(text, str) and text.strip())
-        corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                if "\\ud" in line.lower():  # lone surrogates become U+FFFD
+                    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
+                    record = json.loads(text.decode("utf-16", "replace"))
+                name, text = str(record["abstract_id"]), record.get("abstract")
+            except (ValueError, KeyError, TypeError, RecursionError):
+                fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
+            if not name.strip() or name in corpus:
+                fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
+            corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
+            empty += not corpus[name]["abstract"].strip()
     if empty:
-        print(f"warning: {path}: {empty} abstracts are null, empty or no text; kept as empty", file=sys.stderr)
+        print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
     return corpus
+# --- end of helpers
 
-def fingerprints(*paths):
-    """{path: sha256} of this script, of files, and of folders (of their meta.json, else of all files inside)."""
+# --- helpers for outputs (same in all six scripts)
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
+PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+START, LOCKS = time.monotonic(), []
+
+def sha256_of(*paths, models=()):
+    """Return {path: sha256} of files, indexes (meta.json), models (config.json, else name)."""
     prints = {}
-    for path in map(Path, (sys.argv[0], *paths)):
-        files = [path / "meta.json"] if (path / "meta.json").is_file() else sorted(path.rglob("*")) or [path]
-        digests = [hashlib.file_digest(f.open("rb"), "sha256").hexdigest() for f in files if f.is_file()]
-        if not digests:
-            fail(path, "no such file or folder; make it with the script before this one, or name another")
-        prints[path.as_posix()] = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    for path in map(Path, (*paths, *models)):
+        marks = [path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
+        mark = path if path.is_file() else next(filter(Path.is_file, marks), os.devnull)
+        if mark == os.devnull and str(path) not in map(str, models):
+            fail(path, "no such file or index; make it with the script before this one")
+        with open(mark, "rb") as file:
+            prints[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
     return prints
 
-def up_to_date(paths, args, inputs):
-    """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    same, read = not args.force, {Path(path).resolve() for path in inputs}
-    for path in map(Path, paths):
-        made = {}
-        with contextlib.suppress(OSError, ValueError):
-            made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        known = made.get("arguments", {})
-        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
-        if theirs or any(map(Path.is_file, path.parents)):
-            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
-        if path.resolve() in read:
-            fail(path, "this command reads it, and would write over it; give another --out")
-        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
-    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
+def task_of(args, inputs):
+    """Return what decides the bytes of an output: arguments and inputs."""
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    return json.loads(json.dumps({"arguments": arguments, "inputs": inputs}))
 
-def remove(*paths):
-    """Delete files and folders, those that are there."""
+def up_to_date(paths, args, inputs):
+    """Return whether this very task made all paths. Locks them until this process ends."""
+    from filelock import FileLock, Timeout
+    task, read = task_of(args, inputs), {Path(path).resolve() for path in inputs}
+    same = not args.force
     for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock, meta = FileLock(f"{path}.lock"), Path(f"{path}.meta.json")
+        try:
+            LOCKS.append(lock.acquire(timeout=0))
+        except Timeout:
+            fail(path, "another command is making it; wait until that one ends")
+        atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
+        made = json.loads(meta.read_bytes()) if meta.is_file() else {"arguments": {}}
+        foreign = path.is_dir() and any(path.iterdir()) and made["arguments"]["job"] != args.job
+        if foreign or path.resolve() in read:
+            fail(path, "this command reads it, or did not make it; give another --out")
+        same = same and path.exists() and task.items() <= made.items()
+    for path in paths if same else ():
+        remove(f"{path}.parts")  # left by a process that was killed at its very end
+        print(f"up to date: {path}")
+    return same
 
 @contextlib.contextmanager
 def written(path, args, inputs, **facts):
-    """Yield a temporary path; the file or folder made there becomes path, whole, with its provenance beside it."""
-    path, temporary, meta = Path(path), Path(f"{path}.tmp-{os.getpid()}"), Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{path.name}.tmp-[0-9]*"):  # what a killed process left behind
-        try:
-            os.kill(int(left.name.split(".tmp-")[-1].split(".")[0]), 0)
-        except ProcessLookupError:
-            remove(left)
-        except (OSError, ValueError):  # someone else's, alive; or no process number
-            pass
+    """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
+    path, new, old = (Path(f"{path}{end}") for end in ("", ".tmp", ".tmp.old"))
+    meta, new_meta = Path(f"{path}.meta.json"), Path(f"{new}.meta.json")
+    remove(new, old)
     try:
-        yield temporary
-        packages = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        arguments = vars(args) | {"force": False}
-        made = dict(command=sys.argv, arguments=arguments, inputs=inputs, packages=packages, **facts, **spent())
-        provenance = Path(f"{temporary}.meta.json")
-        provenance.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
-            with open(file, "rb") as handle:
-                os.fsync(handle.fileno())
+        yield new
+        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        made = task_of(args, inputs) | {"command": sys.argv, "packages": modules} | facts | spent()
+        new_meta.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        meta.unlink(missing_ok=True)  # it would vouch for other bytes
         if path.is_dir():
-            os.replace(path, f"{temporary}.old")
-        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
-            os.replace(provenance, meta)
-        else:
-            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
-        os.replace(temporary, path)
-        if provenance.exists():
-            os.replace(provenance, meta)
-        remove(f"{temporary}.old")
+            path.rename(old)
+        new.rename(path)
+        new_meta.rename(meta)
     finally:
-        remove(temporary, f"{temporary}.meta.json")
+        remove(new, new_meta, old)
+
+def remove(*paths):
+    """Delete files and folders, where they exist."""
+    for path in map(Path, paths):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 def spent():
-    """Seconds and peak memory (MiB) of this process so far."""
-    unit = 1024 if sys.platform == "linux" else 1024**2
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+    """Return seconds and peak memory (MiB) of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
+# --- end of helpers for outputs
+
+# --- command line (same in all six scripts)
+if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
+    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and the defaults."""
-    def _get_help_string(self, action):
-        return super()._get_help_string(action) if action.default else action.help
+    """The docstring as it stands, and every default."""
 
-def at_least(least):
-    """For argparse: a whole number from least on."""
-    def whole(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is below {least}")
-        return int(text)
-    return whole
-
-def run_job(doc, jobs):
-    """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""
+def command_line(*jobs):
+    """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
-    job, flags = jobs[words.pop(0) if words and words[0] in jobs else next(iter(jobs))]
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
+    job = words.pop(0) if words and words[0] in jobs else jobs[0]
+    parser = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
+        add_help=False, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    flags(parser.add_argument)
-    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
-    parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-    parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
-    parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
-    parser.add_argument("--seed", type=int, default=13, help="of every random choice")
-    parser.add_argument("--device", default="auto", help="cuda, cuda:1, mps, cpu; auto takes the best there is")
-    parser.add_argument("--force", action="store_true", help="make outputs again that are up to date")
-    args = parser.parse_args(words)
-    for word in ("data", "work", "split"):
-        for name, value in vars(args).items():
-            texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
-                     for text in (value if isinstance(value, list) else [value])]
-            setattr(args, name, texts if isinstance(value, list) else texts[0])
-    if getattr(args, "out", None):
-        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
+    add = parser.add_argument
+    parser.set_defaults(job=job)
+    add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+    add("--work", default="work/demo", help="folder of everything made from them")
+    split = "train" if job in ("train", "mine") else "test"
+    add("--split", default=split, help="which claims")
+    add("--seed", type=int, default=13, help="of every random choice")
+    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--force", action="store_true", help="make outputs again that are up to date")
+    shared, _ = parser.parse_known_args(words)
+    add("-h", "--help", action="help", help="show this")
+    return parser, shared, words
+
+def finish(job, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+    args.job = f"{Path(sys.argv[0]).name} {args.job}"
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
         sys.exit(130)
-# --- end of helpers
+    except OSError as error:
+        fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
+# --- end of command line
 
-# --- models: the same block in all scripts that load one
-def model_folder(name):
-    """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    try:
-        return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
-    except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and the hub does not give it ({type(error).__name__}); check the name, the network, "
-             "and for a gated model its terms and HF_TOKEN; see data/download.py --help")
+# --- models (same in 01, 02, 03 and 05)
+def open_model(load, name, args, dtype="auto", **how):
+    """Return load(name, ...), a sentence-transformers model; a bad one ends the script.
 
-def device_of(name):
-    """The torch device that --device names; auto takes the best there is."""
+    dtype: fp32, bf16 or fp16; auto is fp32 on a CPU, and on a GPU bf16 where it has it, else fp16.
+    """
     import torch
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = None if args.device == ["auto"] else args.device[0]
+    gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    if dtype == "auto":
+        dtype = ("bf16" if torch.cuda.is_bf16_supported(False) else "fp16") if gpu else "fp32"
+    precision = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    print(f"loading {name}", file=sys.stderr)
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        fail("--device", f"there is no {name} that torch could use here; take auto or cpu")
-    return name
-
-def precision_of(device):
-    """fp32 on a CPU; on a GPU bf16, or fp16 where it would only be emulated."""
-    import torch
-    if not str(device).startswith("cuda"):
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-
-@contextlib.contextmanager
-def ticking(what):
-    """While something without a progress bar goes on (imports, loading), say so every three seconds."""
-    done = threading.Event()
-    def tick(seconds=0):
-        sys.stderr.write(f"{what} ... {seconds} s\n")  # in one piece: an error may be on its way at the same time
-        done.wait(3) or tick(seconds + 3)
-    threading.Thread(target=tick, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
+        weights = {"dtype": precision, "use_safetensors": True}
+        model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
+        words = len(model.tokenizer)
+    except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
+        fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
+    parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    sizes = [part.num_embeddings for part in parts]
+    if sizes and not max(sizes) / 2 <= words <= max(sizes):
+        fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
+    return model
 # --- end of models
 
-# --- texts to terms and vectors: the same block in 01_index.py and 02_retrieve.py
-def default_analyser(model):
-    """As bm25s: lower case, words of two characters and more, Lucene's 33 English stopwords out, Snowball stems."""
-    import Stemmer
-    from bm25s.stopwords import STOPWORDS_EN
-    words, stem = re.compile(r"(?u)\b\w\w+\b").findall, Stemmer.Stemmer("english").stemWords
-    return (lambda texts: (words(text.lower()) for text in texts),
-            lambda words: [None if word in STOPWORDS_EN else stem for word, stem in zip(words, stem(words))])
-
-def plain_analyser(model):
-    """What stands between white space, nothing changed or removed (AIRwaves' raw baseline)."""
-    return lambda texts: map(str.split, texts), lambda words: words
-
-def nltk_analyser(model):
-    """Lower case, punctuation removed, NLTK's 179 English stopwords out (Ant Bridge, organisers of ClimateCheck)."""
-    from bm25s.stopwords import STOPWORDS_EN_PLUS  # NLTK's list, without its download at run time
-    stopwords = frozenset(STOPWORDS_EN_PLUS)
-    bare = re.compile(r"[^\w\s]|_").sub
-    return (lambda texts: (text.lower().split() for text in texts),
-            lambda words: [None if word in stopwords or (term := bare("", word)) in stopwords else term or None
-                           for word in words])
-
-def spacy_analyser(model):
-    """Lower-cased lemmas of alphanumeric tokens, spaCy's stopwords out (AIRwaves); spaCy is not in requirements.txt."""
+# ---------------------------------------------------------------- Search
+def open_index(folder, corpus):
+    """Return meta.json of an index of this corpus (sha256) whose files are as they were made."""
     try:
-        import spacy
-        nlp = spacy.load(model, exclude=["parser", "ner"])
-    except (ImportError, OSError):
-        fail("--analyser spacy", f"it needs spaCy and its pipeline {model}: pip install spacy, python -m spacy download "
-             f"{model}; or name a pipeline's folder with --spacy-model")
-    return (lambda texts: ([token.lemma_.lower() for token in doc if token.text.isalnum() and not token.is_stop]
-                           for doc in nlp.pipe(texts)), lambda words: words)
+        meta = json.loads((folder / "meta.json").read_bytes())
+        for name, mark in meta["files"].items():
+            data = np.memmap(folder / name, mode="r")
+            if [len(data), zlib.crc32(data)] != mark or meta["corpus"] != corpus:
+                raise ValueError(f"{name} has changed, or the corpus")
+    except Exception as error:  # missing, empty or truncated files, fields of another version
+        fail(folder, f"{error}; make it again: 01_index.py --indexes {folder.name} --force")
+    return meta
 
-# analyser(model) -> split(texts): the words of each text; terms(words): what each word is indexed as, None for nothing
-ANALYSERS = {"default": default_analyser, "plain": plain_analyser, "nltk": nltk_analyser, "spacy": spacy_analyser}
+def check_finite(scores, where, what):
+    """End the script if a score is NaN or infinite."""
+    count = np.sum(~np.isfinite(scores))
+    if count:
+        fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {what}")
 
-def load_encoder(kind, folder, device, dtype, max_length=None):
-    """SentenceTransformer or SparseEncoder; a bare masked language model gets the pooling of SPLADE on top."""
-    with ticking(f"loading {folder}"):
-        import torch
-        from sentence_transformers import SentenceTransformer, SparseEncoder
-        from sentence_transformers.base.modules import Transformer
-        from sentence_transformers.sparse_encoder.modules import SpladePooling
-        device = device_of(device)
-        dtype = precision_of(device) if dtype == "auto" else dtype
-        how = {"model_kwargs": {"dtype": {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]}}
-        if kind == "dense":
-            encoder = SentenceTransformer(str(folder), device=device, **how)
-        elif (folder / "modules.json").is_file():
-            encoder = SparseEncoder(str(folder), device=device, **how)
-        else:
-            masked = Transformer(str(folder), transformer_task="fill-mask", **how)
-            encoder = SparseEncoder(modules=[masked, SpladePooling("max")], device=device)
-    if max_length and max_length < (encoder.max_seq_length or sys.maxsize):
-        encoder.max_seq_length = max_length
-    return encoder, dtype
+def search_bm25(folder, meta, claims, args):
+    """Return BM25 scores (abstracts,) for each claim, tokenised like the abstracts."""
+    import bm25s
+    from scipy.sparse import csc_matrix
+    from Stemmer import Stemmer
+    how = dict(meta["analyser"], return_ids=False, show_progress=False)
+    if how.pop("name") == "default":
+        how["stemmer"] = Stemmer(how["stemmer"])
+    index = bm25s.BM25.load(folder)
+    parts = tuple(index.scores[name] for name in CSC)
+    matrix = csc_matrix(parts, shape=(meta["abstracts"], len(parts[2]) - 1))
+    queries = map(index.get_tokens_ids, bm25s.tokenize(claims, **how))
+    return (matrix[:, terms] @ np.ones(len(terms), np.float32) for terms in queries)
 
-TERMS = 2_048  # of the vocabulary, whose logits are held at once
-ACTIVATIONS = {
-    "log1p_relu": lambda logits: logits.relu().log1p(),  # SPLADE-v3 as published (Formal et al. 2021)
-    "relu": lambda logits: logits.relu(),                # Kiepura & Lam 2025, eq. 2
-}
+def encode(load, meta, claims, args):
+    """Return the vectors of the claims by the model of an index, or the same one moved."""
+    model = getattr(args, f"{meta['kind']}_model") or meta["model"]
+    if sha256_of(models=[model])[str(Path(model))] != meta["model_sha256"]:
+        fail(model, f"not the model of the {meta['kind']} index; make that again: 01_index.py")
+    encoder = open_model(load, model, args, "fp32")
+    encoder.max_seq_length = meta["max_length"]
+    return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
-def sparse_vectors(encoder, texts, activation, task):
-    """(texts, vocabulary) float32: w_v = max over tokens of activation(logit), padding masked out.
-
-    Both activations rise with the logit, so the maximum comes first: one row a text to activate instead
-    of one a token. Encoders of another build (sums, static query weights) do as they were made to.
-    """
+def search_dense(folder, meta, claims, args):
+    """Return cosines (abstracts,) for each claim."""
     import torch
-    from sentence_transformers.sparse_encoder.modules import SpladePooling
-    from sentence_transformers.util import batch_to_device
-    splade = len(encoder) == 2 and isinstance(encoder[1], SpladePooling) and encoder[1].pooling_strategy == "max"
-    head = encoder[0].model.get_output_embeddings() if splade else None
-    if not isinstance(head, torch.nn.Linear) or encoder[1].activation_function != "relu":  # ReLU, then the logarithm: "relu"
-        if activation != "log1p_relu":
-            fail("--activation", f"{activation} needs a SPLADE model with max pooling; leave the flag out for this one")
-        encode = {"query": encoder.encode_query, "document": encoder.encode_document}[task]
-        return encode(texts, batch_size=len(texts), convert_to_sparse_tensor=False, save_to_cpu=True).float().numpy()
-    encoder[0].unpad_inputs = False
-    with torch.inference_mode():
-        features = batch_to_device(encoder.preprocess(texts, prompt=encoder.prompts.get(task), task=task), encoder.device)
-        with largest_logits(head, features["attention_mask"] == 0):
-            logits = encoder.eval()[0](features)["token_embeddings"][:, 0]
-        return ACTIVATIONS[activation](logits.float()).cpu().numpy()
+    from sentence_transformers import SentenceTransformer
+    queries = encode(SentenceTransformer, meta, claims, args)
+    vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
+    return inner_products(vectors, torch.nn.functional.normalize(queries))
 
-@contextlib.contextmanager
-def largest_logits(head, padding):
-    """While this lasts, head (linear, from hidden states to the vocabulary) gives one row a text: each term's maximum over
-    the tokens, 0 for padding. It goes by blocks of terms, as 30,522 logits a token at once are slow to write and to read."""
+def inner_products(vectors, queries):
+    """Yield vectors @ query (abstracts,) in float32 for each query, exact, block by block."""
     import torch
+    for part in queries.split(CLAIMS):
+        blocks = [part @ block.to(part.device).float().T for block in vectors.split(ROWS)]
+        yield from torch.cat(blocks, dim=1).cpu().numpy()
 
-    def forward(hidden):
-        parts = zip(head.weight.split(TERMS), [None] * len(head.weight) if head.bias is None else head.bias.split(TERMS))
-        blocks = (torch.nn.functional.linear(hidden, weight, bias) for weight, bias in parts)
-        return torch.cat([block.masked_fill_(padding[..., None], 0).amax(dim=1) for block in blocks], 1)[:, None]
+def search_splade(folder, meta, claims, args):
+    """Return inner products (abstracts,) of term weights for each claim."""
+    from scipy.sparse import csc_matrix
+    from sentence_transformers import SparseEncoder
+    queries = encode(SparseEncoder, meta, claims, args).cpu().coalesce()
+    (rows, terms), weights = queries.indices().numpy(), queries.values().numpy()
+    if meta["activation"] == "relu":
+        weights = np.expm1(weights)  # the encoder gives log(1 + ReLU)
+    parts = tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in CSC)
+    matrix = csc_matrix(parts, shape=meta["shape"])
+    queries = (rows == row for row in range(len(claims)))
+    return (matrix[:, terms[query]] @ weights[query] for query in queries)
 
-    head.forward = forward
-    try:
-        yield
-    finally:
-        del head.forward
-# --- end of texts to terms and vectors
+SEARCH = {"bm25": search_bm25, "dense": search_dense, "splade": search_splade}
 
-# ----------------------------------------------------------- Ranking
 def top_k(scores, k):
-    """The k best rows of scores (1-D), best first; equal scores in corpus order, also where the cut falls among them.
+    """Return the k best rows of scores (1-D), best first; ties, also at the cut, by corpus order.
 
-    The maxima of 4 k or more blocks come first: k of them reach a floor that no row of the result lies
-    below, and what reaches it is little to sort.
+    No row of the result is below the k-th best of the maxima of 4 k or more blocks.
     """
-    height = len(scores) // (4 * k)
+    rows, height = np.arange(len(scores)), len(scores) // (4 * k)
     if height > 1:
         maxima = scores[: len(scores) // height * height].reshape(height, -1).max(axis=0)
         rows = np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
-    else:
-        rows = np.arange(len(scores))
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
-# ----------------------------------------------------------- Search
-# Each loads its index, encodes the claims, and returns a generator of scores (abstracts,), one array a claim.
-def search_bm25(folder, meta, claims, args):
-    """BM25 as bm25s has it; claims go through the analyser stored with the index."""
-    import bm25s
-    bm25 = bm25s.BM25.load(folder)
-    if bm25.nonoccurrence_array is not None:  # bm25l, bm25+: what absent terms add to all abstracts alike; 0 means no term
-        bm25.nonoccurrence_array = np.zeros_like(bm25.nonoccurrence_array)
-    if meta["postings"] >= COMPILE and importlib.util.find_spec("numba"):
-        bm25.activate_numba_scorer()
-        bm25.get_scores_from_ids([0])
-    split, terms_of = ANALYSERS[meta["analyser"]["name"]](meta["analyser"].get("model"))
-    known = [[term for term in terms_of(words) if term in bm25.vocab_dict] for words in split(claims)]
-    return (bm25.get_scores(terms) if terms else np.zeros(meta["abstracts"], np.float32) for terms in known)
+# ---------------------------------------------------------------- Fusion
+METHODS = ["rrf", "minmax", "zscore", "union", "top"]
 
-def search_dense(folder, meta, claims, args):
-    """Cosines: inner products of unit vectors."""
-    encoder, _ = open_encoder(folder, meta, args)
-    queries = encoder.encode_query(claims, prompt=meta["query_prompt"], normalize_embeddings=True)
-    vectors = np.load(folder / "embeddings.npy", mmap_mode="c")
-    return inner_products(vectors, queries, args.block, encoder.device)
+def points(scores, method, k):
+    """Return what a run adds to its abstracts, from their scores (n,), best first."""
+    ranks, low = np.arange(1, len(scores) + 1), min(scores, default=0)
+    shares = (scores - low) / (max(scores, default=0) - low or 1)
+    return {
+        "rrf": 1 / (k + ranks),  # Cormack et al. 2009
+        "minmax": shares,
+        "zscore": shares / (shares.std() or 1),  # shifted: a run's lowest is 0
+        "union": 1 / ranks,
+        "top": scores,
+    }[method]
 
-def inner_products(vectors, queries, block, device):
-    """Yield vectors @ query (abstracts,) in float32, exact, for each of queries; at most block rows in memory at once."""
-    import torch
-    for first in range(0, len(queries), CLAIMS):
-        part = torch.from_numpy(np.asarray(queries[first : first + CLAIMS], np.float32)).to(device)
-        scores = np.empty((len(part), len(vectors)), np.float32)
-        for start in range(0, len(vectors), block):
-            rows = torch.from_numpy(vectors[start : start + block]).to(device).float()
-            scores[:, start : start + block] = (part @ rows.T).cpu().numpy()
-        yield from scores
+def fuse_runs(runs, weights, method, k):
+    """Return {claim_id: {abstract_id: score}} from several of them, each best first."""
+    fused = {}
+    for run, weight in zip(runs, weights):
+        for claim, found in run.items():
+            total = fused.setdefault(claim, {})
+            given = weight * points(np.array(list(found.values())), method, k)
+            for name, value in zip(found, given.tolist()):
+                if method in ("union", "top"):
+                    total[name] = max(value, total.get(name, value))
+                else:
+                    total[name] = total.get(name, 0) + value
+    return fused
 
-def search_splade(folder, meta, claims, args):
-    """Inner products of sparse vectors."""
-    encoder, _ = open_encoder(folder, meta, args)
-    queries = np.concatenate([sparse_vectors(encoder, claims[start : start + 32], meta["activation"], "query")
-                              for start in range(0, len(claims), 32)])
-    data, indices, indptr = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("data", "indices", "indptr"))
-    return (sum_postings(query, data, indices, indptr, meta["abstracts"]) for query in queries)
+# ---------------------------------------------------------------- Examples
+POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
 
-def sum_postings(query, data, indices, indptr, count):
-    """matrix @ query (count,) in float32, where matrix is CSC: only the postings of the query's own terms are read."""
-    scores = np.zeros(count, np.float32)
-    for term in np.flatnonzero(query):
-        postings = slice(indptr[term], indptr[term + 1])
-        scores[indices[postings]] += query[term] * data[postings]
-    return scores
+def allowed(names, labels, pool):
+    """Return the possible negatives among names; labels: {abstract_id: label} of the claim."""
+    return [name for name in names if labels.get(name) in POOLS[pool]]
 
-def open_encoder(folder, meta, args):
-    """The model that made the index at folder; another one would put claims into another space."""
-    model = model_folder(getattr(args, f"{meta['kind']}_model") or meta["model"])
-    if fingerprints(model)[model.as_posix()] != meta["model_sha256"]:
-        fail(folder / "meta.json", f"this index was not made with {model} as it is now; build it again with 01_index.py")
-    return load_encoder(meta["kind"], model, args.device, "fp32", meta["max_length"])
+def draw(names, count, how, rng):
+    """Return count of names (best first): the best, the worst or random ones."""
+    if how == "random":
+        return [names[row] for row in rng.choice(len(names), min(count, len(names)), False)]
+    return names[:count] if how == "best" else names[::-1][:count]
 
-SEARCHERS = {"bm25": search_bm25, "dense": search_dense, "splade": search_splade}
-POSITIVE = ("bm25", "splade")  # a score of 0 means that claim and abstract share no term: no candidate
+def tuples(claim, evidence, top, rest, args, rng):
+    """Return one example for each evidence abstract, with negatives of its own."""
+    rows = []
+    for name in evidence:
+        drawn = draw(top, args.hard, args.draw, rng) + draw(rest, args.easy, "random", rng)
+        rows.append({"kind": "evidence", "claim_id": claim, "positive": name, "negatives": drawn})
+    return rows
 
-# ----------------------------------------------------------- Fusion
-# What a run gives to each of its abstracts; one that it lacks gets nothing. scores (n,): best first.
-def reciprocal_ranks(scores, k):
-    """1 / (k + rank), rank from 1 (Cormack et al. 2009): ranks only, as BM25 and cosine share no scale."""
-    return 1 / (k + np.arange(1, len(scores) + 1))
+def pairs(claim, evidence, top, rest, args, rng):
+    """Return evidence with target 1 and negatives with 0; for labels only negatives, as NEI."""
+    times = len(evidence) if args.per == "positive" else 1
+    hard = draw(top, times * args.hard, args.draw, rng)
+    easy = draw(rest, times * args.easy, "random", rng)
+    value = {"label": "NEI"} if args.shape == "labels" else {"target": 0.0}
+    rows = [pair("evidence", claim, name, target=1.0) for name in evidence if "target" in value]
+    rows += [pair("hard", claim, name, **value) for name in hard]
+    return rows + [pair("easy", claim, name, **value) for name in easy]
 
-def min_max(scores, k):
-    """(score - lowest) / (highest - lowest); 0 where all are equal."""
-    spread = scores.max() - scores.min()
-    return (scores - scores.min()) / spread if spread else np.zeros(len(scores))
+def pair(kind, claim, name, **value):
+    """Return one example of a claim and an abstract."""
+    return {"kind": kind, "claim_id": claim, "abstract_id": name} | value
 
-def z_scores(scores, k):
-    """(score - mean) / standard deviation, moved so that the lowest is 0: what a run lacks counts like its last."""
-    spread = scores.std()
-    return (scores - scores.min()) / spread if spread else np.zeros(len(scores))
+def targets(scores, middle, scale):
+    """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
+    middle = scores.mean() if middle is None else middle
+    scale = 1 / (4 * (scores.std() or 1)) if scale is None else scale
+    return np.clip(0.5 + scale * (scores - middle), 0, 1).round(6)
 
-def places(scores, k):
-    """1 / rank: the union takes the best of them, sums nothing."""
-    return 1 / np.arange(1, len(scores) + 1)
+# ---------------------------------------------------------------- Jobs
+def by_claim(table, column):
+    """Return {claim_id: {abstract_id: value}} of a column."""
+    groups = table.set_index("abstract_id").groupby("claim_id", sort=False)[column]
+    return {claim: values.to_dict() for claim, values in groups}
 
-METHODS = {"rrf": (reciprocal_ranks, sum), "minmax": (min_max, sum), "zscore": (z_scores, sum), "union": (places, max)}
-
-def fuse_rankings(rankings, order, method="rrf", weights=None, k=RRF_K):
-    """[(id, score)], best first, from several of the same form; equal scores by order, {id: place}."""
-    value, together = METHODS[method]
-    given = {}
-    for ranking, weight in zip(rankings, weights or [1.0] * len(rankings)):
-        points = weight * value(np.array([score for _, score in ranking]), k) if ranking else np.empty(0)
-        for (name, _), point in zip(ranking, points.tolist()):
-            given.setdefault(name, []).append(point)
-    fused = [(name, together(points)) for name, points in given.items()]
-    return sorted(fused, key=lambda pair: (-pair[1], order[pair[0]]))
-
-# ----------------------------------------------------------- Runs
-def write_run(rankings, path, args, inputs, **facts):
-    """Write {claim_id: [(abstract_id, score)]}, best first, and say how many claims it has nothing for."""
+def write_run(run, order, path, args, inputs):
+    """Write the --top-k best of {claim_id: {abstract_id: score}}; ties by order, if any."""
     import pandas as pd
-    rows = [(claim, name, rank, score) for claim, ranking in rankings.items()
-            for rank, (name, score) in enumerate(ranking, 1)]
-    run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
-    empty = sum(not ranking for ranking in rankings.values())
-    with written(path, args, inputs, rows=len(run), claims_without_rows=empty, **facts) as temporary:
-        run.to_csv(temporary, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{path}: {len(run)} rows, {len(rankings)} claims, {empty} of them without any")
-
-def open_index(folder, corpus, fingerprint):
-    """meta.json of an index, which must have been built from the corpus at hand (where there is one)."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        fail(folder, "no such index; build it with 01_index.py, or leave it out of --retrievers")
-    if fingerprint not in (None, meta["corpus"]):
-        fail(folder / "meta.json", f"this index was built from another corpus than {corpus}; run 01_index.py again")
-    return meta
-
-def candidates_of(path, claims, place):
-    """{claim_id: rows (ascending)} of an earlier run; place: {abstract_id: row of the index}."""
-    run = read_table(path, ["claim_id", "abstract_id", "rank", "score"], abstract_id=place)
-    rows = {claim: np.sort(part["abstract_id"].map(place).to_numpy()) for claim, part in run.groupby("claim_id")}
-    return {claim: rows.get(claim, np.empty(0, np.int64)) for claim in claims}
-
-def rank(kind, scores, ids, candidates, k):
-    """[(abstract_id, score)], best first: the top k of scores (abstracts,), or of its candidate rows."""
-    rows = top_k(scores, k) if candidates is None else candidates[top_k(scores[candidates], k)]
-    found = zip(rows.tolist(), scores[rows].tolist())
-    return [(ids[row], score) for row, score in found if score > 0 or kind not in POSITIVE]
+    rows = []
+    for claim, found in run.items():
+        best = sorted(found, key=lambda name: (-found[name], order.get(name, 0)))
+        best = best[: args.top_k or None]
+        rows += [(claim, name, rank, found[name]) for rank, name in enumerate(best, 1)]
+    table = pd.DataFrame(rows, columns=RUN)
+    check_finite(table["score"], path, "rescale the runs or weights")
+    empty = sum(not found for found in run.values())
+    with written(path, args, inputs, rows=len(rows), claims_without_rows=empty) as new:
+        table.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+    print(f"{path}: {len(rows)} rows, {len(run)} claims, {empty} of them without rows")
 
 def retrieve(args):
-    """One run per retriever, then their fusion."""
-    folders = {kind: Path(args.index) / kind for kind in args.retrievers}
-    corpus = Path(args.corpus)
-    fingerprint = fingerprints(corpus)[corpus.as_posix()] if corpus.exists() else None
-    metas = {kind: open_index(folder, corpus, fingerprint) for kind, folder in folders.items()}
-    if len({meta["corpus"] for meta in metas.values()}) > 1:
-        fail(args.index, "its indexes were built from different corpora; run 01_index.py again")
-    inputs = fingerprints(args.claims, *folders.values(), *([args.restrict] if args.restrict else []))
-    claims = read_table(args.claims, ["claim_id", "claim"])
-    names = [*args.retrievers, "hybrid"] if len(args.retrievers) > 1 else args.retrievers
-    paths = {name: Path(args.out) / f"{name}.tsv" for name in names}
+    """Write a run for each index, and their fusion."""
+    folders = {kind: Path(args.index, kind) for kind in args.retrievers}
+    inputs = sha256_of(args.claims, args.corpus, *folders.values(), *args.restrict)
+    names = [*folders] + ["hybrid"] * (len(folders) > 1)
+    paths = {name: f"{Path(args.out, name)}.tsv" for name in names}
     if up_to_date(paths.values(), args, inputs):
         return {"made": []}
-    if not len(claims):
-        fail(args.claims, "it holds no claim; give one a line")
     from tqdm.auto import tqdm
-    runs, place, seconds = {}, {}, {}
+    claims, runs, seconds = read_table(args.claims, ["claim_id", "claim"]), {}, {}
     for kind, folder in folders.items():
-        ids = json.loads((folder / "abstract_ids.json").read_text(encoding="utf-8"))
-        place = place or {name: row for row, name in enumerate(ids)}
-        candidates = candidates_of(args.restrict, claims["claim_id"], place) if args.restrict else {}
-        found = SEARCHERS[kind](folder, metas[kind], list(claims["claim"]), args)
+        meta = open_index(folder, inputs[str(Path(args.corpus))])
+        ids = json.loads((folder / "abstract_ids.json").read_bytes())
+        order = {name: row for row, name in enumerate(ids)}
+        tables = [read_table(path, RUN, abstract_id=order) for path in args.restrict]
+        earlier = [by_claim(table, "rank") for table in tables]
+        found = SEARCH[kind](folder, meta, list(claims["claim"]), args)
         start, runs[kind] = time.monotonic(), {}
-        for claim, scores in zip(claims["claim_id"], tqdm(found, desc=kind, total=len(claims), unit=" claims")):
-            runs[kind][claim] = rank(kind, scores, ids, candidates.get(claim), args.top_k)
+        for claim, scores in zip(claims["claim_id"], tqdm(found, kind, len(claims))):
+            check_finite(scores, folder, "make it again with --dtype fp32")
+            for run in earlier:
+                few = [order[name] for name in run.get(claim, {})]
+                scores[np.delete(np.arange(len(ids)), few)] = -np.inf
+            best = top_k(scores, args.top_k or len(ids))
+            best = best[scores[best] > (-np.inf if kind == "dense" else 0)]  # 0: no common term
+            runs[kind][claim] = {ids[row]: float(scores[row]) for row in best}
         seconds[kind] = round(time.monotonic() - start, 2)
-        write_run(runs[kind], paths[kind], args, inputs, seed=args.seed, search_seconds=seconds[kind])
-    if "hybrid" in paths:
-        fused = {claim: fuse_rankings([run[claim] for run in runs.values()], place, "rrf", k=args.rrf_k)[: args.top_k]
-                 for claim in claims["claim_id"]}
-        write_run(fused, paths["hybrid"], args, inputs, seed=args.seed)
-    return {"made": [str(path) for path in paths.values()], "claims": len(claims), "search_seconds": seconds}
+        write_run(runs[kind], order, paths[kind], args, inputs)
+    if len(runs) > 1:
+        fused = fuse_runs(runs.values(), [1] * len(runs), "rrf", args.rrf_k)
+        write_run(fused, order, paths["hybrid"], args, inputs)
+    return {"made": list(paths.values()), "claims": len(claims), "search_seconds": seconds}
 
 def fuse(args):
-    """Fuse run files, whoever made them."""
-    if args.weights and (len(args.weights) != len(args.runs) or args.method == "union"):
-        fail("--weights", f"{len(args.weights)} for {len(args.runs)} runs by {args.method}; give one a run, none for union")
-    if args.weights and not np.isfinite(args.weights).all():
-        fail("--weights", "each is to be a finite number")
-    inputs = fingerprints(*args.runs, *([args.corpus] if args.corpus else []))
+    """Write the fusion of runs."""
+    weights = args.weights or [1] * len(args.runs)
+    if len(weights) != len(args.runs):
+        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
+    inputs = sha256_of(*args.runs, *args.corpus)
     if up_to_date([args.out], args, inputs):
         return {"made": []}
-    known = {"abstract_id": read_corpus(args.corpus)} if args.corpus else {}
-    runs = [read_table(path, ["claim_id", "abstract_id", "rank", "score"], **known) for path in args.runs]
-    names = known.get("abstract_id") or [name for run in runs for name in run["abstract_id"]]
-    order = {name: row for row, name in enumerate(dict.fromkeys(names))}
-    rankings = {claim: [[] for _ in runs] for run in runs for claim in run["claim_id"]}
-    for number, run in enumerate(runs):
-        for claim, rows in run.groupby("claim_id", sort=False):
-            rankings[claim][number] = list(zip(rows["abstract_id"], rows["score"]))
-    fused = {claim: fuse_rankings(lists, order, args.method, args.weights, args.rrf_k)[: args.top_k]
-             for claim, lists in rankings.items()}
-    write_run(fused, args.out, args, inputs)
+    corpus = read_corpus(*args.corpus) if args.corpus else {}
+    known = {"abstract_id": corpus} if corpus else {}
+    runs = [by_claim(read_table(path, RUN, **known), "score") for path in args.runs]
+    fused = fuse_runs(runs, weights, args.method, args.rrf_k)
+    order = {name: row for row, name in enumerate(corpus)}
+    write_run(fused, order, args.out, args, inputs)
     return {"made": [args.out], "claims": len(fused)}
 
-# ----------------------------------------------------------- Main
-def retrieve_flags(add):
-    add("--claims", "--in", default="{data}/claims.{split}.tsv", help="the claims")
-    add("--index", default="{work}/index", help="folder of the indexes")
-    add("--corpus", default="{data}/corpus.jsonl", help="where it is at hand, the indexes are checked to be built from it")
-    add("--out", default="{work}/{split}", help="folder that gets one run a retriever, and hybrid.tsv")
-    add("--retrievers", nargs="+", choices=SEARCHERS, default=list(SEARCHERS), help="which to ask")
-    add("--restrict", help="an earlier run: only its candidates are scored, claim by claim")
-    add("--top-k", type=at_least(1), default=100, help="abstracts kept a claim")
-    add("--rrf-k", type=at_least(0), default=RRF_K, help="the k of reciprocal rank fusion")
-    add("--block", type=at_least(1), default=BLOCK, help="rows of the dense index in memory at once")
-    add("--dense-model", help="where the model of the dense index lies now, if it was moved")
-    add("--splade-model", help="the same for the SPLADE index")
+def mine(args):
+    """Write training examples: evidence, and negatives drawn from a run."""
+    scored, any_nei = args.targets == "score", args.pool == "nei" and args.nei_of == "any"
+    if scored and args.shape != "pairs":
+        fail("--targets score", "needs --shape pairs")
+    paths = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
+    inputs = sha256_of(args.qrels, args.corpus, *paths)
+    if up_to_date([args.out], args, inputs):
+        return {"made": []}
+    corpus = read_corpus(args.corpus)
+    qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
+    judged, found, examples, skipped = by_claim(qrels, "label"), {}, [], 0
+    for path in paths:
+        run = read_table(path, RUN, abstract_id=corpus)
+        run["score"] = targets(run["score"].to_numpy(), args.middle, args.scale)
+        check_finite(run["score"], path, "give other --middle and --scale")
+        found = by_claim(run, "score")
+    pool, first = args.pool, args.from_top
+    if any_nei:
+        nei = list(dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"]))
+        pool, first = "both", len(nei)
+    if args.shape == "labels":
+        pool = "unjudged"  # 05_classify.py reads the judged ones from the qrels
+    for claim in judged | found:
+        labels, scores = judged.get(claim, {}), found.get(claim, {})
+        evidence = [name for name in labels if labels[name] != "NEI"]
+        if not evidence and not args.keep_claims_without_evidence:
+            skipped += 1
+        elif scored:
+            gold = evidence if args.gold else []
+            for name in list(scores)[:first]:
+                if name not in gold:
+                    examples.append(pair("score", claim, name, target=scores[name]))
+            examples += [pair("evidence", claim, name, target=1.0) for name in gold]
+        else:
+            ranked = nei if any_nei else list(scores | labels)  # last, NEI that the run lacks
+            rest = corpus if args.easy_from == "corpus" else ranked[first:]
+            rest = allowed(rest, labels | dict.fromkeys(ranked[:first], "top"), pool)
+            top = allowed(ranked[:first], labels, pool)
+            rng = np.random.default_rng([args.seed, *claim.encode()])
+            shape = tuples if args.shape == "tuples" else pairs
+            examples += shape(claim, evidence, top, rest, args, rng)
+    if not examples:
+        fail(args.qrels, "no claim has evidence; see --keep-claims-without-evidence")
+    facts = {"examples": len(examples), "claims_without_evidence": skipped}
+    with written(args.out, args, inputs, **facts) as new, open(new, "w", encoding="utf-8") as file:
+        for example in examples:
+            file.write(json.dumps(example, ensure_ascii=False) + "\n")
+    print(f"{args.out}: {len(examples)} examples; {skipped} claims without evidence skipped")
+    return {"made": [args.out], **facts}
 
-def fuse_flags(add):
-    add("runs", nargs="+", help="run files, TSV or TREC")
-    add("--out", default="{work}/{split}/fused.tsv", help="the fused run")
-    add("--method", choices=METHODS, default="rrf", help="rrf: ranks only; minmax, zscore: sums of scores; union: best rank")
-    add("--weights", nargs="+", type=float, help="one a run; without it, all count the same")
-    add("--corpus", default="", help="breaks ties by its order; without it, by the order of the runs given")
-    add("--top-k", type=at_least(1), default=100, help="abstracts kept a claim")
-    add("--rrf-k", type=at_least(0), default=RRF_K, help="the k of reciprocal rank fusion")
+def whole(text):
+    """For argparse: 0, 1, 2, ..."""
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
 
 def main():
-    run_job(__doc__, {"retrieve": (retrieve, retrieve_flags), "fuse": (fuse, fuse_flags)})
+    parser, shared, words = command_line("retrieve", "fuse", "mine")
+    add, data, folder = parser.add_argument, shared.data, f"{shared.work}/{shared.split}"
+    if shared.job == "retrieve":
+        add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="claims")
+        add("--index", default=f"{shared.work}/index", help="folder of the indexes")
+        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
+        add("--out", default=folder, help="folder of the runs")
+        add("--retrievers", nargs="+", choices=SEARCH, default=list(SEARCH), help="indexes")
+        add("--restrict", nargs=1, default=[], help="score only the candidates of this run")
+        add("--dense-model", help="where the model of the dense index is, if moved")
+        add("--splade-model", help="the same for SPLADE")
+    if shared.job == "fuse":
+        add("runs", nargs="+", help="runs")
+        add("--out", default=f"{folder}/fused.tsv", help="fused run")
+        add("--method", choices=METHODS, default="rrf", help="union: best rank; top: best score")
+        add("--weights", nargs="+", type=float, help="one a run")
+        add("--corpus", nargs=1, default=[], help="its order breaks ties, else that of the runs")
+    if shared.job != "mine":
+        add("--top-k", type=whole, default=100, help="abstracts kept per claim; 0: all")
+        add("--rrf-k", type=whole, default=60, help="k of reciprocal rank fusion")
+    else:
+        add("run", nargs="?", default=f"{folder}/hybrid.tsv", help="source of negatives")
+        add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="judged pairs")
+        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
+        add("--out", default=f"{folder}/examples.jsonl", help="training examples")
+        add("--shape", choices=["pairs", "tuples", "labels"], default="pairs",
+            help="labels: only negatives, as NEI")
+        add("--hard", type=whole, default=4, help="negatives from the top of the run")
+        add("--from-top", type=whole, default=200, help="ranks of the top")
+        add("--draw", choices=["random", "best", "worst"], default="random", help="of the top")
+        add("--easy", type=whole, default=0, help="random negatives from the rest")
+        add("--easy-from", choices=["run", "corpus"], default="run", help="the rest of what")
+        add("--pool", choices=POOLS, default="both", help="what may be a negative")
+        add("--nei-of", choices=["same", "any"], default="same",
+            help="any, with --pool nei: draw from NEI of all claims, without a run")
+        add("--per", choices=["claim", "positive"], default="claim",
+            help="unit of --hard and --easy; of tuples always positive")
+        add("--targets", choices=["label", "score"], default="label",
+            help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
+        add("--middle", type=float, help="by default the mean score")
+        add("--scale", type=float, help="by default 1 / (4 sd) of the scores")
+        add("--gold", action="store_true", help="with scores: evidence has target 1")
+        add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
+    args = parser.parse_args(words)
+    finish({"retrieve": retrieve, "fuse": fuse, "mine": mine}[shared.job], args)
 
 if __name__ == "__main__":
     main()

@@ -1,1051 +1,835 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "accelerate==1.15.0",
+#     "datasets==5.2.0",
+#     "numpy==2.4.6",
+#     "pandas==3.1.1",
+#     "protobuf==7.36.2",
+#     "sentence-transformers==6.2.0",
+#     "sentencepiece==0.2.3",
+#     "torch==2.13.0",
+#     "tqdm==4.70.1",
+#     "transformers==5.23.0",
+# ]
+# ///
 """
 Rerank the candidates of a run with cross-encoders, or train one.
 
-Reads   work/NAME/SPLIT/hybrid.tsv (02_retrieve.py), data/NAME/claims.SPLIT.tsv, data/NAME/corpus.jsonl
-        --graph: index/graph/ (01_index.py graph); --verifier: a classifier (05_classify.py train)
-        train: also data/NAME/qrels.SPLIT.tsv
-Writes  work/NAME/SPLIT/rerank.tsv: claim_id, abstract_id, rank (from 1), score
-        Several models write rerank.1.tsv, rerank.2.tsv, ..., too; rerank.tsv is their reciprocal rank fusion.
-        train: work/NAME/models/reranker/, and reranker.examples.jsonl, all that it was trained on (after --warm-start)
-        What was scored before a crash stays in FILE.parts/ and is not scored again.
+Reads   work/NAME/SPLIT/hybrid.tsv, data/NAME/claims.SPLIT.tsv, data/NAME/corpus.jsonl
+        --graph: index/graph/ (01_index.py); --verdicts: verdicts.tsv (05_classify.py)
+        train: work/NAME/SPLIT/examples.jsonl (02_retrieve.py mine), and the dev split, if any
+Writes  work/NAME/SPLIT/rerank.tsv; of several models rerank.1.tsv, rerank.2.tsv, and their RRF
+        train: work/NAME/models/reranker/
+        OUT.parts/ holds finished groups and checkpoints; an interrupted run resumes from them.
 Prints  one line of JSON, last on stdout
 
 Examples
-    python 02_retrieve.py --split train && python 03_rerank.py train
+    python 02_retrieve.py mine && python 03_rerank.py train
     python 03_rerank.py --depth 50 --first-stage 0.5
-    python 03_rerank.py --model cross-encoder/ms-marco-MiniLM-L-6-v2 BAAI/bge-reranker-v2-m3 --depth 200 --top-k 20
-    python 03_rerank.py --depth 30 --graph work/demo/index/graph --top-k 10
-    python 03_rerank.py --model castorini/monot5-base-msmarco --verifier work/demo/models/classifier --alpha 0.5
-    python 03_rerank.py train --recipe margin --run work/demo/train/bm25.tsv --margin 0.25 --batch-size 8
+    python 03_rerank.py --model BAAI/bge-reranker-large BAAI/bge-reranker-v2-m3 --depth 200
+    python 03_rerank.py --model Qwen/Qwen3-Reranker-0.6B --device cuda:0 cuda:1
+    python 03_rerank.py --graph work/demo/index/graph --top-k 10
+    python 03_rerank.py train --loss margin --margin 0.25 --batch-size 8
 """
 import argparse
+import atexit
 import contextlib
+import csv
+import functools
 import hashlib
 import json
 import os
 import resource
 import shutil
 import sys
-import tempfile
-import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 
-RRF_K = 60                        # Cormack et al. 2009
-GROUP = 1024                      # pairs, in whole claims, between two points to restart from
-PADDING = 0.05                    # largest share of a batch that may be padding
-TOKENS = {"cpu": 2_048, "cuda": 32_768}  # tokens a batch
-ROUNDS, NEIGHBOURS, BEAM = 20, 10, 30    # AlexUNLP-FMT 2025
-ALPHA = 0.5                       # +VeriRel 2025, eq. 5
-MONO_T5 = ("Query: ", " Document: ", " Relevant:")  # Nogueira et al. 2020: the model answers true or false
-MARGIN, FROM_TOP = 0.2, 500       # Ant Bridge 2025: hard negatives are drawn from the reranked top 500
-SWEEP = [(8, 0.2, 0), (8, 0.25, 0), (16, 0.2, 0), (16, 0.25, 0), (16, 0.2, -1)]  # batch, margin, which --model; the same
-WARM = {"lr": 1e-4, "scale": 10, "middle": 0.45}  # warm start: towards scale x (cosine - middle)
-WEIGHT_DECAY = 0.01               # Kiepura & Lam 2025, section 4.1
-RECIPES = {  # what a recipe is trained with where no flag says otherwise
-    "two-phase": {"epochs": [3, 2], "lr": 2e-5, "batch_size": 16, "depth": 200, "hard": 4, "easy": 4, "pool": "both"},
-    "pointwise": {"epochs": [3], "lr": 2e-5, "batch_size": 16, "depth": 20, "hard": 8, "easy": 0, "pool": "both"},
-    "margin": {"epochs": [1], "lr": 2e-5, "batch_size": 16, "depth": 1000, "hard": 5, "easy": 10, "pool": "both"},
-    "distil": {"epochs": [10], "lr": 1e-5, "batch_size": 64, "depth": 20, "hard": 0, "easy": 0, "pool": "both"},
-}  # Kiepura & Lam, AIRwaves, Ant Bridge (who do not give epochs and lr), +VeriRel
+KEY = ["claim_id", "abstract_id"]
+GROUP = 1024                           # pairs, in whole claims, that are scored and stored at once
+RRF_K = 60                             # Cormack et al. 2009
+ROUNDS, NEIGHBOURS, BEAM = 20, 10, 30  # AlexUNLP-FMT 2025
+MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
+WEIGHT_DECAY = 0.01                    # Kiepura & Lam 2025
+LOSSES = {"bce": "BinaryCrossEntropyLoss", "margin": "MarginMSELoss", "mse": "MSELoss",
+          "l1": "MSELoss", "lambda": "LambdaLoss", "listnet": "ListNetLoss",
+          "ranknet": "RankNetLoss", "mnrl": "MultipleNegativesRankingLoss"}
+TUPLES = ("margin", "mnrl")            # losses that need tuples; the others read pairs, too
+MEASURE = "eval_dev_ndcg@10"           # decides on the best epoch
 
-# --- helpers: the same block in all six scripts
-LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
-SPELT = {name: LABELS[place] for place, names in enumerate((  # by the data sets in use
-    "SUPPORT SUPPORTED ENTAILMENT", "REFUTE REFUTED CONTRADICT CONTRADICTION", "NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO "
-    "NOTENOUGHINFO NEUTRAL")) for name in names.split()}
-PACKAGES = "numpy pandas torch transformers sentence_transformers bm25s openai".split()
-TREC = {6: "claim_id q0 abstract_id rank score tag".split(), 4: "claim_id q0 abstract_id label".split()}
-if not sys.stderr.isatty():  # every tqdm obeys these: plain lines where no bar can be drawn
-    os.environ.setdefault("TQDM_MININTERVAL", "10")
-    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]\n")
+# --- helpers (same in all six scripts)
+LABELS = ("SUPPORTS", "REFUTES", "NEI")
+RUN = ["claim_id", "abstract_id", "rank", "score"]
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
-    sys.exit(print("error:", *f"{where}: {what}".split(), file=sys.stderr) or 2)
-
-def reject(path, table, bad, what):
-    """Fail at the first row where bad (boolean, by row) holds; what may name the row's {columns}."""
-    if bad.any():  # the index counts records: line breaks inside quoted fields come on top
-        breaks = table.loc[: bad.idxmax()].iloc[:-1].apply(lambda column: column.str.count("\n")).to_numpy().sum()
-        fail(f"{path}:{bad.idxmax() + int(breaks)}", what.format(**table.loc[bad.idxmax()]))
+    line = " ".join(f"error: {where}: {what}".split())
+    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    sys.exit(2)
 
 def read_table(path, columns, **known):
-    """TSV with a header, or TREC, as strings; a run comes by claim and rank. known: the ids that a column may hold."""
-    import pandas as pd
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            words = file.readline().split()
-        trec = set(columns) <= set(TREC.get(len(words), ())) and not set(columns) & set(words)
-        shape = dict(sep=r"\s+", header=None, names=TREC[len(words)]) if trec else dict(sep="\t")
-        table = pd.read_csv(path, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig", **shape)
-    except (OSError, ValueError) as error:
-        fail(path, f"{getattr(error, 'strerror', None) or error}; give a table with the columns {', '.join(columns)}")
-    if not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", "the rows have more fields than the header; mend the header")
-    table.index += 1 if trec else 2
-    return check_table(path, table, columns, trec, **known)
+    """Read a TSV file with a header as strings, a run by claim and rank, rank and score as numbers.
 
-def check_table(path, table, columns, trec=False, **known):
-    """What read_table refuses and mends; table is indexed by line."""
+    known: the values that a column may hold. The first bad row ends the script, with its line.
+    """
     import pandas as pd
-    if not set(columns) <= set(table):
-        found = ", ".join(map(str, table))
-        fail(f"{path}:1", f"the columns {', '.join(columns)} are wanted, {found} found; mend the header")
-    table = table[(table != "").any(axis=1)].copy()
+    rows, end = [], 1
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(file, delimiter="\t")
+        header = next(reader, [])
+        if not set(columns) <= set(header) or len(set(header)) < len(header):
+            fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
+        for row in reader:
+            line, end = end + 1, reader.line_num
+            if any(row) and len(row) != len(header):
+                fail(f"{path}:{line}", f"{len(row)} fields, not {len(header)}; fix the row")
+            if end > line and any("\t" in field and "\n" in field for field in row):
+                fail(f"{path}:{line}", "a quotation mark is not closed; see 06_evaluate.py convert")
+            if any(row):
+                rows.append([line, *row])
+    table = pd.DataFrame(rows, columns=[0, *header]).set_index(0).astype(str)
     ids = [column for column in columns if column.endswith("_id")]
-    reject(path, table, (table[ids] == "").any(axis=1), "an id is empty; fill it in or remove the row")
-    reject(path, table, table.duplicated(ids), " ".join(f"{c} {{{c}}}" for c in ids) + " stands twice; keep one row")
-    for column, allowed in known.items():
-        reject(path, table, ~table[column].isin(allowed), f"unknown {column} {{{column}}}; give the files that go together")
-    if "label" in columns and trec:  # TREC judges relevance: no stance to be had
-        table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
-    elif "label" in columns:
-        table["label"] = table["label"].str.upper().str.replace(" ", "_").replace(SPELT)
-        reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
-    if "rank" not in columns:
-        return table
-    rank, score = (pd.to_numeric(table[c], errors="coerce").astype(float) for c in ("rank", "score"))
-    reject(path, table, ~np.isfinite(score), "score {score!r} is not a finite number; repair the row")
-    if trec:  # as trec_eval does: by score, whatever the rank column says
-        rank = score.groupby(table["claim_id"]).rank(method="first", ascending=False)
-    reject(path, table, ~(rank >= 1) | (rank % 1 != 0), "rank {rank!r} is not an integer from 1; number the rows anew")
-    run = table.assign(rank=rank.astype(int), score=score, order=table["claim_id"].factorize()[0])
-    run = run.sort_values(["order", "rank"])
-    gap = run["rank"] != run.groupby("order").cumcount() + 1
-    reject(path, table, gap.sort_index(), "the ranks of claim {claim_id} have a gap or a tie here; number the rows anew")
-    return run.drop(columns="order").reset_index(drop=True)
+    bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
+    bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
+    bad["there is an earlier row for this"] = table.duplicated(ids)
+    if "rank" in columns:
+        claim = table["claim_id"].factorize()[0]
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["ranks are not 1, 2, 3"] = table["rank"] != table.groupby(claim)["rank"].rank("first")
+    for what, rows in bad.items():
+        if rows.any():
+            line = rows.idxmax()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+    if "rank" in columns:
+        table = table.iloc[np.lexsort((table["rank"], claim))].astype({"rank": int})
+    return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
+    """Read {abstract_id: record} in file order; an abstract that is not a text becomes ""."""
     corpus, empty = {}, 0
-    if Path(path).is_dir():
-        fail(path, "a folder; name the JSONL file in it")
-    for number, line in enumerate(open(path, "rb"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
-                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
-            name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
-        except (ValueError, KeyError, TypeError, RecursionError):
-            fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
-        if not name or name in corpus:
-            fail(f"{path}:{number}", f"abstract_id {name!r} is empty or stands twice; give every record its own string")
-        text = record.get("abstract")
-        empty += not (isinstance(text, str) and text.strip())
-        corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                if "\\ud" in line.lower():  # lone surrogates become U+FFFD
+                    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
+                    record = json.loads(text.decode("utf-16", "replace"))
+                name, text = str(record["abstract_id"]), record.get("abstract")
+            except (ValueError, KeyError, TypeError, RecursionError):
+                fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
+            if not name.strip() or name in corpus:
+                fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
+            corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
+            empty += not corpus[name]["abstract"].strip()
     if empty:
-        print(f"warning: {path}: {empty} abstracts are null, empty or no text; kept as empty", file=sys.stderr)
+        print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
     return corpus
+# --- end of helpers
 
-def fingerprints(*paths):
-    """{path: sha256} of this script, of files, and of folders (of their meta.json, else of all files inside)."""
+# --- helpers for outputs (same in all six scripts)
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
+PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+START, LOCKS = time.monotonic(), []
+
+def sha256_of(*paths, models=()):
+    """Return {path: sha256} of files, indexes (meta.json), models (config.json, else name)."""
     prints = {}
-    for path in map(Path, (sys.argv[0], *paths)):
-        files = [path / "meta.json"] if (path / "meta.json").is_file() else sorted(path.rglob("*")) or [path]
-        digests = [hashlib.file_digest(f.open("rb"), "sha256").hexdigest() for f in files if f.is_file()]
-        if not digests:
-            fail(path, "no such file or folder; make it with the script before this one, or name another")
-        prints[path.as_posix()] = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    for path in map(Path, (*paths, *models)):
+        marks = [path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
+        mark = path if path.is_file() else next(filter(Path.is_file, marks), os.devnull)
+        if mark == os.devnull and str(path) not in map(str, models):
+            fail(path, "no such file or index; make it with the script before this one")
+        with open(mark, "rb") as file:
+            prints[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
     return prints
 
-def up_to_date(paths, args, inputs):
-    """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    same, read = not args.force, {Path(path).resolve() for path in inputs}
-    for path in map(Path, paths):
-        made = {}
-        with contextlib.suppress(OSError, ValueError):
-            made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        known = made.get("arguments", {})
-        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
-        if theirs or any(map(Path.is_file, path.parents)):
-            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
-        if path.resolve() in read:
-            fail(path, "this command reads it, and would write over it; give another --out")
-        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
-    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
+def task_of(args, inputs):
+    """Return what decides the bytes of an output: arguments and inputs."""
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    return json.loads(json.dumps({"arguments": arguments, "inputs": inputs}))
 
-def remove(*paths):
-    """Delete files and folders, those that are there."""
+def up_to_date(paths, args, inputs):
+    """Return whether this very task made all paths. Locks them until this process ends."""
+    from filelock import FileLock, Timeout
+    task, read = task_of(args, inputs), {Path(path).resolve() for path in inputs}
+    same = not args.force
     for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock, meta = FileLock(f"{path}.lock"), Path(f"{path}.meta.json")
+        try:
+            LOCKS.append(lock.acquire(timeout=0))
+        except Timeout:
+            fail(path, "another command is making it; wait until that one ends")
+        atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
+        made = json.loads(meta.read_bytes()) if meta.is_file() else {"arguments": {}}
+        foreign = path.is_dir() and any(path.iterdir()) and made["arguments"]["job"] != args.job
+        if foreign or path.resolve() in read:
+            fail(path, "this command reads it, or did not make it; give another --out")
+        same = same and path.exists() and task.items() <= made.items()
+    for path in paths if same else ():
+        remove(f"{path}.parts")  # left by a process that was killed at its very end
+        print(f"up to date: {path}")
+    return same
 
 @contextlib.contextmanager
 def written(path, args, inputs, **facts):
-    """Yield a temporary path; the file or folder made there becomes path, whole, with its provenance beside it."""
-    path, temporary, meta = Path(path), Path(f"{path}.tmp-{os.getpid()}"), Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{path.name}.tmp-[0-9]*"):  # what a killed process left behind
-        try:
-            os.kill(int(left.name.split(".tmp-")[-1].split(".")[0]), 0)
-        except ProcessLookupError:
-            remove(left)
-        except (OSError, ValueError):  # someone else's, alive; or no process number
-            pass
+    """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
+    path, new, old = (Path(f"{path}{end}") for end in ("", ".tmp", ".tmp.old"))
+    meta, new_meta = Path(f"{path}.meta.json"), Path(f"{new}.meta.json")
+    remove(new, old)
     try:
-        yield temporary
-        packages = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        arguments = vars(args) | {"force": False}
-        made = dict(command=sys.argv, arguments=arguments, inputs=inputs, packages=packages, **facts, **spent())
-        provenance = Path(f"{temporary}.meta.json")
-        provenance.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
-            with open(file, "rb") as handle:
-                os.fsync(handle.fileno())
+        yield new
+        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        made = task_of(args, inputs) | {"command": sys.argv, "packages": modules} | facts | spent()
+        new_meta.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        meta.unlink(missing_ok=True)  # it would vouch for other bytes
         if path.is_dir():
-            os.replace(path, f"{temporary}.old")
-        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
-            os.replace(provenance, meta)
-        else:
-            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
-        os.replace(temporary, path)
-        if provenance.exists():
-            os.replace(provenance, meta)
-        remove(f"{temporary}.old")
+            path.rename(old)
+        new.rename(path)
+        new_meta.rename(meta)
     finally:
-        remove(temporary, f"{temporary}.meta.json")
+        remove(new, new_meta, old)
+
+def remove(*paths):
+    """Delete files and folders, where they exist."""
+    for path in map(Path, paths):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 def spent():
-    """Seconds and peak memory (MiB) of this process so far."""
-    unit = 1024 if sys.platform == "linux" else 1024**2
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+    """Return seconds and peak memory (MiB) of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
+# --- end of helpers for outputs
+
+# --- command line (same in all six scripts)
+if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
+    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and the defaults."""
-    def _get_help_string(self, action):
-        return super()._get_help_string(action) if action.default else action.help
+    """The docstring as it stands, and every default."""
 
-def at_least(least):
-    """For argparse: a whole number from least on."""
-    def whole(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is below {least}")
-        return int(text)
-    return whole
-
-def run_job(doc, jobs):
-    """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""
+def command_line(*jobs):
+    """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
-    job, flags = jobs[words.pop(0) if words and words[0] in jobs else next(iter(jobs))]
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
+    job = words.pop(0) if words and words[0] in jobs else jobs[0]
+    parser = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
+        add_help=False, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    flags(parser.add_argument)
-    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
-    parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-    parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
-    parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
-    parser.add_argument("--seed", type=int, default=13, help="of every random choice")
-    parser.add_argument("--device", default="auto", help="cuda, cuda:1, mps, cpu; auto takes the best there is")
-    parser.add_argument("--force", action="store_true", help="make outputs again that are up to date")
-    args = parser.parse_args(words)
-    for word in ("data", "work", "split"):
-        for name, value in vars(args).items():
-            texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
-                     for text in (value if isinstance(value, list) else [value])]
-            setattr(args, name, texts if isinstance(value, list) else texts[0])
-    if getattr(args, "out", None):
-        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
+    add = parser.add_argument
+    parser.set_defaults(job=job)
+    add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+    add("--work", default="work/demo", help="folder of everything made from them")
+    split = "train" if job in ("train", "mine") else "test"
+    add("--split", default=split, help="which claims")
+    add("--seed", type=int, default=13, help="of every random choice")
+    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--force", action="store_true", help="make outputs again that are up to date")
+    shared, _ = parser.parse_known_args(words)
+    add("-h", "--help", action="help", help="show this")
+    return parser, shared, words
+
+def finish(job, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+    args.job = f"{Path(sys.argv[0]).name} {args.job}"
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
         sys.exit(130)
-# --- end of helpers
+    except OSError as error:
+        fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
+# --- end of command line
 
-# --- models: the same block in all scripts that load one
-def model_folder(name):
-    """The folder of a model: name itself, or the hub's snapshot of it (from the cache under HF_HUB_OFFLINE=1)."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    try:
-        return Path(snapshot_download(name, ignore_patterns=["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]))
-    except Exception as error:  # a dozen kinds: no network, no such model, no access, not in the cache
-        fail(name, f"no such folder, and the hub does not give it ({type(error).__name__}); check the name, the network, "
-             "and for a gated model its terms and HF_TOKEN; see data/download.py --help")
+# --- models (same in 01, 02, 03 and 05)
+def open_model(load, name, args, dtype="auto", **how):
+    """Return load(name, ...), a sentence-transformers model; a bad one ends the script.
 
-def device_of(name):
-    """The torch device that --device names; auto takes the best there is."""
+    dtype: fp32, bf16 or fp16; auto is fp32 on a CPU, and on a GPU bf16 where it has it, else fp16.
+    """
     import torch
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = None if args.device == ["auto"] else args.device[0]
+    gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
+    if dtype == "auto":
+        dtype = ("bf16" if torch.cuda.is_bf16_supported(False) else "fp16") if gpu else "fp32"
+    precision = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    print(f"loading {name}", file=sys.stderr)
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        fail("--device", f"there is no {name} that torch could use here; take auto or cpu")
-    return name
-
-def precision_of(device):
-    """fp32 on a CPU; on a GPU bf16, or fp16 where it would only be emulated."""
-    import torch
-    if not str(device).startswith("cuda"):
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-
-@contextlib.contextmanager
-def ticking(what):
-    """While something without a progress bar goes on (imports, loading), say so every three seconds."""
-    done = threading.Event()
-    def tick(seconds=0):
-        sys.stderr.write(f"{what} ... {seconds} s\n")  # in one piece: an error may be on its way at the same time
-        done.wait(3) or tick(seconds + 3)
-    threading.Thread(target=tick, daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
+        weights = {"dtype": precision, "use_safetensors": True}
+        model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
+        words = len(model.tokenizer)
+    except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
+        fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
+    parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    sizes = [part.num_embeddings for part in parts]
+    if sizes and not max(sizes) / 2 <= words <= max(sizes):
+        fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
+    return model
 # --- end of models
 
-# --- batches and restarts: the same block in 01_index.py, 03_rerank.py and 05_classify.py
-def workplace(folder, args, inputs):
-    """A folder for what is made on the way; it is emptied when it was begun with other arguments or inputs."""
-    task = json.dumps({"arguments": vars(args) | {"force": False}, "inputs": inputs}, sort_keys=True)
-    with contextlib.suppress(OSError):
-        if (folder / "task.json").read_text(encoding="utf-8") == task and not args.force:
-            return folder
-    remove(folder)
-    folder.mkdir(parents=True)
-    (folder / "task.json").write_text(task, encoding="utf-8")
+# ---------------------------------------------------------------- Arguments and inputs
+def count(text):
+    """A whole number from 1."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+def positive(text):
+    """A finite number above 0."""
+    if not 0 < float(text) < 1e9:
+        raise ValueError
+    return float(text)
+
+def share(text):
+    """A number from 0 to 1."""
+    if not 0 <= float(text) <= 1:
+        raise ValueError
+    return float(text)
+
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
+
+def read_texts(args):
+    """Return {abstract_id: its fields, joined}."""
+    texts = {}
+    for name, record in read_corpus(args.corpus).items():
+        parts = [str(record.get(field) or "") for field in args.fields.split(",")]
+        texts[name] = args.separator.join(part for part in parts if part.strip())
+    return texts
+
+def read_stance(path, run):
+    """Return P(SUPPORTS) + P(REFUTES) for each row of a run, from its verdicts."""
+    import pandas as pd
+    table = read_table(path, [*KEY, "p_supports", "p_refutes"])
+    for name in ("p_supports", "p_refutes"):
+        share = pd.to_numeric(table[name], errors="coerce")
+        table[name] = share.where(share.between(0, 1))
+    found = run.merge(table, on=KEY, how="left")
+    stance = found["p_supports"] + found["p_refutes"]
+    if stance.isna().any():
+        claim, name = found.loc[stance.isna().idxmax(), KEY]
+        fail(path, f"claim {claim}, abstract {name}: no p_supports and p_refutes from 0 to 1; make "
+             "the verdicts of this run with 05_classify.py")
+    return stance.to_numpy()
+
+def read_graph(folder, corpus, neighbours):
+    """Return {abstract_id: [neighbours, nearest first]}; corpus: sha256 of the corpus in use."""
+    folder = Path(folder)
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        for name, mark in meta["files"].items():
+            data = (folder / name).read_bytes()
+            if mark != [len(data), zlib.crc32(data)]:
+                raise ValueError(f"{name} is damaged")
+        if meta["corpus"] != corpus:
+            raise ValueError("made from another corpus")
+        ids = json.loads((folder / "abstract_ids.json").read_text(encoding="utf-8"))
+        rows = np.load(folder / "neighbours.npy")[:, :neighbours].tolist()
+        return {name: [ids[place] for place in places] for name, places in zip(ids, rows)}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(folder, f"no usable neighbour graph ({error}); 01_index.py graph --force makes it")
+
+def parts_of(args, inputs):
+    """Return the folder of unfinished work, emptied if it belongs to another task."""
+    folder, task = Path(f"{args.out}.parts"), json.dumps(task_of(args, inputs))
+    mark = folder / "task.json"
+    if args.force or not mark.is_file() or mark.read_text(encoding="utf-8") != task:
+        remove(folder)
+        folder.mkdir(parents=True)
+        mark.write_text(task, encoding="utf-8")
     return folder
 
-def one_gpu(args):
-    """Show torch only the GPU that --device names: a Trainer would multiply its batches by the GPUs that it sees."""
-    kind, _, place = args.device.partition(":")
-    if kind in ("auto", "cuda") and (place or "0").isdigit():
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
-        shown = {0: "0", int(place or 0): place or "0"} if seen is None else dict(enumerate(seen.split(",")))
-        os.environ["CUDA_VISIBLE_DEVICES"], args.device = shown.get(int(place or 0), ""), kind
+# ---------------------------------------------------------------- Models
+def load_reranker(name, train=False, **how):
+    """Load a cross-encoder, a multi-vector model or monoT5, as the folder says."""
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder
+    from sentence_transformers.util import load_file_path
+    from transformers import AutoConfig
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    head = (config.architectures or ["no architecture"])[0].partition("For")[2]
+    saved = load_file_path(name, "config_sentence_transformers.json")
+    kind = json.loads(Path(saved).read_text(encoding="utf-8")).get("model_type") if saved else ""
+    if head == "SequenceClassification" and config.num_labels != 1:
+        fail(name, f"it has {config.num_labels} labels, a reranker has one; stance classifiers "
+             "belong to 05_classify.py --model")
+    plain = not saved and head in ("SequenceClassification", "CausalLM")
+    if train or plain or kind == "CrossEncoder":
+        return CrossEncoder(name, **how)
+    if kind == "MultiVectorEncoder":
+        return MultiVectorEncoder(name, **how)
+    if head == "ConditionalGeneration":
+        return load_mono_t5(name, **how)
+    fail(name, f"no reranker, as it has no head; 03_rerank.py train --model {name} trains one")
 
-def last_checkpoint(folder):
-    """The newest checkpoint that was written to its end (its state comes last), or None; torn ones are removed."""
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
-        with contextlib.suppress(OSError, ValueError):
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-            return str(path)
-        remove(path)
-    return None
+def load_mono_t5(name, device, trust_remote_code, model_kwargs):
+    """Load a sequence-to-sequence model, its tokenizer with it."""
+    from sentence_transformers.util import get_device_name
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=False, **model_kwargs)
+    model.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    return model.to(device or get_device_name()).eval()
 
-def resume(folder, how):
-    """The checkpoint that training by the arguments how goes on from, or None; no epoch is begun where patience was over."""
-    if checkpoint := last_checkpoint(folder):
-        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-        stopped = state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]
-        how.max_steps = state["global_step"] if stopped else how.max_steps
-    return checkpoint
+def truncated(pairs, used, tokenizer, limit):
+    """Truncate abstracts, never claims, so that (claim, abstract) pairs fit in limit tokens.
 
-def batches(lengths, budget):
-    """Rows by batch, longest texts first: at most budget tokens with padding, at most PADDING of them padding."""
-    batch, tokens = [], 0
-    for row in np.argsort(-lengths, kind="stable"):
-        padded = (len(batch) + 1) * lengths[batch[0]] if batch else 0
-        if batch and (padded > budget or tokens + lengths[row] < (1 - PADDING) * padded):
-            yield batch
-            batch, tokens = [], 0
-        batch.append(row)
-        tokens += lengths[row]
-    if batch:
-        yield batch
-# --- end of batches and restarts
-
-# ----------------------------------------------------------- Inputs
-def text_of(record):
-    """What the cross-encoder reads of an abstract: the title, where there is one, and the abstract."""
-    return f"{record.get('title') or ''} {record['abstract']}".strip()
-
-def read_inputs(args, path):
-    """The run at path, {claim_id: claim} and {abstract_id: text}, all checked against each other."""
-    claims = read_table(args.claims, ["claim_id", "claim"])
-    texts = {name: text_of(record) for name, record in read_corpus(args.corpus).items()}
-    run = read_table(path, ["claim_id", "abstract_id", "rank", "score"], claim_id=claims["claim_id"], abstract_id=texts)
-    return run, dict(zip(claims["claim_id"], claims["claim"])), texts
-
-def read_graph(folder, args, inputs):
-    """{abstract_id: [its neighbours, nearest first]}, from an index of this corpus."""
-    try:
-        meta = json.loads((Path(folder) / "meta.json").read_text(encoding="utf-8"))
-        ids = json.loads((Path(folder) / "abstract_ids.json").read_text(encoding="utf-8"))
-        neighbours = np.load(Path(folder) / "neighbours.npy")
-    except (OSError, ValueError):
-        fail(folder, "no neighbour graph; build it with 01_index.py graph")
-    if meta["corpus"] != inputs[Path(args.corpus).as_posix()]:
-        fail(Path(folder) / "meta.json", f"this graph was built from another corpus than {args.corpus}; build it again")
-    return {name: [ids[row] for row in rows] for name, rows in zip(ids, neighbours[:, : args.neighbours].tolist())}
-
-# ----------------------------------------------------------- Scorers
-# A scorer is (assemble, forward): assemble(pairs) -> token ids and the like, one dictionary a (claim, text) pair;
-# forward(those of a batch) -> numbers (pairs, labels): a reranker's one logit, a verifier's three.
-def check_head(model, labels, trained=True):
-    """Refuse a folder whose head does not fit, before anything is made; without trained, a plain encoder will do."""
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        fail(model, "no config.json to be read there; give the folder or hub id of a model")
-    head = any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or [])
-    found = len(config.get("id2label", (0, 1)))  # two labels are what a config leaves out
-    if not head and trained and not config.get("is_encoder_decoder"):
-        fail(model, "it is no cross-encoder, as it has no classification head; make one with: 03_rerank.py train")
-    if head and found != labels:
-        what = "a verifier has three" if labels > 1 else "a reranker has one; stance classifiers belong to --verifier"
-        fail(model, f"it has {found} labels, {what}")
-    return config
-
-def load_scorer(model, args, labels=1):
-    """A cross-encoder with so many labels, or a sequence-to-sequence reranker that answers true or false."""
-    if check_head(model, labels).get("is_encoder_decoder"):
-        return load_mono_t5(model, args)
-    return cross_encoder_scorer(load_cross_encoder(model, args, dtype=args.dtype), args.max_length)
-
-def numbers_of(dtype, device):
-    """The torch dtype that --dtype stands for on a device."""
-    import torch
-    dtype = precision_of(device) if dtype == "auto" else dtype
-    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
-
-def readable(model, length):
-    """length, or as many tokens as the model has positions for, if these are fewer: it would crash on one more."""
-    from torch.nn import Embedding
-    for name, table in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(table, Embedding):
-            unused = 0 if table.padding_idx is None else table.padding_idx + 1  # RoBERTa counts from behind its padding
-            length = min(length, len(table.weight) - unused)
-    return length
-
-def load_cross_encoder(model, args, labels=None, dtype="fp32"):
-    """A sequence-classification model; with labels given, a plain encoder gets a new head, drawn with the seed."""
-    with ticking(f"loading {model}"):
-        import transformers
-        from sentence_transformers import CrossEncoder
-        transformers.logging.set_verbosity_error()  # a new head is what train asks for: no warning needed
-        transformers.set_seed(args.seed)
-        device = device_of(args.device)
-        encoder = CrossEncoder(str(model), num_labels=labels, max_length=args.max_length, device=device,
-                               model_kwargs={"dtype": numbers_of(dtype, device)})
-        encoder.max_seq_length = readable(encoder.model, args.max_length)
-        return encoder
-
-# --- the last layer: the same block in 03_rerank.py and 05_classify.py
-@contextlib.contextmanager
-def first_token_last(model):
-    """Heads of BERT's kind read the first token only: in the last layer, what the others ask of attention and their
-    feed-forward part are spared. The logits are the same; other kinds of models are left as they are."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    layers = getattr(getattr(model.base_model, "encoder", None), "layer", [None])
-    attention, kind = getattr(layers[-1], "attention", None), model.config.model_type
-    plain = kind in ("bert", "roberta", "xlm-roberta", "electra")
-    if attention is None or not (plain or kind in ("deberta", "deberta-v2")):
-        yield
-        return
-
-    def first_query(hidden, attention_mask=None, **_):
-        parts = ((own.query, hidden[:, :1]), (own.key, hidden), (own.value, hidden))
-        heads = [part(of).unflatten(-1, (-1, own.attention_head_size)).transpose(1, 2) for part, of in parts]
-        mask = None if attention_mask is None else attention_mask[:, :, :1]
-        return scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2), None
-
-    own = attention.self
-    hooks = [attention.register_forward_hook(lambda _, __, out: (out[0][:, :1], *out[1:]))]
-    if plain and model.config._attn_implementation == "sdpa":
-        own.forward = first_query
-        hooks.append(attention.output.register_forward_pre_hook(lambda _, parts: (parts[0], parts[1][:, :1])))
-    try:
-        yield
-    finally:
-        own.__dict__.pop("forward", None)
-        for hook in hooks:
-            hook.remove()
-# --- end of the last layer
-
-def cross_encoder_scorer(encoder, max_length):
-    """A claim is tokenised once, however many pairs it stands in; of claim and abstract, the longer one is cut."""
-    from sentence_transformers.util import batch_to_device
-    tokenizer, known, limit = encoder.tokenizer, {}, min(max_length, encoder.max_seq_length or max_length)
-    names = {"input_ids": "ids", "token_type_ids": "type_ids"}
-    names = {name: names[name] for name in names if name in tokenizer.model_input_names}
-
-    def assemble(pairs):
-        backend = tokenizer.backend_tokenizer
-        backend.no_padding()
-        backend.enable_truncation(limit, strategy="longest_first")
-        coded = []
-        for start in range(0, len(pairs), GROUP):  # what the tokenizer returns is large: a group at a time
-            part = pairs[start : start + GROUP]
-            claims, texts = (list(dict.fromkeys(side)) for side in zip(*part))
-            claims = [claim for claim in claims if claim not in known]
-            known.update(zip(claims, backend.encode_batch(claims, add_special_tokens=False)))
-            texts = dict(zip(texts, backend.encode_batch(texts, add_special_tokens=False)))
-            both = (backend.post_process(known[claim], texts[text], True) for claim, text in part)
-            coded += [{name: getattr(one, attribute) for name, attribute in names.items()} for one in both]
-        return coded
-
-    def forward(batch):
-        features = batch_to_device(dict(tokenizer.pad(batch, return_tensors="pt")), encoder.device)
-        with first_token_last(encoder.model):
-            return encoder.eval()(features)["scores"].float().cpu().numpy()
-
-    return assemble, forward
-
-def load_mono_t5(model, args):
-    """monoT5 (Nogueira et al. 2020): logit of true minus logit of false, so that its sigmoid is P(true)."""
-    with ticking(f"loading {model}"):
-        import torch
-        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-        device, tokenizer = device_of(args.device), AutoTokenizer.from_pretrained(model)
-        seq2seq = AutoModelForSeq2SeqLM.from_pretrained(model, dtype=numbers_of(args.dtype, device)).to(device).eval()
-    limit = min(args.max_length, getattr(seq2seq.config, "max_position_embeddings", args.max_length))  # T5 has no such limit
-    true, false = (tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in ("true", "false"))
-
-    def ids_of(text):
-        return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-    def assemble(pairs):
-        claims = {claim: ids_of(MONO_T5[0] + claim + MONO_T5[1].rstrip()) for claim in dict(pairs)}
-        texts, end = {text: ids_of(text) for _, text in pairs}, [*ids_of(MONO_T5[2].strip()), tokenizer.eos_token_id]
-        return [{"input_ids": [*claims[claim], *texts[text][: max(0, limit - len(claims[claim]) - len(end))], *end]}
-                for claim, text in pairs]
-
-    def forward(batch):
-        features = tokenizer.pad(batch, return_tensors="pt").to(device)
-        start = torch.full((len(batch), 1), seq2seq.config.decoder_start_token_id, device=device)
-        logits = seq2seq(**features, decoder_input_ids=start).logits[:, 0].float()
-        return (logits[:, [true]] - logits[:, [false]]).cpu().numpy()
-
-    return assemble, forward
-
-def score_pairs(scorer, pairs, budget, update=lambda pairs: None):
-    """Numbers (pairs, labels) in the order given; pairs of like token length share a batch."""
-    import torch
-    assemble, forward = scorer
-    coded, found = assemble(pairs), [None] * len(pairs)
-    with torch.inference_mode():
-        for rows in batches(np.array([len(one["input_ids"]) for one in coded]), budget):
-            for row, numbers in zip(rows, forward([coded[row] for row in rows])):
-                found[row] = numbers
-            update(len(rows))
-    found = np.array(found, dtype=float)
-    if not np.isfinite(found).all():  # it would be sorted anywhere
-        fail("--dtype", "a score is no number: the precision is too narrow for the model (take fp32 or bf16), or it "
-             "is broken (train it with a lower --lr)")
-    return found
-
-def combine(relevance, stance, alpha, labels):
-    """ComboScorer of +VeriRel 2025, eq. 4 and 5: alpha (P(SUPPORTS) + P(REFUTES)) + (1 - alpha) sigmoid(relevance).
-
-    relevance (pairs,): logits; stance (pairs, 3): logits, in the order of labels.
+    used: {claim: tokens of all but the abstract}. Returns the pairs and how many were truncated.
     """
-    from scipy.special import expit, softmax
-    return alpha * (1 - softmax(stance, axis=1)[:, labels.index("NEI")]) + (1 - alpha) * expit(relevance)
+    texts = list(dict.fromkeys(text for _, text in pairs))
+    coded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    spans, short, number = dict(zip(texts, coded["offset_mapping"])), [], 0
+    for claim, text in pairs:
+        room = limit - used[claim]
+        if room < 1:
+            fail("--max-length", f"{limit} tokens have no room beside the claim {claim!r:.60}")
+        cut = len(spans[text]) > room
+        short.append((claim, text[: spans[text][room - 1][1]] if cut else text))
+        number += cut
+    return short, number
 
-def stance_labels(folder):
-    """The three labels of a verifier, in the order of its head."""
-    names = check_head(folder, 3)["id2label"]
-    labels = [str(names[place]).upper() for place in sorted(names, key=int)]
-    if sorted(labels) != sorted(LABELS):
-        fail(folder, f"its labels are {', '.join(labels)}, not {', '.join(LABELS)}; train it with 05_classify.py train")
-    return labels
+def fitted(encoder, pairs, prompt):
+    """Truncate the abstracts to what a cross-encoder reads beside claim and template."""
+    claims = list(dict.fromkeys(claim for claim, _ in pairs))
+    empty = encoder.preprocess([(claim, "") for claim in claims], prompt=prompt)
+    # In a chat template, the first and last word may split into more tokens
+    spare = 4 if "message" in encoder[0].modality_config else 0
+    used = (empty["attention_mask"].sum(dim=1) + spare).tolist()
+    return truncated(pairs, dict(zip(claims, used)), encoder.tokenizer, encoder.max_seq_length)
 
-def open_scoring(model, args):
-    """score(pairs, update) -> (pairs,): the reranker's logits or, with --verifier, its combination with stance."""
-    budget = args.batch_tokens or TOKENS["cuda" if device_of(args.device).startswith("cuda") else "cpu"]
-    scorer = load_scorer(model, args)
-    if not args.verifier:
-        return lambda pairs, update: score_pairs(scorer, pairs, budget, update)[:, 0]
-    folder = model_folder(args.verifier)
-    labels, temperature = stance_labels(folder), check_head(folder, 3).get("stance_temperature", 1.0)  # as calibrated by 05
-    verifier = load_scorer(folder, args, labels=3)
-    return lambda pairs, update: combine(score_pairs(scorer, pairs, budget, update)[:, 0],
-                                         score_pairs(verifier, pairs, budget) / temperature, args.alpha, labels)
+def score_cross(encoder, prompt, args, pairs, pool=None):
+    """Logits of a cross-encoder or causal reranker."""
+    import torch
+    pairs, cut = fitted(encoder, pairs, prompt)
+    return encoder.predict(pairs, prompt=prompt, batch_size=args.batch_size, pool=pool,
+                           chunk_size=-(-len(pairs) // len(args.device)),
+                           activation_fn=torch.nn.Identity()), cut
 
-# ----------------------------------------------------------- Rerank
+def score_late(encoder, args, pairs):
+    """MaxSim of the token vectors of claim and abstract (late interaction)."""
+    sides = []
+    for encode, texts in zip((encoder.encode_query, encoder.encode_document), zip(*pairs)):
+        known = list(dict.fromkeys(texts))
+        vectors = dict(zip(known, encode(known, batch_size=args.batch_size)))
+        sides.append([vectors[text] for text in texts])
+    return encoder.similarity_pairwise(*sides).float().cpu().numpy(), 0
+
+def score_mono_t5(model, args, pairs):
+    """monoT5: logit of true minus logit of false, so that the sigmoid is P(true)."""
+    import torch
+    tokenizer, scores = model.tokenizer, np.zeros(len(pairs), np.float32)
+    used = {claim: len(tokenizer(MONO_T5.format(claim, ""))["input_ids"]) for claim, _ in pairs}
+    pairs, cut = truncated(pairs, used, tokenizer, args.max_length)
+    [true], [false] = tokenizer(["true", "false"], add_special_tokens=False)["input_ids"]
+    order = np.argsort([len(text) for _, text in pairs])
+    for rows in np.split(order, range(args.batch_size, len(order), args.batch_size)):
+        texts = [MONO_T5.format(*pairs[row]) for row in rows]
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        batch["decoder_input_ids"] = torch.full((len(rows), 1), model.config.decoder_start_token_id)
+        with torch.inference_mode():
+            logits = model(**batch.to(model.device)).logits[:, 0].float().cpu().numpy()
+        scores[rows] = logits[:, true] - logits[:, false]
+    return scores, cut
+
+def open_scorer(name, args, bar):
+    """Open a model as a function: (claim, abstract) pairs to scores, number of truncated ones."""
+    import torch
+    model = open_model(load_reranker, name, args, args.dtype)
+    if hasattr(model, "encode_document"):
+        return functools.partial(score_late, model, args)
+    if not hasattr(model, "predict"):
+        return functools.partial(score_mono_t5, model, args)
+    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
+    prompt_name = args.prompt_name or model.default_prompt_name
+    if prompt_name and prompt_name not in model.prompts:
+        fail("--prompt-name", f"{name} has the prompts {list(model.prompts)}")
+    prompt = model.prompts.get(prompt_name) if args.prompt is None else args.prompt
+    if model.dtype != torch.float32:  # half precision gives different abstracts equal scores
+        linear = [name for name, part in model.named_modules() if type(part) is torch.nn.Linear]
+        model.set_keep_in_fp32_modules(linear[-1:])
+    score = functools.partial(score_cross, model, prompt, args)
+    if len(args.device) > 1:
+        return functools.partial(score, pool=model.start_multi_process_pool(args.device))
+    model.register_forward_hook(lambda _, given, out: bar.update(len(out["scores"])) and None)
+    return score
+
+# ---------------------------------------------------------------- Scores
 def expand(scores, expanded, graph, beam):
-    """The unscored neighbours of the best beam candidates that have not brought theirs in yet; expanded grows."""
+    """Return the unscored neighbours of the beam best candidates; expanded grows."""
     best = sorted(scores, key=lambda name: -scores[name])[:beam]
     fresh = [name for name in best if name not in expanded]
     expanded.update(fresh)
-    return [name for name in dict.fromkeys(other for name in fresh for other in graph[name]) if name not in scores]
+    near = dict.fromkeys(other for name in fresh for other in graph[name])
+    return [name for name in near if name not in scores]
 
-def score_group(candidates, claims, texts, score, graph, args, update):
-    """{claim_id: {abstract_id: score}} for some claims; all pairs of a round are scored together, each pair once."""
-    scores, expanded = {claim: {} for claim in candidates}, {claim: set() for claim in candidates}
-    for turn in range(1 + (args.rounds if graph else 0)):
-        new = {claim: expand(scores[claim], expanded[claim], graph, args.beam) for claim in scores} if turn else candidates
+def score_group(new, claims, texts, score, graph, args):
+    """Score {claim_id: [abstract_id]}; with a graph, the neighbours of the best, round by round.
+
+    Returns [(claim_id, abstract_id, score)] and the number of truncated pairs.
+    """
+    scores, expanded, cut = {claim: {} for claim in new}, {claim: set() for claim in new}, 0
+    for _ in range(1 + (args.rounds if graph else 0)):
         pairs = [(claim, name) for claim, names in new.items() for name in names]
         if not pairs:
             break
-        found = score([(claims[claim], texts[name]) for claim, name in pairs], update if not turn else lambda pairs: None)
+        found, short = score([(claims[claim], texts[name]) for claim, name in pairs])
+        cut += short
         for (claim, name), number in zip(pairs, found.tolist()):
+            if not np.isfinite(number):
+                fail(f"claim {claim}, abstract {name}", "the score is not a finite number; take "
+                     "--dtype fp32, or train the model with a lower --lr")
             scores[claim][name] = number
-    return scores
+        if graph:
+            new = {claim: expand(scores[claim], expanded[claim], graph, args.beam) for claim in new}
+    return [(claim, *pair) for claim in scores for pair in scores[claim].items()], cut
 
-def groups_of(candidates, size):
-    """Whole claims, in order, size pairs or more at a time: the borders do not depend on where a run was interrupted."""
-    groups, pairs = [[]], 0
-    for claim, names in candidates.items():
-        groups[-1].append(claim)
-        pairs += len(names)
-        if pairs >= size:
-            groups.append([])
-            pairs = 0
-    return [group for group in groups if group]
+def score_all(name, candidates, claims, texts, graph, args, path):
+    """Score {claim_id: [abstract_id]} by one model; path holds finished groups as JSON lines.
 
-def score_all(candidates, claims, texts, open_score, graph, args, folder, what="rerank", groups=1):
-    """score_group for all claims. So many groups are a line of the journal in folder, durable before the next one is
-    begun; those that stand there are not scored again, and the model is opened only when one is missing."""
+    Returns a table of claim_id, abstract_id, score, and the number of truncated pairs.
+    """
+    import pandas as pd
     from tqdm.auto import tqdm
-    path, done, score = folder / "journal.jsonl", {}, None
+    rows, cut, score, size = [], 0, None, max(1, GROUP // args.depth)
     for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
-        with contextlib.suppress(ValueError):  # the last line may be torn
-            record = json.loads(line)
-            done[tuple(record)] = record
-    whole = "".join(json.dumps(record) + "\n" for record in done.values())
-    path.with_suffix(".tmp").write_text(whole, encoding="utf-8")  # without the torn line
-    os.replace(path.with_suffix(".tmp"), path)
-    scores = {}
-    with open(path, "a", encoding="utf-8") as journal, \
-            tqdm(total=sum(map(len, candidates.values())), desc=what, unit=" pairs") as bar:
-        for group in groups_of(candidates, groups * GROUP):
-            if tuple(group) not in done:
-                score = score or open_score()
-                part = {claim: candidates[claim] for claim in group}
-                done[tuple(group)] = score_group(part, claims, texts, score, graph, args, bar.update)
-                journal.write(json.dumps(done[tuple(group)]) + "\n")
-                journal.flush()
-                os.fsync(journal.fileno())
-            else:
-                bar.update(sum(len(candidates[claim]) for claim in group))
-            scores |= done[tuple(group)]
-    return scores
+        with contextlib.suppress(ValueError):  # a torn line is scored again
+            found, short = json.loads(line)
+            rows += found
+            cut += short
+    done = {row[0] for row in rows}
+    left = [claim for claim in candidates if claim not in done]
+    total = len(rows) + sum(len(candidates[claim]) for claim in left)
+    bar = tqdm(total=total, initial=len(rows), desc="rerank", unit=" pairs")
+    with bar, open(path, "a", encoding="utf-8") as file:
+        for start in range(0, len(left), size):
+            group = {claim: candidates[claim] for claim in left[start : start + size]}
+            score = score or open_scorer(name, args, bar)
+            found, short = score_group(group, claims, texts, score, graph, args)
+            file.write("\n" + json.dumps([found, short]))
+            file.flush()
+            rows += found
+            cut += short
+            bar.update(len(rows) - bar.n)
+    if score and "pool" in score.keywords:
+        score.args[0].stop_multi_process_pool(score.keywords["pool"])
+    return pd.DataFrame(rows, columns=[*KEY, "score"]), cut
+
+def combined(logits, stance, alpha):
+    """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
+    from scipy.special import expit
+    return (1 - alpha) * expit(logits) + alpha * stance
 
 def z_scores(scores):
     """(score - mean) / standard deviation; 0 where all are equal."""
-    spread = np.std(scores)
-    return (scores - np.mean(scores)) / spread if spread else np.zeros(len(scores))
+    spread = np.std(scores.to_numpy())
+    return (scores - scores.mean()) / (spread or 1)
 
-def blend(scores, first, weight):
-    """{abstract_id: (1 - weight) z(score) + weight z(first stage's score)}; what that lacks counts like its last."""
-    lowest = min(first.values())
-    before = z_scores(np.array([first.get(name, lowest) for name in scores]))
-    return dict(zip(scores, ((1 - weight) * z_scores(np.array(list(scores.values()))) + weight * before).tolist()))
+def blended(table, weight):
+    """(1 - weight) z(score) + weight z(first), claim by claim; what first lacks counts lowest."""
+    by = table.groupby("claim_id", sort=False)
+    first = table["first"].fillna(by["first"].transform("min")).groupby(table["claim_id"])
+    return (1 - weight) * by["score"].transform(z_scores) + weight * first.transform(z_scores)
 
-def ranked(scores, order, top_k):
-    """A run of {claim_id: {abstract_id: score}}, best first; equal scores in corpus order, {abstract_id: place}."""
+def rrf(runs):
+    """Sum over runs of 1 / (k + rank), a pair at a time (Cormack et al. 2009)."""
     import pandas as pd
-    rows = [(claim, name, rank, score) for claim, found in scores.items()
-            for rank, (name, score) in enumerate(sorted(found.items(), key=lambda pair: (-pair[1], order[pair[0]])), 1)
-            if rank <= (top_k or rank)]
-    return pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
+    rows = pd.concat(runs)
+    rows["score"] = 1 / (RRF_K + rows["rank"])
+    return rows.groupby(KEY, sort=False, as_index=False)["score"].sum()
 
-def rrf(runs, k=RRF_K):
-    """{claim_id: {abstract_id: sum over runs of 1 / (k + rank)}} (Cormack et al. 2009)."""
-    fused = {}
-    for run in runs:
-        for claim, name, rank in zip(run["claim_id"], run["abstract_id"], run["rank"]):
-            fused.setdefault(claim, {})[name] = fused.get(claim, {}).get(name, 0.0) + 1 / (k + rank)
-    return fused
-
-def write_run(run, path, args, inputs, **facts):
-    with written(path, args, inputs, rows=len(run), seed=args.seed, **facts) as temporary:
-        run.to_csv(temporary, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{path}: {len(run)} rows, {run['claim_id'].nunique()} claims")
+def ranked(table, order, top_k):
+    """Return a run, best first; equal scores by order, {abstract_id: place in the corpus}."""
+    claim, place = table["claim_id"].factorize()[0], table["abstract_id"].map(order)
+    table = table.iloc[np.lexsort((place, -table["score"], claim))]
+    table = table.assign(rank=table.groupby("claim_id").cumcount() + 1)[RUN]
+    return table[table["rank"] <= top_k] if top_k > 0 else table
 
 def rerank(args):
-    """Score the first candidates of each claim; what lies deeper in the run is left out."""
-    models = [model_folder(model) for model in args.model]
-    extra = [Path(args.graph), Path(args.graph) / "neighbours.npy"] if args.graph else []  # meta.json speaks for a folder
-    verifier = model_folder(args.verifier) if args.verifier else None
-    extra += [verifier] if verifier else []
-    inputs = fingerprints(args.run, args.claims, args.corpus, *models, *extra)
-    paths = [f"{args.out.removesuffix('.tsv')}.{number}.tsv" for number in range(1, len(models) + 1)] * (len(models) > 1)
-    if up_to_date([args.out, *paths], args, inputs):
+    """Score the first candidates of each claim."""
+    if args.graph and args.verdicts:
+        fail("--verdicts", "a graph brings in abstracts without a verdict; leave one of them out")
+    extra = [path for path in (args.graph, args.verdicts) if path]
+    inputs = sha256_of(args.run, args.claims, args.corpus, *extra, models=args.model)
+    numbers = range(1, len(args.model) + 1) if len(args.model) > 1 else []
+    outs = [args.out, *(f"{args.out.removesuffix('.tsv')}.{number}.tsv" for number in numbers)]
+    if up_to_date(outs, args, inputs):
         return {"made": []}
-    run, claims, texts = read_inputs(args, args.run)
-    graph = read_graph(args.graph, args, inputs) if args.graph else None
-    run = run[run["rank"] <= args.depth]
-    first = {claim: dict(zip(rows["abstract_id"], rows["score"])) for claim, rows in run.groupby("claim_id", sort=False)}
-    candidates = {claim: list(scores) for claim, scores in first.items()}
-    order, runs = {name: place for place, name in enumerate(texts)}, []
-    for model in models:
-        check_head(model, 1)
-    if verifier:
-        stance_labels(verifier)
-    if args.device != "auto":
-        device_of(args.device)
-    parts = workplace(Path(f"{args.out}.parts"), args, inputs)
-    for number, model in enumerate(models):
-        (parts / str(number)).mkdir(exist_ok=True)
-        scores = score_all(candidates, claims, texts, lambda model=model: open_scoring(model, args), graph, args,
-                           parts / str(number))
+    claims, texts = read_claims(args.claims), read_texts(args)
+    run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
+    run = run[run["rank"] <= args.depth].rename(columns={"score": "first"})[[*KEY, "first"]]
+    run["stance"] = read_stance(args.verdicts, run) if args.verdicts else 0.0
+    corpus = inputs[str(Path(args.corpus))]
+    graph = read_graph(args.graph, corpus, args.neighbours) if args.graph else None
+    candidates = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).to_dict()
+    order, runs, facts = {name: place for place, name in enumerate(texts)}, [], []
+    parts = parts_of(args, inputs)
+    for number, name in enumerate(args.model):
+        path = parts / f"{number}.jsonl"
+        table, cut = score_all(name, candidates, claims, texts, graph, args, path)
+        ties = int(table.duplicated(["claim_id", "score"]).sum())
+        facts.append({"model": name, "pairs": len(table), "truncated": cut, "equal_scores": ties})
+        print(f"{name}: {len(table)} pairs, {cut} truncated, {ties} equal scores in a claim")
+        table = table.merge(run, on=KEY, how="left")
+        if args.verdicts:
+            table["score"] = combined(table["score"], table["stance"], args.alpha)
         if args.first_stage:
-            scores = {claim: blend(found, first[claim], args.first_stage) for claim, found in scores.items()}
-        runs.append(ranked(scores, order, args.top_k if len(models) == 1 else 0))
-    for path, one in zip(paths, runs):
-        write_run(one, path, args, inputs)
-    write_run(runs[0] if len(runs) == 1 else ranked(rrf(runs), order, args.top_k), args.out, args, inputs)
+            table["score"] = blended(table, args.first_stage)
+        runs.append(ranked(table, order, args.top_k if not numbers else 0))
+    if numbers:
+        runs.insert(0, ranked(rrf(runs), order, args.top_k))
+    for out, table in zip(outs, runs):
+        with written(out, args, inputs, rows=len(table), models=facts) as path:
+            table.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+        print(f"{out}: {len(table)} rows, {table['claim_id'].nunique()} claims")
     remove(parts)
-    return {"made": [args.out, *paths], "pairs": len(runs[0])}
+    return {"made": outs, "models": facts}
 
-# ----------------------------------------------------------- Examples
-def mine_pairs(claim, candidates, labels, hard, easy, pool, rng):
-    """Examples for binary cross-entropy: [{claim_id, abstract_id, kind, judged, target}]; none without a positive.
-
-    candidates: [abstract_id, best first]; labels: {abstract_id: label} of this claim. Negatives are NEI, or
-    candidates that are unjudged, or both (pool); the best ranked of them are hard, easy ones are drawn from the
-    rest. Never is an abstract judged relevant a negative.
-    """
-    positives = [name for name, label in labels.items() if label != "NEI"]
-    unranked = [name for name, label in labels.items() if label == "NEI" and name not in candidates]
-    judged = {"nei": (True,), "unjudged": (False,), "both": (True, False)}[pool]
-    rest = [name for name in [*candidates, *unranked] if name not in positives and (name in labels) in judged]
-    drawn = rng.choice(len(rest[hard:]), min(easy, len(rest[hard:])), replace=False)
-    kinds = {"positive": positives, "hard": rest[:hard], "easy": [rest[hard + place] for place in sorted(drawn)]}
-    return [{"claim_id": claim, "abstract_id": name, "kind": kind, "judged": name in labels,
-             "target": float(kind == "positive")} for kind in kinds for name in kinds[kind] if positives]
-
-def mine_margins(claim, candidates, labels, hard, easy, names, rng):
-    """Examples for the margin loss: [{claim_id, positive, negative, kind}] (Ant Bridge 2025).
-
-    candidates: [abstract_id, best first] as the untrained reranker has them. For every positive, hard negatives
-    are drawn from their first 500 without the positives, easy ones from the whole corpus, names.
-    """
-    positives = [name for name, label in labels.items() if label != "NEI"]
-    top = [name for name in candidates if name not in positives][:FROM_TOP]
-    examples = []
-    for positive in positives:
-        chosen = [(top[place], "hard") for place in rng.choice(len(top), min(hard, len(top)), replace=False)]
-        drawn = [names[place] for place in rng.choice(len(names), min(easy + len(positives), len(names)), replace=False)]
-        chosen += [(name, "easy") for name in [name for name in drawn if name not in positives][:easy]]
-        examples += [{"claim_id": claim, "positive": positive, "negative": name, "kind": kind} for name, kind in chosen]
+# ---------------------------------------------------------------- Train
+def read_examples(path, claims, texts, loss):
+    """Return [(claim_id, abstract_ids, target)]; a tuple has its positive first and no target."""
+    examples, learnt = [], False
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                example = json.loads(line)
+                claim, names = example["claim_id"], [example.get("abstract_id")]
+                target = None if "positive" in example else float(example["target"])
+                if target is None:
+                    names = [example["positive"], *example["negatives"]]
+                elif loss in TUPLES:
+                    raise ValueError(f"not a tuple, which --loss {loss} needs")
+                elif not 0 <= target <= 1:
+                    raise ValueError("the target is not between 0 and 1")
+                if claim not in claims or not texts.keys() >= set(names):
+                    raise ValueError("unknown claim_id or abstract_id")
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                fail(f"{path}:{number}", f"{error!r}; wanted are pairs or tuples of 02_retrieve.py "
+                     "mine, with the claims and corpus that they are of")
+            examples.append((claim, names, target))
+            learnt = learnt or target != 0
+    if not learnt:
+        fail(f"{path}:{len(examples)}", "no positive up to this last line: nothing to learn")
     return examples
 
-def distilled(claim, scores, labels, depth):
-    """Examples for the student: the teacher's best and all evidence; target 1 for evidence, else the teacher's score.
+def pairs_of(examples):
+    """Return (claim_id, abstract_id, target), each once; those of a tuple have targets 1 and 0."""
+    pairs = []
+    for claim, names, target in examples:
+        targets = [1.0] + [0.0] * len(names) if target is None else [target]
+        pairs += [(claim, name, number) for name, number in zip(names, targets)]
+    return list(dict.fromkeys(pairs))
 
-    scores: {abstract_id: combined score between 0 and 1, best first} (+VeriRel 2025).
-    """
-    relevant = [name for name, label in labels.items() if label != "NEI"]
-    chosen = dict.fromkeys([*list(scores)[:depth], *relevant]) if relevant else ()
-    return [{"claim_id": claim, "abstract_id": name, "kind": "positive" if name in relevant else "taught",
-             "judged": name in labels, "target": 1.0 if name in relevant else scores[name]} for name in chosen]
+def rows_of(examples, loss, claims, short):
+    """Return the table that a loss reads; short: {(claim_id, abstract_id): truncated abstract}."""
+    import pandas as pd
+    rows, least = [], min(len(names) for _, names, _ in examples)
+    if loss in TUPLES:  # margin: a row per negative; mnrl: as many negatives as all tuples have
+        for claim, names, _ in examples:
+            texts = [short[claim, name] for name in names]
+            sides = [texts[:least]] if loss == "mnrl" else [[texts[0], text] for text in texts[1:]]
+            rows += [[claims[claim], *side] for side in sides]
+        unused = sum(len(names) for _, names, _ in examples) - len(examples) * least
+        if loss == "mnrl" and unused:
+            print(f"{unused} negatives beyond {least - 1} per tuple are left out, so that all fit")
+        table = pd.DataFrame(rows).rename(columns=str)
+        return table if loss == "mnrl" else table.assign(label=-1.0)
+    for claim, name, target in pairs_of(examples):
+        rows.append((claims[claim], short[claim, name], target))
+    table = pd.DataFrame(rows, columns=["claim", "abstract", "label"])
+    lists = loss in ("lambda", "listnet", "ranknet")
+    return table.groupby("claim", sort=False, as_index=False).agg(list) if lists else table
 
-# ----------------------------------------------------------- Train
-def fit(encoder, examples, loss, claims, texts, epochs, evaluator, folder, args):
-    """Train on examples by loss (bce, margin, l1, warm); the best epoch on dev is kept. Returns dev's curve."""
+def loss_of(encoder, args):
+    """Return the loss on logits that --loss names; mse and l1 compare sigmoids with targets."""
+    import torch
+    from sentence_transformers.cross_encoder import losses
+    loss = getattr(losses, LOSSES[args.loss])(encoder)
+    if args.loss == "margin":  # max(0, margin - (s_pos - s_neg)): a hinge whose label is -1
+        loss.loss_fct = torch.nn.HingeEmbeddingLoss(margin=args.margin)
+    if args.loss in ("mse", "l1"):
+        loss.activation_fn = torch.nn.Sigmoid()
+    if args.loss == "l1":
+        loss.loss_fct = torch.nn.L1Loss()
+    return loss
+
+def dev_files(args):
+    """Return claims, qrels and run of the dev split, or nothing if one is missing."""
+    paths = [Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    paths.append(Path(args.dev_run))
+    return paths if all(map(Path.is_file, paths)) else []
+
+def dev_evaluator(encoder, prompt, texts, args):
+    """Return the evaluator of the reranked dev run, or None without a dev split."""
+    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+    paths, samples = dev_files(args), []
+    if not paths:
+        print("no dev split: the last epoch is kept")
+        return None
+    claims = read_claims(paths[0])
+    known = {"claim_id": claims, "abstract_id": texts}
+    qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known)
+    run, qrels = read_table(paths[2], RUN, **known), qrels[qrels["label"] != "NEI"]
+    run = run[(run["rank"] <= args.dev_depth) & run["claim_id"].isin(qrels["claim_id"])]
+    pairs = [(claims[claim], texts[name]) for claim, name in run[KEY].values]
+    run = run.assign(text=[text for _, text in fitted(encoder, pairs, prompt)[0]])
+    for claim, rows in run.merge(qrels, on=KEY, how="left").groupby("claim_id", sort=False):
+        relevant = list(rows["text"][rows["label"].notna()])
+        every = list(rows["text"])
+        samples.append({"query": claims[claim], "positive": relevant, "documents": every})
+    print(f"dev: {len(samples)} of {qrels['claim_id'].nunique()} claims have candidates")
+    return CrossEncoderRerankingEvaluator(
+        samples, name="dev", always_rerank_positives=False, write_csv=False)
+
+def check_loss(how, state, control, logs, **_):
+    """End the script when the loss is not finite."""
+    if not np.isfinite(logs.get("loss", 0)):
+        fail("--lr", "the loss is not a finite number; lower it")
+
+def print_epoch(how, state, control, **_):
+    """Print one line an epoch."""
+    from tqdm.auto import tqdm
+    last = {}
+    for entry in state.log_history:
+        last |= entry
+    line = [f"{name} {last[name]:.4f}" for name in ("epoch", "loss", MEASURE) if name in last]
+    tqdm.write(", ".join(line), file=sys.stderr)
+
+def one_gpu(args):
+    """Hide all GPUs but one: a Trainer multiplies its batches by the GPUs that it sees."""
+    kind, _, number = args.device[0].partition(":")
+    if kind in ("auto", "cuda"):
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(64)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"], args.device = shown[int(number or 0)], [kind]
+
+def resume(folder, how):
+    """Return the newest whole checkpoint, or None; after early stopping, no epoch is begun."""
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name[11:])):
+        with contextlib.suppress(OSError, ValueError):
+            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            if state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
+                how.max_steps = state["global_step"]
+            return str(path)
+        remove(path)  # torn: its state is written last
+    return None
+
+def fit(encoder, table, prompt, evaluator, folder, args):
+    """Train on a table; with a dev split, the best epoch is kept. Returns the log."""
     import torch
     from datasets import Dataset
-    from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments, losses
+    from sentence_transformers import cross_encoder
     from transformers import EarlyStoppingCallback
-    columns = {"claim": [claims[example["claim_id"]] for example in examples]}
-    if loss == "margin":  # max(0, margin - (logit of the positive - logit of the negative)): the label is that of a hinge
-        columns |= {side: [texts[example[side]] for example in examples] for side in ("positive", "negative")}
-        columns["label"] = [-1.0] * len(examples)
-        objective = losses.MarginMSELoss(encoder)
-        objective.loss_fct = torch.nn.HingeEmbeddingLoss(margin=args.margin)
-    else:
-        columns["abstract"] = [texts[example["abstract_id"]] for example in examples]
-        columns["label"] = [example["target"] for example in examples]
-        objective = losses.BinaryCrossEntropyLoss(encoder)
-        if loss != "bce":
-            objective = losses.MSELoss(encoder, torch.nn.Sigmoid() if loss == "l1" else torch.nn.Identity())
-            objective.loss_fct = torch.nn.L1Loss() if loss == "l1" else torch.nn.SmoothL1Loss()
-    precision, best = precision_of(encoder.device), "eval_dev_Subtask I"
-    watched = {"eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": best,
-               "greater_is_better": True} if evaluator else {}
-    how = CrossEncoderTrainingArguments(
-        output_dir=str(folder), num_train_epochs=epochs, per_device_train_batch_size=args.batch_size,
-        learning_rate=WARM["lr"] if loss == "warm" else args.lr, weight_decay=WEIGHT_DECAY,
-        lr_scheduler_type="cosine" if loss == "l1" else "linear", seed=args.seed, data_seed=args.seed,
-        bf16=precision == "bf16", fp16=precision == "fp16", restore_callback_states_from_checkpoint=True,
-        activation_checkpointing=args.gradient_checkpointing, use_cpu=encoder.device.type == "cpu",
-        save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to=args.report_to,
-        disable_tqdm=False, dataloader_pin_memory=False, **watched)
-    trainer = CrossEncoderTrainer(
-        encoder, how, Dataset.from_dict(columns), loss=objective, evaluator=evaluator,
-        callbacks=[EarlyStoppingCallback(args.patience)] if evaluator else [])
+    from transformers.trainer_callback import ProgressCallback
+    gpu = encoder.device.type == "cuda"
+    bf16, bar, watched = gpu and torch.cuda.is_bf16_supported(False), ProgressCallback(), {}
+    bar.on_log, bar.on_save = check_loss, print_epoch  # in place of dictionaries
+    if evaluator:
+        watched = {"eval_strategy": "epoch", "load_best_model_at_end": True,
+                   "metric_for_best_model": MEASURE, "greater_is_better": True}
+    how = cross_encoder.CrossEncoderTrainingArguments(
+        output_dir=str(folder), num_train_epochs=args.epochs, learning_rate=args.lr,
+        per_device_train_batch_size=args.batch_size, gradient_accumulation_steps=args.accumulate,
+        weight_decay=WEIGHT_DECAY, seed=args.seed, data_seed=args.seed, prompts=prompt,
+        lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
+        batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
+        bf16=bf16, fp16=gpu and not bf16, use_cpu=encoder.device.type == "cpu",
+        activation_checkpointing=args.gradient_checkpointing, save_strategy="epoch",
+        save_total_limit=2, restore_callback_states_from_checkpoint=True, report_to="none",
+        logging_strategy="epoch", logging_nan_inf_filter=False, disable_tqdm=False, **watched)
+    trainer = cross_encoder.CrossEncoderTrainer(
+        encoder, how, Dataset.from_pandas(table), loss=loss_of(encoder, args), evaluator=evaluator)
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(bar)
+    if evaluator:
+        trainer.add_callback(EarlyStoppingCallback(args.patience))
     trainer.train(resume_from_checkpoint=resume(folder, how))
-    return [{name.removeprefix("eval_dev_"): round(value, 4) for name, value in line.items() if name.startswith("eval_dev_")}
-            for line in trainer.state.log_history if best in line]
-
-def measures(ranking, labels):
-    """ClimateCheck 2025's measures for one claim, in the organisers' arithmetic (see 06_evaluate.py)."""
-    relevant = {name for name, label in labels.items() if label != "NEI"}
-    row = {f"R@{k}": len(relevant.intersection(ranking[:k])) / len(relevant) for k in (2, 5, 10)}
-    if len(relevant) == len(labels):
-        return row
-    above, points = 0, 0.0
-    for name in (name for name in ranking if name in labels):
-        points += (1 - above / len(relevant)) if name in relevant else 0
-        above = min(above + (name not in relevant), len(relevant))
-    return row | {"B-Pref": points / len(relevant)}
-
-def dev_evaluator(encoder, texts, args):
-    """Stage 6's measures of the reranked --dev-run; None where there is none."""
-    paths = {name: Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")}
-    path = Path(args.dev_run.replace("{dev_split}", args.dev_split))
-    if not (args.dev_split and path.exists() and all(other.exists() for other in paths.values())):
-        print(f"no dev split ({path}): the model of the last epoch is kept")
-        return None
-    from sentence_transformers.base.evaluation import BaseEvaluator
-    claims = read_table(paths["claims"], ["claim_id", "claim"])
-    claims = dict(zip(claims["claim_id"], claims["claim"]))
-    qrels = read_table(paths["qrels"], ["claim_id", "abstract_id", "label"], claim_id=claims, abstract_id=texts)
-    run = read_table(path, ["claim_id", "abstract_id", "rank", "score"], claim_id=claims, abstract_id=texts)
-    labels = labels_of(qrels)
-    labels = {claim: found for claim, found in labels.items() if set(found.values()) != {"NEI"}}
-    run = run[(run["rank"] <= args.dev_depth) & run["claim_id"].isin(labels)]
-    candidates = {claim: list(rows["abstract_id"]) for claim, rows in run.groupby("claim_id", sort=False)}
-
-    class OnDev(BaseEvaluator):
-        """What the trainer asks after every epoch."""
-
-        def __call__(self, model, output_path=None, epoch=-1, steps=-1):
-            found = rescored(model, candidates, claims, texts, args)
-            rows = [measures(found.get(claim, []), labels[claim]) for claim in labels]
-            means = {name: float(np.mean([row[name] for row in rows if name in row] or [0]))
-                     for name in ("R@2", "R@5", "R@10", "B-Pref")}
-            means["Subtask I"] = sum(means.values()) / len(means)
-            return {f"dev_{name}": round(value, 6) for name, value in means.items()}
-
-    evaluator = OnDev()
-    evaluator.primary_metric = "dev_Subtask I"
-    print(f"dev: {len(labels)} claims, {len(run)} pairs; before training {evaluator(encoder)}")
-    return evaluator
-
-def labels_of(qrels):
-    """{claim_id: {abstract_id: label}}."""
-    return {claim: dict(zip(rows["abstract_id"], rows["label"])) for claim, rows in qrels.groupby("claim_id", sort=False)}
-
-def rescored(encoder, candidates, claims, texts, args, folder=None):
-    """{claim_id: [abstract_id, best first]} by the encoder as it is now; equal scores as they stood. What was scored
-    before a crash stands in folder, if there is one."""
-    import torch
-    scorer, cuda = cross_encoder_scorer(encoder, args.max_length), encoder.device.type == "cuda"
-
-    def score(pairs, update):
-        with torch.autocast("cuda", numbers_of("auto", encoder.device), enabled=cuda):  # as it is trained
-            return score_pairs(scorer, pairs, TOKENS["cuda" if cuda else "cpu"], update)[:, 0]
-
-    with tempfile.TemporaryDirectory() if folder is None else contextlib.nullcontext(folder) as place:
-        found = score_all(candidates, claims, texts, lambda: score, None, args, Path(place), "mine", 16)
-    return {claim: sorted(names, key=lambda name: -names[name]) for claim, names in found.items()}
-
-def imitate(run, claims, texts, rng, args):
-    """Examples for the warm start: --warm-pairs of a run's pairs, and what a bi-encoder, or the run itself, says of them.
-
-    A bi-encoder's weights do not know how to compare two texts in one input; imitating its own similarity
-    teaches them that first, without a label (Trans-Encoder, Liu et al. 2022): targets are scale x (cosine - middle).
-    The scores of a run (--warm-start FILE), which may fuse retrievers, become targets of mean 0 and deviation 2.
-    """
-    run = run.iloc[sorted(rng.permutation(len(run))[: args.warm_pairs])]
-    scores = run["score"].to_numpy()
-    targets = 2 * (scores - scores.mean()) / (scores.std() or 1)
-    if not Path(args.warm_start).is_file():
-        with ticking(f"loading {args.warm_start}"):
-            from sentence_transformers import SentenceTransformer
-            encoder = SentenceTransformer(str(model_folder(args.warm_start)), device=device_of(args.device))
-        vectors = {}
-        for column, known in (("claim_id", claims), ("abstract_id", texts)):
-            rows, names = run[column].factorize()
-            encode = encoder.encode_query if column == "claim_id" else encoder.encode_document
-            found = encode([known[name] for name in names], normalize_embeddings=True, show_progress_bar=True)
-            vectors[column] = found[rows]
-        targets = WARM["scale"] * ((vectors["claim_id"] * vectors["abstract_id"]).sum(axis=1) - WARM["middle"])
-    return [{"claim_id": claim, "abstract_id": name, "kind": "warm", "target": round(float(target), 6)}
-            for claim, name, target in zip(run["claim_id"], run["abstract_id"], targets)]
-
-def mine(candidates, qrels, run, texts, rng, args):
-    """All examples of one phase, claim by claim, by --recipe."""
-    examples, names = [], list(texts)
-    scores = {claim: dict(zip(rows["abstract_id"], rows["score"])) for claim, rows in run.groupby("claim_id", sort=False)}
-    for claim, labels in labels_of(qrels).items():
-        best = candidates.get(claim, [])
-        if args.recipe == "margin":
-            examples += mine_margins(claim, best, labels, args.hard, args.easy, names, rng)
-        elif args.recipe == "distil":
-            examples += distilled(claim, scores.get(claim, {}), labels, args.depth)
-        else:
-            examples += mine_pairs(claim, best, labels, args.hard, args.easy, args.pool, rng)
-    return examples
-
-def read_examples(path, recipe, phases, claims, texts):
-    """The lines of --examples, all of them such as recipe writes, in so many phases."""
-    known = {"claim_id": claims} | dict.fromkeys(("positive", "negative") if recipe == "margin" else ("abstract_id",), texts)
-    fields, examples = [*known, "kind", *(["target"] if recipe != "margin" else [])], []
-    if Path(path).is_dir():
-        fail(path, "a folder; name the file beside it that ends in .examples.jsonl")
-    for number, line in enumerate(open(path, "rb"), 1):
-        try:
-            example = json.loads(line)
-            values = {name: example[name] for name in fields}
-            unknown = [f"{name} {values[name]!r}" for name in known if values[name] not in known[name]]
-            if not 0 <= values.get("target", 0) <= 1:
-                raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
-            fail(f"{path}:{number}", f"no JSON object with {', '.join(fields)}, which --recipe {recipe} trains on (a target "
-                 "lies between 0 and 1); give a file that this recipe wrote")
-        if unknown:
-            fail(f"{path}:{number}", f"unknown {unknown[0]}; give the files that go together")
-        if example.setdefault("phase", 1) not in range(1, phases + 1):
-            fail(f"{path}:{number}", f"phase {example['phase']} of {phases}; give the recipe that wrote it, or --epochs "
-                 "one number a phase")
-        examples.append(example)
-    if absent := set(range(1, phases + 1)) - {example["phase"] for example in examples}:
-        fail(path, f"it has no example of phase {min(absent)}; give --epochs one number a phase, or another file")
-    return examples
-
-def phase(folder, make_examples, encoder, loss, claims, texts, epochs, evaluator, args):
-    """(encoder, examples, dev's curve) of one phase; what stands whole in folder is not made again."""
-    folder.mkdir(exist_ok=True)
-    path, model, curve = folder / "examples.jsonl", folder / "model", folder / "curve.json"
-    if not path.exists():
-        lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in make_examples()]
-        path.with_suffix(".tmp").write_text("".join(lines), encoding="utf-8")
-        os.replace(path.with_suffix(".tmp"), path)
-    examples = list(map(json.loads, path.read_text(encoding="utf-8").splitlines()))
-    if not model.is_dir():
-        found = fit(encoder, examples, loss, claims, texts, epochs, evaluator, folder, args)
-        curve.write_text(json.dumps(found), encoding="utf-8")
-        encoder.save_pretrained(str(folder / "saving"), create_model_card=False)
-        os.replace(folder / "saving", model)
-    return load_cross_encoder(model, args, labels=1), examples, json.loads(curve.read_text(encoding="utf-8"))
-
-def train_one(args):
-    """Fine-tune one cross-encoder: warm start where it is asked for, then the phases of the recipe."""
-    model, taught = model_folder(args.model[0]), Path(args.warm_start or "").is_file()
-    warm = [Path(args.warm_start) if taught else model_folder(args.warm_start)] if args.warm_start else []
-    optional = [Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    optional = [path for path in [*optional, Path(args.dev_run.replace("{dev_split}", args.dev_split))] if path.exists()]
-    optional += [args.examples] if args.examples else []
-    inputs = fingerprints(args.run, args.claims, args.corpus, args.qrels, model, *warm, *optional)
-    examples_path = f"{args.out}.examples.jsonl"
-    if up_to_date([args.out, examples_path], args, inputs):
-        return {"made": []}
-    run, claims, texts = read_inputs(args, args.run)
-    qrels = read_table(args.qrels, ["claim_id", "abstract_id", "label"], claim_id=claims, abstract_id=texts)
-    if not (qrels["label"] != "NEI").any():
-        fail(args.qrels, "no pair is judged SUPPORTS or REFUTES: there is nothing to train on; take another split")
-    ranked = ["claim_id", "abstract_id", "rank", "score"]
-    teacher = read_table(args.warm_start, ranked, claim_id=claims, abstract_id=texts) if taught else run
-    teacher = teacher[teacher["rank"] <= args.depth]
-    if args.recipe == "distil" and not run["score"].between(0, 1).all():
-        fail(args.run, "its scores are no combined ones between 0 and 1; make it with 03_rerank.py --verifier")
-    run = run[run["rank"] <= args.depth]
-    candidates = {claim: list(rows["abstract_id"]) for claim, rows in run.groupby("claim_id", sort=False)}
-    check_head(model, 1, trained=False)
-    phases = [epochs for epochs in args.epochs if epochs]  # 0: the warm start alone
-    given = read_examples(args.examples, args.recipe, len(phases), claims, texts) if args.examples else []
-    if args.device != "auto":
-        device_of(args.device)
-    encoder = load_cross_encoder(model, args, labels=1)
-    evaluator = dev_evaluator(encoder, texts, args)
-    parts, all_examples, curves = workplace(Path(f"{args.out}.parts"), args, inputs), [], []
-    loss = {"margin": "margin", "distil": "l1"}.get(args.recipe, "bce")
-    if args.warm_start:
-        def warm_examples():
-            return imitate(teacher, claims, texts, np.random.default_rng([args.seed, 0]), args)
-
-        encoder, _, curves = phase(parts / "warm", warm_examples, encoder, "warm", claims, texts, 1, evaluator, args)
-    for number, epochs in enumerate(phases, 1):
-        def examples_of(number=number, encoder=encoder):
-            if args.examples:
-                return [example for example in given if example["phase"] == number]
-            anew = number > 1 or args.recipe == "margin"
-            best = rescored(encoder, candidates, claims, texts, args, parts / f"phase-{number}") if anew else candidates
-            mined = mine(best, qrels, run, texts, np.random.default_rng([args.seed, number]), args)
-            return ({**example, "phase": number} for example in mined)
-
-        encoder, examples, curve = phase(parts / f"phase-{number}", examples_of, encoder, loss, claims, texts, epochs,
-                                         evaluator, args)
-        all_examples, curves = all_examples + examples, curves + curve
-    kinds = {kind: sum(example["kind"] == kind for example in all_examples)
-             for kind in dict.fromkeys(example["kind"] for example in all_examples)}
-    skipped = qrels["claim_id"].nunique() - len({example["claim_id"] for example in all_examples})
-    print(f"{len(all_examples)} examples: {kinds}, {skipped} claims without a positive left out")
-    facts = {**kinds, "claims_skipped": skipped, "seed": args.seed, "device": str(encoder.device), "dev": curves}
-    with written(examples_path, args, inputs, **facts) as temporary:
-        lines = [json.dumps(example, ensure_ascii=False) + "\n" for example in all_examples]
-        temporary.write_text("".join(lines), encoding="utf-8")
-    with written(args.out, args, inputs, **facts) as temporary:
-        encoder.save_pretrained(str(temporary), create_model_card=False)
-    remove(parts)
-    return {"made": [args.out, examples_path], "examples": len(all_examples), "dev": curves}
+    return [entry for entry in trainer.state.log_history if MEASURE in entry or "loss" in entry]
 
 def train(args):
-    """Fine-tune a cross-encoder on the judged pairs of one split; with --sweep, Ant Bridge's five."""
+    """Fine-tune a cross-encoder, weights in fp32 whatever the checkpoint is stored in."""
+    NEUTRAL.discard("batch_size")  # here it changes the weights
+    inputs = sha256_of(args.examples, args.claims, args.corpus, *dev_files(args),
+                       models=[args.model])
+    if up_to_date([args.out], args, inputs):
+        return {"made": []}
+    claims, texts = read_claims(args.claims), read_texts(args)
+    examples = read_examples(args.examples, claims, texts, args.loss)
+    if args.loss == "margin" and all(len(names) == 1 for _, names, _ in examples):
+        fail(args.examples, "no tuple has a negative; mine with --hard or --easy")
     one_gpu(args)
-    if args.sweep and (args.recipe != "margin" or len(args.model) > 2 or args.batch_size or args.margin is not None):
-        fail("--sweep", "it trains one or two models by --recipe margin, with batch sizes and margins of its own; leave out "
-             "--batch-size, --margin, and what --model names beyond two")
-    if not args.sweep and len(args.model) > 1:
-        fail("--model", f"{len(args.model)} models, but one is trained; name one, or give --recipe margin --sweep")
-    for name, value in {"margin": MARGIN, **RECIPES[args.recipe]}.items():
-        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
-    if not args.sweep:
-        return train_one(args)
-    made = []
-    for number, (size, margin, which) in enumerate(SWEEP, 1):
-        own = {"batch_size": size, "margin": margin, "model": [args.model[which]], "out": f"{args.out}-{number}"}
-        made += train_one(argparse.Namespace(**vars(args) | own))["made"]
-    return {"made": made}
+    import transformers
+    transformers.logging.set_verbosity_error()  # a new head is wanted here
+    transformers.logging.disable_progress_bar()  # of every checkpoint
+    transformers.set_seed(args.seed)
+    encoder = open_model(load_reranker, args.model, args, "fp32", train=True)
+    encoder.max_seq_length = min(args.max_length, encoder.max_seq_length or args.max_length)
+    prompt = encoder.prompts.get(encoder.default_prompt_name)
+    pairs = [pair[:2] for pair in pairs_of(examples)]
+    short, cut = fitted(encoder, [(claims[claim], texts[name]) for claim, name in pairs], prompt)
+    table = rows_of(examples, args.loss, claims, dict(zip(pairs, (text for _, text in short))))
+    evaluator = dev_evaluator(encoder, prompt, texts, args)
+    if evaluator:
+        print(f"before training: {evaluator(encoder)}")
+    print(f"{len(examples)} examples, {len(table)} rows, {cut} abstracts truncated")
+    log = fit(encoder, table, prompt, evaluator, parts_of(args, inputs), args)
+    facts = {"rows": len(table), "truncated": cut, "dev": [e[MEASURE] for e in log if MEASURE in e]}
+    with written(args.out, args, inputs, device=str(encoder.device), log=log, **facts) as path:
+        encoder.save_pretrained(str(path), create_model_card=False)
+    remove(f"{args.out}.parts")
+    return {"made": [args.out], **facts}
 
-# ----------------------------------------------------------- Main
-def model_flags(add):
-    add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
-    add("--corpus", default="{data}/corpus.jsonl", help="the abstracts")
-    add("--max-length", type=at_least(1), default=512, help="tokens kept of claim and abstract together")
-
-def rerank_flags(add):
-    add("--run", "--in", default="{work}/{split}/hybrid.tsv", help="the run whose candidates are scored")
-    model_flags(add)
-    add("--model", nargs="+", default=["{work}/models/reranker"],
-        help="cross-encoders with one logit, or sequence-to-sequence rerankers that say true or false: folders or hub ids")
-    add("--out", default="{work}/{split}/rerank.tsv", help="the reranked run")
-    add("--depth", type=at_least(1), default=20, help="candidates scored a claim")
-    add("--top-k", type=at_least(0), default=0, help="abstracts kept a claim; 0 keeps all that were scored")
-    add("--first-stage", type=float, default=0.0, help="weight of the given run's score beside the model's, as "
-        "z-scores (to try several, fuse the two runs with 02_retrieve.py fuse --method zscore: nothing is scored again)")
-    add("--graph", help="neighbour graph: the neighbours of the best are scored, too (AlexUNLP-FMT)")
-    add("--rounds", type=at_least(1), default=ROUNDS, help="graph: how often neighbours may come in")
-    add("--neighbours", type=at_least(1), default=NEIGHBOURS, help="graph: neighbours that an abstract brings in")
-    add("--beam", type=at_least(1), default=BEAM, help="graph: how many of the best bring theirs in")
-    add("--verifier", help="stance classifier: P(SUPPORTS) + P(REFUTES) joins the score (+VeriRel)")
-    add("--alpha", type=float, default=ALPHA, help="verifier: its weight")
-    add("--batch-tokens", type=at_least(0), default=0, help="tokens scored at once; 0 takes what suits the device")
-    add("--dtype", choices=("auto", "fp32", "fp16", "bf16"), default="auto", help="auto: bf16 on a GPU, else fp32")
-
-def train_flags(add):
-    add("--run", "--in", default="{work}/{split}/hybrid.tsv", help="the run that negatives are taken from")
-    model_flags(add)
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs")
-    add("--model", nargs="+", default=["data/models/minilm"], help="where to start: any encoder, folder or hub id")
-    add("--out", default="{work}/models/reranker", help="folder of the trained model")
-    add("--recipe", choices=RECIPES, default="two-phase", help="Kiepura & Lam, AIRwaves, Ant Bridge or +VeriRel")
-    add("--examples", help="train on this file (as is written beside a model) instead of mining")
-    add("--warm-start", help="bi-encoder (folder or hub id) whose similarity, or run (file) whose scores, are imitated "
-        "before the labels are seen")
-    add("--warm-pairs", type=at_least(0), default=16_000, help="pairs for that")
-    add("--depth", type=at_least(1), help="candidates of the run that negatives come from; by recipe 200, 20, 1000, 20")
-    add("--hard", type=at_least(0), help="hard negatives a claim (margin: a positive); by recipe 4, 8, 5, 0")
-    add("--easy", type=at_least(0), help="easy negatives; by recipe 4, 0, 10, 0")
-    add("--pool", choices=("nei", "unjudged", "both"), help="what may be a negative")
-    add("--margin", type=float, help=f"margin: by how much a positive should lead; {MARGIN}")
-    add("--sweep", action="store_true", help="margin: the five models of Ant Bridge; give --model LARGE M3")
-    add("--epochs", type=float, nargs="+", help="passes over the examples, phase by phase; by recipe 3 2, 3, 1, 10; "
-        "0 leaves it at the warm start")
-    add("--lr", type=float, help="learning rate; 2e-5, distil 1e-5")
-    add("--batch-size", type=at_least(1), help="examples a step; 16, distil 64")
-    add("--gradient-checkpointing", action="store_true", help="less memory, a third more time")
-    add("--dev-split", default="dev", help="where there is one, the best epoch on it is kept")
-    add("--dev-run", default="{work}/{dev_split}/hybrid.tsv", help="the run reranked for that")
-    add("--dev-depth", type=at_least(1), default=20, help="candidates of it scored a claim")
-    add("--patience", type=at_least(1), default=2, help="epochs without a gain on dev before training stops")
-    add("--report-to", default="none", help="none, tensorboard, wandb")
-
+# ---------------------------------------------------------------- Command line
 def main():
-    run_job(__doc__, {"rerank": (rerank, rerank_flags), "train": (train, train_flags)})
+    parser, shared, words = command_line("rerank", "train")
+    add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
+    add("--claims", default=f"{data}/claims.{split}.tsv", help="the claims")
+    add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
+    add("--fields", default="title,abstract", help="what is read of an abstract")
+    add("--separator", default=" ", help="between fields")
+    add("--max-length", type=count, default=512, help="tokens of a pair, at most the "
+        "model's own; abstracts are truncated")
+    if shared.job == "rerank":
+        add("--run", default=f"{work}/{split}/hybrid.tsv", help="the run to rerank")
+        add("--model", nargs="+", default=[f"{work}/models/reranker"], help="folders or hub ids: "
+            "cross-encoders, causal rerankers, multi-vector models, monoT5")
+        add("--out", default=f"{work}/{split}/rerank.tsv", help="the reranked run")
+        add("--depth", type=count, default=20, help="candidates per claim")
+        add("--top-k", type=int, default=0, help="abstracts kept per claim; 0: all")
+        add("--first-stage", type=share, default=0.0, help="weight of --run's scores, as z-scores")
+        add("--graph", help="neighbour graph: neighbours of the best are scored, too")
+        add("--rounds", type=count, default=ROUNDS, help="graph: at most so many rounds")
+        add("--neighbours", type=count, default=NEIGHBOURS, help="graph: per abstract")
+        add("--beam", type=count, default=BEAM, help="graph: abstracts whose neighbours join")
+        add("--verdicts", help="verdicts of --run: P(SUPPORTS) + P(REFUTES) joins the score")
+        add("--alpha", type=share, default=0.5, help="verdicts: their weight")
+        add("--prompt", help="instruction in place of the model's own")
+        add("--prompt-name", help="which of the model's own prompts")
+        add("--batch-size", type=count, default=32, help="pairs per batch")
+        add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+            help="auto: half precision on a GPU, last layer in fp32")
+    else:
+        add("examples", nargs="?", default=f"{work}/{split}/examples.jsonl", help="what to learn")
+        add("--model", default="data/models/minilm", help="encoder or reranker to start from")
+        add("--out", default=f"{work}/models/reranker", help="folder of the trained model")
+        add("--loss", choices=LOSSES, default="bce", help="margin and mnrl read tuples only")
+        add("--margin", type=positive, default=0.2, help="margin: lead of a positive")
+        add("--epochs", type=positive, default=3, help="passes over the examples, also fractions")
+        add("--lr", type=positive, default=2e-5, help="learning rate")
+        add("--batch-size", type=count, default=16, help="rows per batch")
+        add("--accumulate", type=count, default=1, help="batches per step")
+        add("--gradient-checkpointing", action="store_true", help="less memory, more time")
+        add("--dev-split", default="dev", help="if there is one, its best epoch is kept")
+        add("--dev-run", default=f"{work}/dev/hybrid.tsv", help="the run reranked for that")
+        add("--dev-depth", type=count, default=20, help="candidates of it per claim")
+        add("--patience", type=count, default=2, help="epochs without a gain on dev")
+    finish({"rerank": rerank, "train": train}[shared.job], parser.parse_args(words))
 
 if __name__ == "__main__":
     main()

@@ -1,26 +1,32 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "filelock==4.2.11", "ir-measures==0.4.3", "jinja2==3.1.6", "matplotlib==3.11.2",
+#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1",
+# ]
+# ///
 """
-Score runs and verdicts as organisers, reviewers and trec_eval do; compare runs, show them, hand them in.
+Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs and verdicts (02 to 05, TREC runs, ClimateCheck's CSV, CheckThat's TSV), data/NAME/qrels.SPLIT.tsv
-Writes  work/NAME/SPLIT/metrics.tsv: a row a run; .json the same at full precision, .md and .tex for papers
-        metrics.cells.tsv: a row a run and measure, with interval, difference from the first run, and p-values
-        metrics.claims.tsv: a row a run and claim; metrics.curves.tsv: recall, and first evidence found, by rank
-        --report FILE.html: all of it on one page, with plots, and every claim's rankings side by side
-        pool: the pairs that are worth judging next; merge: qrels with the labels that came back
-        submission: the file and zip of a shared task, checked
-Prints  the table; then one line of JSON, last on stdout
+Reads   runs, verdicts, qrels: TSV, TREC, ClimateCheck's CSV, CheckThat!'s lists; also .gz
+Writes  metrics.tsv, .json, .md, .tex; .cells.tsv: intervals and p-values; .claims.tsv: by claim;
+        .curves.tsv: by depth; --report: a page with every claim's rankings
+        convert: our TSV; pool: pairs to judge; merge: qrels with their labels; submission: a zip
+Prints  the table; the last line is JSON
 
 Examples
     python 06_evaluate.py --report work/demo/test/report.html
-    python 06_evaluate.py work/demo/test/hybrid.tsv work/demo/test/rerank.tsv --measures climatecheck2026 trec P@5
-    python 06_evaluate.py --ablation work/demo/ablation --resamples 10000
+    python 06_evaluate.py work/demo/test/{bm25,rerank}.tsv --measures climatecheck2026 trec P@5
+    python 06_evaluate.py convert run.trec.gz --to tsv --out run.tsv
+    python 06_evaluate.py pool work/demo/test/{hybrid,rerank}.tsv --min-runs 2
+    python 06_evaluate.py merge work/demo/test/pool.tsv
     python 06_evaluate.py submission work/demo/test/verdicts.tsv --task climatecheck2025
-    python 06_evaluate.py pool work/demo/test/hybrid.tsv work/demo/test/rerank.tsv --min-runs 2 --depth 10
-    python 06_evaluate.py merge work/demo/test/pool.tsv --out qrels.more.tsv
 """
 import argparse
+import atexit
 import contextlib
-import functools
+import csv
+import gzip
 import hashlib
 import html
 import io
@@ -37,562 +43,573 @@ from types import SimpleNamespace
 
 import numpy as np
 
-STAGES = ("bm25", "dense", "splade", "hybrid", "rerank", "llm", "verdicts", "llm_verdicts")  # the order of the pipeline
-MEASURES = {  # a shared task's or a tool's table; --measures takes these names, their columns, and any of ir-measures
-    "climatecheck2025": ("R@2", "R@5", "R@10", "B-Pref", "Subtask I", "Judged@10", "P", "R", "F1", "Subtask II"),
-    "climatecheck2026": ("R@2", "R@5", "B-Pref", "Retrieval 2026", "Judged@5", "P", "R", "F1", "Verification 2026"),
-    "checkthat": ("MRR@1", "MRR@5", "MRR@10", "R@5", "R@10"),
-    "verirel": (*(f"{kind}R@{k}" for kind in ("pooled ", "") for k in (1, 3, 5, 10, 20, 50)),
-                "abstract P", "abstract R", "abstract F1"),
-    "trec": ("nDCG@10", "MAP", "RR", "B-Pref (trec_eval)", "Judged@10"),
+STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
+MEASURES = {
+    "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
+    "climatecheck2026": "R@2, R@5, B-Pref, Retrieval 2026, Judged@5, P, R, F1, Verification 2026",
+    "checkthat": "MRR@1, MRR@5, MRR@10, R@5, R@10",
+    "verirel": "pooled R@1, pooled R@3, pooled R@5, pooled R@10, pooled R@20, pooled R@50, "
+               "R@1, R@3, R@5, R@10, R@20, R@50, abstract P, abstract R, abstract F1",
+    "trec": "nDCG@10, MAP, RR, B-Pref (trec_eval), Judged@10",
 }
-COMPOSED = {  # how the organisers make one number of several
-    "Subtask I": (np.mean, ("R@2", "R@5", "R@10", "B-Pref")), "Subtask II": (np.sum, ("F1", "R@10")),
-    "Retrieval 2026": (np.mean, ("R@5", "B-Pref")), "Verification 2026": (np.sum, ("F1", "R@5")),
-}
-MEANT = {
-    "R": "recall of the three labels, weighted by support", "R@k": "share of a claim's evidence, mean over claims",
-    "pooled R@k": "share of all evidence pairs (+VeriRel, eq. 7)",
-    "B-Pref": "the organisers': n / R inside the term, over the ranks that count as submitted (--depth)",
-    "B-Pref (trec_eval)": "n / min(R, N) inside the term", "P": "weighted by support",
-    "F1": "weighted by support, over the ranks that count as submitted (--depth), as P and R",
-    "abstract F1": "SciFact: evidence found with its label", "Judged@k": "share of the first k that is judged",
-}
-UNJUDGED, NOTHING = -1, -2  # at a rank: an abstract without judgement; no abstract any more
-ALPHA = 0.05  # what counts as significant
-SIGNIFICANT = "differs from the first run, p < 0.05 (paired randomisation over claims, Holm)."
-DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)  # of the curves (Kiepura & Lam, Table 7)
-RENAMED = {"abstract_original_index": "abstract_id", "annotation": "label", "post_id": "claim_id", "cord_uid": "abstract_id"}
+COMPOSED = {  # by the organisers of ClimateCheck
+    "Subtask I": (np.mean, ["R@2", "R@5", "R@10", "B-Pref"]),
+    "Subtask II": (np.sum, ["F1", "R@10"]),
+    "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
+    "Verification 2026": (np.sum, ["F1", "R@5"])}
+NOTES = """† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
+P, R, F1 of labels are weighted by support; they and B-Pref see the first --depth ranks.
+B-Pref has n / R inside the term, trec_eval's n / min(R, N). Pooled R@k is a mean over pairs."""
+UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
+DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)  # Kiepura & Lam 2025, Table 7
+CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
+TREC = {4: ["claim_id", "q0", "abstract_id", "relevance"],  # by number of fields
+        6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]}
+RENAMED = {"abstract_original_index": "abstract_id", "annotation": "label",  # ClimateCheck
+           "post_id": "claim_id", "cord_uid": "abstract_id", "tweet_text": "claim"}  # CheckThat!
+RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!
+SPELT = {"SUPPORTS": "SUPPORTS SUPPORT SUPPORTED ENTAILMENT",
+         "REFUTES": "REFUTES REFUTE REFUTED CONTRADICT CONTRADICTION",
+         "NEI": "NEI NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO NOTENOUGHINFO NEUTRAL"}
+TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "checkthat4b": 5}  # abstracts a claim
+SPELLING = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 
-# --- helpers: the same block in all six scripts
-LABELS, START = ("SUPPORTS", "REFUTES", "NEI"), time.monotonic()
-SPELT = {name: LABELS[place] for place, names in enumerate((  # by the data sets in use
-    "SUPPORT SUPPORTED ENTAILMENT", "REFUTE REFUTED CONTRADICT CONTRADICTION", "NOT_ENOUGH_INFORMATION NOT_ENOUGH_INFO "
-    "NOTENOUGHINFO NEUTRAL")) for name in names.split()}
-PACKAGES = "numpy pandas torch transformers sentence_transformers bm25s openai".split()
-TREC = {6: "claim_id q0 abstract_id rank score tag".split(), 4: "claim_id q0 abstract_id label".split()}
-if not sys.stderr.isatty():  # every tqdm obeys these: plain lines where no bar can be drawn
-    os.environ.setdefault("TQDM_MININTERVAL", "10")
-    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]\n")
+# --- helpers (same in all six scripts)
+LABELS = ("SUPPORTS", "REFUTES", "NEI")
+RUN = ["claim_id", "abstract_id", "rank", "score"]
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
-    sys.exit(print("error:", *f"{where}: {what}".split(), file=sys.stderr) or 2)
-
-def reject(path, table, bad, what):
-    """Fail at the first row where bad (boolean, by row) holds; what may name the row's {columns}."""
-    if bad.any():  # the index counts records: line breaks inside quoted fields come on top
-        breaks = table.loc[: bad.idxmax()].iloc[:-1].apply(lambda column: column.str.count("\n")).to_numpy().sum()
-        fail(f"{path}:{bad.idxmax() + int(breaks)}", what.format(**table.loc[bad.idxmax()]))
+    line = " ".join(f"error: {where}: {what}".split())
+    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    sys.exit(2)
 
 def read_table(path, columns, **known):
-    """TSV with a header, or TREC, as strings; a run comes by claim and rank. known: the ids that a column may hold."""
-    import pandas as pd
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            words = file.readline().split()
-        trec = set(columns) <= set(TREC.get(len(words), ())) and not set(columns) & set(words)
-        shape = dict(sep=r"\s+", header=None, names=TREC[len(words)]) if trec else dict(sep="\t")
-        table = pd.read_csv(path, dtype=str, na_filter=False, skip_blank_lines=False, encoding="utf-8-sig", **shape)
-    except (OSError, ValueError) as error:
-        fail(path, f"{getattr(error, 'strerror', None) or error}; give a table with the columns {', '.join(columns)}")
-    if not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", "the rows have more fields than the header; mend the header")
-    table.index += 1 if trec else 2
-    return check_table(path, table, columns, trec, **known)
+    """Read a TSV file with a header as strings, a run by claim and rank, rank and score as numbers.
 
-def check_table(path, table, columns, trec=False, **known):
-    """What read_table refuses and mends; table is indexed by line."""
+    known: the values that a column may hold. The first bad row ends the script, with its line.
+    """
     import pandas as pd
-    if not set(columns) <= set(table):
-        found = ", ".join(map(str, table))
-        fail(f"{path}:1", f"the columns {', '.join(columns)} are wanted, {found} found; mend the header")
-    table = table[(table != "").any(axis=1)].copy()
+    rows, end = [], 1
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(file, delimiter="\t")
+        header = next(reader, [])
+        if not set(columns) <= set(header) or len(set(header)) < len(header):
+            fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
+        for row in reader:
+            line, end = end + 1, reader.line_num
+            if any(row) and len(row) != len(header):
+                fail(f"{path}:{line}", f"{len(row)} fields, not {len(header)}; fix the row")
+            if end > line and any("\t" in field and "\n" in field for field in row):
+                fail(f"{path}:{line}", "a quotation mark is not closed; see 06_evaluate.py convert")
+            if any(row):
+                rows.append([line, *row])
+    table = pd.DataFrame(rows, columns=[0, *header]).set_index(0).astype(str)
     ids = [column for column in columns if column.endswith("_id")]
-    reject(path, table, (table[ids] == "").any(axis=1), "an id is empty; fill it in or remove the row")
-    reject(path, table, table.duplicated(ids), " ".join(f"{c} {{{c}}}" for c in ids) + " stands twice; keep one row")
-    for column, allowed in known.items():
-        reject(path, table, ~table[column].isin(allowed), f"unknown {column} {{{column}}}; give the files that go together")
-    if "label" in columns and trec:  # TREC judges relevance: no stance to be had
-        table["label"] = np.where(pd.to_numeric(table["label"], errors="coerce") > 0, "RELEVANT", "NEI")
-    elif "label" in columns:
-        table["label"] = table["label"].str.upper().str.replace(" ", "_").replace(SPELT)
-        reject(path, table, ~table["label"].isin(LABELS), f"label {{label!r}} is none of {', '.join(LABELS)}; map it")
-    if "rank" not in columns:
-        return table
-    rank, score = (pd.to_numeric(table[c], errors="coerce").astype(float) for c in ("rank", "score"))
-    reject(path, table, ~np.isfinite(score), "score {score!r} is not a finite number; repair the row")
-    if trec:  # as trec_eval does: by score, whatever the rank column says
-        rank = score.groupby(table["claim_id"]).rank(method="first", ascending=False)
-    reject(path, table, ~(rank >= 1) | (rank % 1 != 0), "rank {rank!r} is not an integer from 1; number the rows anew")
-    run = table.assign(rank=rank.astype(int), score=score, order=table["claim_id"].factorize()[0])
-    run = run.sort_values(["order", "rank"])
-    gap = run["rank"] != run.groupby("order").cumcount() + 1
-    reject(path, table, gap.sort_index(), "the ranks of claim {claim_id} have a gap or a tie here; number the rows anew")
-    return run.drop(columns="order").reset_index(drop=True)
+    bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
+    bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
+    bad["there is an earlier row for this"] = table.duplicated(ids)
+    if "rank" in columns:
+        claim = table["claim_id"].factorize()[0]
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["ranks are not 1, 2, 3"] = table["rank"] != table.groupby(claim)["rank"].rank("first")
+    for what, rows in bad.items():
+        if rows.any():
+            line = rows.idxmax()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+    if "rank" in columns:
+        table = table.iloc[np.lexsort((table["rank"], claim))].astype({"rank": int})
+    return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """{abstract_id: record} in file order; an abstract that is no text becomes "", counted in one warning."""
+    """Read {abstract_id: record} in file order; an abstract that is not a text becomes ""."""
     corpus, empty = {}, 0
-    if Path(path).is_dir():
-        fail(path, "a folder; name the JSONL file in it")
-    for number, line in enumerate(open(path, "rb"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            if rb"\ud" in line.lower():  # half a character, as in JSON that was cut off somewhere, becomes a question mark
-                record = json.loads(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace"))
-            name = str(record["abstract_id"]) if type(record["abstract_id"]) in (str, int) else ""
-        except (ValueError, KeyError, TypeError, RecursionError):
-            fail(f"{path}:{number}", "no JSON object with an abstract_id; write one object a line")
-        if not name or name in corpus:
-            fail(f"{path}:{number}", f"abstract_id {name!r} is empty or stands twice; give every record its own string")
-        text = record.get("abstract")
-        empty += not (isinstance(text, str) and text.strip())
-        corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                if "\\ud" in line.lower():  # lone surrogates become U+FFFD
+                    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
+                    record = json.loads(text.decode("utf-16", "replace"))
+                name, text = str(record["abstract_id"]), record.get("abstract")
+            except (ValueError, KeyError, TypeError, RecursionError):
+                fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
+            if not name.strip() or name in corpus:
+                fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
+            corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
+            empty += not corpus[name]["abstract"].strip()
     if empty:
-        print(f"warning: {path}: {empty} abstracts are null, empty or no text; kept as empty", file=sys.stderr)
+        print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
     return corpus
+# --- end of helpers
 
-def fingerprints(*paths):
-    """{path: sha256} of this script, of files, and of folders (of their meta.json, else of all files inside)."""
+# --- helpers for outputs (same in all six scripts)
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
+PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+START, LOCKS = time.monotonic(), []
+
+def sha256_of(*paths, models=()):
+    """Return {path: sha256} of files, indexes (meta.json), models (config.json, else name)."""
     prints = {}
-    for path in map(Path, (sys.argv[0], *paths)):
-        files = [path / "meta.json"] if (path / "meta.json").is_file() else sorted(path.rglob("*")) or [path]
-        digests = [hashlib.file_digest(f.open("rb"), "sha256").hexdigest() for f in files if f.is_file()]
-        if not digests:
-            fail(path, "no such file or folder; make it with the script before this one, or name another")
-        prints[path.as_posix()] = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    for path in map(Path, (*paths, *models)):
+        marks = [path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
+        mark = path if path.is_file() else next(filter(Path.is_file, marks), os.devnull)
+        if mark == os.devnull and str(path) not in map(str, models):
+            fail(path, "no such file or index; make it with the script before this one")
+        with open(mark, "rb") as file:
+            prints[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
     return prints
 
-def up_to_date(paths, args, inputs):
-    """True, and said, if all paths stand with a provenance that names these arguments and inputs."""
-    same, read = not args.force, {Path(path).resolve() for path in inputs}
-    for path in map(Path, paths):
-        made = {}
-        with contextlib.suppress(OSError, ValueError):
-            made = json.loads(Path(f"{path}.meta.json").read_text(encoding="utf-8"))
-        known = made.get("arguments", {})
-        theirs = path.is_dir() and any(path.iterdir()) and known.get("job") != args.job  # it would be replaced whole
-        if theirs or any(map(Path.is_file, path.parents)):
-            fail(path, "a folder or file stands there that this command did not make; give another --out, or move it")
-        if path.resolve() in read:
-            fail(path, "this command reads it, and would write over it; give another --out")
-        same &= path.exists() and known == vars(args) | {"force": False} and made.get("inputs") == inputs
-    return same and not print(*(f"up to date: {path}" for path in paths), sep="\n")
+def task_of(args, inputs):
+    """Return what decides the bytes of an output: arguments and inputs."""
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    return json.loads(json.dumps({"arguments": arguments, "inputs": inputs}))
 
-def remove(*paths):
-    """Delete files and folders, those that are there."""
+def up_to_date(paths, args, inputs):
+    """Return whether this very task made all paths. Locks them until this process ends."""
+    from filelock import FileLock, Timeout
+    task, read = task_of(args, inputs), {Path(path).resolve() for path in inputs}
+    same = not args.force
     for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock, meta = FileLock(f"{path}.lock"), Path(f"{path}.meta.json")
+        try:
+            LOCKS.append(lock.acquire(timeout=0))
+        except Timeout:
+            fail(path, "another command is making it; wait until that one ends")
+        atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
+        made = json.loads(meta.read_bytes()) if meta.is_file() else {"arguments": {}}
+        foreign = path.is_dir() and any(path.iterdir()) and made["arguments"]["job"] != args.job
+        if foreign or path.resolve() in read:
+            fail(path, "this command reads it, or did not make it; give another --out")
+        same = same and path.exists() and task.items() <= made.items()
+    for path in paths if same else ():
+        remove(f"{path}.parts")  # left by a process that was killed at its very end
+        print(f"up to date: {path}")
+    return same
 
 @contextlib.contextmanager
 def written(path, args, inputs, **facts):
-    """Yield a temporary path; the file or folder made there becomes path, whole, with its provenance beside it."""
-    path, temporary, meta = Path(path), Path(f"{path}.tmp-{os.getpid()}"), Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{path.name}.tmp-[0-9]*"):  # what a killed process left behind
-        try:
-            os.kill(int(left.name.split(".tmp-")[-1].split(".")[0]), 0)
-        except ProcessLookupError:
-            remove(left)
-        except (OSError, ValueError):  # someone else's, alive; or no process number
-            pass
+    """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
+    path, new, old = (Path(f"{path}{end}") for end in ("", ".tmp", ".tmp.old"))
+    meta, new_meta = Path(f"{path}.meta.json"), Path(f"{new}.meta.json")
+    remove(new, old)
     try:
-        yield temporary
-        packages = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        arguments = vars(args) | {"force": False}
-        made = dict(command=sys.argv, arguments=arguments, inputs=inputs, packages=packages, **facts, **spent())
-        provenance = Path(f"{temporary}.meta.json")
-        provenance.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        for file in filter(Path.is_file, (provenance, temporary, *temporary.rglob("*"))):
-            with open(file, "rb") as handle:
-                os.fsync(handle.fileno())
+        yield new
+        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        made = task_of(args, inputs) | {"command": sys.argv, "packages": modules} | facts | spent()
+        new_meta.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        meta.unlink(missing_ok=True)  # it would vouch for other bytes
         if path.is_dir():
-            os.replace(path, f"{temporary}.old")
-        if temporary.is_dir():  # first the provenance, which vouches for nothing as long as there is no folder
-            os.replace(provenance, meta)
-        else:
-            meta.unlink(missing_ok=True)  # from here on it would vouch for the new bytes
-        os.replace(temporary, path)
-        if provenance.exists():
-            os.replace(provenance, meta)
-        remove(f"{temporary}.old")
+            path.rename(old)
+        new.rename(path)
+        new_meta.rename(meta)
     finally:
-        remove(temporary, f"{temporary}.meta.json")
+        remove(new, new_meta, old)
+
+def remove(*paths):
+    """Delete files and folders, where they exist."""
+    for path in map(Path, paths):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 def spent():
-    """Seconds and peak memory (MiB) of this process so far."""
-    unit = 1024 if sys.platform == "linux" else 1024**2
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+    """Return seconds and peak memory (MiB) of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
+# --- end of helpers for outputs
+
+# --- command line (same in all six scripts)
+if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
+    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and the defaults."""
-    def _get_help_string(self, action):
-        return super()._get_help_string(action) if action.default else action.help
+    """The docstring as it stands, and every default."""
 
-def at_least(least):
-    """For argparse: a whole number from least on."""
-    def whole(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is below {least}")
-        return int(text)
-    return whole
-
-def run_job(doc, jobs):
-    """Run the job named by the first word (else the first of jobs); the last line of stdout is its JSON."""
+def command_line(*jobs):
+    """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
-    job, flags = jobs[words.pop(0) if words and words[0] in jobs else next(iter(jobs))]
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=doc, formatter_class=Help, allow_abbrev=False)
+    job = words.pop(0) if words and words[0] in jobs else jobs[0]
+    parser = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
+        add_help=False, allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    flags(parser.add_argument)
-    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job.__name__}")
-    parser.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-    parser.add_argument("--work", default="work/demo", help="folder of all that is made from them")
-    parser.add_argument("--split", default="train" if job.__name__ == "train" else "test", help="which claims")
-    parser.add_argument("--seed", type=int, default=13, help="of every random choice")
-    parser.add_argument("--device", default="auto", help="cuda, cuda:1, mps, cpu; auto takes the best there is")
-    parser.add_argument("--force", action="store_true", help="make outputs again that are up to date")
-    args = parser.parse_args(words)
-    for word in ("data", "work", "split"):
-        for name, value in vars(args).items():
-            texts = [text.replace(f"{{{word}}}", getattr(args, word)) if isinstance(text, str) else text
-                     for text in (value if isinstance(value, list) else [value])]
-            setattr(args, name, texts if isinstance(value, list) else texts[0])
-    if getattr(args, "out", None):
-        args.out = str(Path(args.out))  # without a slash at its end, behind which names would be put
+    add = parser.add_argument
+    parser.set_defaults(job=job)
+    add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+    add("--work", default="work/demo", help="folder of everything made from them")
+    split = "train" if job in ("train", "mine") else "test"
+    add("--split", default=split, help="which claims")
+    add("--seed", type=int, default=13, help="of every random choice")
+    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--force", action="store_true", help="make outputs again that are up to date")
+    shared, _ = parser.parse_known_args(words)
+    add("-h", "--help", action="help", help="show this")
+    return parser, shared, words
+
+def finish(job, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+    args.job = f"{Path(sys.argv[0]).name} {args.job}"
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
         sys.exit(130)
-# --- end of helpers
-
-# ----------------------------------------------------------- Reading what others write
-def recognise(path):
-    """The format of a table, by its first line, and that line's words: tsv (ours), trec, climatecheck (CSV) or checkthat
-    (ids in a list)."""
-    try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
-            words = file.readline().rstrip("\n").split("\t")
     except OSError as error:
-        fail(path, f"{error.strerror}; name a run, verdicts or qrels")
-    if len(words) == 1 and "," in words[0]:
-        return "climatecheck", words
-    return "checkthat" if "post_id" in words else "tsv" if "claim_id" in words else "trec", words
+        fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
+# --- end of command line
 
-def read_any(path, columns, form="auto"):
-    """A run, verdicts or qrels in any of the FORMATS, with at least these columns, and label where there is one."""
-    import pandas as pd
 
-    found, words = recognise(path)
-    form = found if form == "auto" else form
-    if form in ("tsv", "trec"):
-        return read_table(path, list(dict.fromkeys([*columns, *({"label"} & set(words) if form == "tsv" else ())])))
-    try:
-        sep = "," if form == "climatecheck" else "\t"
-        table = pd.read_csv(path, dtype=str, na_filter=False, encoding="utf-8-sig", sep=sep)
-    except (OSError, ValueError) as error:
-        fail(path, f"{error}; is it of the format {form}? see --format")
-    if not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", "the rows have more fields than the header; mend the header")
-    table = table.rename(columns=RENAMED).rename(columns=str.strip)
-    if (twice := table.columns.duplicated()).any():
-        fail(f"{path}:1", f"two columns mean {table.columns[twice][0]}; remove or rename one")
-    table.index += 2
-    if {"claim_id", "preds"} <= set(table):
-        reject(path, table, table.duplicated("claim_id"), "post_id {claim_id} stands twice; give each post one list")
-        table["abstract_id"] = table["preds"].str.findall(r"[^\s\[\]'\",]+")
-        table = table.explode("abstract_id").dropna(subset=["abstract_id"])
-        if (twice := table.duplicated(["claim_id", "abstract_id"])).any():
-            fail(f"{path}:{twice.idxmax()}", "an abstract stands twice in a list; keep its first place")
-        table["rank"] = (table.groupby("claim_id").cumcount() + 1).astype(str)
-    if "rank" in table and "score" not in table:
-        table["score"] = "-" + table["rank"]
-    truth = form == "checkthat" and "label" in columns and "label" not in table  # the paper that a post is about
-    table = table.assign(label="1") if truth else table
-    return check_table(path, table, list(dict.fromkeys([*columns, *({"label"} & set(table))])), trec=truth)
+# ---------------------------------------------------------------- Tables of any format
+def read_rows(path, problem=None):
+    """Read a table of any format as strings, under its own column names, indexed by line.
 
-FORMATS = ("auto", "tsv", "trec", "climatecheck", "checkthat")
-RUN, QRELS = ["claim_id", "abstract_id", "rank", "score"], ["claim_id", "abstract_id", "label"]
-
-def match(path, run, gold, column):
-    """Refuse ids that mean the same and are written otherwise (7 and 7.0), which would silently score 0."""
-    import pandas as pd
-
-    known = getattr(gold, f"{column}s")
-    here = pd.Index(run[column].unique())
-    if here.isin(known).any() or not len(here):
-        return
-    ours, theirs = (pd.to_numeric(pd.Series(ids), errors="coerce").dropna() for ids in (here, known))
-    if column == "claim_id" or ours.isin(theirs).any():
-        fail(path, f"no {column} of it stands in the qrels ({here[0]} here, {known[0]} there); write ids alike in both")
-
-def read_run(path, gold, form):
-    """A run whose claims the qrels know, and its counts: claims without a row, claims unknown, ranks against scores."""
-    run = read_any(path, RUN, form)
-    match(path, run, gold, "claim_id")
-    known = run["claim_id"].isin(gold.claim_ids)
-    counts = {"claims_missing": len(gold.claim_ids) - run["claim_id"][known].nunique(),
-              "claims_unknown": run["claim_id"][~known].nunique()}
-    run = run[known]
-    match(path, run, gold, "abstract_id")
-    rising = (run["score"].diff() > 0) & ~run["claim_id"].ne(run["claim_id"].shift())
-    counts["scores_rising"] = run["claim_id"][rising].nunique()
-    for count, what in zip(counts.values(), (
-            "of the qrels have no row: 0 in recall, out of B-Pref", "are not in the qrels; left out",
-            "have scores that rise with the rank; the ranks count")):
-        if count:
-            print(f"warning: {path}: {count} claims {what}", file=sys.stderr)
-    return run, counts
-
-# ----------------------------------------------------------- Judgements by rank
-def gold_of(qrels):
-    """Qrels made ready: claim_ids, abstract_ids, sorted keys of pairs and their labels' places, R and N by claim.
-
-    R counts a claim's relevant abstracts, N those that were judged and are not; both are float arrays [claims].
+    problem: why it cannot be read with quotation marks; it is then read without.
     """
     import pandas as pd
+    opened = gzip.open if Path(path).suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+            first, text = file.readline(), file.read()
+    except (EOFError, gzip.zlib.error) as error:
+        fail(path, f"damaged: {error}")
+    delimiter = "\t" if "\t" in first else ","
+    names = [name.strip('" \r\n') for name in first.split(delimiter)]
+    header = bool({"claim_id", "post_id"} & set(names))
+    if not header:
+        names, delimiter = TREC.get(len(first.split())), " "
+        text = "\n".join(" ".join(line.split()) for line in (first + text).split("\n"))
+    if not names:
+        fail(f"{path}:1", "no column claim_id or post_id, nor the 4 or 6 fields of TREC")
+    quoting = csv.QUOTE_NONE if problem or not header else csv.QUOTE_MINIMAL
+    if '"' not in text and text.count(delimiter) == (len(names) - 1) * text.count("\n"):
+        with contextlib.suppress(ValueError):  # pandas is fast, but fills up short rows
+            table = pd.read_csv(io.StringIO(text), sep=delimiter, names=names, dtype=str,
+                                na_filter=False, quoting=csv.QUOTE_NONE)
+            if isinstance(table.index, pd.RangeIndex):
+                return table.set_axis(table.index + 1 + header)
+    rows, lines, start = [], [], 1 + header
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting,
+                        skipinitialspace=delimiter == ",", strict=True)
+    try:
+        for row in reader:
+            if any(row):
+                if len(row) != len(names):
+                    raise csv.Error(f"{len(row)} fields, not {len(names)}")
+                if any("\t" in field and "\n" in field for field in row):
+                    raise csv.Error("a quotation mark is not closed")
+                rows.append(row)
+                lines.append(start)
+            start = reader.line_num + 1 + header
+    except csv.Error as error:
+        if quoting == csv.QUOTE_MINIMAL:
+            return read_rows(path, f"{start}: {error}")
+        fail(f"{path}:{problem or f'{start}: {error}'}", "fix the row")
+    if problem:
+        print(f"warning: {path}:{problem}; read without quotation marks", file=sys.stderr)
+    return pd.DataFrame(rows, index=lines, columns=names, dtype=str)
 
-    claims, abstracts = pd.Index(qrels["claim_id"].unique()), pd.Index(qrels["abstract_id"].unique())
-    rows = claims.get_indexer(qrels["claim_id"])
-    keys = rows * len(abstracts) + abstracts.get_indexer(qrels["abstract_id"])
-    labels = qrels["label"].replace({"RELEVANT": LABELS[0]}).map(LABELS.index).to_numpy(np.int8)
-    order = np.argsort(keys)
-    counts = [np.bincount(rows, kind, len(claims)).astype(float) for kind in (labels < 2, labels == 2)]
-    return SimpleNamespace(claim_ids=claims, abstract_ids=abstracts, keys=keys[order], labels=labels[order],
-                           R=counts[0], N=counts[1], stance="RELEVANT" not in set(qrels["label"]))
+def reject(path, table, bad, what):
+    """End the script at the first row of which bad holds."""
+    if np.any(bad):
+        row = table.iloc[np.argmax(bad)]
+        values = [str(row[column]) for column in [*RUN, "label"] if column in row]
+        fail(f"{path}:{row.name}", f"{what}: {' '.join(values)}; fix the row")
+
+def translated(path, table):
+    """Return a table of any format under our column names, with our ranks, scores and labels."""
+    import pandas as pd
+    relevant = "cord_uid" in table  # CheckThat!: the paper that a post is about
+    table = table.rename(columns=RENAMED)
+    if not table.columns.is_unique:
+        fail(f"{path}:1", f"two columns mean the same: {', '.join(table)}; remove one")
+    if "preds" in table:  # CheckThat!: a list of ids in the order of rank
+        reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
+        lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
+        table = table.assign(abstract_id=lists).explode("abstract_id").dropna()
+        table["rank"] = (table.groupby("claim_id").cumcount() + 1).astype(str)
+    if "tag" in table:  # trec_eval ranks by score, whatever the ranks say
+        score = pd.to_numeric(table["score"], errors="coerce").astype(float)
+        table["rank"] = score.groupby(table["claim_id"]).rank("first", ascending=False).astype(str)
+    if "rank" in table and "score" not in table:
+        table["score"] = "-" + table["rank"]
+    if "relevance" in table and "q0" in table:
+        relevance = pd.to_numeric(table["relevance"], errors="coerce")
+        reject(path, table, relevance.isna(), "the relevance is not a number")
+        table["label"] = np.where(relevance > 0, RELEVANT, "NEI")
+    elif "label" in table:
+        labels = table["label"].str.strip().str.upper().str.replace(" ", "_")
+        spelt = {name: label for label, names in SPELT.items() for name in names.split()}
+        reject(path, table, ~labels.isin([*spelt, ""]), f"the label is none of {', '.join(LABELS)}")
+        table["label"] = labels.replace(spelt)
+    elif relevant:
+        table["label"] = RELEVANT
+    return table
+
+def checked(path, table, columns):
+    """Return a translated table, checked; a run comes by claim and rank, as numbers."""
+    import pandas as pd
+    if not set(columns) <= set(table):
+        fail(f"{path}:1", f"columns {', '.join(table)}, wanted {', '.join(columns)}")
+    for column in {*columns, "label"} & set(table):
+        reject(path, table, table[column].str.strip() == "", f"{column} is empty")
+    ids = [column for column in columns if column.endswith("_id")]
+    reject(path, table, table.duplicated(ids), "there is an earlier row for this")
+    if "rank" not in columns:
+        return table
+    claim = table["claim_id"].factorize()[0]
+    numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
+    expected = numbers["rank"].groupby(claim).rank("first")
+    reject(path, table, ~np.isfinite(numbers["score"]), "the score is not a finite number")
+    reject(path, table, numbers["rank"] != expected, "the ranks are not 1, 2, 3")
+    table = table.assign(rank=expected.astype(int), score=numbers["score"])
+    return table.iloc[np.lexsort((expected, claim))]
+
+def read_any(path, columns):
+    """Read a run, verdicts, qrels or claims of any format."""
+    return checked(path, translated(path, read_rows(path)), columns)
+
+def read_run(path, gold):
+    """Return the rows of a run for the claims of the qrels, and counts of claims not in both."""
+    run = read_any(path, RUN)
+    known = run["claim_id"].isin(gold.claims)
+    if not known.any():
+        fail(path, f"none of its claims is in the qrels, such as {gold.claims[0]}; fix either")
+    missing = len(gold.claims) - run["claim_id"][known].nunique()
+    unknown = run["claim_id"][~known].nunique()
+    if missing or unknown:
+        print(f"warning: {path}: {missing} claims of the qrels have no row (0 in recall, left out "
+              f"of B-Pref), {unknown} others are left out", file=sys.stderr)
+    return run[known], {"claims_missing": missing, "claims_unknown": unknown}
+
+# ---------------------------------------------------------------- Judgements by rank
+def gold_of(qrels):
+    """Return claims, judged pairs with labels (places in LABELS), and R and N of each claim.
+
+    R, N: how many abstracts are relevant and judged non-relevant. stance: is it judged?
+    """
+    import pandas as pd
+    relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
+    R, both = relevant.sum(), relevant.size()
+    labels = qrels["label"].replace(RELEVANT, LABELS[0]).map(LABELS.index)
+    return SimpleNamespace(
+        claims=R.index, pairs=pd.MultiIndex.from_frame(qrels[QRELS[:2]]), labels=labels.to_numpy(),
+        R=R.to_numpy(float), N=(both - R).to_numpy(), stance=RELEVANT not in set(qrels["label"]))
 
 def judge(run, gold):
-    """What stands at each rank: gold labels and the run's labels, both [claims, depth] int8, as places in LABELS;
-    UNJUDGED where there is none, NOTHING past a run's end."""
-    rows, ranks = gold.claim_ids.get_indexer(run["claim_id"]), run["rank"].to_numpy(int) - 1
-    columns = gold.abstract_ids.get_indexer(run["abstract_id"])
-    keys = np.where(columns < 0, -1, rows * len(gold.abstract_ids) + columns)
-    places = np.minimum(np.searchsorted(gold.keys, keys), len(gold.keys) - 1)
-    labels = np.where(gold.keys[places] == keys, gold.labels[places], UNJUDGED)
-    found = np.full((len(gold.claim_ids), int(ranks.max(initial=0)) + 1), NOTHING, np.int8)
+    """Return gold and given labels by rank, two arrays [claims, depth] of places in LABELS."""
+    import pandas as pd
+    rows, ranks = gold.claims.get_indexer(run["claim_id"]), run["rank"].to_numpy() - 1
+    found = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
     said = found.copy()
-    found[rows, ranks] = labels
-    if "label" in run:
-        said[rows, ranks] = run["label"].map({label: place for place, label in enumerate(LABELS)})
+    places = gold.pairs.get_indexer(pd.MultiIndex.from_frame(run[QRELS[:2]]))
+    found[rows, ranks] = np.where(places < 0, UNJUDGED, gold.labels[places])
+    if "label" in run and gold.stance:
+        said[rows, ranks] = run["label"].map(LABELS.index)
     return found, said
 
-def condense(found):
-    """The same without what nobody judged: the condensed lists of Sakai 2007, in their old order."""
-    order = np.argsort(found < 0, axis=1, kind="stable")
-    found = np.take_along_axis(found, order, axis=1)
-    return np.where(found < 0, NOTHING, found)
-
-# ----------------------------------------------------------- Measures of a claim
-# Each is a fraction by claim, (numerator, denominator), both [claims]. Over claims both are summed, then divided: a
-# denominator of 1 makes a mean over claims, of 0 leaves a claim out.
-def evidence(found):
-    return (found == 0) | (found == 1)  # SUPPORTS or REFUTES
+# ---------------------------------------------------------------- Measures of a claim
+# Each is a fraction by claim: (numerator, denominator), both [claims]. A run's value is the sum of
+# its numerators / the sum of its denominators; a claim with denominator 0 does not count.
+def evidence(labels):
+    """Where a label is SUPPORTS or REFUTES."""
+    return (labels == 0) | (labels == 1)
 
 def mean_of(values, counted):
-    """The fraction of a plain mean over the claims that count."""
+    """The fraction of a mean over the claims that count."""
     return np.where(counted, values, 0.0), counted.astype(float)
 
 def recall(found, gold, k):
-    """Share of a claim's relevant abstracts among its first k ranks; a claim without rows counts 0."""
+    """Share of a claim's evidence in the first k ranks; a claim without rows has 0."""
     return mean_of(evidence(found[:, :k]).sum(1) / np.maximum(gold.R, 1), gold.R > 0)
 
 def pooled_recall(found, gold, k):
-    """Share of all relevant pairs that stand among their claim's first k ranks (+VeriRel, eq. 7)."""
-    return evidence(found[:, :k]).sum(1).astype(float), gold.R
+    """Share of all evidence pairs in the first k ranks (+VeriRel, eq. 7)."""
+    return evidence(found[:, :k]).sum(1), gold.R
 
 def reciprocal_rank(found, gold, k):
-    """1 / rank of a claim's first relevant abstract, 0 if it is not among the first k."""
+    """1 / rank of the first evidence, 0 if it is not in the first k ranks."""
     hits = evidence(found[:, :k])
     return mean_of(hits.any(1) / (hits.argmax(1) + 1), gold.R > 0)
 
 def success(found, gold, k):
-    """1 if one of a claim's first k abstracts is relevant."""
+    """1 if there is evidence in the first k ranks."""
     return mean_of(evidence(found[:, :k]).any(1), gold.R > 0)
 
 def bpref(found, gold, k):
-    """B-Pref as the ClimateCheck organisers compute it, over the submitted claims with both kinds of judgement.
+    """B-Pref of the ClimateCheck organisers over the first k ranks (0: all).
 
-    Walk down the first k ranks (0: all) with n, the judged non-relevant abstracts so far, capped at R: every relevant one
-    adds 1 - n / R; the sum is divided by R. (trec_eval divides n by min(R, N) instead.)
+    Each relevant abstract adds (1 - n / R) / R, with n judged non-relevant ones above it, at most
+    R. Submitted claims with both kinds of judgement count. trec_eval has n / min(R, N) inside.
     """
     found, R = found[:, :k or None], np.maximum(gold.R, 1)[:, None]
     n = np.minimum((found == 2).cumsum(1), R)
-    return mean_of((evidence(found) * (1 - n / R)).sum(1) / R[:, 0], (gold.R > 0) & (gold.N > 0) & (found[:, 0] != NOTHING))
+    counted = (gold.R > 0) & (gold.N > 0) & (found[:, 0] != NOTHING)
+    return mean_of((evidence(found) * (1 - n / R)).sum(1) / R[:, 0], counted)
 
 def judged(found, gold, k):
-    """Share of a claim's first k abstracts that is judged, whatever the judgement."""
-    return mean_of((found[:, :k] >= 0).sum(1) / np.maximum((found[:, :k] != NOTHING).sum(1), 1), np.full(len(found), True))
+    """Share of the first k abstracts that are judged."""
+    submitted = np.maximum((found[:, :k] != NOTHING).sum(1), 1)
+    return mean_of((found[:, :k] >= 0).sum(1) / submitted, np.full(len(found), True))
 
-RANKED = {"R": recall, "pooled R": pooled_recall, "MRR": reciprocal_rank, "Success": success, "B-Pref": bpref,
-          "Judged": judged}
+RANKED = {"R": recall, "pooled R": pooled_recall, "MRR": reciprocal_rank, "Success": success,
+          "B-Pref": bpref, "Judged": judged}
 
 def abstract_level(found, said, gold):
-    """SciFact's abstract-level P, R, F1, labels only (Wadden et al. 2020): of all pairs called evidence, judged or not,
-    those are right whose label is the gold one."""
-    called, right = ((said == 0) | (said == 1)).sum(1), (evidence(found) & (found == said)).sum(1)
-    return {"abstract P": (right, called), "abstract R": (right, gold.R), "abstract F1": (2 * right, called + gold.R)}
+    """SciFact's abstract-level measures, labels only (Wadden et al. 2020)."""
+    called = evidence(said).sum(1)
+    right = (evidence(found) & (found == said)).sum(1)
+    R = gold.R * (said >= 0).any()  # no labels, no value
+    return {"abstract P": (right, called), "abstract R": (right, R),
+            "abstract F1": (2 * right, called + R)}
 
 def confusion(found, said):
-    """How often each label was given to each gold label, by claim: [claims, 9], over submitted pairs that are judged."""
+    """Confusion matrix of each claim over its judged pairs, [claims, 3 gold x 3 given labels]."""
     table = np.zeros((len(found), 9))
     rows, ranks = np.nonzero((found >= 0) & (said >= 0))
     np.add.at(table, (rows, found[rows, ranks] * 3 + said[rows, ranks]), 1)
     return table
 
 def weighted_prf(table):
-    """Precision, recall, F1 from confusions [..., gold, given], each class weighted by its share of gold labels, as
-    scikit-learn's average="weighted" does; what is divided by 0 is 0."""
-    right, support, given = np.diagonal(table, axis1=-2, axis2=-1), table.sum(-1), table.sum(-2)
-    by_class = right / np.maximum(given, 1), right / np.maximum(support, 1), 2 * right / np.maximum(support + given, 1)
-    with np.errstate(invalid="ignore"):
-        return [(values * support).sum(-1) / support.sum(-1) for values in by_class]
+    """Precision, recall and F1 of confusion matrices [..., gold, given], weighted by support.
 
-@functools.cache
-def trec_measure(name):
-    """A measure of ir-measures by its name, MAP and B-Pref (trec_eval) included; tried out on two abstracts, as many names
-    are known that need a parameter or another package."""
-    import ir_measures
-
-    try:
-        measure = ir_measures.parse_measure({"B-Pref (trec_eval)": "Bpref"}.get(name, name))
-        if str(measure).endswith("@0"):  # trec_eval would abort the whole process
-            raise ValueError
-        list(ir_measures.iter_calc([measure], [ir_measures.Qrel("1", "a", 1), ir_measures.Qrel("1", "b", 0)],
-                                   [ir_measures.ScoredDoc("1", "a", -1.0)]))
-        return measure
-    except Exception:  # each package behind it raises what it likes
-        known = ", ".join([*MEASURES, *COMPOSED, *(f"{word}@10" for word in RANKED if word != "B-Pref")])
-        fail("--measures", f"{name!r} is unknown or cannot be computed; take {known} or a measure of ir-measures, such as "
-             "nDCG@10, AP or P@5")
+    As scikit-learn's with average="weighted", zero_division=0.
+    """
+    right = np.diagonal(table, axis1=-2, axis2=-1)
+    support, given = table.sum(-1), table.sum(-2)
+    scores = (right / np.maximum(given, 1), right / np.maximum(support, 1),
+              2 * right / np.maximum(support + given, 1))
+    return [(score * support).sum(-1) / support.sum(-1) for score in scores]
 
 def trec_fractions(names, run, qrels, gold):
-    """{name: fraction} from ir-measures (trec_eval inside), which sees our ranks as scores; every claim counts."""
+    """{name: fraction} of ir-measures over all claims; ranks stand in for scores."""
     import ir_measures
-
-    if not names:
-        return {}
-    judgements, ranking = (table.rename(columns={"abstract_id": "doc_id"}).assign(  # numbers, as ERR takes no other ids
-        query_id=gold.claim_ids.get_indexer(table["claim_id"]).astype(str)) for table in (qrels, run))
-    judgements["relevance"], ranking["score"] = (qrels["label"] != "NEI").astype(int), -run["rank"].astype(float)
-    values = {trec_measure(name): np.zeros(len(gold.claim_ids)) for name in names}
-    for one in ir_measures.iter_calc(list(values), judgements[["query_id", "doc_id", "relevance"]],
-                                     ranking[["query_id", "doc_id", "score"]]):
-        values[one.measure][int(one.query_id)] = one.value
-    return {name: (values[trec_measure(name)], np.ones(len(gold.claim_ids))) for name in names}  # AP and MAP are one
-
-# ----------------------------------------------------------- Measures of a run
-def columns_of(words, condensed=False):
-    """The measures that are asked for, each once; with condensed, those by rank once more without the unjudged."""
-    names = list(dict.fromkeys(name for word in words for name in MEASURES.get(word, (word,))))
+    import pandas as pd
+    tables = []  # ERR wants claims that are numbers
+    for table, column, values in ((qrels, "relevance", (qrels["label"] != "NEI").astype(int)),
+                                  (run, "score", -run["rank"].astype(float))):
+        claims = gold.claims.get_indexer(table["claim_id"]).astype(str)
+        columns = {"query_id": claims, "doc_id": table["abstract_id"], column: values}
+        tables.append(pd.DataFrame(columns))
+    fractions = {}
     for name in names:
-        known = name in COMPOSED or name in ("P", "R", "F1", "B-Pref", "abstract P", "abstract R", "abstract F1")
-        if not known and not re.fullmatch(rf"({'|'.join(RANKED)})@[1-9]\d*( condensed)?", name):
-            trec_measure(name)
-    ranked = [name for name in names if name.split("@")[0] in ("R", "pooled R", "MRR", "Success") and "@" in name]
-    return names + [f"{name} condensed" for name in ranked if condensed]
+        values = np.zeros(len(gold.R))
+        try:
+            measure = ir_measures.parse_measure({"B-Pref (trec_eval)": "Bpref"}.get(name, name))
+            if str(measure).endswith("@0"):
+                raise ValueError  # trec_eval would abort the process
+            for one in ir_measures.iter_calc([measure], *tables):
+                values[int(one.query_id)] = one.value
+        except Exception:  # of many kinds: no such measure, parameter or package
+            fail("--measures", f"cannot compute {name!r}; take {', '.join([*MEASURES, *COMPOSED])},"
+                 f" {'@10, '.join(RANKED)}@10, or one of ir-measures, such as AP or P@5")
+        fractions[name] = values, np.ones(len(gold.R))
+    return fractions
 
+# ---------------------------------------------------------------- Measures of a run
 def parts_of(run, qrels, gold, names, depth=10):
-    """{name: (numerator, denominator)} by claim of all that the measures in names are made of, "given" the confusions.
+    """Return {name: fraction} of what measures are made of, and the gold labels by rank.
 
-    B-Pref and the confusions see the first depth ranks only (0: all), as the organisers see what was submitted only.
+    "given" holds the confusion matrices. They and B-Pref see what was submitted: the first depth
+    ranks (0: all). Success@1 is for McNemar's test.
     """
-    needed = list(dict.fromkeys(part for name in names for part in COMPOSED.get(name, (None, (name,)))[1]))
+    needed = ["Success@1"]
+    for name in names:
+        needed += COMPOSED[name][1] if name in COMPOSED else [name]
     found, said = judge(run, gold)
-    by_label = abstract_level(found, said, gold) if (said >= 0).any() and gold.stance else {}
-    given = said if gold.stance else np.full_like(said, NOTHING)
-    parts = {"given": confusion(found[:, :depth or None], given[:, :depth or None])}
-    condensed = condense(found) if any(name.endswith(" condensed") for name in needed) else None
-    for name in ["Success@1", *needed]:
-        word, _, k = name.removesuffix(" condensed").partition("@")
-        if word in RANKED and (k or word == "B-Pref"):
-            parts[name] = RANKED[word](condensed if name.endswith(" condensed") else found, gold, int(k or depth))
-        elif name.startswith("abstract "):
-            parts[name] = by_label.get(name, (np.zeros(len(found)), np.zeros(len(found))))
-    theirs = [name for name in needed if name not in parts and name not in ("P", "R", "F1")]
-    return parts | trec_fractions(theirs, run, qrels, gold), found
+    levels = abstract_level(found, said, gold) | {"B-Pref": bpref(found, gold, depth)}
+    parts = {"given": confusion(found[:, :depth or None], said[:, :depth or None])}
+    for name in dict.fromkeys(needed):
+        at_k = re.fullmatch(rf"({'|'.join(RANKED)})@([1-9]\d*)", name)
+        if at_k:
+            parts[name] = RANKED[at_k[1]](found, gold, int(at_k[2]))
+        elif name in levels:
+            parts[name] = levels[name]
+    theirs = [name for name in needed if name not in {*parts, "P", "R", "F1"}]
+    return parts | (trec_fractions(theirs, run, qrels, gold) if theirs else {}), found
 
 def packed(parts):
-    """The parts side by side, [claims, parts], and the order of their names: sums over claims are all a measure needs."""
+    """The parts side by side, [claims, columns], and the names behind the confusion matrices."""
     names = [name for name in parts if name != "given"]
-    return np.column_stack([parts["given"], *(column for name in names for column in parts[name])]), names
+    columns = [column for name in names for column in parts[name]]
+    return np.column_stack([parts["given"], *columns]), names
 
-def measures_of(sums, parts, names):
-    """{name: values [...]} from sums [..., parts] over claims; NaN where nothing was there to be measured."""
-    given = dict(zip(("P", "R", "F1"), weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))))
+def measures_of(sums, order, names):
+    """{name: values [...]} from sums over claims [..., columns]; NaN is undefined."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        plain = {name: sums[..., 9 + 2 * place] / sums[..., 10 + 2 * place] for place, name in enumerate(parts)}
-    known = given | plain
-    known |= {name: how([known[part] for part in of], axis=0)
-              for name, (how, of) in COMPOSED.items() if set(of) <= set(known)}
+        scores = weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))
+        quotients = np.moveaxis(sums[..., 9::2] / sums[..., 10::2], -1, 0)
+    known = dict(zip(["P", "R", "F1", *order], [*scores, *quotients]))
+    for name, (how, members) in COMPOSED.items():
+        if set(members) <= set(known):
+            known[name] = how([known[member] for member in members], axis=0)
     return {name: known[name] for name in names}
 
-# ----------------------------------------------------------- Comparison
+# ---------------------------------------------------------------- Comparison of runs
 def resampled(tables, resamples, seed, weigh):
-    """Yield sums over claims under random weights, a hundred draws at a time: [draws, runs, parts]."""
-    rng, (runs, claims, parts) = np.random.default_rng(seed), tables.shape
-    flat = tables.transpose(1, 0, 2).reshape(claims, runs * parts)
+    """Yield sums over claims with random weights, 100 draws at a time: [draws, runs, columns]."""
+    rng, (runs, claims, columns) = np.random.default_rng(seed), tables.shape
+    flat = tables.transpose(1, 0, 2).reshape(claims, runs * columns)
     for begin in range(0, resamples, 100):
         weights = weigh(rng, min(100, resamples - begin), claims)
-        yield (weights @ flat).reshape(-1, runs, parts)
+        yield (weights @ flat).reshape(-1, runs, columns)
 
 def bootstrap(rng, draws, claims):
-    """How often each claim is drawn when claims are drawn with replacement (Efron's bootstrap)."""
+    """How often each claim is drawn, with replacement (Efron 1979): [draws, claims]."""
     return rng.multinomial(claims, np.full(claims, 1 / claims), size=draws).astype(float)
 
 def swaps(rng, draws, claims):
-    """For which claims two runs change places (Fisher's randomisation)."""
+    """For which claims two runs change places (Fisher): [draws, claims]."""
     return rng.integers(0, 2, size=(draws, claims)).astype(float)
 
-def intervals(tables, parts, names, resamples, seed):
-    """{name: [2, runs]}: the 95 % percentile interval of every measure of every run, over draws of the claims.
-
-    The same draws serve all runs and measures, F1 and composed scores included, as these need sums over claims only;
-    scipy.stats.bootstrap gives the same from one call a cell (a test compares).
-    """
-    drawn = [measures_of(sums, parts, names) for sums in resampled(tables, resamples, seed, bootstrap)]
+def intervals(tables, order, names, resamples, seed):
+    """{name: [2, runs]}: 95 % percentile bootstrap intervals over claims."""
+    drawn = [measures_of(sums, order, names)
+             for sums in resampled(tables, resamples, seed, bootstrap)]
     bounds = {}
     for name in names:
         values = np.concatenate([some[name] for some in drawn])
-        missing = np.isnan(values)  # draws without a claim that counts; where all are, there is no interval
-        bounds[name] = np.nanquantile(np.where(missing.all(0), 0, values), (0.025, 0.975), axis=0)
-        bounds[name][:, missing.all(0)] = np.nan
+        undefined = np.isnan(values).all(0)
+        bounds[name] = np.nanquantile(np.where(undefined, 0, values), (0.025, 0.975), axis=0)
+        bounds[name][:, undefined] = np.nan
     return bounds
 
-def randomisation(tables, parts, names, resamples, seed):
-    """{name: [runs]}: two-sided p of each run's difference from the first, by paired randomisation over claims
-    (Smucker et al. 2007): how often chance, swapping the two runs' results claim by claim, differs as much."""
-    apart = tables - tables[:1]
-    first, sums = tables[0].sum(0), tables.sum(1)
-    def difference(this, that):
-        these, those = measures_of(this, parts, names), measures_of(that, parts, names)
+def randomisation(tables, order, names, resamples, seed):
+    """{name: [runs]}: two-sided p of the difference from the first run.
+
+    Paired randomisation over claims (Smucker et al. 2007): how often swapping two runs' results
+    claim by claim gives as large a difference, the observed one included.
+    """
+    def difference(these, those):
+        these, those = measures_of(these, order, names), measures_of(those, order, names)
         return {name: np.abs(these[name] - those[name]) for name in names}
-    seen = difference(sums, np.broadcast_to(first, sums.shape))
-    beyond = {name: np.ones(len(tables)) for name in names}  # the difference itself is one of the draws
-    for moved in resampled(apart, resamples, seed, swaps):
-        for name, values in difference(sums - moved, first + moved).items():
-            beyond[name] += (values >= seen[name] - 1e-12).sum(0)
-    return {name: np.where(np.isnan(seen[name]), np.nan, beyond[name] / (resamples + 1)) for name in names}
+    sums = tables.sum(1)
+    seen, beyond = difference(sums, sums[:1]), dict.fromkeys(names, 1)
+    for moved in resampled(tables - tables[:1], resamples, seed, swaps):
+        for name, values in difference(sums - moved, sums[0] + moved).items():
+            beyond[name] = beyond[name] + (values >= seen[name] - 1e-12).sum(0)
+    return {name: np.where(np.isnan(seen[name]), np.nan, beyond[name] / (resamples + 1))
+            for name in names}
 
 def wilcoxon(this, that):
-    """Two-sided p of the signed-rank test over the claims that count for both; 1 where no claim differs."""
+    """Two-sided p of the signed-rank test over the claims that count in both runs."""
     from scipy import stats
-
     both = (this[1] > 0) & (that[1] > 0)
     apart = this[0][both] / this[1][both] - that[0][both] / that[1][both]
     return float(stats.wilcoxon(apart).pvalue) if apart.any() else 1.0
 
 def mcnemar(this, that):
-    """Two-sided exact p that two runs put evidence on the top rank equally often."""
+    """Two-sided exact p that two runs have evidence on top equally often."""
     from scipy import stats
-
-    gained, lost = ((this[0] > that[0]).sum(), (this[0] < that[0]).sum())
-    return float(stats.binomtest(int(gained), int(gained + lost)).pvalue) if gained + lost else 1.0
+    gained, lost = int((this[0] > that[0]).sum()), int((this[0] < that[0]).sum())
+    return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 def holm(values):
-    """p-values of several comparisons, corrected step by step (Holm 1979); NaN stays NaN and is not counted."""
+    """p-values corrected for several comparisons (Holm 1979); NaN does not count."""
     values = np.asarray(values, float)
     order = np.argsort(values)[: (~np.isnan(values)).sum()]
     stepped = np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
@@ -601,518 +618,450 @@ def holm(values):
     return corrected
 
 def compare(parts, names, resamples, seed):
-    """A row a run and measure: value, low, high, the difference from the first run and its p-values; p_holm corrects
-    p_randomisation over the runs. Success@1 is there for McNemar's test."""
+    """Return a row a run and measure: value, interval, difference from the first run, p-values."""
     import pandas as pd
-
-    runs, first = list(parts), next(iter(parts))
-    names = list(dict.fromkeys([*names, "Success@1"]))
-    order = packed(parts[first])[1]
-    tables = np.stack([packed(parts[run])[0] for run in runs])
-    values = measures_of(tables.sum(1), order, names)
-    drawn, chance = (how(tables, order, names, resamples, seed) for how in (intervals, randomisation))
-    rows = []
+    names, (first, *others) = list(dict.fromkeys([*names, "Success@1"])), parts.values()
+    order, tables = packed(first)[1], np.stack([packed(part)[0] for part in parts.values()])
+    values, cells = measures_of(tables.sum(1), order, names), []
+    bounds = intervals(tables, order, names, resamples, seed)
+    chance = randomisation(tables, order, names, resamples, seed)
     for name in names:
-        corrected = [np.nan, *holm(chance[name][1:])]
-        for place, run in enumerate(runs):
-            plain = place and name in parts[run] and not np.isnan(values[name][place])
-            rows.append(dict(
-                run=run, measure=name, value=values[name][place], low=drawn[name][0][place], high=drawn[name][1][place],
-                difference=values[name][place] - values[name][0] if place else np.nan,
-                p_randomisation=chance[name][place] if place else np.nan, p_holm=corrected[place],
-                p_wilcoxon=wilcoxon(parts[run][name], parts[first][name]) if plain else np.nan,
-                p_mcnemar=mcnemar(parts[run][name], parts[first][name]) if plain and name == "Success@1" else np.nan))
-    return pd.DataFrame(rows)
-
-# ----------------------------------------------------------- Tables
-def wide(cells, names):
-    """A row a run, a column a measure; measures that no run has are left out."""
-    table = cells[cells["measure"].isin(names)].pivot(index="run", columns="measure", values="value")
-    table = table.reindex(index=cells["run"].unique(), columns=names).dropna(axis=1, how="all")
-    return table.rename_axis(columns=None).reset_index()
-
-def marked(cells, names, write):
-    """The wide table as texts: write(row of cells, place among the runs or None where all are equal, sign of p_holm)."""
-    table, at = wide(cells, names), cells.set_index(["measure", "run"])
-    for name in table.columns[1:]:
-        column = at.loc[name].loc[table["run"]]
-        places = column["value"].round(3).rank(method="dense", ascending=False)
-        places = places if places.nunique() > 1 else [None] * len(places)
-        table[name] = ["-" if np.isnan(one.value) else write(one, place, one.p_holm < ALPHA)
-                       for one, place in zip(column.itertuples(), places)]
-    return table
-
-def show(cells, names):
-    """The table for people: three digits, a dash where a measure does not apply, * where p_holm is significant."""
-    text = marked(cells, names, lambda one, place, sign: f"{one.value:.3f}" + "*" * sign).to_string(index=False)
-    return text + "\n* " * ("*" in text) + SIGNIFICANT * ("*" in text)
-
-def legend(names):
-    """Which definition a name stands for, where there are several in use."""
-    short = dict.fromkeys(re.sub(r"@\d+$", "@k", name) for name in names)
-    return "; ".join(f"{name}: {MEANT[name]}" for name in short if name in MEANT)
-
-def by_folder(table):
-    """(folder, rows) of the runs that lie in one folder; a row is a list that begins with the run's own name."""
-    for folder, rows in table.groupby(table["run"].map(lambda run: Path(run).parent.as_posix()), sort=False):
-        yield folder, [[Path(row[0]).name, *row[1:]] for row in rows.to_numpy().tolist()]
-
-def markdown(cells, names):
-    """The table in Markdown, best of a column in bold, second in italics; folders of runs have a row of their own."""
-    styles = {1: "**{:.3f}**", 2: "*{:.3f}*"}
-    table = marked(cells, names, lambda one, place, sign: styles.get(place, "{:.3f}").format(one.value) + "†" * sign)
-    rows = [list(table.columns), ["---"] * len(table.columns)]
-    for folder, members in by_folder(table):
-        rows += [[f"*{folder}*", *[""] * (len(table.columns) - 1)]] * (folder != ".") + members
-    lines = ["| " + " | ".join(field.replace("|", "\\|") for field in row) + " |" for row in rows]
-    return "\n".join([*lines, "", f"† {SIGNIFICANT} {legend(names)}.", ""])
-
-def latex(cells, names):
-    """The same in LaTeX, with booktabs' rules; folders of runs are told apart by a rule."""
-    styles = {1: r"\textbf{%.3f}", 2: r"\textit{%.3f}"}
-    table = marked(cells, names, lambda one, place, sign: styles.get(place, "%.3f") % one.value + r"$^\dagger$" * sign)
-    escaped = [re.sub(r"([_%&#])", r"\\\1", name) for name in table.columns]
-    lines = [rf"\begin{{tabular}}{{l{'r' * (len(escaped) - 1)}}}", r"\toprule", " & ".join(escaped) + r" \\"]
-    for _, members in by_folder(table):
-        names = [re.sub(r"([_%&#])", r"\\\1", row[0]) for row in members]
-        lines += [r"\midrule", *(" & ".join([name, *row[1:]]) + r" \\" for name, row in zip(names, members))]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-def html_table(cells, names):
-    """The same in HTML, with the intervals."""
-    cell = "{0.value:.3f}{1}<small>{0.low:.3f}–{0.high:.3f}</small>"
-    table = marked(cells, names, lambda one, place, sign: cell.format(one, "*" * sign))
-    return table.assign(run=table["run"].map(html.escape)).to_html(index=False, escape=False, border=0)
+        value, (low, high), p = values[name], bounds[name], chance[name]
+        difference, p[0] = value - value[0], np.nan
+        table = pd.DataFrame({
+            "run": list(parts), "measure": name, "value": value, "low": low, "high": high,
+            "difference": difference, "p_randomisation": p, "p_holm": holm(p),
+            "p_wilcoxon": np.nan, "p_mcnemar": np.nan})
+        table.loc[0, "difference"] = np.nan
+        for place, part in enumerate(others, 1):
+            if name in part and not np.isnan(value[place]):
+                table.loc[place, "p_wilcoxon"] = wilcoxon(part[name], first[name])
+            if name == "Success@1":
+                table.loc[place, "p_mcnemar"] = mcnemar(part[name], first[name])
+        cells.append(table)
+    return pd.concat(cells)
 
 def curves(found, gold):
-    """Rows of k, recall and success: how much evidence, and for how many claims the first, stands among the first k."""
-    depths = [k for k in DEPTHS if k <= found.shape[1]] or [1]
-    fractions = [(k, recall(found, gold, k), success(found, gold, k)) for k in depths]
-    return [(k, *(part[0].sum() / max(part[1].sum(), 1) for part in parts)) for k, *parts in fractions]
+    """Return rows of k, recall at k, success at k."""
+    depths, claims = [k for k in DEPTHS if k <= found.shape[1]], max((gold.R > 0).sum(), 1)
+    return [(k, recall(found, gold, k)[0].sum() / claims, success(found, gold, k)[0].sum() / claims)
+            for k in depths]
 
-# ----------------------------------------------------------- Report
+# ---------------------------------------------------------------- Tables
+def wide(cells, field="value"):
+    """A row a run, a column a measure; measures that no run has are left out."""
+    table = cells.pivot(index="run", columns="measure", values=field).rename_axis(columns=None)
+    table = table.reindex(index=cells["run"].unique(), columns=cells["measure"].unique())
+    return table if field == "p_holm" else table.dropna(axis=1, how="all")
+
+def texts_of(cells, first="{}", second="{}", sign="†"):
+    """The table as texts: patterns for the best and second of a column, a sign for significance."""
+    values = wide(cells)
+    significant = wide(cells, "p_holm")[values.columns] < 0.05
+    texts = values.map("{:.3f}".format) + np.where(significant, sign, "")
+    places = values.round(3).rank(method="dense", ascending=False)
+    best = (places == 1) & (places.max() > 1)  # where all are equal, none is best
+    texts = texts.mask(best, texts.map(first.format))
+    return texts.mask(places == 2, texts.map(second.format)).mask(values.isna(), "-").reset_index()
+
+def markdown(cells):
+    """The table in Markdown."""
+    texts = texts_of(cells, "**{}**", "*{}*")
+    texts["run"] = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
+    rows = [list(texts), ["---"] * texts.shape[1], *texts.to_numpy()]
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", NOTES, ""])
+
+def styled(texts, escape):
+    """Return a pandas Styler with the names of runs and measures escaped."""
+    styler = texts.style.hide(axis="index").format(escape=escape, subset=["run"])
+    return styler.format_index(escape=escape, axis=1)
+
+def latex(cells):
+    """The table in LaTeX, with the rules of booktabs."""
+    texts = texts_of(cells, r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$")
+    return styled(texts, "latex").to_latex(hrules=True)
+
+def html_table(cells):
+    """The table in HTML, with intervals."""
+    texts = texts_of(cells, "<b>{}</b>", "<i>{}</i>")
+    low, high = wide(cells, "low"), wide(cells, "high")
+    bounds = "<small>" + low.map("{:.3f}–".format) + high.map("{:.3f}".format) + "</small>"
+    texts.iloc[:, 1:] += bounds.mask(low.isna(), "").to_numpy()
+    return styled(texts, "html").to_html(table_uuid="metrics")
+
+# ---------------------------------------------------------------- Report
 PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>@TITLE@</title>
 <style>
-:root { --support: #d8f0dc; --refute: #fbdcd7; --nei: #e6e8eb; --line: #c9ced6; --ink: #1c2430; --faint: #5b6675 }
 * { box-sizing: border-box }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 1200px; margin: 0 auto; padding: 1rem }
-h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem } p, small { color: var(--faint) }
-.wide { overflow-x: auto } table { border-collapse: collapse }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
-th { cursor: pointer } th:first-child, td:first-child { text-align: left } td small { display: block; font-size: .75em }
-.plots { display: flex; flex-wrap: wrap; gap: 1rem } .plots svg { max-width: 100%; height: auto }
-.bar { position: sticky; top: 0; background: #fff; padding: .5rem 0; display: flex; gap: .5rem; flex-wrap: wrap }
-input, select { font: inherit; padding: .3rem .5rem; border: 1px solid var(--line); border-radius: 4px; max-width: 100% }
-input { flex: 1 1 14rem }
-details.claim { border: 1px solid var(--line); border-radius: 6px; margin: .4rem 0; padding: .4rem .7rem }
-summary { cursor: pointer; overflow-wrap: anywhere } .runs { display: flex; gap: .6rem; overflow-x: auto; padding: .5rem 0 }
-.run { flex: 0 0 17rem } .run h3 { font-size: .9rem; margin: .2rem 0 }
-.hit { border: 1px dashed var(--line); border-radius: 4px; padding: .2rem .5rem; margin: .25rem 0; font-size: .85rem }
-.SUPPORTS, .REFUTES, .NEI { border-style: solid !important } .lost { opacity: .6 } mark { background: #fff2a8 }
-.SUPPORTS { background: var(--support) } .REFUTES { background: var(--refute) } .NEI { background: var(--nei) }
-.tag { padding: 0 .4rem; border-radius: 4px; border: 1px solid var(--line) }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #f4f6f8;
+  max-width: 1240px; margin: auto; padding: 1rem 1.5rem 4rem }
+h3 { font-size: .85rem; margin: 0 } p, small, th { color: #66717e; font-size: .8rem }
+.card { background: #fff; border: 1px solid #dde2e8; border-radius: 8px; padding: .8rem 1rem;
+  margin: .5rem 0; overflow-x: auto }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #dde2e8 }
+tr > :first-child { text-align: left } td small { display: block; white-space: nowrap }
+svg { display: block; max-width: 100%; height: auto; margin: auto }
+nav { position: sticky; top: 0; background: #f4f6f8; padding: .5rem 0; display: flex; gap: .6rem;
+  flex-wrap: wrap; align-items: center }
+input, select { font: inherit; padding: .4rem .6rem; border: 1px solid #b8c0ca;
+  border-radius: 6px; max-width: 100% } input { flex: 1 1 16rem }
+summary { cursor: pointer; overflow-wrap: anywhere }
+.chip { font-size: .75rem; padding: .1rem .4rem; margin-left: .25rem; border-radius: 4px }
+.runs { display: flex; gap: .7rem; overflow-x: auto; padding: .8rem 1px 0 }
+.runs > div { flex: 1 0 15rem }
+.hit { font-size: .82rem; padding: .3rem .5rem; margin: .25rem 0; border-radius: 4px;
+  border-left: 4px solid #b8c0ca; background: #f4f6f8 } .hit small { display: block }
+.SUPPORTS, .RELEVANT { border-color: #1f8a4c; background: #e4f4ea }
+.REFUTES { border-color: #c2402d; background: #fbe7e3 }
+.NEI { border-color: #c39b1d; background: #fbf4dc }
+.missed { opacity: .75; outline: 1px dashed #66717e } mark { background: #ffe45c }
 </style>
 <h1>@TITLE@</h1>
-<p>@ABOUT@</p>
-@WARNINGS@
-<div class="wide" id="metrics">@TABLE@</div>
-<p>* @SIGN@ Small: 95 % bootstrap intervals. @LEGEND@</p>
-<div class="plots">@PLOTS@</div>
+<div class="card">@TABLE@<p>@NOTES@</p></div><div class="card">@PLOT@</div>
 <h2>Claims</h2>
-<p>Gold labels in colour: <span class="tag SUPPORTS">SUPPORTS</span> <span class="tag REFUTES">REFUTES</span>
-<span class="tag NEI">NEI</span>, dashed: not judged. Arrows: ranks gained or lost against the run on the left.</p>
-<div class="bar"><input id="search" type="search" placeholder="words of a claim, its number, a verdict" aria-label="search">
-<select id="order" aria-label="order"><option value="file">as in the file</option></select><small id="count"></small></div>
-<div id="claims"></div>
+<p>Numbers: R@5 of each run. Gold labels: <span class="chip SUPPORTS">SUPPORTS</span>
+<span class="chip REFUTES">REFUTES</span> <span class="chip NEI">NEI</span>, grey: not judged.
+Dashed: evidence that the first ten ranks miss.</p>
+<nav><input id="search" type="search" placeholder="Search claims, ids, verdicts">
+<select id="order"><option value="-1">in the order of the file</option></select>
+<small id="count"></small></nav><div id="claims"></div>
 <script id="data" type="application/json">@DATA@</script>
 <script>
-"use strict";
-const data = JSON.parse(document.getElementById("data").textContent), list = document.getElementById("claims");
-const search = document.getElementById("search"), order = document.getElementById("order");
-function make(kind, text, name) {  // all texts go in as text, never as markup
-  const node = document.createElement(kind); node.textContent = text ?? "";
-  if (name) node.className = name;
-  return node;
+const get = id => document.getElementById(id), data = JSON.parse(get("data").textContent);
+function make(kind, name, ...children) {  // texts become text nodes, never markup
+  const node = document.createElement(kind);
+  node.className = name; node.append(...children); return node;
 }
-function hit(claim, [id, rank, gold, said, move], lost) {
-  const [title, text] = data.abstracts[id] ?? ["", ""], node = make("details", "", `hit ${gold} ${lost ? "lost" : ""}`);
-  const head = make("summary", `${lost ? "was " : ""}${rank} ${move} · ${title || text.slice(0, 80) || id}`);
-  head.append(make("small", ` ${id}${gold && " · gold " + gold}${said && " · said " + said}`));
-  const sentence = claim.sentences[id], at = sentence ? text.indexOf(sentence) : -1;
-  const body = make("div", at < 0 ? text : text.slice(0, at));
-  if (at >= 0) body.append(make("mark", sentence), text.slice(at + sentence.length));
-  node.append(head, body); return node;
-}
-function fill(claim) {
-  if (!claim.node.open || claim.node.children.length > 1) return;
-  const runs = make("div", "", "runs");
-  data.runs.forEach((run, place) => {
-    const column = make("div", "", "run"); column.append(make("h3", run));
-    for (const row of claim.rows[place]) column.append(hit(claim, row, false));
-    for (const row of claim.lost[place]) column.append(hit(claim, row, true));
-    runs.append(column);
-  });
-  claim.node.append(runs);
+function hit([id, rank, gold, said], claim) {
+  const [title, text] = data.abstracts[id] ?? ["", ""], sentence = claim.sentences[id];
+  const [before, ...after] = sentence ? text.split(sentence) : [text];
+  const marked = after.length ? [make("mark", "", sentence), after.join(sentence)] : [];
+  const place = rank > 10 ? `missed, rank ${rank}` : rank || "missed";
+  const labels = (gold && ` · gold ${gold}`) + (said && ` · said ${said}`);
+  return make("details", `hit ${gold} ${rank && rank < 11 ? "" : "missed"}`, make("summary", "",
+    `${place} · ${title || text.slice(0, 90)}`, make("small", "", id + labels)), before, ...marked);
 }
 for (const claim of data.claims) {
-  claim.node = make("details", "", "claim"); const head = make("summary", claim.text + " ");
-  head.append(make("small", claim.id + (claim.verdict ? " · " + claim.verdict : "") + " · " + claim.note));
-  claim.node.append(head);
-  claim.node.addEventListener("toggle", () => fill(claim));
-  claim.words = (claim.id + " " + claim.text + " " + claim.verdict).toLowerCase();
+  const chips = claim.recall.map((value, place) => {
+    const chip = make("span", "chip", value === null ? "–" : value.toFixed(2));
+    chip.style.background = `hsl(${value * 130} 60% 88%)`; chip.title = data.runs[place];
+    return chip;
+  });
+  claim.node = make("details", "card", make("summary", "", claim.text, make("br", ""),
+    make("small", "", `${claim.id} ${claim.verdict}`), ...chips));
+  claim.node.ontoggle = () => claim.node.children[1] || claim.node.append(make("div", "runs",
+    ...data.runs.map((run, place) => make("div", "", make("h3", "", run),
+      ...claim.rows[place].map(row => hit(row, claim))))));
 }
-for (const name of data.orders) order.append(new Option(name, name));
-function show() {
-  const words = search.value.toLowerCase().split(/\\s+/), place = data.orders.indexOf(order.value);
-  const shown = data.claims.filter(claim => words.every(word => claim.words.includes(word)));
-  if (place >= 0) shown.sort((a, b) => a.keys[place] - b.keys[place]);
-  list.replaceChildren(...shown.map(claim => claim.node));
-  document.getElementById("count").textContent = shown.length + " of " + data.claims.length + " claims";
-  if (shown.length === 1) { shown[0].node.open = true; fill(shown[0]); }
-}
-search.addEventListener("input", show); order.addEventListener("change", show);
-document.querySelectorAll("#metrics th").forEach((head, column) => head.addEventListener("click", () => {
-  const body = head.closest("table").tBodies[0], value = row => parseFloat(row.cells[column].textContent) || 0;
-  const turned = head.dataset.turned = head.dataset.turned === "down" ? "up" : "down";
-  const name = row => row.cells[0].textContent;
-  const sorted = [...body.rows].sort((a, b) => column ? value(b) - value(a) : name(a).localeCompare(name(b)));
-  body.replaceChildren(...(turned === "down" ? sorted : sorted.reverse()));
-}));
-search.value = decodeURIComponent(location.hash.slice(1)); show();
+data.runs.forEach((run, place) => get("order").append(new Option("missed most by " + run, place)));
+get("order").append(new Option("lost most from first to last run", data.runs.length));
+get("search").oninput = get("order").onchange = function show() {
+  const words = get("search").value.toLowerCase().split(" "), run = Number(get("order").value);
+  const key = ({recall}) => run < recall.length ? recall[run] ?? 2 : recall.at(-1) - recall[0];
+  const found = data.claims.filter(({id, text, verdict}) => words.every(
+    word => `${id} ${text} ${verdict}`.toLowerCase().includes(word)));
+  if (run >= 0) found.sort((a, b) => key(a) - key(b));
+  get("claims").replaceChildren(...found.map(claim => claim.node));
+  get("count").textContent = `${found.length} of ${data.claims.length} claims`;
+};
+get("search").oninput();
 </script>
 </html>
 """
 
-def plot(draw, title, xlabel, ylabel):
-    """An SVG element from draw(axes); the same picture is the same text."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "claims", "svg.fonttype": "none", "font.size": 9, "text.parse_math": False})
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(5.6, 3.4), layout="constrained")
-    draw(axes)
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
+def plot(curve):
+    """Recall by depth, a line a run, as SVG."""
+    from matplotlib import figure, rc_context
+    settings = {"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}
+    with rc_context(settings):
+        table = curve.pivot(index="k", columns="run", values="recall")[curve["run"].unique()]
+        axes = figure.Figure((9, 3.6), layout="constrained").subplots()
+        axes.plot(table, marker=".", label=table.columns)
+        axes.set(xscale="log", xlabel="abstracts read (k)", ylabel="R@k")
+        axes.set_xticks(table.index, table.index)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        text = io.StringIO()
+        axes.figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg"):]
 
-def plots(curve, cells, names):
-    """SVGs: recall by depth, where the first evidence stands, and a curve for runs whose names end in -NUMBER."""
-    runs, depths = curve["run"].unique(), sorted(curve["k"].unique())
-    def lines(column):
-        def draw(axes):
-            for run, rows in curve.groupby("run", sort=False):
-                axes.plot(rows["k"], rows[column], marker=".", label=run)
-            axes.set_xscale("log")
-            axes.set_xticks(depths, depths, minor=False)
-            axes.minorticks_off()
-        return draw
-    def first(axes):  # the distribution of AIRwaves' Fig. 2
-        for place, run in enumerate(runs):
-            at = curve[curve["run"] == run].set_index("k")["success"].reindex(depths).ffill()
-            left = np.arange(len(depths)) + 0.8 * place / len(runs) - 0.4
-            axes.bar(left, at.diff().fillna(at), 0.8 / len(runs), label=run)
-        bounds = zip([0, *depths], depths)
-        axes.set_xticks(range(len(depths)), [f"{low + 1}-{k}" if k > low + 1 else str(k) for low, k in bounds], rotation=45)
-    made = [plot(lines("recall"), "Evidence found", "abstracts read (k)", "R@k"),
-            plot(first, "Rank of the first evidence", "rank", "share of claims")]
-    for stem, members in sweeps(cells["run"].unique()).items():
-        def sweep(axes, members=members):
-            for name in names:
-                values = cells[cells["measure"] == name].set_index("run")["value"].loc[list(members)]
-                if values.notna().any() and values.abs().max() <= 1:
-                    axes.plot(list(members.values()), values, marker="o", label=name)
-        made.append(plot(sweep, f"{stem} by its number", stem, "score"))
-    return made
-
-def sweeps(runs):
-    """{stem: {run: number}} of runs that differ only in the number at the end, as in llm.alpha-0.2, llm.alpha-0.4."""
-    found = {}
-    for run in runs:
-        if parts := re.fullmatch(r"(.*[A-Za-z])-(\d+(?:\.\d+)?)", run):
-            found.setdefault(parts[1], {})[run] = float(parts[2])
-    return {stem: dict(sorted(some.items(), key=lambda one: one[1])) for stem, some in found.items() if len(some) > 2}
-
-def side_by_side(runs, claim, gold, depth=10):
-    """For each run, what it has on top for a claim and what evidence of the run before it lost from there, both as
-    [abstract_id, rank, gold label, given label, arrow]; runs are {claim: [(abstract_id[, label]), ...]}."""
-    tops, losses, before = [], [], {}
-    for run in runs:
-        here, top = {row[0]: rank for rank, row in enumerate(run.get(claim, []), 1)}, []
-        for rank, (name, *said) in enumerate(run.get(claim, [])[:depth], 1):
-            moved = before.get(name, 0) - rank
-            arrow = "" if not before or not moved else "new" if name not in before else f"{'↓↑'[moved > 0]}{abs(moved)}"
-            top.append([name, rank, gold.get((claim, name), ""), *(said or [""]), arrow])
-        gone = [name for name, rank in before.items() if rank <= depth < here.get(name, depth + 1)
-                and gold.get((claim, name), "NEI") != "NEI"]
-        losses.append([[name, before[name], gold[claim, name], "", f"→ {here.get(name, 'gone')}"] for name in gone])
-        tops.append(top)
-        before = here
-    return tops, losses
+def side_by_side(run, qrels):
+    """{claim: [[abstract_id, rank, gold, said], ...]}: ten ranks, then evidence that they miss."""
+    run = run.reindex(columns=["claim_id", "abstract_id", "rank", "label"])
+    both = run.merge(qrels[QRELS], how="outer", on=QRELS[:2], suffixes=("_said", ""))
+    both["rank"] = both["rank"].fillna(0).astype(int)
+    below = ~both["rank"].between(1, 10)
+    both = both[~below | both["label"].isin([*LABELS[:2], RELEVANT])].assign(below=below)
+    both = both.sort_values(["below", "rank"], kind="stable").astype({"label_said": object})
+    columns = both[["abstract_id", "rank", "label", "label_said"]].fillna("")
+    return {claim: rows.to_numpy().tolist() for claim, rows in columns.groupby(both["claim_id"])}
 
 def read_verdicts(path):
-    """{claim_id: verdict} and {claim_id: {abstract_id: sentence}}, as 05_classify.py --aggregate wrote them, if it did."""
-    verdicts, sentences = {}, {}
-    for number, line in enumerate(open(path, "rb") if Path(path).is_file() else [], 1):
-        try:
-            one = json.loads(line)
-            verdicts[one["claim_id"]] = str(one["verdict"])
-            sentences[one["claim_id"]] = {part["abstract_id"]: part.get("sentence") for part in one["evidence"]}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            fail(f"{path}:{number}", "no verdict of a claim; make the file with 05_classify.py --aggregate")
-    return verdicts, sentences
+    """{claim: (verdict, {abstract: sentence})} as 05_classify.py --aggregate wrote them."""
+    verdicts = {}
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                one = json.loads(line)
+                sentences = {part["abstract_id"]: part["sentence"] for part in one["evidence"]}
+                verdicts[one["claim_id"]] = one["verdict"], sentences
+            except (ValueError, KeyError, TypeError, RecursionError):
+                fail(f"{path}:{number}", "not a verdict as 05_classify.py --aggregate writes it")
+    return verdicts
 
-def report(args, runs, qrels, cells, names, curve, per_claim, warnings):
-    """The page as text: metrics, plots, and every claim with each run's top ten side by side."""
-    texts, claims = read_corpus(args.corpus), read_table(args.claims, ["claim_id", "claim"])
-    gold = {(claim, name): label for claim, name, label in qrels[QRELS].itertuples(index=False)}
-    ranked = [{claim: list(rows.drop(columns="claim_id").itertuples(index=False, name=None)) for claim, rows in
-               run[[*QRELS[:2], *({"label"} & set(run))]].groupby("claim_id", sort=False)} for run in runs.values()]
-    verdicts, sentences = read_verdicts(args.aggregated)
-    values = per_claim.pivot(index="claim_id", columns="run", values="R@5")[list(runs)]
-    shown, used = [], {}
-    for claim, text in claims.loc[claims["claim_id"].isin(values.index), ["claim_id", "claim"]].itertuples(index=False):
-        tops, losses = side_by_side(ranked, claim, gold)
-        used |= dict.fromkeys(row[0] for column in tops + losses for row in column)
-        keys = [float(value) for value in values.loc[claim].fillna(2)]
-        note = "R@5 " + ", ".join(f"{key:.2f}" if key <= 1 else "-" for key in keys)
-        shown.append({"id": claim, "text": text, "verdict": verdicts.get(claim, ""), "note": note, "rows": tops,
-                      "lost": losses, "sentences": sentences.get(claim, {}), "keys": [*keys, keys[-1] - keys[0]]})
-    data = {"runs": list(runs), "claims": shown,
-            "orders": [*(f"lowest R@5 of {run}" for run in runs), "what the last run loses against the first"],
-            "abstracts": {name: [str(one.get("title") or ""), one["abstract"]] for name in used if (one := texts.get(name))}}
-    words = {"TITLE": f"{Path(args.data).name}, {args.split}", "SIGN": SIGNIFICANT, "LEGEND": legend(names) + ".",
-             "ABOUT": f"{len(shown)} claims, {len(runs)} runs, {len(qrels)} judged pairs.", "WARNINGS": "\n".join(warnings)}
-    page = {key: html.escape(text).replace("\n", "<br>") for key, text in words.items()} | {
-        "TABLE": html_table(cells, names), "PLOTS": "\n".join(plots(curve, cells, names)),
-        "DATA": json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")}  # so that no text can end the script
-    return re.sub(r"@([A-Z]+)@", lambda found: page[found[1]], PAGE)
+def report(args, sides, cells, curve, by_claim):
+    """Return the page: the table, recall curves, and the rankings of every claim."""
+    texts, claims = read_corpus(args.corpus), read_table(args.claims, CLAIMS)
+    verdicts = read_verdicts(args.aggregated) if Path(args.aggregated).is_file() else {}
+    recalls = by_claim.pivot(index="claim_id", columns="run", values="R@5")[list(sides)]
+    recalls = recalls.astype(object).where(recalls.notna(), None)
+    data = {"runs": list(sides), "claims": [], "abstracts": {}}
+    for claim, text in claims.loc[claims["claim_id"].isin(recalls.index), CLAIMS].to_numpy():
+        rows = [side.get(claim, []) for side in sides.values()]
+        for name in [row[0] for side in rows for row in side if row[0] in texts]:
+            data["abstracts"][name] = str(texts[name].get("title") or ""), texts[name]["abstract"]
+        verdict, sentences = verdicts.get(claim, ("", {}))
+        data["claims"].append({"id": claim, "text": text, "verdict": verdict, "rows": rows,
+                               "sentences": sentences, "recall": recalls.loc[claim].tolist()})
+    title = html.escape(f"{Path(args.data).name}, {args.split}: {len(recalls)} claims")
+    parts = {"TITLE": title, "TABLE": html_table(cells), "NOTES": NOTES.replace("\n", "<br>"),
+             "PLOT": plot(curve), "DATA": json.dumps(data).replace("<", "\\u003c")}
+    return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], PAGE)
 
-# ----------------------------------------------------------- Evaluate
-def run_paths(args):
-    """{name: path} of the runs named, of those in a folder (in the order of their names), or of the whole pipeline."""
-    if args.ablation and args.runs:
-        fail("--ablation", f"it takes the place of run files such as {args.runs[0]}; give one or the other")
-    if args.ablation:
-        paths = sorted(path for path in Path(args.ablation).rglob("*.tsv") if not re.match(r"metrics\b|.*\.tmp-", path.name))
-        names = [path.relative_to(args.ablation).with_suffix("").as_posix() for path in paths]
-    else:
-        made = (Path(args.work) / args.split / f"{stage}.tsv" for stage in STAGES)
-        paths = list(map(Path, args.runs)) or [path for path in made if path.exists()]
-        stems = [path.stem for path in paths]
-        names = [path.stem if stems.count(path.stem) == 1 else path.as_posix() for path in paths]
-    if not paths:
-        fail(args.ablation or f"{args.work}/{args.split}", "no run there; name run files, or make some with 02_retrieve.py")
-    return dict(zip(names, paths))
-
-def outs_of(out, *kinds, also=()):
-    """out, the files beside it that differ in their endings, and others; refused where one would overwrite another."""
-    outs = [str(out), *(os.path.splitext(out)[0] + kind for kind in kinds), *also]
-    if len(set(map(os.path.abspath, outs))) < len(outs):
-        fail("--out", f"two of {', '.join(outs)} are one file; give a name with another ending")
-    return outs
-
+# ---------------------------------------------------------------- Jobs
 def save(path, content, args, inputs, **facts):
-    """Write a text, or a table as TSV, whole or not at all."""
-    content = content if isinstance(content, str) else content.to_csv(sep="\t", index=False, lineterminator="\n")
+    """Write a text, or a table as TSV."""
+    if not isinstance(content, str):
+        content = content.to_csv(sep="\t", index=False, lineterminator="\n")
     with written(path, args, inputs, **facts) as temporary:
         temporary.write_text(content, encoding="utf-8")
 
-def evaluate(args):
-    """One row a run, with every measure asked for; runs come in the order given."""
-    import pandas as pd
+def outs_of(out, *kinds):
+    """Return out and the paths beside it with other endings."""
+    paths = [out, *(os.path.splitext(out)[0] + kind for kind in kinds)]
+    if len(set(paths)) < len(paths):
+        fail("--out", f"two of {', '.join(paths)} are one file; give another ending")
+    return paths
 
-    names, paths = columns_of(args.measures, args.condensed), run_paths(args)
-    outs = outs_of(args.out, ".json", ".cells.tsv", ".claims.tsv", ".curves.tsv", ".md", ".tex",
-                   also=[args.report] if args.report else [])
-    beside = [args.claims, args.corpus, *[args.aggregated] * Path(args.aggregated).is_file()] if args.report else []
-    inputs = fingerprints(args.qrels, *paths.values(), *beside)
+def run_paths(args):
+    """{name: path} of the runs, by default those of the pipeline in its order."""
+    made = (Path(args.work, args.split, f"{stage}.tsv") for stage in STAGES)
+    paths = list(map(Path, args.runs)) or list(filter(Path.exists, made))
+    if not paths:
+        fail(f"{args.work}/{args.split}", "no run; name runs, or make some with 02_retrieve.py")
+    stems = [Path(path.name.removesuffix(".gz")).stem for path in paths]
+    names = [stem if stems.count(stem) == 1 else str(path) for stem, path in zip(stems, paths)]
+    names = ["".join(c if c.isprintable() else "?" for c in name) for name in names]
+    return dict(zip(names, paths))
+
+def evaluate(args):
+    """Score runs with every measure asked for, and compare them with the first."""
+    import pandas as pd
+    names, paths = [], run_paths(args)
+    for word in args.measures:
+        names += MEASURES[word].split(", ") if word in MEASURES else [word]
+    names = list(dict.fromkeys(names))
+    outs = outs_of(args.out, ".json", ".md", ".tex", ".cells.tsv", ".claims.tsv", ".curves.tsv")
+    read = [args.qrels, *paths.values()]
+    if args.report:
+        outs.append(args.report)
+        read += [args.claims, args.corpus, *[args.aggregated] * Path(args.aggregated).is_file()]
+    inputs = sha256_of(*read)
     if up_to_date(outs, args, inputs):
-        texts = {"run": str, "measure": str}
-        print(show(pd.read_csv(outs[2], sep="\t", dtype=texts, keep_default_na=False, na_values=[""]), names))
-        return {"runs": json.loads(Path(outs[1]).read_text(encoding="utf-8"))}
-    qrels = read_any(args.qrels, QRELS, args.qrels_format)
+        print(Path(outs[2]).read_text(encoding="utf-8"))
+        return {"made": [], "runs": json.loads(Path(outs[1]).read_bytes())}
+    qrels = read_any(args.qrels, QRELS)
     if qrels.empty:
-        fail(args.qrels, "no judged pair in it; give the judgements of this split")
-    gold, parts, counts, curve, kept, warnings = gold_of(qrels), {}, {}, [], {}, []
+        fail(args.qrels, "no judged pair; give the judgements of this split")
+    gold, parts, counts, curve, by_claim, sides = gold_of(qrels), {}, {}, [], [], {}
     for name, path in paths.items():
-        run, counts[name] = read_run(path, gold, args.format)
+        run, counts[name] = read_run(path, gold)
         parts[name], found = parts_of(run, qrels, gold, [*names, "R@5"], args.depth)
         curve += [(name, *row) for row in curves(found, gold)]
-        share, kept[name] = float(judged(found, gold, 10)[0].mean()), run[run["rank"] <= 100] if args.report else None
+        share = judged(found, gold, 10)[0].mean()
         counts[name] |= {"judged_10": round(share, 4), "judged_pairs": int((found >= 0).sum())}
         if share < 0.5:
-            warnings.append(f"{name}: {share:.0%} of its first 10 are judged, evidence without a label counts as none; "
-                            "compare with --condensed, or have more judged: 06_evaluate.py pool")
-            print(f"warning: {warnings[-1]}", file=sys.stderr)
-    cells = compare(parts, names, args.resamples, args.seed)
+            print(f"warning: {path}: {share:.0%} of the first 10 ranks are judged, the rest counts "
+                  "as no evidence; see 06_evaluate.py pool", file=sys.stderr)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            values = {one: part[0] / part[1] for one, part in parts[name].items() if one != "given"}
+        by_claim.append(pd.DataFrame({"run": name, "claim_id": gold.claims} | values))
+        sides[name] = side_by_side(run, qrels) if args.report else {}
+    cells, by_claim = compare(parts, names, args.resamples, args.seed), pd.concat(by_claim)
     curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        per_claim = pd.concat(pd.DataFrame({"run": run, "claim_id": gold.claim_ids} | {
-            name: part[0] / part[1] for name, part in parts[run].items() if name != "given"}) for run in parts)
-    table = wide(cells, names)
-    values = {run: {name: value for name, value in row.items() if not np.isnan(value)}
-              for run, row in table.set_index("run").to_dict("index").items()}
-    contents = [table, json.dumps(values, indent=1, ensure_ascii=False) + "\n", cells, per_claim, curve,
-                markdown(cells, names), latex(cells, names)]
+    asked = cells[cells["measure"].isin(names)]
+    values = {run: row.dropna().to_dict() for run, row in wide(asked).iterrows()}
+    contents = [wide(asked).reset_index(), json.dumps(values, indent=1, ensure_ascii=False) + "\n",
+                markdown(asked), latex(asked), cells, by_claim, curve]
     if args.report:
-        contents.append(report(args, kept, qrels, cells, names, curve, per_claim, warnings))
+        contents.append(report(args, sides, asked, curve, by_claim))
     for path, content in zip(outs, contents):
         save(path, content, args, inputs, counts=counts)
-    print(show(cells, names))
+    print(texts_of(asked).to_string(index=False), NOTES, sep="\n")
     return {"made": outs, "runs": values}
 
-# ----------------------------------------------------------- Pool and merge
-def in_order(table, column, ids):
-    """The table's rows in the order of ids; rows of one id stay as they are."""
-    return table.sort_values(column, key=lambda one: one.map({name: place for place, name in enumerate(ids)}), kind="stable")
-
-def refuse_strangers(path, table, args, claims, texts):
-    """Fail where a run names claims or abstracts that --claims and --corpus lack."""
-    for column, known in (("claim_id", set(claims["claim_id"])), ("abstract_id", texts)):
-        if strange := [one for one in table[column] if one not in known]:
-            fail(path, f"{column} {strange[0]} is not in {args.claims} and {args.corpus}, one of {len(strange)}; "
-                       "give the files of this run")
-
-def pool(args):
-    """The unjudged pairs that several runs found, or any run high up, with their texts, to be labelled."""
-    import pandas as pd
-
-    inputs, pair = fingerprints(args.qrels, *args.runs, args.claims, args.corpus), QRELS[:2]
+def convert(args):
+    """Write a run, verdicts, qrels or claims of any format as our TSV."""
+    inputs = sha256_of(args.file)
     if up_to_date([args.out], args, inputs):
         return {"made": []}
-    claims, texts = read_table(args.claims, ["claim_id", "claim"]), read_corpus(args.corpus)
-    qrels, runs = read_any(args.qrels, QRELS), []
-    for path in args.runs:
-        run = read_any(path, RUN, args.format)
-        runs.append(run[run["rank"] <= max(args.depth, args.top)].assign(runs=run["rank"] <= args.depth))
-        refuse_strangers(path, runs[-1], args, claims, texts)
-    found = pd.concat(runs).groupby(pair, sort=False).agg(runs=("runs", "sum"), best_rank=("rank", "min")).reset_index()
+    table = translated(args.file, read_rows(args.file))
+    columns = next((kind for kind in (RUN, QRELS, CLAIMS) if set(kind) <= set(table)), RUN)
+    if columns == CLAIMS:
+        table = table.drop_duplicates(CLAIMS)
+        table["claim"] = table["claim"].str.split().str.join(" ")  # no line breaks and tabs
+    table = checked(args.file, table, columns)
+    if columns == RUN:
+        columns = [*RUN, *(name for name in table if name == "label" or name.startswith("p_"))]
+    if "label" in columns and (table["label"] == RELEVANT).any():
+        print(f"warning: {args.file}: no stance; SUPPORTS means relevant", file=sys.stderr)
+        table = table.replace({"label": {RELEVANT: LABELS[0]}})
+    save(args.out, table[columns], args, inputs, rows=len(table))
+    print(f"{args.out}: {len(table)} rows, {', '.join(columns)}")
+    return {"made": [args.out], "rows": len(table)}
+
+def read_texts(args, runs):
+    """Return claims and corpus; runs {path: run} of other claims or abstracts are refused."""
+    claims, texts = read_table(args.claims, CLAIMS), read_corpus(args.corpus)
+    for path, run in runs.items():
+        for column, known in (("claim_id", claims["claim_id"]), ("abstract_id", list(texts))):
+            reject(path, run, ~run[column].isin(known), f"{column} not in claims and corpus")
+    return claims, texts
+
+def in_order(table, column, ids):
+    """The rows of a table in the order of ids."""
+    places = {name: place for place, name in enumerate(ids)}
+    return table.sort_values(column, key=lambda names: names.map(places), kind="stable")
+
+def pool(args):
+    """Write the unjudged pairs that several runs found, with their texts, to be labelled."""
+    import pandas as pd
+    inputs = sha256_of(args.qrels, *args.runs, args.claims, args.corpus)
+    if up_to_date([args.out], args, inputs):
+        return {"made": []}
+    runs = {path: read_any(path, RUN) for path in args.runs}
+    claims, texts = read_texts(args, runs)
+    found = pd.concat(runs.values()).assign(runs=lambda run: run["rank"] <= args.depth)
+    pairs = found.groupby(QRELS[:2], sort=False)
+    found = pairs.agg(runs=("runs", "sum"), best_rank=("rank", "min"))
     found = found[(found["runs"] >= args.min_runs) | (found["best_rank"] <= args.top)]
-    table = found[~pd.MultiIndex.from_frame(found[pair]).isin(pd.MultiIndex.from_frame(qrels[pair]))]
-    table = table.merge(claims[["claim_id", "claim"]], on="claim_id").assign(
-        title=[str(texts[name].get("title") or "") for name in table["abstract_id"]], label="",
-        abstract=[texts[name]["abstract"] for name in table["abstract_id"]])
-    # in the order of the corpus: a pool in the order of ranks would tell its annotators what to think
+    known = pd.MultiIndex.from_frame(read_any(args.qrels, QRELS)[QRELS[:2]])
+    table = found[~found.index.isin(known)].reset_index().merge(claims[CLAIMS], on="claim_id")
+    for column in ("title", "abstract"):  # each on one line
+        table[column] = [" ".join(str(texts[name].get(column) or "").split())
+                         for name in table["abstract_id"]]
+    # in the order of the corpus: the order of ranks would tell annotators what to think
     table = in_order(in_order(table, "abstract_id", texts), "claim_id", claims["claim_id"])
-    table = table[["claim_id", "claim", "abstract_id", "title", "abstract", "label", "runs", "best_rank"]]
-    breaks = dict.fromkeys(("claim", "title", "abstract"), {r"\r\n?": "\n"})  # a lone \r would end the row when read back
-    table = table.replace(breaks, regex=True)
-    save(args.out, table, args, inputs, pairs=len(table))
-    print(f"{args.out}: {len(table)} pairs to label; {len(found) - len(table)} more are judged already")
+    columns = "claim_id claim abstract_id title abstract label runs best_rank".split()
+    save(args.out, table.assign(label="")[columns], args, inputs, pairs=len(table))
+    print(f"{args.out}: {len(table)} pairs to label, {len(found) - len(table)} are judged already")
     return {"made": [args.out], "pairs": len(table)}
 
 def merge(args):
-    """Qrels with a labelled pool folded in; a pair that was judged otherwise before is refused."""
+    """Write the qrels with the labels of a pool; a label against the qrels is refused."""
     import pandas as pd
-
-    inputs = fingerprints(args.qrels, args.pool)
+    inputs = sha256_of(args.qrels, args.pool)
     if up_to_date([args.out], args, inputs):
         return {"made": []}
-    qrels = read_any(args.qrels, QRELS)
-    reject(args.qrels, qrels, qrels["label"] == "RELEVANT", "relevance without a stance, as TREC's qrels have it, cannot be "
-           "merged with stances; give qrels with the labels " + ", ".join(LABELS))
-    table = read_table(args.pool, QRELS[:2])
-    answers = check_table(args.pool, table[table["label"] != ""] if "label" in table else table, QRELS)
-    answers = answers.join(qrels.set_index(QRELS[:2])["label"].rename("before"), on=QRELS[:2])
-    reject(args.pool, answers.fillna({"before": ""}), answers["before"].notna() & (answers["before"] != answers["label"]),
-           "claim {claim_id} abstract {abstract_id} is {label} here and {before} in the qrels; decide, and mend one of them")
-    merged = pd.concat([qrels, answers[answers["before"].isna()]])[QRELS]
+    qrels = read_any(args.qrels, QRELS)[QRELS]
+    table = translated(args.pool, read_rows(args.pool))
+    reject(args.qrels, qrels, qrels["label"] == RELEVANT, "judged without a stance")
+    answers = table[table["label"] != ""] if "label" in table else table
+    answers = checked(args.pool, answers, QRELS)[QRELS]
+    before = qrels.set_index(QRELS[:2])["label"].rename("before")
+    before = answers.join(before, on=QRELS[:2])["before"].fillna("")
+    differ = (before != "") & (before != answers["label"])
+    reject(args.pool, answers, differ, "the qrels have another label")
+    merged = pd.concat([qrels, answers[before == ""]])
     merged = in_order(merged, "claim_id", merged["claim_id"].unique())
-    counts = {label: [int((some["label"] == label).sum()) for some in (qrels, merged)] for label in merged["label"].unique()}
-    counts["claims with evidence"] = [some["claim_id"][some["label"] != "NEI"].nunique() for some in (qrels, merged)]
-    save(args.out, merged, args, inputs, counts=counts)
-    print(*(f"{what}: {old} -> {new}" for what, (old, new) in counts.items()), sep="\n")
-    return {"made": [args.out], "added": len(merged) - len(qrels), "without_label": len(table) - len(answers)}
-
-# ----------------------------------------------------------- Submission
-TASKS = {  # the name of the file in the zip, its columns, and abstracts a claim (10 in 2026, too, though R@5 counts)
-    "climatecheck2025": ("predictions.csv", RUN[:3], 10), "climatecheck2026": ("predictions.csv", RUN[:3], 10),
-    "checkthat4b": ("predictions.tsv", ["post_id", "preds"], 5),
-}
-SPELLING = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}  # as in ClimateCheck's data
+    counts = pd.DataFrame({"before": qrels["label"].value_counts(),
+                           "after": merged["label"].value_counts()}).fillna(0).astype(int)
+    save(args.out, merged, args, inputs, counts=counts.to_dict())
+    print(counts)
+    return {"made": [args.out], "added": len(merged) - len(qrels),
+            "without_label": len(table) - len(answers)}
 
 def submission(args):
-    """A run as the file that a shared task asks for, and its zip; what the task would refuse is refused here."""
-    name, columns, depth = TASKS[args.task]
-    depth, out = args.top_k or depth, (Path(args.out) if args.out else Path(args.work) / args.split / args.task / name)
-    outs, inputs = outs_of(out, ".zip"), fingerprints(args.run, args.claims, args.corpus)
+    """Write a run as the file that a shared task asks for, and its zip."""
+    lists = args.task == "checkthat4b"
+    name = "predictions.tsv" if lists else "predictions.csv"
+    depth = args.top_k or TASKS[args.task]
+    outs = outs_of(args.out or f"{args.work}/{args.split}/{args.task}/{name}", ".zip")
+    inputs = sha256_of(args.run, args.claims, args.corpus)
     if up_to_date(outs, args, inputs):
         return {"made": []}
-    claims, texts = read_table(args.claims, ["claim_id", "claim"]), read_corpus(args.corpus)
-    run = read_any(args.run, RUN, args.format)
-    run = in_order(run[run["rank"] <= depth], "claim_id", claims["claim_id"])
-    refuse_strangers(args.run, run, args, claims, texts)
+    run = read_any(args.run, RUN)
+    run = run[run["rank"] <= depth]
+    claims, _ = read_texts(args, {args.run: run})
+    run = in_order(run, "claim_id", claims["claim_id"])
     rows = run.groupby("claim_id").size().reindex(claims["claim_id"], fill_value=0)
-    if len(short := rows[rows < depth]):
-        fail(args.run, f"claim {short.index[0]} has {short.iloc[0]} abstracts, {len(short)} claims have fewer than {depth}; "
-                       "make a longer run, or ask for fewer with --top-k")
-    if args.task == "checkthat4b":
-        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
-        run = lists.rename_axis("post_id").rename("preds").reset_index()
-    elif "label" in run:
-        run, columns = run.assign(label=run["label"].map(SPELLING)), [*columns, "label"]
-    text = run[columns].to_csv(sep="\t" if name.endswith("tsv") else ",", index=False, lineterminator="\n")
-    save(out, text, args, inputs, rows=len(run))
-    with written(outs[1], args, inputs, rows=len(run)) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # without a time: the same run, the same zip
-    print(f"{out}, {outs[1]}: {len(claims)} claims, {depth} abstracts each, columns {', '.join(columns)}")
+    if rows.min() < depth:
+        fail(args.run, f"claim {rows.idxmin()} has {rows.min()} abstracts, fewer than {depth}; make "
+             "a longer run, or give --top-k")
+    if lists:
+        run = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
+        run = run.rename_axis("post_id").rename("preds").reset_index()
+    else:
+        run = run[[column for column in (*RUN[:3], "label") if column in run]]
+        run = run.replace({"label": SPELLING})
+    text = run.to_csv(sep="\t" if lists else ",", index=False, lineterminator="\n")
+    save(outs[0], text, args, inputs)
+    with written(outs[1], args, inputs) as path, zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # no time: same bytes
+    print(f"{', '.join(outs)}: {len(claims)} claims, {depth} abstracts each")
     return {"made": outs, "claims": len(claims), "rows": len(run)}
 
-# ----------------------------------------------------------- Main
-def text_flags(add):
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs")
-    add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
-    add("--corpus", default="{data}/corpus.jsonl", help="the abstracts")
-    add("--format", choices=FORMATS, default="auto", help="of runs; auto: by their first line")
+def natural(text, least=0):
+    """For argparse: a whole number from least on."""
+    if int(text) < least:
+        raise ValueError
+    return int(text)
 
-def evaluate_flags(add):
-    add("runs", nargs="*", help="runs and verdicts, the first being what others are compared with; without any, those of "
-                                "{work}/{split} in the order of the pipeline")
-    add("--ablation", help="a folder of runs instead; runs of one subfolder stand together")
-    add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
-        help=f"{', '.join(MEASURES)}, single columns of them, or any measure of ir-measures")
-    add("--depth", type=at_least(0), default=10,
-        help="ranks of a claim that count as submitted, for B-Pref, P, R and F1; 0: all")
-    add("--condensed", action="store_true", help="measures by rank once more, without unjudged abstracts")
-    add("--resamples", type=at_least(100), default=2000, help="of claims, for intervals and p-values")
-    add("--report", metavar="FILE.html", help="write a page with tables, plots and every claim, too")
-    add("--aggregated", default="{work}/{split}/claims.jsonl", help="report: what 05_classify.py --aggregate wrote")
-    add("--out", default="{work}/{split}/metrics.tsv", help="the table; the other files lie beside it")
-    add("--qrels-format", choices=FORMATS, default="auto", help="of the qrels")
-    text_flags(add)
-
-def pool_flags(add):
-    add("runs", nargs="+", help="runs to pool")
-    add("--depth", type=at_least(1), default=10, help="ranks looked at")
-    add("--min-runs", type=at_least(1), default=1, help="runs that must have a pair to that depth")
-    add("--top", type=at_least(0), default=0, help="a pair up to this rank of any run is taken, too")
-    add("--out", default="{work}/{split}/pool.tsv", help="the pairs, with an empty column label")
-    text_flags(add)
-
-def merge_flags(add):
-    add("pool", help="a pool with its labels filled in")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs so far")
-    add("--out", default="{work}/{split}/qrels.tsv", help="both together")
-
-def submission_flags(add):
-    add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="run or verdicts")
-    add("--task", choices=TASKS, default="climatecheck2025", help="whose file")
-    add("--top-k", type=at_least(0), default=0, help="abstracts a claim; 0: as the task asks")
-    add("--out", help="the file, its zip beside it; default: {work}/{split}/TASK/, with the name that the task asks for")
-    text_flags(add)
+def positive(text):
+    """For argparse: a whole number from 1 on."""
+    return natural(text, 1)
 
 def main():
-    run_job(__doc__, {"evaluate": (evaluate, evaluate_flags), "pool": (pool, pool_flags), "merge": (merge, merge_flags),
-                      "submission": (submission, submission_flags)})
+    parser, shared, words = command_line("evaluate", "convert", "pool", "merge", "submission")
+    add, data, split = parser.add_argument, shared.data, shared.split
+    made = f"{shared.work}/{split}"
+    if shared.job == "convert":
+        add("file", help="run, verdicts, qrels or claims of any format")
+        add("--to", choices=["tsv"], default="tsv", help="format")
+        add("--out", required=True, help="file to write")
+    else:
+        add("--qrels", default=f"{data}/qrels.{split}.tsv", help="judged pairs")
+        add("--claims", default=f"{data}/claims.{split}.tsv", help="claims")
+        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
+    if shared.job == "evaluate":
+        add("runs", nargs="*", help=f"runs, first the baseline; default: those of {made}")
+        add("--measures", nargs="+", default=["climatecheck2025"],
+            help=f"{', '.join(MEASURES)}, columns of them, any measure of ir-measures")
+        add("--depth", type=natural, default=10, help="ranks submitted; 0: all")
+        add("--resamples", type=positive, default=2000, help="for intervals and p-values")
+        add("--report", help="HTML page to write")
+        add("--aggregated", default=f"{made}/claims.jsonl", help="verdicts of claims, for the page")
+        add("--out", default=f"{made}/metrics.tsv", help="table; others are put beside it")
+    if shared.job == "pool":
+        add("runs", nargs="+", help="runs")
+        add("--depth", type=positive, default=10, help="ranks of each run")
+        add("--min-runs", type=positive, default=1, help="runs that have a pair to this depth")
+        add("--top", type=natural, default=0, help="ranks of which every pair is taken")
+        add("--out", default=f"{made}/pool.tsv", help="pairs, with an empty label")
+    if shared.job == "merge":
+        add("pool", help="pool with labels")
+        add("--out", default=f"{made}/qrels.tsv", help="qrels and labels")
+    if shared.job == "submission":
+        add("run", nargs="?", default=f"{made}/verdicts.tsv", help="run or verdicts")
+        add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
+        add("--top-k", type=natural, default=0, help="abstracts a claim; 0: as the task asks")
+        add("--out", help=f"file, its zip beside it; default: {made}/TASK/predictions")
+    jobs = {job.__name__: job for job in (evaluate, convert, pool, merge, submission)}
+    finish(jobs[shared.job], parser.parse_args(words))
 
 if __name__ == "__main__":
     main()

@@ -1,32 +1,36 @@
 #!/usr/bin/env bash
-# Fathallah, El-Makky and Torki, "AlexUNLP-FMT at ClimateCheck Shared Task: Hybrid Retrieval with Adaptive Similarity
-# Graph-based Reranking" (SDP 2025): third place in subtask I of ClimateCheck 2025. For one A100.
-# In small, within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh
+# Fathallah, El-Makky and Torki, "AlexUNLP-FMT at ClimateCheck Shared Task: Hybrid Retrieval with
+# Adaptive Similarity Graph-based Reranking" (SDP 2025): third in subtask I. For one A100.
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh
 . "$(dirname "$0")/common.sh" climatecheck2025
-DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which runs code of its own; this kit never does
+DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which needs trust_remote_code
 NEIGHBOURS=$(model sentence-transformers/all-MiniLM-L6-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
-stage "1  Retrieval: BM25, and an encoder fine-tuned on the judged pairs with the batch's others as negatives"
+stage "1  BM25, and an encoder fine-tuned on the judged pairs with in-batch negatives"
+python 02_retrieve.py mine $D --shape tuples --hard 0
 python 01_index.py train $D --model $DENSE --loss mnrl --epochs 10 --lr 1e-5 --batch-size 16 \
   $(small --epochs 0.25 --max-length 48)
-python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder $(small --max-length 64)
+python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder \
+  $(small --max-length 64)
 
 stage "1  Similarity graph: 10 neighbours of every abstract, by all-MiniLM-L6-v2"
-python 01_index.py $D --indexes dense --dense-model $NEIGHBOURS --out $WORK/index-graph $(small --max-length 64)
-python 01_index.py graph $D --in $WORK/index-graph/dense --neighbours 10
+python 01_index.py $D --indexes dense --dense-model $NEIGHBOURS --out $WORK/index-graph \
+  $(small --max-length 64)
+python 01_index.py graph $D --index $WORK/index-graph/dense --neighbours 10
 
-stage "2  Hybrid retrieval: the best 50 of each, united"
+stage "2  Hybrid retrieval: the union of the best 50 of each"
 python 02_retrieve.py $D --retrievers bm25 dense --top-k 50
 python 02_retrieve.py fuse $D --method union --top-k 100 --out $T/union.tsv $T/bm25.tsv $T/dense.tsv
 
 stage "3  Adaptive reranking: the best 30 bring in their neighbours, 20 rounds; the best 10"
-python 03_rerank.py $D --run $T/union.tsv --model $CROSS_ENCODER --depth 100 --graph $WORK/index/graph --rounds 20 \
-  --neighbours 10 --beam 30 --top-k 10 $(small --depth 20 --rounds 2 --neighbours 3 --beam 5 --max-length 256)
+python 03_rerank.py $D --run $T/union.tsv --model $CROSS_ENCODER --depth 100 \
+  --graph $WORK/index/graph --rounds 20 --neighbours 10 --beam 30 --top-k 10 \
+  $(small --depth 20 --rounds 2 --neighbours 3 --beam 5 --max-length 256)
 
-stage "6  The table, where the test split has judgements; the submission"
-[ ! -e "$DATA/qrels.test.tsv" ] || python 06_evaluate.py $D $T/{bm25,dense,union,rerank}.tsv
+stage "6  The table and the submission"
+table climatecheck2025 $T/{bm25,dense,union,rerank}.tsv
 python 06_evaluate.py submission $D $T/rerank.tsv --task climatecheck2025
 
 # Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I

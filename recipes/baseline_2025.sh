@@ -1,28 +1,29 @@
 #!/usr/bin/env bash
-# Abu Ahmad, Usmanova and Rehm, "The ClimateCheck Shared Task" (SDP 2025): the organisers' baseline. Nothing is trained.
-# For any GPU, with Yi-1.5 behind an endpoint such as vLLM's: LLM_BASE_URL=http://localhost:8000/v1
-# In small, within minutes: DATA=data/demo SMALL=1 bash recipes/baseline_2025.sh
+# Abu Ahmad, Usmanova and Rehm, "The ClimateCheck Shared Task" (SDP 2025): the organisers' baseline.
+# Nothing is trained. For any GPU, with Yi-1.5 behind an endpoint such as vLLM's:
+#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/baseline_2025.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/baseline_2025.sh
 . "$(dirname "$0")/common.sh" climatecheck2025
 DENSE=$(model sentence-transformers/msmarco-MiniLM-L12-v3 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L6-v2 $CROSS)
 YI=$(llm 01-ai/Yi-1.5-9B-Chat-16K)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
-stage "1  Indexes: BM25 over words in lower case without punctuation; msmarco-MiniLM-L12-v3"
-python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $DENSE $(small --max-length 64)
-
-stage "2  Retrieval: 1,000 by BM25, of which the cosine keeps 20"
+stage "1, 2  1,000 by BM25, of which the cosine of msmarco-MiniLM-L12-v3 keeps 20"
+python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $DENSE \
+  $(small --max-length 64)
 python 02_retrieve.py $D --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 20
 
 stage "3  Reranking: ms-marco-MiniLM-L6-v2 as it is; the best 10"
-python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 $(small --max-length 256)
+python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 \
+  $(small --max-length 256)
 
-stage "5  Verification: Yi-1.5-9B-Chat-16K, zero-shot"
-python 05_classify.py llm $D $YI --run $T/rerank.tsv --strategy verifier --out $T/verdicts.tsv
+stage "5  Stance: Yi-1.5-9B-Chat-16K as a climate-change expert, zero-shot"
+python 05_classify.py llm $D --run $T/rerank.tsv --strategy verifier $YI --out $T/verdicts.tsv
 
-stage "6  The table, where the test split has judgements; the submission"
-[ ! -e "$DATA/qrels.test.tsv" ] || python 06_evaluate.py $D $T/{bm25,dense,rerank,verdicts}.tsv
+stage "6  The table and the submission"
+table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
 
 # Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I    F1

@@ -1,7 +1,7 @@
 """
 Check that blocks which several scripts share are the same in all of them.
 
-Reads   the six scripts; a block begins with "# --- NAME (same in ...)" and ends with "# --- end of NAME"
+Reads   the six scripts; a block stands between "# --- NAME (same in ...)" and "# --- end of NAME"
 Writes  --fix: the scripts, with the block of the first script that has it
 Prints  the blocks that differ, each with its scripts
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL")
 
 ABSTRACTS = {  # what the toy claims are about, and what only sounds like it
-    "0001": "Body mass of polar bears in Hudson Bay fell by ten percent as the ice-free season grew.",
+    "0001": "Body mass of polar bears in Hudson Bay fell by ten percent as the sea ice shrank.",
     "0002": "Ursus maritimus fasts longer and weighs less where sea ice breaks up early.",
     "0003": "Polar bears in zoos prefer cold pools to warm ones, a study of captivity shows.",
     "0004": "Solar irradiance has not risen since 1980 while the surface warmed by 0.8 degrees.",
@@ -192,8 +192,9 @@ class Endpoint:
                 status, text = answer.get("status", 200), answer.get("text")
                 whole = {"error": {"message": text, "code": answer.get("code")}}
                 if status == 200:
-                    choice = {"index": 0, "finish_reason": "stop", "logprobs": answer.get("logprobs"),
-                              "message": {"role": "assistant", "content": text}}
+                    message = {"role": "assistant", "content": text}
+                    choice = {"index": 0, "finish_reason": "stop", "message": message,
+                              "logprobs": answer.get("logprobs")}
                     usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
                     whole = {"choices": [choice], "id": "1", "object": "chat.completion",
                              "created": 0, "model": body["model"], "usage": usage}

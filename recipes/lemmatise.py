@@ -1,0 +1,69 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pandas==3.1.1", "spacy==3.8.18", "tqdm==4.70.1"]
+# ///
+"""
+Replace texts by their lemmas, for BM25 with --analyser plain (AIRwaves 2025, section 4.1).
+
+Lemmas are lower-cased; stopwords of spaCy and tokens that are not alphanumeric are left out.
+
+Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
+Writes  OUT/corpus.jsonl and OUT/claims.SPLIT.tsv with lemmas in place of texts, OUT/qrels.SPLIT.tsv
+        as they are
+
+Examples
+    pip install spacy && python -m spacy download en_core_web_sm
+    python recipes/lemmatise.py data/checkthat4b work/checkthat4b/lemmas
+"""
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+from tqdm.auto import tqdm
+
+def lemmas_of(texts, nlp):
+    """Yield the lemmas of each text, joined by spaces."""
+    for document in tqdm(nlp.pipe(texts), total=len(texts), unit=" texts"):
+        words = [token for token in document if token.text.isalnum() and not token.is_stop]
+        yield " ".join(token.lemma_.lower() for token in words)
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of corpus and claims")
+    parser.add_argument("out", type=Path, help="folder for the lemmatised copy")
+    parser.add_argument("--pipeline", default="en_core_web_sm", help="spaCy pipeline or its folder")
+    args = parser.parse_args()
+    done = args.out / "corpus.jsonl"  # written last
+    if done.exists():
+        print(f"up to date: {args.out}")
+        return
+    try:
+        import spacy
+        nlp = spacy.load(args.pipeline, exclude=["parser", "ner"])
+    except (ImportError, OSError):
+        print(f"error: {args.pipeline}: not installed; pip install spacy, then "
+              f"python -m spacy download {args.pipeline}", file=sys.stderr)
+        sys.exit(2)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(args.data.glob("qrels.*.tsv")):
+        shutil.copy(path, args.out)
+    for path in sorted(args.data.glob("claims.*.tsv")):
+        claims = pd.read_csv(path, sep="\t", dtype=str, na_filter=False)
+        claims["claim"] = list(lemmas_of(claims["claim"], nlp))
+        claims["claim"] = claims["claim"].where(claims["claim"] != "", "-")  # no word is left
+        claims.to_csv(args.out / path.name, sep="\t", index=False)
+    records = [json.loads(line) for line in open(args.data / "corpus.jsonl", encoding="utf-8")]
+    texts = [f"{record.get('title') or ''} {record.get('abstract') or ''}" for record in records]
+    new = done.with_suffix(".tmp")
+    with open(new, "w", encoding="utf-8") as file:
+        for record, text in zip(records, lemmas_of(texts, nlp)):
+            line = {"abstract_id": record["abstract_id"], "abstract": text}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    new.replace(done)
+
+if __name__ == "__main__":
+    main()
