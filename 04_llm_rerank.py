@@ -35,6 +35,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -578,6 +579,7 @@ def ask_endpoint(waiting, args):
         pass  # a server without this list
     except openai.APIConnectionError as error:
         fail(client.base_url, f"no server answers ({error.__cause__}); see --base-url")
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # what was paid for is on disk
     state, bar = {"stop": None, "failed": 0}, tqdm(total=len(waiting), desc="ask")
     task = functools.partial(fetch, client, state, args)
     while waiting and not state["stop"]:
