@@ -145,9 +145,11 @@ def up_to_date(paths, args, inputs):
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
-        made = json.loads(meta.read_bytes()) if meta.is_file() else {"arguments": {}}
-        foreign = path.is_dir() and any(path.iterdir()) and made["arguments"]["job"] != args.job
-        if foreign or path.resolve() in read:
+        made = {}
+        with contextlib.suppress(OSError, ValueError):
+            made = json.loads(meta.read_bytes())
+        ours = made.get("arguments", {}).get("job") == args.job
+        if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()
     for path in paths if same else ():
