@@ -261,9 +261,11 @@ def open_index(folder, corpus):
         meta = json.loads((folder / "meta.json").read_bytes())
         for name, mark in meta["files"].items():
             data = np.memmap(folder / name, mode="r")
-            if [len(data), zlib.crc32(data)] != mark or meta["corpus"] != corpus:
-                raise ValueError(f"{name} has changed, or the corpus")
-    except Exception as error:  # missing, empty or truncated files, fields of another version
+            if [len(data), zlib.crc32(data)] != mark:
+                raise ValueError(f"{name} has changed")
+        if meta["corpus"] != corpus:
+            raise ValueError("the corpus has changed")
+    except Exception as error:  # a file is missing, empty or of another version
         fail(folder, f"{error}; make it again: 01_index.py --indexes {folder.name} --force")
     return meta
 
@@ -342,8 +344,8 @@ METHODS = ["rrf", "minmax", "zscore", "union", "top"]
 
 def points(scores, method, k):
     """Return what a run adds to its abstracts, from their scores (n,), best first."""
-    ranks, low = np.arange(1, len(scores) + 1), min(scores, default=0)
-    shares = (scores - low) / (max(scores, default=0) - low or 1)
+    ranks = np.arange(1, len(scores) + 1)
+    shares = (scores - scores.min()) / (np.ptp(scores) or 1)
     return {
         "rrf": 1 / (k + ranks),  # Cormack et al. 2009
         "minmax": shares,
@@ -358,7 +360,8 @@ def fuse_runs(runs, weights, method, k):
     for run, weight in zip(runs, weights):
         for claim, found in run.items():
             total = fused.setdefault(claim, {})
-            given = weight * points(np.array(list(found.values())), method, k)
+            scores = np.array(list(found.values()))
+            given = weight * points(scores, method, k) if found else scores
             for name, value in zip(found, given.tolist()):
                 if method in ("union", "top"):
                     total[name] = max(value, total.get(name, value))
@@ -438,6 +441,8 @@ def retrieve(args):
         return {"made": []}
     from tqdm.auto import tqdm
     claims, runs, seconds = read_table(args.claims, ["claim_id", "claim"]), {}, {}
+    if claims.empty:
+        fail(args.claims, "no claims; add one a line")
     for kind, folder in folders.items():
         meta = open_index(folder, inputs[str(Path(args.corpus))])
         ids = json.loads((folder / "abstract_ids.json").read_bytes())
@@ -471,6 +476,7 @@ def fuse(args):
         return {"made": []}
     corpus = read_corpus(*args.corpus) if args.corpus else {}
     known = {"abstract_id": corpus} if corpus else {}
+    np.seterr(all="ignore")  # write_run refuses what overflows
     runs = [by_claim(read_table(path, RUN, **known), "score") for path in args.runs]
     fused = fuse_runs(runs, weights, args.method, args.rrf_k)
     order = {name: row for row, name in enumerate(corpus)}
@@ -516,7 +522,7 @@ def mine(args):
             rest = corpus if args.easy_from == "corpus" else ranked[first:]
             rest = allowed(rest, labels | dict.fromkeys(ranked[:first], "top"), pool)
             top = allowed(ranked[:first], labels, pool)
-            rng = np.random.default_rng([args.seed, *claim.encode()])
+            rng = np.random.default_rng([abs(args.seed), *claim.encode()])
             shape = tuples if args.shape == "tuples" else pairs
             examples += shape(claim, evidence, top, rest, args, rng)
     if not examples:

@@ -1,327 +1,260 @@
-"""02_retrieve.py: exact rankings, ties in corpus order, reciprocal rank fusion, and what it refuses."""
+"""02_retrieve.py: exact search, fusion, examples; and what the blocks of all scripts refuse."""
 import json
-import shutil
+import resource
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import tsv
+from filelock import FileLock
 
-SCRIPT = "02_retrieve.py"
-RUN = ["claim_id", "abstract_id", "rank", "score"]
+SCRIPT, RUN = "02_retrieve.py", ["claim_id", "abstract_id", "rank", "score"]
 
 def read(path):
-    return pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str}, keep_default_na=False)
+    return pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str}, na_filter=False)
 
-@pytest.fixture
-def indexed(toy, run):
-    """The toy with a BM25 index, which takes no model."""
-    assert run("01_index.py", "--indexes", "bm25", cwd=toy).returncode == 0
-    return toy
+def lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
-# ----------------------------------------------------------- Functions
-def test_top_k_breaks_ties_by_corpus_order_also_at_the_cut(load):
-    top_k = load(SCRIPT)["top_k"]
-    scores = np.array([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
-    assert top_k(scores, 3).tolist() == [1, 2, 3]
-    assert top_k(scores, 99).tolist() == [1, 2, 3, 4, 0, 5]
+def refusal(capsys, function, *args, **known):
+    """The one line with which a function ends the script."""
+    with pytest.raises(SystemExit) as end:
+        function(*args, **known)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
+    return error
 
-def test_top_k_equals_a_full_stable_sort(load):
-    top_k = load(SCRIPT)["top_k"]
-    rng = np.random.default_rng(7)
-    for _ in range(50):
-        scores = rng.integers(0, 6, rng.integers(1, 40)).astype(float)
-        k = int(rng.integers(1, 45))
-        assert top_k(scores, k).tolist() == sorted(range(len(scores)), key=lambda row: (-scores[row], row))[:k]
+# ---------------------------------------------------------------- Search
+@pytest.mark.parametrize(("count", "spread"), [(1, 3), (39, 3), (4001, 3), (4001, 50), (4001, 999)])
+def test_top_k_equals_a_full_stable_sort(load, count, spread):
+    scores = np.random.default_rng(count).integers(0, spread, count).astype(np.float32)
+    expected = np.argsort(-scores, kind="stable").tolist()
+    for k in (1, 7, 250, 999, 1001, 9999):
+        assert load(SCRIPT)["top_k"](scores, k).tolist() == expected[:k]
 
-def test_top_k_equals_a_full_stable_sort_where_blocks_are_taken(load):
-    top_k = load(SCRIPT)["top_k"]
-    rng = np.random.default_rng(8)
-    for spread in (3, 50, 10**6):
-        scores = rng.integers(0, spread, 4001).astype(np.float32)
-        for k in (1, 7, 250, 999, 1000, 1001, 9999):
-            assert top_k(scores, k).tolist() == np.lexsort((np.arange(4001), -scores))[:k].tolist()
+def test_inner_products_equal_float64_across_blocks_of_claims_and_rows(load):
+    import torch
 
-# ----------------------------------------------------------- Fusion
-A, B = [("a", 9.0), ("b", 5.0), ("c", 1.0)], [("c", 0.5), ("a", 0.3)]
+    inner_products, rng = load(SCRIPT)["inner_products"], np.random.default_rng(11)
+    vectors, queries = rng.normal(size=(70_000, 8)).astype(np.float16), rng.normal(size=(300, 8))
+    found = inner_products(torch.from_numpy(vectors), torch.from_numpy(queries).float())
+    np.testing.assert_allclose(list(found), queries @ vectors.astype(float).T, atol=1e-4)
 
-def fused(load, *given, **how):
-    return load(SCRIPT)["fuse_rankings"](given, {name: place for place, name in enumerate("abcdef")}, **how)
-
-def test_rrf_equals_the_sum_worked_by_hand(load):
-    assert dict(fused(load, A, B)) == pytest.approx({"a": 1 / 61 + 1 / 62, "b": 1 / 62, "c": 1 / 63 + 1 / 61})
-    weighted = dict(fused(load, A, B, weights=[1, 3], k=10))
-    assert weighted == pytest.approx({"a": 1 / 11 + 3 / 12, "b": 1 / 12, "c": 1 / 13 + 3 / 11})
-
-def test_minmax_equals_the_sum_worked_by_hand(load):
-    found = dict(fused(load, A, B, method="minmax", weights=[0.5, 2]))
-    assert found == pytest.approx({"a": 0.5 * 1 + 2 * 0, "b": 0.5 * 4 / 8, "c": 0 + 2 * 1})
-
-def test_zscore_ranks_like_z_scores_with_the_lowest_for_what_is_missing(load):
-    found = dict(fused(load, A, B, method="zscore", weights=[0.3, 0.7]))
-    of_a, of_b = np.std([9, 5, 1]), np.std([0.5, 0.3])
-    assert found == pytest.approx({"a": 0.3 * 8 / of_a, "b": 0.3 * 4 / of_a, "c": 0.7 * 0.2 / of_b})
-
-def test_union_keeps_each_abstract_once_by_its_best_rank(load):
-    assert fused(load, A, B, method="union") == [("a", 1), ("c", 1), ("b", 1 / 2)]
-
-@pytest.mark.parametrize("method", ["rrf", "minmax", "zscore", "union"])
-def test_fusion_of_equal_scores_and_of_nothing(load, method):
-    assert [name for name, _ in fused(load, [("b", 1.0)], [("a", 1.0)], [], method=method)] == ["a", "b"]
-    assert fused(load, [], method=method) == []
-
-# ----------------------------------------------------------- Search
-def test_dense_search_equals_brute_force_in_float64_for_any_block(load):
-    names, rng = load(SCRIPT), np.random.default_rng(11)
-    vectors = rng.normal(size=(3000, 48))
-    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-    queries = rng.normal(size=(300, 48)).astype(np.float32)  # more than are scored at once
-    exact = queries.astype(float) @ vectors.astype(float).T
-    for block in (7, 1024, 10**6):
-        found = list(names["inner_products"](vectors, queries, block, "cpu"))
-        assert len(found) == 300
-        np.testing.assert_allclose(found, exact, atol=1e-5)
-        same = [names["top_k"](scores, 100).tolist() == np.argsort(-row, kind="stable")[:100].tolist()
-                for scores, row in zip(found, exact)]
-        assert np.mean(same) > 0.98  # float32 may swap neighbours that differ by less than 1e-6
-
-def test_splade_search_equals_brute_force_in_float64(load):
+def brute_force(toy):
+    """{kind: scores (claims, abstracts)} of the saved vectors, and of bm25s called directly."""
+    import bm25s
+    import Stemmer
     from scipy import sparse
+    from sentence_transformers import SentenceTransformer, SparseEncoder
 
-    names, rng = load(SCRIPT), np.random.default_rng(12)
-    matrix = sparse.random(2000, 500, density=0.05, random_state=rng, format="csc", dtype=np.float32)
-    queries = sparse.random(40, 500, density=0.04, random_state=rng, dtype=np.float32).toarray()
-    exact = queries.astype(float) @ matrix.toarray().astype(float).T
-    for query, row in zip(queries, exact):
-        scores = names["sum_postings"](query, matrix.data, matrix.indices, matrix.indptr, 2000)
-        np.testing.assert_allclose(scores, row, rtol=1e-5)
-        assert names["top_k"](scores, 50).tolist() == np.argsort(-row, kind="stable")[:50].tolist()
+    index, models = toy / "work/demo/index", toy / "data/models"
+    claims = list(read(toy / "data/demo/claims.test.tsv")["claim"])
+    dense = SentenceTransformer(str(models / "minilm"), device="cpu").encode(claims)
+    terms = SparseEncoder(str(models / "splade-tiny"), device="cpu").encode_query(claims)
+    parts = tuple(np.load(index / f"splade/{name}.npy") for name in ("data", "indices", "indptr"))
+    bm25 = bm25s.BM25(k1=1.5, b=0.75)
+    how = {"stopwords": "english", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
+    texts = [record["abstract"] for record in lines(toy / "data/demo/corpus.jsonl")]
+    bm25.index(bm25s.tokenize(texts, **how), show_progress=False)
+    words = map(bm25.get_tokens_ids, bm25s.tokenize(claims, return_ids=False, **how))
+    return {"dense": dense @ np.load(index / "dense/embeddings.npy").T.astype(np.float32),
+            "splade": terms.to_dense().numpy() @ sparse.csc_matrix(parts, (12, 30_522)).T,
+            "bm25": [bm25.get_scores_from_ids(ids) for ids in words]}
 
-# ----------------------------------------------------------- The whole script
-def test_every_retriever_alone_in_a_folder(toy, run, load):
+def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run):
     assert run("01_index.py", cwd=toy).returncode == 0
     done = run(SCRIPT, "--top-k", 8, cwd=toy)
     assert done.returncode == 0, done.stderr
-    out = toy / "work" / "demo" / "test"
-    runs = {name: read(out / f"{name}.tsv") for name in ("bm25", "dense", "splade", "hybrid")}
-    for name, table in runs.items():
-        assert list(table.columns) == RUN
-        assert (out / f"{name}.tsv.meta.json").is_file()
-        for _, rows in table.groupby("claim_id"):
-            assert rows["rank"].tolist() == list(range(1, len(rows) + 1)) and len(rows) <= 8
-            assert rows["score"].is_monotonic_decreasing
-    assert (runs["bm25"]["score"] > 0).all()
-    assert set(runs["dense"]["claim_id"]) == {"c3", "c4", "c5"} and len(runs["dense"]) == 3 * 8
-
-    # dense scores are the cosines of the saved vectors; SPLADE's are inner products over all postings
-    from scipy import sparse
-    from sentence_transformers import SentenceTransformer
-
-    index = toy / "work" / "demo" / "index"
-    claims = pd.read_csv(toy / "data/demo/claims.test.tsv", sep="\t")["claim"].tolist()
-    queries = SentenceTransformer(str(toy / "data/models/minilm"), device="cpu").encode(claims).astype(float)
-    cosines = queries @ np.load(index / "dense" / "embeddings.npy").astype(float).T
-    for row, claim in enumerate(("c3", "c4", "c5")):
-        best = sorted(range(12), key=lambda place: (-cosines[row, place], place))[:8]
-        assert runs["dense"][runs["dense"]["claim_id"] == claim]["abstract_id"].tolist() == [f"{b + 1:04d}" for b in best]
-    names = load(SCRIPT)
-    encoder, _ = names["load_encoder"]("splade", toy / "data/models/splade-tiny", "cpu", "fp32")
-    terms = names["sparse_vectors"](encoder, claims, "log1p_relu", "query").astype(float)
-    parts = [np.load(index / "splade" / f"{name}.npy") for name in ("data", "indices", "indptr")]
-    products = terms @ sparse.csc_matrix(tuple(parts), shape=(12, 30_522)).toarray().astype(float).T
-    found = runs["splade"].set_index(["claim_id", "abstract_id"])["score"]
-    for (claim, name), score in found.items():
-        assert score == pytest.approx(products[["c3", "c4", "c5"].index(claim), int(name) - 1], rel=1e-4)
-
-    # fusing the written runs gives the hybrid once more
-    names = [f"work/demo/test/{name}.tsv" for name in ("bm25", "dense", "splade")]
-    done = run(SCRIPT, "fuse", *names, "--top-k", 8, "--corpus", "data/demo/corpus.jsonl", "--out", "again.tsv", cwd=toy)
-    assert done.returncode == 0, done.stderr
+    out, dense = toy / "work/demo/test", toy / "work/demo/index/dense"
+    for kind, scores in brute_force(toy).items():
+        expected = []
+        for claim, row in zip(("c3", "c4", "c5"), scores):
+            best = [n for n in np.argsort(-row, kind="stable")[:8] if row[n] > 0 or kind == "dense"]
+            expected += [(claim, f"{n + 1:04}", rank, row[n]) for rank, n in enumerate(best, 1)]
+        expected = pd.DataFrame(expected, columns=RUN).astype({"score": float})
+        pd.testing.assert_frame_equal(read(out / f"{kind}.tsv"), expected, rtol=1e-4)
+    runs = [out / f"{kind}.tsv" for kind in ("bm25", "dense", "splade")]
+    words = ("--top-k", 8, "--corpus", "data/demo/corpus.jsonl", "--out", "again.tsv")
+    assert run(SCRIPT, "fuse", *runs, *words, cwd=toy).returncode == 0
     assert (toy / "again.tsv").read_bytes() == (out / "hybrid.tsv").read_bytes()
+    command = [sys.executable, SCRIPT, "--retrievers", "dense", "--out", "new", "--device", "cpu"]
+    with subprocess.Popen(command, cwd=toy, stderr=subprocess.PIPE, text=True) as process:
+        process.stderr.readline()  # loading the model, behind the imports
+        process.send_signal(signal.SIGINT)
+        start, rest = time.monotonic(), process.stderr.read()
+    assert process.returncode == 130 and "Traceback" not in rest and time.monotonic() - start < 10
+    vectors, meta = np.load(dense / "embeddings.npy"), json.loads((dense / "meta.json").read_text())
+    vectors[[1, 4, 9], 0] = np.nan, np.inf, -np.inf
+    np.save(dense / "embeddings.npy", vectors)
+    data = (dense / "embeddings.npy").read_bytes()
+    meta["files"]["embeddings.npy"] = [len(data), zlib.crc32(data)]
+    (dense / "meta.json").write_text(json.dumps(meta))
+    assert "index/dense: 3 of 12 scores are NaN" in run(*command[1:], cwd=toy).stderr
+    command += ["--dense-model", "data/models/splade-tiny"]
+    assert "not the model of the dense index" in run(*command[1:], cwd=toy).stderr
+    assert not list(toy.glob("new/*"))
 
-def test_bm25_equals_bm25s_called_directly(indexed, run):
-    import bm25s
-    import Stemmer
-
-    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
-    stemmer = Stemmer.Stemmer("english")
-    texts = [json.loads(line)["abstract"] for line in open(indexed / "data/demo/corpus.jsonl", encoding="utf-8")]
-    claims = pd.read_csv(indexed / "data/demo/claims.test.tsv", sep="\t")
-    reference = bm25s.BM25(k1=1.5, b=0.75)
-    reference.index(bm25s.tokenize(texts, stopwords="english", stemmer=stemmer, show_progress=False), show_progress=False)
-    found = read(indexed / "work/demo/test/bm25.tsv")
-    for claim, text in zip(claims["claim_id"], claims["claim"]):
-        tokens = bm25s.tokenize(text, stopwords="english", stemmer=stemmer, return_ids=False, show_progress=False)[0]
-        scores = reference.get_scores([token for token in tokens if token in reference.vocab_dict])
-        rows = found[found["claim_id"] == claim]
-        assert len(rows) == (scores > 0).sum()
-        for name, score in zip(rows["abstract_id"], rows["score"]):
-            assert score == pytest.approx(float(scores[int(name) - 1]), rel=1e-6)
-
-@pytest.mark.parametrize("analyser", ["plain", "nltk"])
-def test_claims_go_through_the_analyser_of_the_index(indexed, run, analyser):
-    assert run("01_index.py", "--indexes", "bm25", "--analyser", analyser, cwd=indexed).returncode == 0
-    claims = [("1", "SEA"), ("2", "level rose"), ("3", "altimeters!")]
-    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
-    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
-    found = read(indexed / "work/demo/test/bm25.tsv").groupby("claim_id")["abstract_id"].apply(set).to_dict()
-    by_word = {"1": {"0002", "0007", "0009"}, "2": {"0007", "0009"}, "3": {"0008"}}
-    assert found == (by_word if analyser == "nltk" else {"2": {"0007", "0009"}})  # plain leaves case and signs alone
-
-@pytest.mark.parametrize("method", ["bm25l", "bm25+"])
-def test_what_shares_no_word_with_a_claim_is_no_candidate_by_any_formula(indexed, run, method):
+@pytest.mark.parametrize("method", ["lucene", "bm25l", "bm25+"])
+def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, run, method):
     words = ("--indexes", "bm25", "--analyser", "plain", "--bm25-method", method)
-    assert run("01_index.py", *words, cwd=indexed).returncode == 0
-    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("1", "Glaciers")])
-    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
-    assert read(indexed / "work/demo/test/bm25.tsv")["abstract_id"].tolist() == ["0012"]
-
-def test_numba_and_numpy_score_alike(indexed, load):
-    pytest.importorskip("numba")
-    folder = indexed / "work/demo/index/bm25"
-    meta, names = json.loads((folder / "meta.json").read_text()), load(SCRIPT)
-    claims = ["polar bears and sea ice", "", "sun"]
-    plain = list(names["search_bm25"](folder, meta, claims, None))
-    names["search_bm25"].__globals__["COMPILE"] = 1
-    compiled = list(names["search_bm25"](folder, meta, claims, None))
-    np.testing.assert_allclose(compiled, plain, rtol=1e-6)
-    assert plain[0].max() > 0 and not plain[1].any()
-
-def test_restrict_scores_only_the_candidates_of_an_earlier_run(indexed, run):
-    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
-    whole = read(indexed / "work/demo/test/bm25.tsv")
-    few = [("c3", "0003", 1, 2.0), ("c3", "0001", 2, 1.0), ("c3", "0012", 3, 0.5), ("c5", "0009", 1, 1.0)]
-    tsv(indexed / "few.tsv", RUN, few)
-    done = run(SCRIPT, "--retrievers", "bm25", "--restrict", "few.tsv", "--out", "out", cwd=indexed)
-    assert done.returncode == 0, done.stderr
-    found = read(indexed / "out/bm25.tsv")
-    kept = {("c3", "0001"), ("c3", "0003"), ("c5", "0009")}
-    expected = whole[[pair in kept for pair in zip(whole["claim_id"], whole["abstract_id"])]]
-    columns = ["claim_id", "abstract_id", "score"]
-    assert found[columns].values.tolist() == expected[columns].values.tolist()
-    assert "3 claims, 1 of them without any" in done.stdout
-
-def test_short_long_and_empty_texts_and_a_k_beyond_the_corpus(toy, run):
-    texts = ["sea", "ice " * 6818, "", "sea ice " * 10]
-    (toy / "data/demo/corpus.jsonl").write_text("".join(json.dumps({"abstract_id": str(row), "abstract": text}) + "\n"
-                                                        for row, text in enumerate(texts)))
-    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("1", "sea ice"), ("2", "\"\""), ("3", "?!")])
-    done = run("01_index.py", cwd=toy)
-    assert done.returncode == 0, done.stderr
-    assert "1 abstracts are null, empty or no text" in done.stderr and "4 abstracts, 1 of them truncated" in done.stdout
-    done = run(SCRIPT, "--top-k", 5000, cwd=toy)
-    assert done.returncode == 0, done.stderr
-    runs = {name: read(toy / f"work/demo/test/{name}.tsv") for name in ("bm25", "dense", "splade", "hybrid")}
-    assert set(runs["bm25"]["abstract_id"]) == {"0", "1", "3"} and set(runs["bm25"]["claim_id"]) == {"1"}
-    assert runs["dense"].groupby("claim_id").size().to_dict() == {"1": 4, "2": 4, "3": 4}
-    assert runs["hybrid"].groupby("claim_id").size().to_dict() == {"1": 4, "2": 4, "3": 4}
-
-def test_claims_without_a_known_word_have_no_row_and_are_counted(indexed, run):
-    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("1", "xyzzy"), ("2", "polar bears"), ("3", "\"\"")])
-    done = run(SCRIPT, "--retrievers", "bm25", cwd=indexed)
-    assert done.returncode == 0, done.stderr
-    assert "3 claims, 2 of them without any" in done.stdout
-    assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"2"}
-
-def test_bom_crlf_and_tabs_in_quotes_read_back_equal(indexed, run):
-    path = indexed / "data/demo/claims.test.tsv"
-    path.write_bytes(b'\xef\xbb\xbfclaim_id\tclaim\r\n007\t"polar\tbears ""starve"""\r\nNA\tsun\r\n')
-    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
-    assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"007", "NA"}
-
-def test_a_second_call_finds_its_runs_up_to_date_until_the_claims_change(indexed, run):
-    assert run(SCRIPT, "--retrievers", "bm25", cwd=indexed).returncode == 0
-    assert "up to date: work/demo/test/bm25.tsv" in run(SCRIPT, "--retrievers", "bm25", cwd=indexed).stdout
-    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("9", "glaciers")])
-    assert "up to date" not in run(SCRIPT, "--retrievers", "bm25", cwd=indexed).stdout
-    assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"9"}
-
-def test_trec_runs_are_fused_by_score(toy, run):
-    (toy / "a.trec").write_text("1 Q0 x 0 5.0 tag\n1 Q0 y 1 7.0 tag\n")
-    tsv(toy / "b.tsv", RUN, [("1", "y", 1, 0.5), ("1", "z", 2, 0.25)])
-    done = run(SCRIPT, "fuse", "a.trec", "b.tsv", "--out", "c.tsv", cwd=toy)
-    assert done.returncode == 0, done.stderr
-    fused = read(toy / "c.tsv")
-    assert fused["abstract_id"].tolist() == ["y", "x", "z"]
-    assert fused["score"].tolist() == pytest.approx([2 / 61, 1 / 62, 1 / 62], rel=1e-8)
-
-def test_fuse_takes_method_and_weights(toy, run):
-    tsv(toy / "a.tsv", RUN, [("1", "x", 1, 3), ("1", "y", 2, 1)])
-    tsv(toy / "b.tsv", RUN, [("1", "y", 1, 0.9), ("1", "z", 2, 0.1), ("2", "z", 1, 1)])
-    words = ["fuse", "a.tsv", "b.tsv", "--method", "minmax", "--weights", 1, 3, "--out", "c.tsv"]
+    assert run("01_index.py", *words, cwd=toy).returncode == 0
+    claims = [("1", "sea level"), ("2", "xyzzy"), ("3", "?!")]
+    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
+    words = ("--retrievers", "bm25", "--top-k", 0)
     done = run(SCRIPT, *words, cwd=toy)
-    assert done.returncode == 0, done.stderr
-    found = read(toy / "c.tsv")
-    assert found[["claim_id", "abstract_id", "rank", "score"]].values.tolist() == [
-        ["1", "y", 1, 3.0], ["1", "x", 2, 1.0], ["1", "z", 3, 0.0], ["2", "z", 1, 0.0]]
+    assert "3 rows, 3 claims, 2 of them without rows" in done.stdout, done.stderr
+    whole = read(toy / "work/demo/test/bm25.tsv").set_index("abstract_id")["score"].to_dict()
+    assert set(whole) == {"0002", "0007", "0009"}  # plain: "Sea" is another term than "sea"
+    tsv(toy / "few.tsv", RUN, [("1", "0009", 1, 2.0), ("1", "0001", 2, 1.0), ("2", "0002", 1, 1)])
+    assert run(SCRIPT, *words, "--restrict", "few.tsv", "--out", "o", cwd=toy).returncode == 0
+    assert read(toy / "o/bm25.tsv").values.tolist() == [["1", "0009", 1, whole["0009"]]]
 
-# ----------------------------------------------------------- Bad input
-@pytest.mark.parametrize(("words", "word"), [
-    (["fuse", "a.tsv", "a.tsv", "--weights", "1"], "--weights"),
-    (["fuse", "a.tsv", "--weights", "1", "--method", "union"], "--weights"),
-    (["fuse", "a.tsv", "--method", "best"], "--method"),
-    (["fuse", "a.tsv", "a.tsv", "--weights", "nan", "1"], "--weights"),
-    (["fuse", "a.tsv", "--out", "work/../a.tsv"], "a.tsv: this command reads it"),
-    (["fuse", "a.tsv", "--out", "work/demo/index"], "work/demo/index"),  # a folder: it would be gone
-    (["fuse", "a.tsv", "--out", "a.tsv/b.tsv"], "a.tsv"),
-    (["--retrievers", "bm25", "--top-k", "0"], "--top-k"),
-    (["--retrievers", "bm25", "--restrict", "nowhere.tsv"], "nowhere.tsv"),
-    (["--retrievers", "bm25", "--restrict", "a.tsv"], "a.tsv:2: unknown abstract_id x"),
-])
-def test_bad_flags_are_refused(indexed, run, contents, refused, words, word):
-    tsv(indexed / "a.tsv", RUN, [("1", "x", 1, 3)])
-    before = contents(indexed)
-    refused(run(SCRIPT, *words, cwd=indexed), before, indexed, word)
+@pytest.mark.parametrize(("name", "data"), [
+    ("a", b"changed!!"), ("a", b"short"), ("a", b""), ("a", None), ("meta.json", b""),
+    ("meta.json", b"[1]"), ("meta.json", b'{"corpus": "another", "files": {}}')])
+def test_a_damaged_index_or_one_of_another_corpus_is_refused(load, capsys, tmp_path, name, data):
+    folder, open_index = tmp_path / "bm25", load(SCRIPT)["open_index"]
+    folder.mkdir()
+    (folder / "a").write_bytes(b"as it was")
+    meta = {"corpus": "sha", "files": {"a": [9, zlib.crc32(b"as it was")]}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    assert open_index(folder, "sha") == meta
+    (folder / name).unlink() if data is None else (folder / name).write_bytes(data)
+    assert "01_index.py --indexes bm25" in refusal(capsys, open_index, folder, "sha")
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("claim_id\ttext\n1\tice\n", ["claims.test.tsv:1:", "claim"]),
-    ("claim_id\tclaim\n1\tice\n1\tsun\n", ["claims.test.tsv:3:", "stands twice"]),
-    ("claim_id\tclaim\n\tice\n", ["claims.test.tsv:2:", "empty"]),
-    ("claim_id\tclaim\n1\ta\tb\n", ["claims.test.tsv"]),
-    ("claim_id\tclaim\n1\t\"open\n", ["claims.test.tsv"]),
-    ('claim_id\tclaim\n1\t"two\nlines"\n2\tsun\n2\tsea\n', ["claims.test.tsv:5:"]),
-    ("claim_id\tclaim\n", ["claims.test.tsv", "no claim"]),
-    ("", ["claims.test.tsv"]),
-])
-def test_bad_claims_are_refused_by_line(indexed, run, contents, refused, text, words):
-    (indexed / "data/demo/claims.test.tsv").write_text(text)
-    before = contents(indexed)
-    refused(run(SCRIPT, "--retrievers", "bm25", cwd=indexed), before, indexed, *words)
+# ---------------------------------------------------------------- Fusion and examples
+SD = np.std([9, 5, 1]), np.std([0.5, 0.3])
 
-def test_an_index_of_another_corpus_is_refused(indexed, run, contents, refused):
-    with open(indexed / "data/demo/corpus.jsonl", "a") as file:
-        file.write('{"abstract_id": "new", "abstract": "text"}\n')
-    before = contents(indexed)
-    refused(run(SCRIPT, "--retrievers", "bm25", cwd=indexed), before, indexed, "meta.json", "another corpus")
+@pytest.mark.parametrize(("method", "expected", "alone"), [
+    ("rrf", {"a": 1 / 61 + 3 / 62, "b": 1 / 62, "c": 1 / 63 + 3 / 61}, 3 / 61),
+    ("minmax", {"a": 8 / 8, "b": 4 / 8, "c": 3 * 0.2 / 0.2}, 0),
+    ("zscore", {"a": 8 / SD[0], "b": 4 / SD[0], "c": 3 * 0.2 / SD[1]}, 0),
+    ("union", {"a": 3 / 2, "b": 1 / 2, "c": 3}, 3), ("top", {"a": 9, "b": 5, "c": 1.5}, 6)])
+def test_fusion_equals_the_arithmetic_by_hand(load, method, expected, alone):
+    first = {"1": {"a": 9.0, "b": 5.0, "c": 1.0}, "2": {}}
+    second = {"1": {"c": 0.5, "a": 0.3}, "2": {"d": 2.0}}
+    found = load(SCRIPT)["fuse_runs"]([first, second], [1, 3], method, 60)
+    assert found == {"1": pytest.approx(expected), "2": pytest.approx({"d": alone})}
 
-def test_indexes_of_different_corpora_are_refused_also_where_no_corpus_is_at_hand(indexed, run, contents, refused):
-    index = indexed / "work/demo/index"
-    shutil.copytree(index / "bm25", index / "splade")
-    meta = json.loads((index / "splade/meta.json").read_text())
-    (index / "splade/meta.json").write_text(json.dumps(meta | {"kind": "splade", "corpus": "another"}))
-    before = contents(indexed)
-    done = run(SCRIPT, "--retrievers", "bm25", "splade", "--corpus", "nowhere.jsonl", cwd=indexed)
-    refused(done, before, indexed, "different corpora")
+def test_negatives_targets_and_examples_by_hand(load):
+    names, rng = load(SCRIPT), np.random.default_rng(0)
+    labels = {"p": "SUPPORTS", "q": "REFUTES", "n": "NEI"}
+    found = {pool: names["allowed"]("xpnqy", labels, pool) for pool in ("nei", "unjudged", "both")}
+    assert found == {"nei": ["n"], "unjudged": ["x", "y"], "both": ["x", "n", "y"]}
+    draw, targets = names["draw"], names["targets"]
+    assert draw("abcd", 2, "best", rng) == "ab" and draw("abcd", 2, "worst", rng) == "dc"
+    assert len({tuple(draw("abcd", 2, "random", rng)) for _ in range(300)}) == 4 * 3
+    assert sorted(draw("abcd", 9, "random", rng)) == list("abcd") and not draw("", 1, "random", rng)
+    assert targets(np.array([1.0, 2, 9]), 2, 0.25).tolist() == [0.25, 0.5, 1]
+    assert targets(np.array([1.0, 3]), None, None).tolist() == [0.25, 0.75]  # mean 2, sd 1
+    args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best", per="claim")
+    found = names["pairs"]("c", ["p", "q"], ["x", "y"], ["z"], args, rng)
+    assert [(row["kind"], row["abstract_id"], row["target"]) for row in found] == [
+        ("evidence", "p", 1), ("evidence", "q", 1), ("hard", "x", 0), ("easy", "z", 0)]
+    args.shape, args.per, args.draw = "labels", "positive", "worst"
+    assert names["pairs"]("c", ["p", "q"], ["x", "y", "w"], [], args, rng) == [
+        {"kind": "hard", "claim_id": "c", "abstract_id": name, "label": "NEI"} for name in "wy"]
+    assert names["tuples"]("c", ["p"], ["x", "y"], ["z"], args, rng) == [
+        {"kind": "evidence", "claim_id": "c", "positive": "p", "negatives": ["y", "z"]}]
 
-def test_an_index_that_is_not_there_is_refused(indexed, run, contents, refused):
-    before = contents(indexed)
-    refused(run(SCRIPT, "--retrievers", "dense", cwd=indexed), before, indexed, "index/dense")
+@pytest.mark.parametrize("words", [
+    "--hard 2 --easy 9 --from-top 3", "--shape tuples --hard 2 --easy 3 --easy-from corpus",
+    "--shape labels --per positive", "none.tsv --shape tuples --pool nei --nei-of any --hard 9"])
+def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, run, words):
+    table, seen, drawn = read(toy / "data/demo/qrels.test.tsv"), [], set()
+    mine = ("mine", *words.split(), "--qrels", "q.tsv", "--split", "test", "--out", "x.jsonl")
+    for judged in (table, table, table[table["claim_id"] != "c4"]):
+        tsv(toy / "q.tsv", judged, judged.values)
+        done = run(SCRIPT, *mine, "--force", cwd=toy)
+        assert done.returncode == 0, done.stderr
+        seen.append(lines(toy / "x.jsonl"))
+    for row in seen[0]:
+        own = [row.get("abstract_id")] * (row["kind"] != "evidence")
+        drawn |= {(row["claim_id"], name) for name in row.get("negatives", own)}
+    relevant = set(map(tuple, table[table["label"] != "NEI"][RUN[:2]].values))
+    assert len(drawn) > 6 and not drawn & relevant and seen[0] == seen[1]
+    if "any" not in words:
+        assert "; 1 claims without evidence skipped" in done.stdout
+        assert seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
 
-@pytest.mark.parametrize(("row", "words"), [
-    ("1\ty\t2\tnan", ["b.tsv:3:", "score"]),
-    ("1\ty\t2\tinf", ["b.tsv:3:", "score"]),
-    ("1\ty\t0\t0.1", ["b.tsv:3:", "rank"]),
-    ("1\ty\tsecond\t0.1", ["b.tsv:3:", "rank"]),
-    ("1\ty\t1.5\t0.1", ["b.tsv:3:", "rank"]),
-    ("1\ty\t3\t0.1", ["b.tsv:3:", "gap"]),
-    ("1\ty\t1\t0.1", ["b.tsv:3:", "tie"]),
-    ("1\tx\t2\t0.1", ["b.tsv:3:", "stands twice"]),
-    ("1\tq\t2\t0.1", ["b.tsv:3:", "unknown", "q"]),
-])
-def test_bad_runs_are_refused_by_line(toy, run, contents, refused, row, words):
-    (toy / "corpus.jsonl").write_text("".join(f'{{"abstract_id": "{i}", "abstract": "t"}}\n' for i in "xyz"))
-    tsv(toy / "a.tsv", RUN, [("1", "x", 1, 0.5)])
-    (toy / "b.tsv").write_text("\t".join(RUN) + "\n1\tx\t1\t0.5\n" + row + "\n")
+def test_scores_as_targets_with_gold_evidence(toy, run):
+    tsv(toy / "q.tsv", [*RUN[:2], "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])
+    words = "--targets score --gold --from-top 2 --middle 0.5 --scale 0.5 --qrels q.tsv"
+    words = ("mine", *words.split(), "--split", "test", "--out", "x.jsonl")
+    assert "2 claims without evidence skipped" in run(SCRIPT, *words, cwd=toy).stdout
+    assert [tuple(row.values()) for row in lines(toy / "x.jsonl")] == [
+        ("score", "c3", "0003", 0.75), ("score", "c3", "0002", 0.5), ("evidence", "c3", "0001", 1)]
+    assert '"examples": 7' in run(SCRIPT, *words, "--keep-claims-without-evidence", cwd=toy).stdout
+
+# ---------------------------------------------------------------- Blocks of all scripts
+FAULT = pytest.mark.xfail(strict=True, reason="fault of a block")
+HEADS = {"C": "claim_id|claim", "R": "claim_id|abstract_id|rank|score;1|x|1|0.5"}
+
+@pytest.mark.parametrize(("text", "line"), [
+    (";", 1), ("claim_id|text;1|ice", 1), ("claim_id|claim|claim;1|a|b", 1), ("C;1|ice;1|sun", 3),
+    ("C;|ice", 2), ("C;1| ", 2), ("C;1|ice;2", 3), ("C;1|a|b", 2), ('C;1|"open;2|sun', 2),
+    ('C;1|"two;lines";2|sun;2|sea', 5), ('C;;1|"a|b";;2', 5), ("R;1|y|2|nan", 3), ("R;1|q|2|1", 3),
+    ("R;1|y|2|x", 3), ("R;1|y|1.5|1", 3), ("R;1|y|3|1", 3), ("R;1|y|1|1", 3), ("R;1|x|2|1", 3),
+    ("R;1|y|2|-inf", 3),
+    pytest.param('C;1|ice;2|"open', 3, marks=FAULT),
+    pytest.param('C;1|"open' + ";2|sun" * 30_000, 2, marks=FAULT)])
+def test_bad_tables_are_refused_by_line(load, capsys, tmp_path, text, line):
+    path, read_table = tmp_path / "a.tsv", load(SCRIPT)["read_table"]
+    rows = HEADS.get(text[0], text[0]) + text[1:]
+    path.write_text(rows.replace("|", "\t").replace(";", "\n") + "\n")
+    columns = RUN if text[0] == "R" else ["claim_id", "claim"]
+    known = {"abstract_id": ["x", "y"]} if text[0] == "R" else {}
+    assert f"a.tsv:{line}: " in refusal(capsys, read_table, path, columns, **known)
+
+def test_bytes_of_all_kinds_are_read_and_none_controls_the_terminal(load, capsys, tmp_path):
+    names, path = load(SCRIPT), tmp_path / "a"
+    rows = b'\xef\xbb\xbfclaim_id\tclaim\r\n07\t"a\tb ""c"""\r\nNA\t"d\ne"\r\n8\t\xed\xa0\n'
+    path.write_bytes(rows)
+    found = names["read_table"](path, ["claim_id", "claim"]).values.tolist()
+    assert found == [["07", 'a\tb "c"'], ["NA", "d\ne"], ["8", "\ufffd\ufffd"]]
+    good = b'{"abstract_id": 1, "abstract": "\xed"}\n{"abstract_id": "\\ud800", "abstract": "a"}\n'
+    for line in (b"[]", b"{", b'{"abstract": ""}', b'{"abstract_id": "1"}', b'{"abstract_id": ""}'):
+        path.write_bytes(good + line)
+        assert f"{path}:3: " in refusal(capsys, names["read_corpus"], path)
+    path.write_bytes(good)
+    found = [(name, record["abstract"]) for name, record in names["read_corpus"](path).items()]
+    assert found == [("1", "\ufffd"), ("\ufffd", "a")]
+    assert refusal(capsys, names["fail"], "a\x1b[2J", "b\x07\n\u202ec") == "error: a?[2J: b? ?c\n"
+
+def test_bad_flags_and_paths_are_one_line(toy, run, contents, refused):
+    tsv(toy / "a.tsv", RUN, [("1", "0002", 1, 1e308), ("1", "0003", 2, 1)])
+    for words, word in [
+            ("--out a.tsv", "a.tsv: this command reads it"), ("--out a.tsv/c.tsv", "a.tsv"),
+            ("--out " + "x" * 300, "too long"), ("--out /proc/c.tsv", "/proc/c.tsv"),
+            ("/proc/self/mem", "Input/output"), ("none.tsv", "none.tsv"), ("--top-k -1", "--top-k"),
+            ("--weights 1", "--weights"), ("--weights 1 nan", "scores are NaN"),
+            ("--method top --weights 9 1", "1 of 2 scores"), ("--corpus a.tsv", "a.tsv:1")]:
+        words = words.split() + ["--out", "c.tsv"] * ("--out" not in words)
+        before = contents(toy)
+        refused(run(SCRIPT, "fuse", "a.tsv", "a.tsv", *words, cwd=toy), before, toy, word)
+
+@FAULT
+def test_a_folder_that_no_command_made_is_kept(toy, run, contents, refused):
     before = contents(toy)
-    done = run(SCRIPT, "fuse", "a.tsv", "b.tsv", "--corpus", "corpus.jsonl", "--out", "c.tsv", cwd=toy)
-    refused(done, before, toy, *words)
+    refused(run(SCRIPT, "mine", "--out", "data", cwd=toy), before, toy, "data")
+
+def test_a_full_disk_a_second_command_and_leftovers(toy, run, contents, refused):
+    tsv(toy / "b.tsv", RUN, [(n, "0002", 1, n / 3) for n in range(500)])
+    words = ("fuse", "b.tsv", "--out", "c.tsv")
+    assert run(SCRIPT, *words, cwd=toy).returncode == 0
+    (toy / "c.tsv.parts").mkdir()  # of a process that was killed behind its last rename
+    assert "up to date: c.tsv" in run(SCRIPT, *words, cwd=toy).stdout
+    assert not (toy / "c.tsv.parts").exists()
+    before, command = contents(toy), [sys.executable, SCRIPT, *words, "--force"]
+    full = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))}
+    done = subprocess.run(command, cwd=toy, capture_output=True, text=True, check=False, **full)
+    refused(done, before, toy, "File too large")
+    with FileLock(toy / "c.tsv.lock"):
+        before = contents(toy)
+        refused(run(*command[1:], cwd=toy), before, toy, "another command")
