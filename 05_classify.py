@@ -18,7 +18,6 @@ Writes  work/NAME/SPLIT/verdicts.tsv: the run's columns, label, p_supports, p_re
 Prints  the share of each label; the last line is one JSON object
 
 Examples
-    python 05_classify.py train --model microsoft/deberta-v3-large --loss cross-entropy --lr 1e-5
     python 05_classify.py --aggregate work/demo/test/claims.jsonl
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli
     python 05_classify.py llm --model Qwen/Qwen3-14B --strategy reasoning --backend none
@@ -370,8 +369,8 @@ def open_classifier(name, args):
     from sentence_transformers import CrossEncoder
     model = open_model(CrossEncoder, name, args, args.dtype)
     if model.num_labels != 3:
-        fail(name, f"its head has {model.num_labels} outputs, not 3: rerankers belong to "
-             "03_rerank.py; train a classifier with 05_classify.py train")
+        fail(name, f"{model.num_labels} outputs, not 3: rerankers belong to 03_rerank.py; train a "
+             "classifier with 05_classify.py train")
     if not head_order(model.config):
         fail(name, f"its labels {model.config.id2label} are not {LABELS}; train it first")
     if args.adjust and not hasattr(model.config, "stance_shares"):
@@ -400,7 +399,7 @@ def logits_of(model, pairs, args):
     found = np.reshape(found, (-1, 3)).astype(float)[:, head_order(model.config)]
     bad = ~np.isfinite(found).all(axis=1)
     if bad.any():
-        fail(pairs[bad.argmax()][0], "the model gives NaN for this pair; use --dtype fp32")
+        fail(pairs[bad.argmax()][0], "its output is NaN; use --dtype fp32, or train at less --lr")
     return found
 
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
@@ -437,13 +436,11 @@ def sentences_of(text):
 
 def sentences_read(model, claim, title, abstract):
     """Return the sentences of an abstract that begin within the truncated input."""
-    text, size = f"{title} {abstract}".strip(), model.max_seq_length
-    coded = model.tokenizer(
-        claim, text, truncation="only_second", max_length=size, return_offsets_mapping=True)
-    ends = [0]
+    text, ends = f"{title} {abstract}".strip(), [0]
+    coded = model.tokenizer(claim, text, truncation="only_second", return_offsets_mapping=True,
+                            max_length=model.max_seq_length)
     for place, part in zip(coded["offset_mapping"], coded.sequence_ids()):
-        if part == 1:
-            ends.append(place[1])
+        ends.append(place[1] if part == 1 else 0)
     read = max(0, max(ends) + len(abstract) - len(text))
     return sentences_of(abstract)[: len(sentences_of(abstract[:read]))]
 
@@ -469,17 +466,17 @@ def aggregate(verdicts, claims, texts, model, args, inputs):
     places = verdicts["label"].map(LABELS.index)
     chances = verdicts[COLUMNS].to_numpy()[np.arange(len(verdicts)), places]
     rows = verdicts.assign(probability=chances, sentence=None)
-    evidence = rows["label"] != "NEI"
+    evidence, lines = rows["label"] != "NEI", []
     if model:
         found = evidence_sentences(model, rows[evidence], claims, texts, args)
         rows.loc[evidence, "sentence"] = found
-    lines, groups = [], dict(list(rows.groupby("claim_id")))
+    groups = dict(list(rows.groupby("claim_id")))
     for name, claim in claims.items():
         part = groups.get(name, rows[:0])
         sums = [part.loc[part["label"] == label, "probability"].sum() for label in LABELS[:2]]
         verdict, share = claim_verdict(*sums, args.dispute)
-        line = {"claim_id": name, "claim": claim, "verdict": verdict}
-        line["support"] = share and round(share, 6)
+        line = {"claim_id": name, "claim": claim, "verdict": verdict,
+                "support": share and round(share, 6)}
         line |= {label: int((part["label"] == label).sum()) for label in LABELS}
         part = part[part["label"] != "NEI"].round({"probability": 6})
         shown = part[["abstract_id", "rank", "label", "probability", "sentence"]]
@@ -636,12 +633,11 @@ def calibration_error(probabilities, labels, bins=15):
     return float(np.abs(np.bincount(place, right - confidence)).sum() / len(labels))
 
 def newest_checkpoint(folder):
-    """Return the newest checkpoint with a readable state, which is written last, and the state."""
+    """Return the newest checkpoint with a readable state, which is written last; and the state."""
     for path in sorted(folder.glob("checkpoint-*"), key=os.path.getmtime, reverse=True):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             return str(path), json.loads((path / "trainer_state.json").read_bytes())
-        except (OSError, ValueError):
-            remove(path)
+        remove(path)
     return None, None
 
 def epochs_of(history):
@@ -772,14 +768,14 @@ def train(args):
     facts = {"pairs": counts.to_dict(), "held_out": int(held.sum())}
     print(f"{len(table)} pairs {facts['pairs']}, {held.sum()} of them held out")
     if held.sum() < CALIBRATE:
-        print(f"warning: a temperature is fitted on {CALIBRATE} held-out pairs or more; without "
-              "any, the last epoch is kept", file=sys.stderr)
+        print(f"warning: a temperature needs {CALIBRATE} held-out pairs", file=sys.stderr)
     model, pairs = open_trainee(args), pairs_of(table, claims, texts)
     facts["truncated"] = count_truncated(model, pairs)
     gold, parts = table["label"].map(LABELS.index).to_numpy(), parts_of(args, inputs)
     epochs = fit(model, pairs, np.array(head_order(model.config))[gold], held, parts, args)
+    rows = np.flatnonzero(held) if held.sum() >= CALIBRATE else range(1)
+    logits = logits_of(model, [pairs[row] for row in rows], args)  # refuses a diverged model
     if held.sum() >= CALIBRATE:
-        logits = logits_of(model, [pairs[row] for row in np.flatnonzero(held)], args)
         facts["temperature"] = model.config.stance_temperature = calibrate(logits, gold[held])
         after = calibrated(logits, facts["temperature"])
         facts["ece"] = calibration_error(calibrated(logits), gold[held])

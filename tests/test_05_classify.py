@@ -37,13 +37,14 @@ def tiny(folder, names, dtype="float32", **config):
     AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder)
     return str(folder)
 
+HOW = json.loads("""{"max_length": 24, "calibrate": true, "adjust": 0, "seed": 1, "dtype": "auto",
+"device": ["cpu"], "batch_size": 0, "freeze": "none", "epochs": 2, "lr": 0.001, "step": 8,
+"accumulate": 1, "schedule": "constant", "loss": "focal", "sampler": "shuffle", "patience": 3,
+"max_words": 0, "max_tokens": 0, "temperature": 0, "extra": {}, "structured": false, "model": "m"
+}""")
+
 def arguments(**other):
-    how = {"max_length": 24, "calibrate": True, "adjust": 0.0, "seed": 1, "device": ["cpu"],
-           "dtype": "auto", "batch_size": 8, "freeze": "none", "epochs": 2, "lr": 1e-3, "step": 8,
-           "accumulate": 1, "schedule": "constant", "loss": "focal", "sampler": "shuffle",
-           "patience": 3, "max_words": 0, "max_tokens": 0, "temperature": 0.0, "extra": {},
-           "structured": False, "model": "toy", "strategy": "zero-shot-hybrid"}
-    return SimpleNamespace(**how | other)
+    return SimpleNamespace(**HOW | other)
 
 # ---------------------------------------------------------------- Replies
 @pytest.mark.parametrize(("label", "replies"), [
@@ -206,13 +207,12 @@ def test_ask_is_called_with_its_flags_until_nothing_waits(toy, run, contents, re
 
 # ---------------------------------------------------------------- Classifier
 def test_an_nli_model_labels_at_once_under_its_own_names(toy, run):
-    import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     folder, corpus = tiny(toy / "nli", NLI), toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A title of it"'))
     words = ("--model", "nli", "--max-length", 24, "--aggregate", "c.jsonl")
-    facts = facts_of(run(SCRIPT, *HYBRID, *words, cwd=toy))
-    verdicts, texts = read(toy / "work/demo/test/verdicts.tsv"), {}
+    facts, texts = facts_of(run(SCRIPT, *HYBRID, *words, cwd=toy)), {}
+    verdicts = read(toy / "work/demo/test/verdicts.tsv")
     assert verdicts[RUN].equals(read(toy / "work/demo/test/hybrid.tsv")[RUN])
     for record in map(json.loads, corpus.read_text().splitlines()):
         texts[record["abstract_id"]] = f"{record['title']} {record['abstract']}"
@@ -223,8 +223,7 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, run):
         pair = claims[row.claim_id], texts[row.abstract_id]
         truncated += len(tokenizer(*pair)["input_ids"]) > 24
         coded = tokenizer(*pair, max_length=24, truncation="only_second", return_tensors="pt")
-        with torch.inference_mode():
-            against, neither, entailed = model(**coded).logits[0].softmax(0).tolist()
+        against, neither, entailed = model(**coded).logits[0].softmax(0).tolist()
         found = [row.p_supports, row.p_refutes, row.p_nei]
         assert found == pytest.approx([entailed, against, neither], abs=1e-5)
         assert row.label == LABELS[int(np.argmax(found))]
@@ -235,24 +234,20 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, run):
         rows = verdicts[(verdicts["claim_id"] == line["claim_id"]) & (verdicts["label"] != "NEI")]
         evidence = [(one["abstract_id"], one["label"], one["rank"]) for one in line["evidence"]]
         assert evidence == list(zip(rows["abstract_id"], rows["label"], rows["rank"]))
-        assert line["NEI"] == 6 - len(rows)
         assert all(one["sentence"] in texts[one["abstract_id"]] for one in line["evidence"])
 
-def test_models_that_cannot_label_are_refused_in_one_line(load, tmp_path, capsys, models):
-    (tmp_path / "torn").mkdir()
-    made = {"one": ["x"], "three": ["x", "y", "z"], "nli": NLI, "torn": NLI, "bare": NLI}
-    said = dict(zip(made, ("03_rerank.py", "are not", "shares", "be loaded", "tokenizer of")))
-    for name, labels in made.items():
-        folder = tiny(tmp_path / name, labels)
-        if name == "torn":
-            (tmp_path / "torn/model.safetensors").write_bytes(b"torn")
-        for path in (tmp_path / "bare").glob("tok*"):
-            path.unlink()
-        with pytest.raises(SystemExit) as end:
-            load(SCRIPT)["open_classifier"](folder, arguments(adjust=0.5))
-        errors = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error")]
-        assert end.value.code == 2 and len(errors) == 1
-        assert folder in errors[0] and said[name] in errors[0]
+@pytest.mark.parametrize(("labels", "broken", "said"), [
+    (["x"], None, "03_rerank.py"), (["x", "y", "z"], None, "are not"), (NLI, None, "class shares"),
+    (NLI, "model.safetensors", "be loaded"), (NLI, "tokenizer.json", "tokenizer of")])
+def test_models_that_cannot_label_are_refused_in_one_line(load, tmp_path, capsys, models, labels,
+                                                          broken, said):
+    folder = tiny(tmp_path / "model", labels)
+    if broken:
+        (tmp_path / "model" / broken).unlink()
+    with pytest.raises(SystemExit) as end:
+        load(SCRIPT)["open_classifier"](folder, arguments(adjust=0.5))
+    errors = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
+    assert end.value.code == 2 and len(errors) == 1 and folder in errors[0] and said in errors[0]
 
 def test_nan_names_the_pair_and_a_claim_is_never_truncated(load, tmp_path, capsys, models):
     kit = load(SCRIPT)
