@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import precision_recall_fscore_support
 
-SCRIPT = "06_evaluate.py"
-KIT = runpy.run_path(str(ROOT / SCRIPT))
+SCRIPT, KIT = "06_evaluate.py", runpy.run_path(str(ROOT / "06_evaluate.py"))
 RUN, QRELS, LABELS = KIT["RUN"], KIT["QRELS"], {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
 TEST_QRELS = [(claim, name, label) for claim in ("c3", "c4", "c5")
               for name, label in JUDGED[claim].items()]
@@ -37,16 +36,14 @@ def table_of(**claims):
 def measure(run, qrels, *names, depth=10):
     """The script's own numbers for one run, as floats."""
     parts, _ = KIT["parts_of"](run, qrels, KIT["gold_of"](qrels), names, depth)
-    table, order = KIT["packed"](parts)
-    values = KIT["measures_of"](table.sum(0), order, names)
-    return {name: float(value) for name, value in values.items()}
+    values = KIT["measures_of"](KIT["packed"](parts).sum(0), parts, names)
+    return dict(zip(names, values.tolist()))
 
 def result(done):
     """The runs in the last line of stdout."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])["runs"]
 
-# ----------------------------------------------------------- By hand
 HALF, THIRD = 1 / 2, 1 / 3
 
 @pytest.mark.parametrize(("run", "qrels", "wanted"), [
@@ -155,13 +152,12 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
     cells = cells.set_index(["run", "measure"])
     assert cells.loc["a"][["difference", "p_randomisation", "p_wilcoxon"]].isna().all(axis=None)
     assert (cells.loc["c"]["p_randomisation"] == 1).all()  # the same run
-    (first, order), (second, _) = (KIT["packed"](part) for part in parts.values())
+    first, second = (KIT["packed"](part) for part in parts.values())
     turns = np.array(list(itertools.product((0, 1), repeat=8)))  # 256 ways to swap eight claims
-    sums = first.sum(0) + turns @ (second - first), second.sum(0) + turns @ (first - second)
-    for name in names:
-        these, those = (KIT["measures_of"](some, order, names)[name] for some in sums)
-        exact = np.mean(abs(these - those) >= abs(these - those)[0] - 1e-12)
-        assert cells.loc[("b", name), "p_randomisation"] == pytest.approx(exact, abs=0.02)
+    these, those = (KIT["measures_of"](sums, parts["a"], names) for sums in (
+        first.sum(0) + turns @ (second - first), second.sum(0) + turns @ (first - second)))
+    exact = np.mean(abs(these - those) >= abs(these - those)[0] - 1e-12, axis=0)
+    assert cells.loc["b"].loc[names, "p_randomisation"].tolist() == pytest.approx(exact, abs=0.02)
     above, below = parts["b"]["R@5"]
     theirs = stats.bootstrap(((above / below)[below > 0],), np.mean, method="percentile", rng=5)
     found = tuple(cells.loc[("b", "R@5"), ["low", "high"]])
