@@ -885,6 +885,7 @@ def evaluate(args):
             values = {one: part[0] / part[1] for one, part in parts[name].items() if one != "given"}
         by_claim.append(pd.DataFrame({"run": name, "claim_id": gold.claims} | values))
         sides[name] = side_by_side(run, qrels) if args.report else {}
+        del run, found  # makes room for the next one
     cells, by_claim = compare(parts, names, args.resamples, args.seed), pd.concat(by_claim)
     curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
     asked = cells[cells["measure"].isin(names)]

