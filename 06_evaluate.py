@@ -535,21 +535,21 @@ def parts_of(run, qrels, gold, names, depth=10):
     return parts | (trec_fractions(theirs, run, qrels, gold) if theirs else {}), found
 
 def packed(parts):
-    """The parts side by side, [claims, columns], and the names behind the confusion matrices."""
-    names = [name for name in parts if name != "given"]
-    columns = [column for name in names for column in parts[name]]
-    return np.column_stack([parts["given"], *columns]), names
+    """The parts side by side, [claims, columns]: 9 of the confusion matrix, 2 of each fraction."""
+    fractions = [column for name in parts if name != "given" for column in parts[name]]
+    return np.column_stack([parts["given"], *fractions])
 
-def measures_of(sums, order, names):
-    """{name: values [...]} from sums over claims [..., columns]; NaN is undefined."""
+def measures_of(sums, parts, names):
+    """Values of measures [..., names] from sums of parts over claims [..., columns]."""
     with np.errstate(invalid="ignore", divide="ignore"):
         scores = weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))
         quotients = np.moveaxis(sums[..., 9::2] / sums[..., 10::2], -1, 0)
+    order = [name for name in parts if name != "given"]
     known = dict(zip(["P", "R", "F1", *order], [*scores, *quotients]))
     for name, (how, members) in COMPOSED.items():
         if set(members) <= set(known):
             known[name] = how([known[member] for member in members], axis=0)
-    return {name: known[name] for name in names}
+    return np.stack([known[name] for name in names], axis=-1)
 
 # ---------------------------------------------------------------- Comparison of runs
 def resampled(tables, resamples, seed, weigh):
@@ -568,34 +568,28 @@ def swaps(rng, draws, claims):
     """For which claims two runs change places (Fisher): [draws, claims]."""
     return rng.integers(0, 2, size=(draws, claims)).astype(float)
 
-def intervals(tables, order, names, resamples, seed):
-    """{name: [2, runs]}: 95 % percentile bootstrap intervals over claims."""
-    drawn = [measures_of(sums, order, names)
+def intervals(tables, parts, names, resamples, seed):
+    """95 % percentile bootstrap intervals over claims, [2, runs, names]."""
+    draws = [measures_of(sums, parts, names)
              for sums in resampled(tables, resamples, seed, bootstrap)]
-    bounds = {}
-    for name in names:
-        values = np.concatenate([some[name] for some in drawn])
-        undefined = np.isnan(values).all(0)
-        bounds[name] = np.nanquantile(np.where(undefined, 0, values), (0.025, 0.975), axis=0)
-        bounds[name][:, undefined] = np.nan
-    return bounds
+    values = np.concatenate(draws)
+    undefined = np.isnan(values).all(0)
+    bounds = np.nanquantile(np.where(undefined, 0, values), (0.025, 0.975), axis=0)
+    return np.where(undefined, np.nan, bounds)
 
-def randomisation(tables, order, names, resamples, seed):
-    """{name: [runs]}: two-sided p of the difference from the first run.
+def randomisation(tables, parts, names, resamples, seed):
+    """Two-sided p of the difference from the first run, [runs, names].
 
     Paired randomisation over claims (Smucker et al. 2007): how often swapping two runs' results
     claim by claim gives as large a difference, the observed one included.
     """
-    def difference(these, those):
-        these, those = measures_of(these, order, names), measures_of(those, order, names)
-        return {name: np.abs(these[name] - those[name]) for name in names}
-    sums = tables.sum(1)
-    seen, beyond = difference(sums, sums[:1]), dict.fromkeys(names, 1)
+    sums, beyond = tables.sum(1), 1
+    values = measures_of(sums, parts, names)
+    seen = np.abs(values - values[0])
     for moved in resampled(tables - tables[:1], resamples, seed, swaps):
-        for name, values in difference(sums - moved, sums[0] + moved).items():
-            beyond[name] = beyond[name] + (values >= seen[name] - 1e-12).sum(0)
-    return {name: np.where(np.isnan(seen[name]), np.nan, beyond[name] / (resamples + 1))
-            for name in names}
+        these, those = (measures_of(some, parts, names) for some in (sums - moved, sums[0] + moved))
+        beyond = beyond + (np.abs(these - those) >= seen - 1e-12).sum(0)
+    return np.where(np.isnan(seen), np.nan, beyond / (resamples + 1))
 
 def wilcoxon(this, that):
     """Two-sided p of the signed-rank test over the claims that count in both runs."""
@@ -623,31 +617,31 @@ def compare(parts, names, resamples, seed):
     """Return a row a run and measure: value, interval, difference from the first run, p-values."""
     import pandas as pd
     names, (first, *others) = list(dict.fromkeys([*names, "Success@1"])), parts.values()
-    order, tables = packed(first)[1], np.stack([packed(part)[0] for part in parts.values()])
-    values, cells = measures_of(tables.sum(1), order, names), []
-    bounds = intervals(tables, order, names, resamples, seed)
-    chance = randomisation(tables, order, names, resamples, seed)
-    for name in names:
-        value, (low, high), p = values[name], bounds[name], chance[name]
-        difference, p[0] = value - value[0], np.nan
+    tables, cells = np.stack([packed(part) for part in parts.values()]), []
+    values = measures_of(tables.sum(1), first, names)
+    low, high = intervals(tables, first, names, resamples, seed)
+    p = randomisation(tables, first, names, resamples, seed)
+    differences, p[0] = values - values[0], np.nan
+    differences[0] = np.nan
+    for place, name in enumerate(names):
         table = pd.DataFrame({
-            "run": list(parts), "measure": name, "value": value, "low": low, "high": high,
-            "difference": difference, "p_randomisation": p, "p_holm": holm(p),
+            "run": list(parts), "measure": name, "value": values[:, place],
+            "low": low[:, place], "high": high[:, place], "difference": differences[:, place],
+            "p_randomisation": p[:, place], "p_holm": holm(p[:, place]),
             "p_wilcoxon": np.nan, "p_mcnemar": np.nan})
-        table.loc[0, "difference"] = np.nan
-        for place, part in enumerate(others, 1):
-            if name in part and not np.isnan(value[place]):
-                table.loc[place, "p_wilcoxon"] = wilcoxon(part[name], first[name])
+        for row, part in enumerate(others, 1):
+            if name in part and not np.isnan(values[row, place]):
+                table.loc[row, "p_wilcoxon"] = wilcoxon(part[name], first[name])
             if name == "Success@1":
-                table.loc[place, "p_mcnemar"] = mcnemar(part[name], first[name])
+                table.loc[row, "p_mcnemar"] = mcnemar(part[name], first[name])
         cells.append(table)
     return pd.concat(cells)
 
 def curves(found, gold):
     """Return rows of k, recall at k, success at k."""
-    depths, claims = [k for k in DEPTHS if k <= found.shape[1]], max((gold.R > 0).sum(), 1)
+    claims = max((gold.R > 0).sum(), 1)
     return [(k, recall(found, gold, k)[0].sum() / claims, success(found, gold, k)[0].sum() / claims)
-            for k in depths]
+            for k in DEPTHS if k <= found.shape[1]]
 
 # ---------------------------------------------------------------- Tables
 def wide(cells, field="value"):
@@ -893,6 +887,7 @@ def evaluate(args):
             values = {one: part[0] / part[1] for one, part in parts[name].items() if one != "given"}
         by_claim.append(pd.DataFrame({"run": name, "claim_id": gold.claims} | values))
         sides[name] = side_by_side(run, qrels) if args.report else {}
+        del run, found  # makes room for the next one
     cells, by_claim = compare(parts, names, args.resamples, args.seed), pd.concat(by_claim)
     curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
     asked = cells[cells["measure"].isin(names)]
@@ -1002,8 +997,8 @@ def submission(args):
     run = in_order(run, "claim_id", claims["claim_id"])
     rows = run.groupby("claim_id").size().reindex(claims["claim_id"], fill_value=0)
     if rows.min() < depth:
-        fail(args.run, f"claim {rows.idxmin()} has {rows.min()} abstracts, fewer than {depth}; make "
-             "a longer run, or give --top-k")
+        fail(args.run, f"claim {rows.idxmin()} has {rows.min()} abstracts, fewer than {depth}; "
+             "make a longer run, or give --top-k")
     if lists:
         run = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
         run = run.rename_axis("post_id").rename("preds").reset_index()

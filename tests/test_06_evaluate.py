@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import precision_recall_fscore_support
 
-SCRIPT = "06_evaluate.py"
-KIT = runpy.run_path(str(ROOT / SCRIPT))
+SCRIPT, KIT = "06_evaluate.py", runpy.run_path(str(ROOT / "06_evaluate.py"))
 RUN, QRELS, LABELS = KIT["RUN"], KIT["QRELS"], {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
 TEST_QRELS = [(claim, name, label) for claim in ("c3", "c4", "c5")
               for name, label in JUDGED[claim].items()]
@@ -37,32 +36,28 @@ def table_of(**claims):
 def measure(run, qrels, *names, depth=10):
     """The script's own numbers for one run, as floats."""
     parts, _ = KIT["parts_of"](run, qrels, KIT["gold_of"](qrels), names, depth)
-    table, order = KIT["packed"](parts)
-    values = KIT["measures_of"](table.sum(0), order, names)
-    return {name: float(value) for name, value in values.items()}
+    values = KIT["measures_of"](KIT["packed"](parts).sum(0), parts, names)
+    return dict(zip(names, values.tolist()))
 
 def result(done):
     """The runs in the last line of stdout."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])["runs"]
 
-# ----------------------------------------------------------- By hand
 HALF, THIRD = 1 / 2, 1 / 3
 
 @pytest.mark.parametrize(("run", "qrels", "wanted"), [
-    ({"p": "a x b"}, {"p": "a:S b:R c:S n:N"}, {"R@2": THIRD, "R@10": 2 / 3}),
     # a claim without rows: 0 in recall, left out of B-Pref; only NEI, no NEI: left out
     ({"p": "a n"}, {"p": "a:S n:N", "q": "b:R m:N"}, {"R@2": HALF, "B-Pref": 1}),
     ({"p": "a b", "q": "x a", "r": "n a"}, {"p": "a:N b:N", "q": "a:S", "r": "a:S n:N"},
      {"R@2": 1, "B-Pref": 0}),
     # R = 2: a behind one non-relevant, b behind three, which count as two
     ({"p": "n a m o b"}, {"p": "a:S b:S n:N m:N o:N"}, {"B-Pref": (HALF + 0) / 2}),
-    ({"p": "u a v"}, {"p": "a:S b:S c:S n:N"}, {"B-Pref": THIRD}),
-    ({"p": "a n b"}, {"p": "a:S b:S n:N"}, {"B-Pref@1": HALF, "B-Pref@3": 3 / 4}),
     # R = 3, N = 1: behind the NEI the organisers give 1 - 1/3, trec_eval 1 - 1/min(3, 1)
     ({"p": "a n b c"}, {"p": "a:S b:S c:R n:N"},
      {"B-Pref": (1 + 2 / 3 + 2 / 3) / 3, "B-Pref (trec_eval)": THIRD}),
-    ({"p": "a n b"}, {"p": "a:S b:R n:N"}, {"Subtask I": (HALF + 1 + 1 + 3 / 4) / 4, "F1": np.nan}),
+    ({"p": "a n b"}, {"p": "a:S b:R n:N"},
+     {"B-Pref@1": HALF, "Subtask I": (HALF + 1 + 1 + 3 / 4) / 4, "F1": np.nan}),
     ({"p": "n:N a:S"}, {"p": "a:S n:N"}, {"Retrieval 2026": HALF, "Verification 2026": 2}),
     # gold S S R N, said S N R N, one unjudged; F1 of S 2/3, R 1, N 2/3
     ({"p": "a:S b:N c:R d:N x:S"}, {"p": "a:S b:S c:R d:N"}, {
@@ -84,28 +79,19 @@ def test_measures_by_hand(run, qrels, wanted):
     found = measure(table_of(**run), table_of(**qrels), *wanted)
     assert found == pytest.approx(wanted, abs=1e-5, nan_ok=True)
 
-def test_ranks_beyond_the_depth_are_not_submitted():
-    run, qrels = table_of(p="a:S n:S b:S"), table_of(p="a:S b:S n:N")
-    two, three, every = (measure(run, qrels, "B-Pref", "F1", "R@3", depth=d) for d in (2, 3, 0))
-    assert two == pytest.approx({"B-Pref": HALF, "F1": HALF * 2 / 3, "R@3": 1})
-    assert three == every == pytest.approx({"B-Pref": 3 / 4, "F1": 2 / 3 * 4 / 5, "R@3": 1})
-
 # ----------------------------------------------------------- Other implementations
 def literal(run, qrels):
     """The organisers' arithmetic, step by step."""
     recalls, bprefs = {2: [], 5: [], 10: []}, []
-    for claim in dict.fromkeys(qrels["claim_id"]):
-        gold = {name: label for c, name, label in qrels[QRELS].values.tolist() if c == claim}
-        relevant = [name for name in gold if gold[name] != "NEI"]
-        rows = sorted((rank, name) for c, name, rank in run[RUN[:3]].values.tolist() if c == claim)
-        if relevant:
-            for k in recalls:
-                hits = [name for rank, name in rows if rank <= k and name in relevant]
-                recalls[k].append(len(hits) / len(relevant))
-        if rows and relevant and len(relevant) < len(gold):
+    for claim, gold in qrels.groupby("claim_id"):
+        relevant = set(gold["abstract_id"][gold["label"] != "NEI"])
+        names = run[run["claim_id"] == claim].sort_values("rank")["abstract_id"].tolist()
+        for k in recalls if relevant else ():
+            recalls[k].append(len(relevant & set(names[:k])) / len(relevant))
+        if names and relevant and len(relevant) < len(gold):
             n, total = 0, 0.0
-            for _, name in rows:
-                if gold.get(name) == "NEI" and n < len(relevant):
+            for name in names:
+                if name in set(gold["abstract_id"]) - relevant and n < len(relevant):
                     n += 1
                 if name in relevant:
                     total += 1 - n / len(relevant)
@@ -138,20 +124,19 @@ def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(c
             both["label_gold"], both["label"], average="weighted", zero_division=0)[:3]
     found = measure(run, qrels, "P", "R", "F1", depth=0)
     assert list(found.values()) == pytest.approx(expected, nan_ok=True)
-    judgements = qrels.assign(relevance=(qrels["label"] != "NEI").astype(int))
     names = {"claim_id": "query_id", "abstract_id": "doc_id"}
+    judgements = qrels.assign(relevance=(qrels["label"] != "NEI").astype(int))
     ranking = run.assign(score=-run["rank"].astype(float))
     tables = [one.rename(columns=names) for one in (judgements, ranking)]
-    with_evidence = set(qrels["claim_id"][qrels["label"] != "NEI"])
+    with_evidence = qrels["claim_id"][qrels["label"] != "NEI"]
     for ours, theirs, claims in (  # ours count claims with evidence, theirs all
             ("R@5 MRR@5 Success@3", "R@5 RR@5 Success@3", with_evidence),
-            ("nDCG@10 AP RR Bpref Judged@10 P@5",) * 2 + (set(qrels["claim_id"]),)):
+            ("nDCG@10 AP RR Bpref Judged@10 P@5",) * 2 + (qrels["claim_id"],)):
         wanted = [ir_measures.parse_measure(name) for name in theirs.split()]
-        some = [one[one["query_id"].isin(claims)] for one in tables]
-        if claims:
-            values = ir_measures.calc_aggregate(wanted, *some)
-            found = list(measure(run, qrels, *ours.split()).values())
-            assert found == pytest.approx([values[name] for name in wanted])
+        values = len(claims) and ir_measures.calc_aggregate(
+            wanted, *(one[one["query_id"].isin(claims)] for one in tables))
+        found = list(measure(run, qrels, *ours.split()).values())
+        assert not len(claims) or found == pytest.approx([values[name] for name in wanted])
 
 def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
     rng, names, parts = np.random.default_rng(2), ["R@5", "B-Pref", "F1", "Subtask II", "R@10"], {}
@@ -163,19 +148,16 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
                 for rank, d in enumerate(rng.permutation(20)[:12], 1)]
         run = pd.DataFrame(rows, columns=[*RUN, "label"])
         parts[one] = KIT["parts_of"](run, qrels, KIT["gold_of"](qrels), names)[0]
-    cells = KIT["compare"](parts | {"c": parts["a"]}, names, 20_000, 13).set_index(["run", "measure"])
-    assert cells.loc["a"][["difference", "p_randomisation", "p_wilcoxon"]].isna().all(axis=None)
+    cells = KIT["compare"](parts | {"c": parts["a"]}, names, 20_000, 13)
+    cells = cells.set_index(["run", "measure"])
+    assert cells.loc["a"][["difference", "p_holm", "p_wilcoxon"]].isna().all(axis=None)
     assert (cells.loc["c"]["p_randomisation"] == 1).all()  # the same run
-    (first, order), (second, _) = (KIT["packed"](part) for part in parts.values())
-    for name in names:  # 256 ways to swap eight claims
-        apart = []
-        for swapped in itertools.product((False, True), repeat=8):
-            swapped = np.array(swapped)[:, None]
-            pair = np.where(swapped, first, second), np.where(swapped, second, first)
-            values = [KIT["measures_of"](table.sum(0), order, names)[name] for table in pair]
-            apart.append(abs(values[0] - values[1]))
-        exact = np.mean(np.array(apart) >= apart[0] - 1e-12)
-        assert cells.loc[("b", name), "p_randomisation"] == pytest.approx(exact, abs=0.02)
+    first, second = (KIT["packed"](part) for part in parts.values())
+    turns = np.array(list(itertools.product((0, 1), repeat=8)))  # 256 ways to swap eight claims
+    these, those = (KIT["measures_of"](sums, parts["a"], names) for sums in (
+        first.sum(0) + turns @ (second - first), second.sum(0) + turns @ (first - second)))
+    exact = np.mean(abs(these - those) >= abs(these - those)[0] - 1e-12, axis=0)
+    assert cells.loc["b"].loc[names, "p_randomisation"].tolist() == pytest.approx(exact, abs=0.02)
     above, below = parts["b"]["R@5"]
     theirs = stats.bootstrap(((above / below)[below > 0],), np.mean, method="percentile", rng=5)
     found = tuple(cells.loc[("b", "R@5"), ["low", "high"]])
@@ -207,8 +189,8 @@ def test_tables_mark_best_and_second_and_escape_names():
 # ----------------------------------------------------------- Evaluate, and other people's formats
 def test_outputs_agree_and_are_up_to_date_the_second_time(toy, run):
     tsv(toy / "work/demo/test/bm25.tsv", RUN, [("c3", "0003", 1, 2), ("c3", "0001", 2, 1)])
-    tsv(toy / "a.tsv", [*RUN, "label"],
-        [("c4", "0004", 1, 2, "Refutes"), ("c5", "0009", 1, 2, "nei"), ("c9", "0009", 1, 2, "nei")])
+    rows = [("c4", "0004", 1, 2, "Refutes"), ("c5", "0009", 1, 2, "nei"), ("c9", "1", 1, 2, "nei")]
+    tsv(toy / "a.tsv", [*RUN, "label"], rows)
     call = (SCRIPT, "work/demo/test/bm25.tsv", "a.tsv", "--out", "out/m.tsv")
     done = run(*call, cwd=toy)
     values = result(done)
@@ -218,15 +200,10 @@ def test_outputs_agree_and_are_up_to_date_the_second_time(toy, run):
     assert "bm25.tsv: 2 claims" in done.stderr and "1 others are left out" in done.stderr
     table, cells, claims, curves = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t")
                                     for name in ("", ".cells", ".claims", ".curves"))
-    for row in cells[cells["measure"].isin(table)].itertuples():
-        assert row.value == pytest.approx(
-            table.set_index("run").loc[row.run, row.measure], nan_ok=True)
-        assert not row.low - 1e-9 > row.value and not row.value > row.high + 1e-9
-    means = claims.groupby("run")["R@5"].mean().to_dict()
-    assert means == pytest.approx(table.set_index("run")["R@5"].to_dict())
-    assert list(curves.columns) == ["run", "k", "recall", "success"]
-    counts = json.loads((toy / "out/m.cells.tsv.meta.json").read_text())["counts"]
-    assert counts["bm25"]["claims_missing"] == 2 and counts["a"]["claims_unknown"] == 1
+    shown = cells[(cells["measure"] == "R@5") & (cells["run"] == "bm25")].iloc[0]
+    assert shown["low"] - 1e-9 <= shown["value"] == table["R@5"][0] <= shown["high"] + 1e-9
+    assert claims.groupby("run", sort=False)["R@5"].mean().tolist() == table["R@5"].tolist()
+    assert curves.iloc[1].tolist() == ["bm25", 2, HALF / 3, THIRD]
     again = run(*call, cwd=toy)
     assert "up to date" in again.stdout and result(again) == values
     assert list(result(run(SCRIPT, cwd=toy))) == ["bm25", "hybrid"]  # those of the pipeline
@@ -279,7 +256,7 @@ def test_claims_with_quotation_marks_are_converted(toy, run, text, wanted, warne
     assert done.returncode == 0 and ("without quotation marks" in done.stderr) == warned
     assert KIT["read_table"](str(toy / "d.tsv"), ["claim_id", "claim"])["claim"].tolist() == wanted
 
-HEAD, CLAIMS = "\t".join(RUN) + "\n", "claim_id\tclaim\n"
+HEAD = "\t".join(RUN) + "\n"
 
 @pytest.mark.parametrize(("name", "text", "words"), [
     ("r.tsv", "claim_id\tabstract_id\trank\n1\ta\t1\n5\n", ["r.tsv:3: 1 fields, not 3"]),
@@ -287,13 +264,10 @@ HEAD, CLAIMS = "\t".join(RUN) + "\n", "claim_id\tclaim\n"
     ("r.tsv", HEAD + "c3\t0001\t1\t0.5\n\nc3\t0001\t2\t0.4\n", ["r.tsv:4:", "earlier", "c3 0001"]),
     ("r.tsv", HEAD + "c3\t0001\t1\tnan\n", ["r.tsv:2:", "score"]),
     ("r.tsv", HEAD + "c3\t0001\t1\t1\nc3\t0002\t3\t1\n", ["r.tsv:3:", "ranks"]),
-    ("r.tsv", HEAD + "c3\t0001\tx\t1\n", ["r.tsv:2:", "ranks"]),
-    ("r.tsv", HEAD + "\t0001\t1\t1\n", ["r.tsv:2:", "claim_id is empty"]),
     ("r.tsv", HEAD + "c9\t0001\t1\t1\n", ["r.tsv:", "none of its claims", "c3"]),
     ("r.tsv", HEAD.replace("rank", "rank\trank"), ["r.tsv:1:", "two columns"]),
     ("r.tsv", HEAD.replace("\n", "\tlabel\n") + "c3\t1\t1\t1\t\x1b[1m\n", ["r.tsv:2:", "?[1m"]),
     ("r.csv", "claim_id,abstract_id,rank\nc3,1,1\nc3,2,2,NEI\n", ["r.csv:3: 4 fields, not 3"]),
-    ("r.csv", "claim_id,abstract_id,rank,label,annotation\nc3,1,1,NEI,\n", ["r.csv:1:", "label"]),
     ("r.csv", 'claim_id,note,abstract_id,rank\nc3,"a\nb",1,1\nc3,b,2,1\n', ["r.csv:4:", "ranks"]),
     ("p.tsv", "post_id\tpreds\nc4\t['1']\nc3\t['1', '2', '1']\n", ["p.tsv:3:", "earlier", "c3 1"]),
     ("p.tsv", "post_id\tpreds\nc4\t['1']\nc3\t['1']\nc4\t['2']\n", ["p.tsv:4:", "earlier list"]),
@@ -304,14 +278,11 @@ HEAD, CLAIMS = "\t".join(RUN) + "\n", "claim_id\tclaim\n"
 def test_bad_tables_are_refused_by_line(tmp_path, capsys, name, text, words):
     data = text.encode() if text else gzip.compress(b"x" * 999)[:-9]
     (tmp_path / name).write_bytes(data)
-    gold = KIT["gold_of"](table_of(c3="1:S"))
     with pytest.raises(SystemExit):
-        if name.startswith("q"):
-            KIT["read_any"](tmp_path / name, QRELS)
-        KIT["read_run"](tmp_path / name, gold)
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1 and errors[0].startswith("error: ")
-    assert all(word in errors[0] for word in words), errors[0]
+        KIT["read_any"](tmp_path / name, QRELS if name.startswith("q") else RUN)
+        KIT["read_run"](tmp_path / name, KIT["gold_of"](table_of(c3="1:S")))
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: .*\n", error) and all(word in error for word in words), error
 
 @pytest.mark.parametrize(("arguments", "word"), [
     (["nowhere.tsv"], "nowhere.tsv"), (["--work", "work/none"], "work/none"),
@@ -323,12 +294,11 @@ def test_bad_flags_are_refused(toy, run, contents, refused, arguments, word):
     before = contents(toy)
     refused(run(SCRIPT, *arguments, cwd=toy), before, toy, word)
 
-@pytest.mark.parametrize("name", [
-    "mrr", "MRR@0", "P@0", "P(cutoff=0)", "B-Pref@0", "RBP", "P@1.5", "SDCG@10", "P(rel=0)@5"])
-def test_measures_that_cannot_be_computed_are_refused(name, capsys):
-    with pytest.raises(SystemExit):
-        measure(table_of(p="a b"), table_of(p="a:S n:N"), name)
-    assert "error: --measures:" in capsys.readouterr().err
+def test_measures_that_cannot_be_computed_are_refused(capsys):
+    for name in "mrr MRR@0 P@0 P(cutoff=0) B-Pref@0 RBP P@1.5 SDCG@10 P(rel=0)@5".split():
+        with pytest.raises(SystemExit):
+            measure(table_of(p="a b"), table_of(p="a:S n:N"), name)
+        assert "error: --measures:" in capsys.readouterr().err
 
 # ----------------------------------------------------------- Pool, merge, submission
 def test_what_was_pooled_and_labelled_is_merged(toy, run, contents, refused):
@@ -346,31 +316,28 @@ def test_what_was_pooled_and_labelled_is_merged(toy, run, contents, refused):
     added = [[*wanted[0], "NEI"], [*wanted[2], "REFUTES"]]
     assert sorted(merged) == sorted([*map(list, TEST_QRELS), *added])
     assert json.loads(done.stdout.splitlines()[-1])["without_label"] == 1
+    tsv(toy / "x.tsv", QRELS, [("c3", "0009", "NEI"), ("c3", "0001", "NEI")])
     before = contents(toy)
-    for label, words in (("NEI", ["x.tsv:3:", "another label"]), ("MAYBE", ["x.tsv:3:", "MAYBE"])):
-        tsv(toy / "x.tsv", QRELS, [("c3", "0009", "NEI"), ("c3", "0001", label)])
-        before = contents(toy)
-        refused(run(SCRIPT, "merge", "x.tsv", cwd=toy), before, toy, *words)
+    refused(run(SCRIPT, "merge", "x.tsv", cwd=toy), before, toy, "x.tsv:3:", "another label")
 
 @pytest.mark.parametrize(("task", "text"), [
-    ("climatecheck2025", "claim_id,abstract_id,rank,label\nc3,1,1,Supports\nc3,2,2,Refutes\n"),
-    ("climatecheck2026", "claim_id,abstract_id,rank,label\nc3,1,1,Supports\nc3,2,2,Refutes\n"),
-    ("checkthat4b", "post_id\tpreds\nc3\t['0001', '0002']\n")])
+    ("climatecheck2026", "claim_id,abstract_id,rank,label\nc3,d1,1,Supports\nc3,d2,2,Refutes\n"),
+    ("checkthat4b", "post_id\tpreds\nc3\t['d1', 'd2']\n")])
 def test_a_submission_is_the_file_that_the_task_asks_for(toy, run, contents, refused, task, text):
-    labels = enumerate(["SUPPORTS", "REFUTES", *["NEI"] * 10], 1)
-    rows = [(claim, f"{rank:04}", rank, -rank, label) for rank, label in labels
-            for claim in ("c5", "c4", "c3")]
+    (toy / "data/demo/corpus.jsonl").write_text(
+        "".join(f'{{"abstract_id": "d{rank}", "abstract": "x"}}\n' for rank in range(1, 13)))
+    rows = [(claim, f"d{rank}", rank, -rank, label) for claim in ("c5", "c4", "c3")
+            for rank, label in enumerate(["SUPPORTS", "REFUTES", *["NEI"] * 10], 1)]
     tsv(toy / "v.tsv", [*RUN, "label"], rows)
     done = run(SCRIPT, "submission", "v.tsv", "--task", task, "--top-k", 2, cwd=toy)
     assert done.returncode == 0, done.stderr
     file, archive = (toy / path for path in json.loads(done.stdout.splitlines()[-1])["made"])
-    assert file.read_text().startswith(re.sub(r",(\d),(?=\d)", r",000\1,", text))
+    assert file.read_text().startswith(text)
     with zipfile.ZipFile(archive) as zipped:
         assert zipped.namelist() == [file.name] and zipped.read(file.name) == file.read_bytes()
     assert run(SCRIPT, "submission", "v.tsv", "--task", task, cwd=toy).returncode == 0
-    last = "0005" if task == "checkthat4b" else "0010"  # as many as the task takes
-    assert sorted(set(re.findall(r"00\d\d", file.read_text())))[-1] == last
-    for row, word in ((["c3", "0001"], "0 abstracts"), (["c3", "no"], "no"), (["c9", "1"], "c9")):
+    assert len(set(re.findall(r"d\d+", file.read_text()))) == (5 if task == "checkthat4b" else 10)
+    for row, word in ((["c3", "d1"], "0 abstracts"), (["c3", "no"], "no"), (["c9", "d1"], "c9")):
         tsv(toy / "w.tsv", RUN, [(*row, 1, 1)])
         before = contents(toy)
         refused(run(SCRIPT, "submission", "w.tsv", "--task", task, cwd=toy), before, toy, word)
@@ -381,21 +348,18 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 def test_the_report_shows_texts_as_texts(toy, run):
     evil = "</script><script>document.title = 'gotcha'</script><b>bold</b> @DATA@"
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("c3", evil), ("c4", "sun")])
-    sentence = "Body mass of polar bears"
-    tsv(toy / "<u>x.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "NEI"), ("c3", "0005", 2, 0, "NEI")])
-    verdict = {"claim_id": "c3", "verdict": "DISPUTED",
-               "evidence": [{"abstract_id": "0001", "sentence": sentence}]}
-    (toy / "claims.jsonl").write_text(json.dumps(verdict) + "\n")
+    tsv(toy / "<u>x.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "NEI")])
+    (toy / "claims.jsonl").write_text('{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
+                                      '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
     call = ("work/demo/test/hybrid.tsv", "<u>x.tsv", "--report", "report.html", "--aggregated")
     assert run(SCRIPT, *call, "claims.jsonl", "--resamples", 100, cwd=toy).returncode == 0
     page = (toy / "report.html").read_text()
     assert not re.findall(r"(?:src|href)=\"(?!#)", page) and page.count("<svg") == 1
     assert "gotcha'</script>" not in page and "<u>" not in page
-    assert len(KIT["PAGE"].splitlines()) <= 80
     data = json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
     assert data["claims"][0]["text"] == evil and data["claims"][0]["recall"] == [1, HALF]
-    missed = [row for row in data["claims"][0]["rows"][1] if row[1] == 0]
-    assert missed == [["0002", 0, "SUPPORTS", ""]]
+    rows = [["0001", 1, "SUPPORTS", "NEI"], ["0002", 0, "SUPPORTS", ""]]  # the second is missed
+    assert data["claims"][0]["rows"][1] == rows
     if not BROWSER:
         pytest.skip("no Chromium: the scripts of the page are not tested")
     click = """search.value = 'disputed'; search.oninput(); claim = data.claims[0].node;
@@ -405,4 +369,4 @@ def test_the_report_shows_texts_as_texts(toy, run):
                f"--user-data-dir={toy / 'profile'}", (toy / "clicked.html").as_uri()]
     seen = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert "<title>1 of 2 claims</title>" in seen and "&lt;b&gt;bold&lt;/b&gt;" in seen
-    assert f'<mark class="">{sentence}</mark>' in seen and "said NEI" in seen
+    assert '<mark class="">Body mass</mark>' in seen and "said NEI" in seen
