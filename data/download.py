@@ -67,7 +67,7 @@ def fail(where, what, kind="error"):
         sys.exit(2)
 
 def sha256(path):
-    """Return the sha256 of a file."""
+    """Return a file's sha256."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -379,7 +379,7 @@ CONVERTERS = {
 
 # ---------------------------------------------------------------- Data sets: writing
 def write_table(path, *rows):
-    """Write a TSV file with a header."""
+    """Write a TSV file."""
     with open(path, "w", encoding="utf-8", errors="replace", newline="") as file:
         csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
 
