@@ -90,20 +90,24 @@ def read_table(path, columns, **known):
     known: the values that a column may hold. The first bad row ends the script, with its line.
     """
     import pandas as pd
-    rows, end = [], 1
-    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-        reader = csv.reader(file, delimiter="\t")
-        header = next(reader, [])
-        if not set(columns) <= set(header) or len(set(header)) < len(header):
-            fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
-        for row in reader:
-            line, end = end + 1, reader.line_num
-            if any(row) and len(row) != len(header):
-                fail(f"{path}:{line}", f"{len(row)} fields, not {len(header)}; fix the row")
-            if end > line and any("\t" in field and "\n" in field for field in row):
-                fail(f"{path}:{line}", "a quotation mark is not closed; see 06_evaluate.py convert")
-            if any(row):
-                rows.append([line, *row])
+    rows, line = [], 1
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+            reader = csv.reader(file, delimiter="\t", strict=True)
+            header = next(reader, [])
+            line = reader.line_num + 1
+            for row in reader:
+                if any(row) and len(row) != len(header):
+                    raise csv.Error(f"{len(row)} fields, not {len(header)}")
+                if any("\t" in field and "\n" in field for field in row):
+                    raise csv.Error("a quotation mark is not closed")
+                if any(row):
+                    rows.append([line, *row])
+                line = reader.line_num + 1
+    except csv.Error as error:
+        fail(f"{path}:{line}", f"{error}; fix the row, or use 06_evaluate.py convert")
+    if not set(columns) <= set(header) or len(set(header)) < len(header):
+        fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
     table = pd.DataFrame(rows, columns=[0, *header]).set_index(0).astype(str)
     ids = [column for column in columns if column.endswith("_id")]
     bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
@@ -260,7 +264,7 @@ def finish(job, args):
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
-        sys.exit(130)
+        os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
 # --- end of command line
