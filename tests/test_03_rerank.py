@@ -17,23 +17,21 @@ RUN, GRAPH = [*KEY, "rank", "score"], "work/demo/index/graph"
 TEMPLATE = """{% for m in messages %}{% if m.role == 'system' %}<|im_start|>{{ m.content }}
 {% elif m.role == 'document' %}<Document>: {{ m.content }}{% endif %}{% endfor %}
 <Query>: {% for m in messages if m.role == 'query' %}{{ m.content }}{% endfor %}<|im_end|>yes?"""
-KILLER = """import os, runpy, signal, sys
+KILLER = """import os, runpy, sys
 from sentence_transformers import CrossEncoder
-method, last, calls = sys.argv.pop(1), int(sys.argv.pop(1)), []
-plain = getattr(CrossEncoder, method)
+method, last, *sys.argv = sys.argv[1:]
+plain, calls = getattr(CrossEncoder, method), []
 def killed(*args, **kwargs):
     calls.append(1)
-    if len(calls) == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(*args, **kwargs)
+    return os.kill(os.getpid(), 9) if len(calls) == int(last) else plain(*args, **kwargs)
 setattr(CrossEncoder, method, killed)
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")"""  # kill -9 at the last-th call of a method
+runpy.run_path(sys.argv[0], run_name="__main__")"""
 
 def read(path):
     return pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str})
 
 def kill(folder, method, last, *words):
+    """Run the script; kill -9 comes at the last-th call of a method of CrossEncoder."""
     command = [sys.executable, "-c", KILLER, method, str(last), SCRIPT, *map(str, words)]
     assert subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode == -9
 
@@ -140,43 +138,37 @@ def test_late_interaction_is_max_sim(load, models, tmp_path):
     encoder = MultiVectorEncoder(str(tiny(tmp_path / "tiny", models)), device="cpu")
     encoder.save_pretrained(str(tmp_path / "late"))
     pairs = [("ice melts", "the sea is up"), ("ice melts", "ice"), ("sun", "the sea is up")]
-    for (claim, text), score in zip(pairs, scorer(load(SCRIPT), tmp_path / "late")(pairs)[0]):
-        query, document = encoder.encode_query(claim), encoder.encode_document(text)
-        assert score == pytest.approx(float((query @ document.T).max(dim=1).values.sum()), abs=1e-4)
+    for pair, score in zip(pairs, scorer(load(SCRIPT), tmp_path / "late")(pairs)[0]):
+        similar = encoder.encode_query(pair[0]) @ encoder.encode_document(pair[1]).T
+        assert score == pytest.approx(float(similar.max(dim=1).values.sum()), abs=1e-4)
 
-def test_mono_t5_scores_true_against_false(load, tmp_path):
+def test_mono_t5_scores_true_against_false(load, models, tmp_path):
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
-    words = "<pad> </s> <unk> true false Query: Document: Relevant: ice melts fast up sea".split()
-    words += [f"word{number}" for number in range(27)]
-    backend = Tokenizer(models.WordLevel(dict(zip(words, range(40))), unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)])
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(tmp_path)
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+    tokenizer = AutoTokenizer.from_pretrained(models / "minilm")
     torch.manual_seed(1)
-    config = T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+    config = T5Config(vocab_size=30_522, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
                       decoder_start_token_id=0)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    score = scorer(load(SCRIPT), tmp_path, max_length=12, batch_size=2)
+    model = T5ForConditionalGeneration(config).eval()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    score = scorer(load(SCRIPT), tmp_path, max_length=16, batch_size=2)
     found, cut = score([("ice melts", "sea up fast"), ("sea", "ice " * 40), ("up", "sea")])
-    model = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    true, false = tokenizer.convert_tokens_to_ids(["true", "false"])
     for number, text in zip(found, ("Query: ice melts Document: sea up fast Relevant:",
                                     "Query: sea Document: " + "ice " * 7 + "Relevant:",
                                     "Query: up Document: sea Relevant:")):
-        ids = torch.tensor([[words.index(word) for word in text.split()] + [1]])
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
         with torch.inference_mode():
             logits = model(input_ids=ids, decoder_input_ids=torch.tensor([[0]])).logits[0, 0]
-        assert number == pytest.approx(float(logits[3] - logits[4]), abs=1e-5)
+        assert number == pytest.approx(float(logits[true] - logits[false]), abs=1e-5)
     assert cut == 1
 
 def test_arithmetic_by_hand(load):
     names = load(SCRIPT)
     found = names["combined"](np.array([0.0, np.log(3)]), np.array([0.5, 0.2]), 0.25)
     np.testing.assert_allclose(found, [0.75 * 0.5 + 0.25 * 0.5, 0.75 * 0.75 + 0.25 * 0.2])
-    rows = [("1", "a", 3.0, 10.0), ("1", "b", 1.0, 20.0), ("2", "a", 1.0, 2.0), ("2", "x", 1.0, None)]
+    rows = [("1", "a", 3, 10.0), ("1", "b", 1, 20.0), ("2", "a", 1, 2.0), ("2", "x", 1, None)]
     table = pd.DataFrame(rows, columns=[*KEY, "score", "first"])
     assert names["blended"](table, 0.25).tolist() == pytest.approx([0.5, -0.5, 0, 0])
     rows = [("2", "c", 0.5), ("2", "a", 0.5), ("2", "b", 0.7), ("1", "a", 9.0)]
@@ -213,30 +205,28 @@ def test_what_cannot_be_scored_is_named(load, models, tmp_path, capsys):
 # ---------------------------------------------------------------- The whole script
 def test_rerank_in_every_way(ready, call, load, models):
     call(ready, "--model", "tiny", "--depth", 4)
-    out, before = ready / "work/demo/test/rerank.tsv", read(ready / "work/demo/test/hybrid.tsv")
-    after = read(out)
+    before, after = (read(ready / f"work/demo/test/{name}.tsv") for name in ("hybrid", "rerank"))
     for claim, rows in after.groupby("claim_id"):
         given = before[before["claim_id"] == claim]["abstract_id"].head(4)
         assert sorted(rows["abstract_id"]) == sorted(given)
         assert rows["rank"].tolist() == [1, 2, 3, 4] and rows["score"].is_monotonic_decreasing
-    _, said = call(ready, "--model", "tiny", "--depth", 4, "--batch-size", 7)
-    assert "up to date" in said.out and not out.with_suffix(".tsv.parts").exists()
-    other = tiny(ready / "other", models, seed=5).name
-    call(ready, "--model", "tiny", other, "--depth", 4, "--top-k", 2, "--out", "both.tsv")
+    assert "up to date" in call(ready, "--model", "tiny", "--depth", 4, "--batch-size", 7)[1].out
+    tiny(ready / "other", models, seed=5)
+    call(ready, "--model", "tiny", "other", "--depth", 4, "--top-k", 2, "--out", "both.tsv")
     assert read(ready / "both.1.tsv").equals(after)
     fused = load(SCRIPT)["rrf"]([read(ready / "both.1.tsv"), read(ready / "both.2.tsv")])
     merged = read(ready / "both.tsv").merge(fused, on=KEY)
     assert len(merged) == 6 and np.allclose(merged["score_x"], merged["score_y"])
     call(ready, "--model", "tiny", "--graph", GRAPH, "--depth", 3, "--out", "graph.tsv")
     assert (read(ready / "graph.tsv").groupby("claim_id").size() == 12).all()  # all are reached
-    call(ready, "--model", "tiny", "--depth", 4, "--out", "combo.tsv", "--verdicts", "verdicts.tsv",
-         "--alpha", 0.3)
+    words = ["--verdicts", "verdicts.tsv", "--alpha", 0.3, "--out", "combo.tsv"]
+    call(ready, "--model", "tiny", "--depth", 4, *words)
     merged = read(ready / "combo.tsv").merge(after, on=KEY)
     sigmoid = 1 / (1 + np.exp(-merged["score_y"]))
     assert np.allclose(merged["score_x"], 0.3 * 0.6 + 0.7 * sigmoid, atol=1e-6)
     with open(ready / "data/demo/corpus.jsonl", "a") as file:  # 0001 once more: an equal score
         file.write(json.dumps({"abstract_id": "0013", "abstract": ABSTRACTS["0001"]}))
-    tsv(ready / "twins.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0013", 2, 2), ("c4", "0001", 1, 1)])
+    tsv(ready / "twins.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0013", 2, 2)])
     _, said = call(ready, "--model", "tiny", "--run", "twins.tsv", "--dtype", "bf16")
     made = json.loads((ready / "work/demo/test/rerank.tsv.meta.json").read_text())["models"][0]
     assert "1 equal scores" in said.out and made["equal_scores"] == 1 and made["truncated"] == 0
@@ -244,7 +234,7 @@ def test_rerank_in_every_way(ready, call, load, models):
 def test_kill_9_then_another_batch_size_and_two_devices(toy, run, models):
     claims = [(f"k{n}", f"claim {n} on ice and " + "sea " * (n % 30)) for n in range(200)]
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
-    rows = [(claim, f"{place:04}", place, 1 / place) for claim, _ in claims for place in range(1, 13)]
+    rows = [(f"k{n}", f"{rank:04}", rank, 1 / rank) for n in range(200) for rank in range(1, 13)]
     tsv(toy / "work/demo/test/hybrid.tsv", RUN, rows)
     tiny(toy / "tiny", models)
     words = ["--model", "tiny", "--depth", 12, "--first-stage", 0.5]
@@ -267,7 +257,8 @@ def test_kill_9_then_another_batch_size_and_two_devices(toy, run, models):
 PAIR = {"kind": "hard", "claim_id": "c1", "abstract_id": "0010", "target": 0}
 TUPLE = {"kind": "evidence", "claim_id": "c1", "positive": "0010", "negatives": []}
 C2 = {"claim_id": "c2", "positive": "0012"}
-ROWS = {"bce": 5, "mse": 5, "l1": 5, "margin": 3, "mnrl": 2, "lambda": 2, "listnet": 2, "ranknet": 2}
+ROWS = {"bce": 5, "mse": 5, "l1": 5, "margin": 3, "mnrl": 2, "lambda": 2, "listnet": 2,
+        "ranknet": 2}  # of five pairs, or two tuples with three negatives
 
 @pytest.mark.parametrize("loss", ROWS)
 def test_every_loss_trains_a_model_that_reranks(ready, call, loss):
@@ -334,9 +325,9 @@ def test_models_that_do_not_fit_are_refused(ready, call, capsys, words, said):
     assert len(errors) == 1 and all(word in errors[0] for word in said)
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--depth", 0], "--depth"), (["--alpha", "nan"], "--alpha"), (["train", "--lr", "inf"], "--lr"),
-    (["--first-stage", 2], "--first-stage"), (["--run", "nowhere.tsv"], "nowhere.tsv"),
-    (["--graph", "work/demo/index/nothing"], "work/demo/index/nothing"),
+    (["--depth", 0], "--depth"), (["--alpha", "nan"], "--alpha"), (["--top-k", "x"], "--top-k"),
+    (["train", "--lr", "inf"], "--lr"), (["--run", "nowhere.tsv"], "nowhere.tsv"),
+    (["--graph", "nowhere"], "nowhere"),
     (["--graph", GRAPH, "--damage"], "neighbours.npy is damaged"),
     (["--graph", GRAPH, "--corpus", "more.jsonl"], "another corpus"),
     (["--verdicts", "few.tsv"], "claim c3, abstract 0003"), (["--lock"], "another command"),
