@@ -49,25 +49,22 @@ def tiny(folder, models, labels=1, seed=0, dtype="float32"):
 
 @pytest.fixture
 def ready(toy, models):
-    """The toy with small models, verdicts, a graph, and examples of both shapes."""
+    """The toy with small models, a graph, and examples of both shapes."""
     tiny(toy / "tiny", models)
     tiny(toy / "stance", models, labels=3)
-    tsv(toy / "verdicts.tsv", [*KEY, "p_supports", "p_refutes"],
-        [(claim, name, 0.5, 0.1) for claim in CLAIMS["test"] for name in ABSTRACTS])
-    near = np.array([[(row + 1) % 12, (row + 5) % 12] for row in range(12)], np.int32)
     (toy / GRAPH).mkdir(parents=True)
-    np.save(toy / GRAPH / "neighbours.npy", near)
+    np.save(toy / GRAPH / "neighbours.npy", [[(n + 1) % 12, (n + 5) % 12] for n in range(12)])
     (toy / GRAPH / "abstract_ids.json").write_text(json.dumps(list(ABSTRACTS)))
     files = {path.name: path.read_bytes() for path in (toy / GRAPH).iterdir()}
-    marks = {name: [len(data), zlib.crc32(data)] for name, data in files.items()}
+    files = {name: [len(data), zlib.crc32(data)] for name, data in files.items()}
     corpus = hashlib.sha256((toy / "data/demo/corpus.jsonl").read_bytes()).hexdigest()
-    (toy / GRAPH / "meta.json").write_text(json.dumps({"corpus": corpus, "files": marks}))
+    (toy / GRAPH / "meta.json").write_text(json.dumps({"corpus": corpus, "files": files}))
     targets = [("c1", "0010", 1), ("c1", "0011", 0), ("c2", "0012", 1), ("c2", "0004", 0.8),
                ("c2", "0009", 0.1)]
-    pairs = [PAIR | dict(zip([*KEY, "target"], row)) for row in targets]
+    lines = [json.dumps(PAIR | dict(zip([*KEY, "target"], row))) for row in targets]
+    (toy / "pairs.jsonl").write_text("\n".join(lines))
     tuples = [TUPLE | {"negatives": ["0011", "0003"]}, TUPLE | C2 | {"negatives": ["0009"]}]
-    for name, examples in (("pairs", pairs), ("tuples", tuples)):
-        (toy / f"{name}.jsonl").write_text("\n".join(map(json.dumps, examples)))
+    (toy / "tuples.jsonl").write_text("\n".join(map(json.dumps, tuples)))
     return toy
 
 @pytest.fixture
@@ -98,12 +95,10 @@ def test_scores_are_those_of_predict_and_only_abstracts_truncated(load, models, 
     import torch
     from sentence_transformers import CrossEncoder
     folder, rng = tiny(tmp_path / "tiny", models), np.random.default_rng(2)
-    pairs = [(f"claim {row % 7} " * (row % 12), "melting ice " * int(rng.integers(0, 60)))
-             for row in range(60)]
+    pairs = [(f"claim {row} " * (row % 12), "ice " * rng.integers(90)) for row in range(60)]
     found, cut = scorer(load(SCRIPT), folder, max_length=48, dtype=dtype)(pairs)
     encoder = CrossEncoder(str(folder), max_length=48, device="cpu")
-    tokens = [len(encoder.tokenizer(*pair)["input_ids"]) for pair in pairs]
-    assert cut == sum(number > 48 for number in tokens) > 0
+    assert cut == sum(len(encoder.tokenizer(*pair)["input_ids"]) > 48 for pair in pairs) > 0
     wanted = encoder.predict(pairs, activation_fn=torch.nn.Identity(),
                              processing_kwargs={"text": {"truncation": "only_second"}})
     np.testing.assert_allclose(found, wanted, atol=1e-5 if dtype == "fp32" else 1)
@@ -113,25 +108,21 @@ def test_scores_are_those_of_predict_and_only_abstracts_truncated(load, models, 
 def test_a_causal_reranker_keeps_template_and_claim(load, smollm, tmp_path):
     from sentence_transformers import CrossEncoder
     from sentence_transformers.cross_encoder.modules import LogitScore
-    shutil.copytree(smollm, tmp_path / "causal")
-    (tmp_path / "causal" / "chat_template.jinja").write_text(TEMPLATE)
-    encoder = CrossEncoder(str(tmp_path / "causal"), device="cpu", prompts={"judge": "Judge it."})
-    assert isinstance(encoder[1], LogitScore)
-    encoder.save_pretrained(str(tmp_path / "saved"))
+    encoder = CrossEncoder(str(smollm), device="cpu", prompts={"judge": "Judge it."})
+    encoder.tokenizer.chat_template = TEMPLATE
+    encoder.save_pretrained(str(tmp_path))
     names, long, pair = load(SCRIPT), ("The sun is hot #sun", "Ice melts. " * 40), ("Up?", "Sea.")
-    score = scorer(names, tmp_path / "saved", max_length=64, prompt_name="judge")
-    found, cut = score([long, pair])
-    encoder = score.args[0]
+    score = scorer(names, tmp_path, max_length=64, prompt_name="judge")
+    (found, cut), encoder = score([long, pair]), score.args[0]
     [(claim, text)], _ = names["fitted"](encoder, [long], "Judge it.")
     coded = encoder.preprocess([(claim, text)], prompt="Judge it.")["input_ids"][0]
     seen = encoder.tokenizer.decode(coded)
-    assert cut == 1 and len(coded) in range(58, 65) and long[1].startswith(text) and text
-    assert seen.startswith("<|im_start|>Judge it.\n") and claim == long[0]
-    assert seen.endswith(f"{text}<Query>: {claim}<|im_end|>yes?")
+    assert isinstance(encoder[1], LogitScore) and cut == 1 and len(coded) in range(58, 65)
+    assert seen.startswith("<|im_start|>Judge it.\n") and long[1].startswith(text) and text
+    assert seen.endswith(f"{text}<Query>: {long[0]}<|im_end|>yes?")
     wanted = encoder.predict([pair], prompt="Judge it.", activation_fn=lambda logits: logits)
     assert found[1] == pytest.approx(wanted[0], abs=1e-4)
-    other = scorer(names, tmp_path / "saved", prompt="Refute it.")([pair])[0]
-    assert abs(other[0] - found[1]) > 1e-3
+    assert abs(scorer(names, tmp_path, prompt="Refute it.")([pair])[0][0] - found[1]) > 1e-3
 
 def test_late_interaction_is_max_sim(load, models, tmp_path):
     from sentence_transformers import MultiVectorEncoder
@@ -155,10 +146,9 @@ def test_mono_t5_scores_true_against_false(load, models, tmp_path):
     score = scorer(load(SCRIPT), tmp_path, max_length=16, batch_size=2)
     found, cut = score([("ice melts", "sea up fast"), ("sea", "ice " * 40), ("up", "sea")])
     true, false = tokenizer.convert_tokens_to_ids(["true", "false"])
-    for number, text in zip(found, ("Query: ice melts Document: sea up fast Relevant:",
-                                    "Query: sea Document: " + "ice " * 7 + "Relevant:",
-                                    "Query: up Document: sea Relevant:")):
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    seen = [("ice melts", "sea up fast"), ("sea", "ice " * 7), ("up", "sea")]
+    for number, (claim, text) in zip(found, seen):
+        ids = tokenizer(f"Query: {claim} Document: {text} Relevant:", return_tensors="pt").input_ids
         with torch.inference_mode():
             logits = model(input_ids=ids, decoder_input_ids=torch.tensor([[0]])).logits[0, 0]
         assert number == pytest.approx(float(logits[true] - logits[false]), abs=1e-5)
@@ -219,6 +209,8 @@ def test_rerank_in_every_way(ready, call, load, models):
     assert len(merged) == 6 and np.allclose(merged["score_x"], merged["score_y"])
     call(ready, "--model", "tiny", "--graph", GRAPH, "--depth", 3, "--out", "graph.tsv")
     assert (read(ready / "graph.tsv").groupby("claim_id").size() == 12).all()  # all are reached
+    rows = [(claim, name, 0.5, 0.1) for claim in CLAIMS["test"] for name in ABSTRACTS]
+    tsv(ready / "verdicts.tsv", [*KEY, "p_supports", "p_refutes"], rows)
     words = ["--verdicts", "verdicts.tsv", "--alpha", 0.3, "--out", "combo.tsv"]
     call(ready, "--model", "tiny", "--depth", 4, *words)
     merged = read(ready / "combo.tsv").merge(after, on=KEY)
@@ -329,20 +321,19 @@ def test_models_that_do_not_fit_are_refused(ready, call, capsys, words, said):
     (["train", "--lr", "inf"], "--lr"), (["--run", "nowhere.tsv"], "nowhere.tsv"),
     (["--graph", "nowhere"], "nowhere"),
     (["--graph", GRAPH, "--damage"], "neighbours.npy is damaged"),
-    (["--graph", GRAPH, "--corpus", "more.jsonl"], "another corpus"),
+    (["--graph", GRAPH, "--corpus", "more.jsonl", "--run", "one.tsv"], "another corpus"),
     (["--verdicts", "few.tsv"], "claim c3, abstract 0003"), (["--lock"], "another command"),
     (["--graph", GRAPH, "--verdicts", "few.tsv"], "--verdicts")])
 def test_bad_flags_and_inputs_are_refused(ready, run, contents, refused, words, said):
     from filelock import FileLock
     tsv(ready / "few.tsv", [*KEY, "p_supports", "p_refutes"], [("c3", "0003", 0.5, 5)])
-    more = (ready / "data/demo/corpus.jsonl").read_text() + '{"abstract_id": "new"}'
-    (ready / "more.jsonl").write_text(more)
+    (ready / "more.jsonl").write_text('{"abstract_id": "0001", "abstract": "text"}')
+    tsv(ready / "one.tsv", RUN, [("c3", "0001", 1, 1)])
     lock = FileLock(ready / "work/demo/test/rerank.tsv.lock")
-    if words[-1] == "--lock":
+    if "--lock" in words:
         lock.acquire()
-    if words[-1] == "--damage":
-        np.save(ready / GRAPH / "neighbours.npy", np.zeros((12, 2), np.int32))
+    if "--damage" in words:
+        (ready / GRAPH / "neighbours.npy").write_bytes(b"")
     before = contents(ready)
     words = [word for word in words if word not in ("--lock", "--damage")]
     refused(run(SCRIPT, *words, cwd=ready), before, ready, said)
-    lock.release()
