@@ -346,10 +346,11 @@ def read_graph(folder, corpus, neighbours):
         fail(folder, f"no usable neighbour graph ({error}); 01_index.py graph --force makes it")
 
 def parts_of(args, inputs):
-    """Return the folder of unfinished work, emptied if it belongs to another task."""
-    folder, task = Path(f"{args.out}.parts"), json.dumps(task_of(args, inputs))
-    mark = folder / "task.json"
-    if args.force or not mark.is_file() or mark.read_text(encoding="utf-8") != task:
+    """Return OUT.parts/ for unfinished work; what another task left there is removed."""
+    folder = Path(f"{args.out}.parts")
+    mark, task = folder / "task.json", json.dumps(task_of(args, inputs))
+    begun = mark.is_file() and mark.read_text(encoding="utf-8") == task
+    if args.force or not begun:
         remove(folder)
         folder.mkdir(parents=True)
         mark.write_text(task, encoding="utf-8")

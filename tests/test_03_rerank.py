@@ -12,25 +12,28 @@ import pandas as pd
 import pytest
 from conftest import ABSTRACTS, CLAIMS, tsv
 
-SCRIPT, RUN = "03_rerank.py", ["claim_id", "abstract_id", "rank", "score"]
+SCRIPT, KEY = "03_rerank.py", ["claim_id", "abstract_id"]
+RUN, GRAPH = [*KEY, "rank", "score"], "work/demo/index/graph"
 TEMPLATE = """{% for m in messages %}{% if m.role == 'system' %}<|im_start|>{{ m.content }}
 {% elif m.role == 'document' %}<Document>: {{ m.content }}{% endif %}{% endfor %}
 <Query>: {% for m in messages if m.role == 'query' %}{{ m.content }}{% endfor %}<|im_end|>yes?"""
-KILLER = """import os, runpy, signal, sys
+KILLER = """import os, runpy, sys
 from sentence_transformers import CrossEncoder
-method, last, calls = sys.argv.pop(1), int(sys.argv.pop(1)), []
-plain = getattr(CrossEncoder, method)
+method, last, *sys.argv = sys.argv[1:]
+plain, calls = getattr(CrossEncoder, method), []
 def killed(*args, **kwargs):
     calls.append(1)
-    if len(calls) == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(*args, **kwargs)
+    return os.kill(os.getpid(), 9) if len(calls) == int(last) else plain(*args, **kwargs)
 setattr(CrossEncoder, method, killed)
-sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")"""
 
 def read(path):
     return pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str})
+
+def kill(folder, method, last, *words):
+    """Run the script; kill -9 comes at the last-th call of a method of CrossEncoder."""
+    command = [sys.executable, "-c", KILLER, method, str(last), SCRIPT, *map(str, words)]
+    assert subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode == -9
 
 def tiny(folder, models, labels=1, seed=0, dtype="float32"):
     """Make a cross-encoder of two small layers with random weights."""
@@ -46,22 +49,22 @@ def tiny(folder, models, labels=1, seed=0, dtype="float32"):
 
 @pytest.fixture
 def ready(toy, models):
-    """The toy with two small rerankers, a stance classifier, verdicts and a graph."""
+    """The toy with small models, a graph, and examples of both shapes."""
     tiny(toy / "tiny", models)
-    tiny(toy / "other", models, seed=5)
     tiny(toy / "stance", models, labels=3)
-    tsv(toy / "verdicts.tsv", [*RUN[:2], "p_supports", "p_refutes"],
-        [(claim, name, 0.5, 0.1) for claim in CLAIMS["test"] for name in ABSTRACTS])
-    folder = toy / "work/demo/index/graph"
-    folder.mkdir(parents=True)
-    near = np.array([[(row + 1) % 12, (row + 5) % 12] for row in range(12)], np.int32)
-    np.save(folder / "neighbours.npy", near)
-    (folder / "abstract_ids.json").write_text(json.dumps(list(ABSTRACTS)))
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    marks = {name: [len(data), zlib.crc32(data)] for name, data in files.items()}
+    (toy / GRAPH).mkdir(parents=True)
+    np.save(toy / GRAPH / "neighbours.npy", [[(n + 1) % 12, (n + 5) % 12] for n in range(12)])
+    (toy / GRAPH / "abstract_ids.json").write_text(json.dumps(list(ABSTRACTS)))
+    files = {path.name: path.read_bytes() for path in (toy / GRAPH).iterdir()}
+    files = {name: [len(data), zlib.crc32(data)] for name, data in files.items()}
     corpus = hashlib.sha256((toy / "data/demo/corpus.jsonl").read_bytes()).hexdigest()
-    meta = {"kind": "graph", "corpus": corpus, "files": marks}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    (toy / GRAPH / "meta.json").write_text(json.dumps({"corpus": corpus, "files": files}))
+    targets = [("c1", "0010", 1), ("c1", "0011", 0), ("c2", "0012", 1), ("c2", "0004", 0.8),
+               ("c2", "0009", 0.1)]
+    lines = [json.dumps(PAIR | dict(zip([*KEY, "target"], row))) for row in targets]
+    (toy / "pairs.jsonl").write_text("\n".join(lines))
+    tuples = [TUPLE | {"negatives": ["0011", "0003"]}, TUPLE | C2 | {"negatives": ["0009"]}]
+    (toy / "tuples.jsonl").write_text("\n".join(map(json.dumps, tuples)))
     return toy
 
 @pytest.fixture
@@ -88,98 +91,79 @@ def scorer(names, folder, **own):
 
 # ---------------------------------------------------------------- Scores
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_scores_equal_those_of_predict_and_only_the_abstract_is_truncated(
-        load, models, tmp_path, dtype):
+def test_scores_are_those_of_predict_and_only_abstracts_truncated(load, models, tmp_path, dtype):
     import torch
     from sentence_transformers import CrossEncoder
     folder, rng = tiny(tmp_path / "tiny", models), np.random.default_rng(2)
-    pairs = [(f"claim {row % 7} " * (row % 12), "melting ice " * int(rng.integers(0, 60)))
-             for row in range(60)]
+    pairs = [(f"claim {row} " * (row % 12), "ice " * rng.integers(90)) for row in range(60)]
     found, cut = scorer(load(SCRIPT), folder, max_length=48, dtype=dtype)(pairs)
     encoder = CrossEncoder(str(folder), max_length=48, device="cpu")
-    tokens = [len(encoder.tokenizer(*pair)["input_ids"]) for pair in pairs]
-    assert cut == sum(number > 48 for number in tokens) > 0
+    assert cut == sum(len(encoder.tokenizer(*pair)["input_ids"]) > 48 for pair in pairs) > 0
     wanted = encoder.predict(pairs, activation_fn=torch.nn.Identity(),
                              processing_kwargs={"text": {"truncation": "only_second"}})
     np.testing.assert_allclose(found, wanted, atol=1e-5 if dtype == "fp32" else 1)
     if dtype == "bf16":  # the last layer is fp32: more digits than bf16 has
         assert (found != torch.tensor(found).bfloat16().float().numpy()).any()
 
-def test_a_claim_without_room_for_an_abstract_is_refused(load, models, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        scorer(load(SCRIPT), tiny(tmp_path / "tiny", models), max_length=20)([("a " * 30, "b")])
-    assert "--max-length: 20 tokens" in capsys.readouterr().err
-
 def test_a_causal_reranker_keeps_template_and_claim(load, smollm, tmp_path):
     from sentence_transformers import CrossEncoder
     from sentence_transformers.cross_encoder.modules import LogitScore
-    shutil.copytree(smollm, tmp_path / "causal")
-    (tmp_path / "causal" / "chat_template.jinja").write_text(TEMPLATE)
-    encoder = CrossEncoder(str(tmp_path / "causal"), device="cpu", prompts={"judge": "Judge it."})
-    assert isinstance(encoder[1], LogitScore)
-    encoder.save_pretrained(str(tmp_path / "saved"))
-    names, asked = load(SCRIPT), ("The sun is hot #sun", "Ice melts fast. " * 40)
-    score = scorer(names, tmp_path / "saved", max_length=64, prompt_name="judge")
-    found, cut = score([asked, ("Up?", "Sea.")])
-    encoder = score.args[0]
-    [(claim, text)], _ = names["fitted"](encoder, [asked], "Judge it.")
+    encoder = CrossEncoder(str(smollm), device="cpu", prompts={"judge": "Judge it."})
+    encoder.tokenizer.chat_template = TEMPLATE
+    encoder.save_pretrained(str(tmp_path))
+    names, long, pair = load(SCRIPT), ("The sun is hot #sun", "Ice melts. " * 40), ("Up?", "Sea.")
+    score = scorer(names, tmp_path, max_length=64, prompt_name="judge")
+    (found, cut), encoder = score([long, pair]), score.args[0]
+    [(claim, text)], _ = names["fitted"](encoder, [long], "Judge it.")
     coded = encoder.preprocess([(claim, text)], prompt="Judge it.")["input_ids"][0]
     seen = encoder.tokenizer.decode(coded)
-    assert cut == 1 and len(coded) in range(58, 65) and asked[1].startswith(text) and text
-    assert seen.startswith("<|im_start|>Judge it.\n") and claim == asked[0]
-    assert seen.endswith(f"{text}<Query>: {claim}<|im_end|>yes?")
-    other = scorer(names, tmp_path / "saved", prompt="Refute it.")([asked, ("Up?", "Sea.")])[0]
-    wanted = encoder.predict([("Up?", "Sea.")], prompt="Judge it.", activation_fn=lambda x: x)
-    assert found[1] == pytest.approx(wanted[0], abs=1e-4) and abs(other[1] - found[1]) > 1e-3
+    assert isinstance(encoder[1], LogitScore) and cut == 1 and len(coded) in range(58, 65)
+    assert seen.startswith("<|im_start|>Judge it.\n") and long[1].startswith(text) and text
+    assert seen.endswith(f"{text}<Query>: {long[0]}<|im_end|>yes?")
+    wanted = encoder.predict([pair], prompt="Judge it.", activation_fn=lambda logits: logits)
+    assert found[1] == pytest.approx(wanted[0], abs=1e-4)
+    assert abs(scorer(names, tmp_path, prompt="Refute it.")([pair])[0][0] - found[1]) > 1e-3
 
 def test_late_interaction_is_max_sim(load, models, tmp_path):
     from sentence_transformers import MultiVectorEncoder
     encoder = MultiVectorEncoder(str(tiny(tmp_path / "tiny", models)), device="cpu")
     encoder.save_pretrained(str(tmp_path / "late"))
     pairs = [("ice melts", "the sea is up"), ("ice melts", "ice"), ("sun", "the sea is up")]
-    found, _ = scorer(load(SCRIPT), tmp_path / "late")(pairs)
-    for (claim, text), score in zip(pairs, found):
-        query, document = encoder.encode_query(claim), encoder.encode_document(text)
-        assert score == pytest.approx(float((query @ document.T).max(dim=1).values.sum()), abs=1e-4)
+    for pair, score in zip(pairs, scorer(load(SCRIPT), tmp_path / "late")(pairs)[0]):
+        similar = encoder.encode_query(pair[0]) @ encoder.encode_document(pair[1]).T
+        assert score == pytest.approx(float(similar.max(dim=1).values.sum()), abs=1e-4)
 
-def test_mono_t5_scores_true_against_false(load, tmp_path):
+def test_mono_t5_scores_true_against_false(load, models, tmp_path):
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
-    words = "<pad> </s> <unk> true false Query: Document: Relevant: ice melts fast is up sea".split()
-    words += [f"word{number}" for number in range(26)]
-    backend = Tokenizer(models.WordLevel(dict(zip(words, range(40))), unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)])
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(tmp_path)
+    from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+    tokenizer = AutoTokenizer.from_pretrained(models / "minilm")
     torch.manual_seed(1)
-    config = T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
+    config = T5Config(vocab_size=30_522, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
                       decoder_start_token_id=0)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    score = scorer(load(SCRIPT), tmp_path, max_length=12, batch_size=2)
-    found, cut = score([("ice melts", "sea is up fast"), ("sea", "ice " * 40), ("up", "sea")])
-    model = T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
-    for number, text in zip(found, ("Query: ice melts Document: sea is up fast Relevant:",
-                                    "Query: sea Document: " + "ice " * 7 + "Relevant:",
-                                    "Query: up Document: sea Relevant:")):
-        ids = torch.tensor([[words.index(word) for word in text.split()] + [1]])
+    model = T5ForConditionalGeneration(config).eval()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    score = scorer(load(SCRIPT), tmp_path, max_length=16, batch_size=2)
+    found, cut = score([("ice melts", "sea up fast"), ("sea", "ice " * 40), ("up", "sea")])
+    true, false = tokenizer.convert_tokens_to_ids(["true", "false"])
+    seen = [("ice melts", "sea up fast"), ("sea", "ice " * 7), ("up", "sea")]
+    for number, (claim, text) in zip(found, seen):
+        ids = tokenizer(f"Query: {claim} Document: {text} Relevant:", return_tensors="pt").input_ids
         with torch.inference_mode():
             logits = model(input_ids=ids, decoder_input_ids=torch.tensor([[0]])).logits[0, 0]
-        assert number == pytest.approx(float(logits[3] - logits[4]), abs=1e-5)
+        assert number == pytest.approx(float(logits[true] - logits[false]), abs=1e-5)
     assert cut == 1
 
 def test_arithmetic_by_hand(load):
     names = load(SCRIPT)
     found = names["combined"](np.array([0.0, np.log(3)]), np.array([0.5, 0.2]), 0.25)
     np.testing.assert_allclose(found, [0.75 * 0.5 + 0.25 * 0.5, 0.75 * 0.75 + 0.25 * 0.2])
-    rows = [("1", "a", 3.0, 10.0), ("1", "b", 1.0, 20.0), ("2", "a", 1.0, 2.0), ("2", "x", 1.0, None)]
-    table = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "score", "first"])
+    rows = [("1", "a", 3, 10.0), ("1", "b", 1, 20.0), ("2", "a", 1, 2.0), ("2", "x", 1, None)]
+    table = pd.DataFrame(rows, columns=[*KEY, "score", "first"])
     assert names["blended"](table, 0.25).tolist() == pytest.approx([0.5, -0.5, 0, 0])
-    run = names["ranked"](pd.DataFrame(
-        [("2", "c", 0.5), ("2", "a", 0.5), ("2", "b", 0.7), ("1", "a", 9.0)],
-        columns=["claim_id", "abstract_id", "score"]), {"a": 0, "b": 1, "c": 2}, 2)
+    rows = [("2", "c", 0.5), ("2", "a", 0.5), ("2", "b", 0.7), ("1", "a", 9.0)]
+    table, order = pd.DataFrame(rows, columns=[*KEY, "score"]), {"a": 0, "b": 1, "c": 2}
+    run = names["ranked"](table, order, 2)
     assert run.values.tolist() == [["2", "b", 1, 0.7], ["2", "a", 2, 0.5], ["1", "a", 1, 9.0]]
     fused = names["rrf"]([run, run[1:2].assign(rank=1)])
     assert fused["score"].tolist() == pytest.approx([1 / 61, 1 / 62 + 1 / 61, 1 / 61])
@@ -198,140 +182,121 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(load, start, rounds, b
     assert asked == calls
     assert found == ([("1", name, worth[name]) for name in "".join(calls)], len(calls))
 
-def test_a_score_that_is_no_number_names_its_pair(load, capsys):
-    score = lambda pairs: (np.array([0.5, np.nan]), 0)  # noqa: E731
+def test_what_cannot_be_scored_is_named(load, models, tmp_path, capsys):
+    names, texts = load(SCRIPT), {"a": "", "b": ""}
     with pytest.raises(SystemExit, match="2"):
-        load(SCRIPT)["score_group"]({"c3": ["a", "b"]}, {"c3": ""}, {"a": "", "b": ""}, score, None, None)
+        names["score_group"]({"c3": ["a", "b"]}, {"c3": ""}, texts,
+                             lambda pairs: (np.array([0.5, np.nan]), 0), None, None)
+    with pytest.raises(SystemExit, match="2"):
+        scorer(names, tiny(tmp_path / "tiny", models), max_length=20)([("a " * 30, "b")])
     said = capsys.readouterr().err
-    assert "claim c3, abstract b" in said and "--dtype fp32" in said
+    assert "claim c3, abstract b" in said and "--dtype fp32" in said and "--max-length: 20" in said
 
 # ---------------------------------------------------------------- The whole script
-def test_rerank_in_every_way(ready, call, load):
+def test_rerank_in_every_way(ready, call, load, models):
     call(ready, "--model", "tiny", "--depth", 4)
-    before, after = read(ready / "work/demo/test/hybrid.tsv"), read(ready / "work/demo/test/rerank.tsv")
+    before, after = (read(ready / f"work/demo/test/{name}.tsv") for name in ("hybrid", "rerank"))
     for claim, rows in after.groupby("claim_id"):
         given = before[before["claim_id"] == claim]["abstract_id"].head(4)
         assert sorted(rows["abstract_id"]) == sorted(given)
         assert rows["rank"].tolist() == [1, 2, 3, 4] and rows["score"].is_monotonic_decreasing
-    _, said = call(ready, "--model", "tiny", "--depth", 4, "--batch-size", 7)
-    assert "up to date" in said.out and not (ready / "work/demo/test/rerank.tsv.parts").exists()
+    assert "up to date" in call(ready, "--model", "tiny", "--depth", 4, "--batch-size", 7)[1].out
+    tiny(ready / "other", models, seed=5)
     call(ready, "--model", "tiny", "other", "--depth", 4, "--top-k", 2, "--out", "both.tsv")
     assert read(ready / "both.1.tsv").equals(after)
     fused = load(SCRIPT)["rrf"]([read(ready / "both.1.tsv"), read(ready / "both.2.tsv")])
-    merged = read(ready / "both.tsv").merge(fused, on=RUN[:2])
+    merged = read(ready / "both.tsv").merge(fused, on=KEY)
     assert len(merged) == 6 and np.allclose(merged["score_x"], merged["score_y"])
-    words = ["--model", "tiny", "--graph", "work/demo/index/graph"]
-    call(ready, *words, "--depth", 3, "--out", "graph.tsv")
-    assert (read(ready / "graph.tsv").groupby("claim_id").size() == 12).all()
-    call(ready, "--model", "tiny", "--depth", 4, "--out", "combo.tsv", "--verdicts", "verdicts.tsv",
-         "--alpha", 0.3)
-    merged = read(ready / "combo.tsv").merge(after, on=RUN[:2])
+    call(ready, "--model", "tiny", "--graph", GRAPH, "--depth", 3, "--out", "graph.tsv")
+    assert (read(ready / "graph.tsv").groupby("claim_id").size() == 12).all()  # all are reached
+    rows = [(claim, name, 0.5, 0.1) for claim in CLAIMS["test"] for name in ABSTRACTS]
+    tsv(ready / "verdicts.tsv", [*KEY, "p_supports", "p_refutes"], rows)
+    words = ["--verdicts", "verdicts.tsv", "--alpha", 0.3, "--out", "combo.tsv"]
+    call(ready, "--model", "tiny", "--depth", 4, *words)
+    merged = read(ready / "combo.tsv").merge(after, on=KEY)
     sigmoid = 1 / (1 + np.exp(-merged["score_y"]))
     assert np.allclose(merged["score_x"], 0.3 * 0.6 + 0.7 * sigmoid, atol=1e-6)
-
-def test_equal_scores_are_counted_and_kept_in_the_provenance(ready, call):
-    record = {"abstract_id": "0013", "abstract": ABSTRACTS["0001"]}
-    with open(ready / "data/demo/corpus.jsonl", "a") as file:
-        file.write(json.dumps(record) + "\n")
-    tsv(ready / "twins.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0013", 2, 2), ("c4", "0001", 1, 1)])
+    with open(ready / "data/demo/corpus.jsonl", "a") as file:  # 0001 once more: an equal score
+        file.write(json.dumps({"abstract_id": "0013", "abstract": ABSTRACTS["0001"]}))
+    tsv(ready / "twins.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0013", 2, 2)])
     _, said = call(ready, "--model", "tiny", "--run", "twins.tsv", "--dtype", "bf16")
-    assert "1 equal scores" in said.out
-    made = json.loads((ready / "work/demo/test/rerank.tsv.meta.json").read_text())
-    assert made["models"][0]["equal_scores"] == 1 and made["models"][0]["truncated"] == 0
+    made = json.loads((ready / "work/demo/test/rerank.tsv.meta.json").read_text())["models"][0]
+    assert "1 equal scores" in said.out and made["equal_scores"] == 1 and made["truncated"] == 0
 
-def test_kill_9_in_the_second_group_and_another_batch_size(toy, run, models):
+def test_kill_9_then_another_batch_size_and_two_devices(toy, run, models):
     claims = [(f"k{n}", f"claim {n} on ice and " + "sea " * (n % 30)) for n in range(200)]
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
-    tsv(toy / "work/demo/test/hybrid.tsv", RUN, [(claim, f"{place:04}", place, 1 / place)
-                                                 for claim, _ in claims for place in range(1, 13)])
+    rows = [(f"k{n}", f"{rank:04}", rank, 1 / rank) for n in range(200) for rank in range(1, 13)]
+    tsv(toy / "work/demo/test/hybrid.tsv", RUN, rows)
     tiny(toy / "tiny", models)
     words = ["--model", "tiny", "--depth", 12, "--first-stage", 0.5]
     assert run(SCRIPT, *words, "--out", "whole.tsv", cwd=toy).returncode == 0
-    killed = [sys.executable, "-c", KILLER, "predict", "3", SCRIPT, *map(str, words)]
-    assert subprocess.run(killed, cwd=toy, capture_output=True, check=False).returncode == -9
-    parts = toy / "work/demo/test/rerank.tsv.parts"
-    journal = (parts / "0.jsonl").read_text()
+    kill(toy, "predict", 3, *words)
+    out, path = toy / "work/demo/test/rerank.tsv", toy / "work/demo/test/rerank.tsv.parts/0.jsonl"
+    journal = path.read_text()
+    shutil.copytree(path.parent, toy / "again.tsv.parts")
     assert journal.count("\n") == 2  # two groups of 1,020 pairs
-    (parts / "0.jsonl").write_text(journal[:-40])  # and the second line is torn
+    path.write_text(journal[:-40])  # and the second line is torn
     assert run(SCRIPT, *words, cwd=toy).returncode == 0
-    out = toy / "work/demo/test/rerank.tsv"
-    assert out.read_bytes() == (toy / "whole.tsv").read_bytes() and not parts.exists()
-    assert subprocess.run(killed, cwd=toy, capture_output=True, check=False).returncode == 0
-    subprocess.run([*killed, "--out", "again.tsv"], cwd=toy, capture_output=True, check=False)
-    again = run(SCRIPT, *words, "--out", "again.tsv", "--batch-size", 5, "--device", "cpu", "cpu", cwd=toy)
-    assert again.returncode == 0 and " 1020/2400" in again.stderr.replace("rerank: 2040", " 1020"), again.stderr
-    one, other = read(toy / "whole.tsv"), read(toy / "again.tsv")
-    assert np.allclose(one.sort_values(RUN[:2])["score"], other.sort_values(RUN[:2])["score"], atol=1e-4)
+    assert out.read_bytes() == (toy / "whole.tsv").read_bytes() and not path.parent.exists()
+    words += ["--out", "again.tsv", "--batch-size", 5, "--device", "cpu", "cpu"]
+    again = run(SCRIPT, *words, cwd=toy)
+    assert again.returncode == 0 and "2040/2400" in again.stderr, again.stderr
+    both = read(toy / "whole.tsv").merge(read(toy / "again.tsv"), on=KEY)
+    assert len(both) == 2400 and np.allclose(both["score_x"], both["score_y"], atol=1e-4)
 
 # ---------------------------------------------------------------- Train
-def pairs_and_tuples(folder):
-    targets = {("c1", "0010"): 1, ("c2", "0012"): 1, ("c2", "0004"): 0.8, ("c1", "0011"): 0, ("c2", "0009"): 0.1}
-    pairs = [{"kind": "evidence" if target else "hard", "claim_id": claim, "abstract_id": name, "target": target}
-             for (claim, name), target in targets.items()]
-    tuples = [{"kind": "evidence", "claim_id": "c1", "positive": "0010", "negatives": ["0011", "0003"]},
-              {"kind": "evidence", "claim_id": "c2", "positive": "0012", "negatives": ["0009"]}]
-    for name, examples in (("pairs", pairs), ("tuples", tuples)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(e) + "\n" for e in examples))
+PAIR = {"kind": "hard", "claim_id": "c1", "abstract_id": "0010", "target": 0}
+TUPLE = {"kind": "evidence", "claim_id": "c1", "positive": "0010", "negatives": []}
+C2 = {"claim_id": "c2", "positive": "0012"}
+ROWS = {"bce": 5, "mse": 5, "l1": 5, "margin": 3, "mnrl": 2, "lambda": 2, "listnet": 2,
+        "ranknet": 2}  # of five pairs, or two tuples with three negatives
 
-@pytest.mark.parametrize("loss", ["bce", "margin", "mse", "l1", "lambda", "listnet", "ranknet", "mnrl"])
+@pytest.mark.parametrize("loss", ROWS)
 def test_every_loss_trains_a_model_that_reranks(ready, call, loss):
-    pairs_and_tuples(ready)
     shape = "tuples" if loss in ("margin", "mnrl", "lambda") else "pairs"
-    words = ["train", f"{shape}.jsonl", "--model", "tiny", "--loss", loss, "--lr", 1e-3, "--batch-size", 2,
-             "--epochs", 1.5, "--max-length", 32, "--dev-split", "test", "--dev-run", "work/demo/test/hybrid.tsv"]
+    words = ["train", f"{shape}.jsonl", "--model", "tiny", "--loss", loss, "--lr", 1e-3,
+             "--batch-size", 2, "--epochs", 1.5, "--max-length", 32, "--dev-split", "test",
+             "--dev-run", "work/demo/test/hybrid.tsv"]
     made, said = call(ready, *words)
     assert "{" not in said.err and said.err.count("epoch ") == 2 and "before training" in said.out
     log = json.loads((ready / "work/demo/models/reranker.meta.json").read_text())["log"]
-    assert len(made["dev"]) == 2 and (loss != "bce" or 1 < log[-1]["epoch"] < 2)
-    assert made["rows"] == {"margin": 3, "mnrl": 2, "lambda": 2, "listnet": 2, "ranknet": 2}.get(loss, 5)
+    assert made["rows"] == ROWS[loss] and len(made["dev"]) == 2
+    assert loss != "bce" or 1 < log[-1]["epoch"] < 2
     assert not (ready / "work/demo/models/reranker.parts").exists()
     assert "up to date" in call(ready, *words)[1].out
-    words[words.index("--batch-size") + 1] = 1
-    assert call(ready, "--depth", 4)[0]["made"] and "up to date" not in call(ready, *words)[1].out
+    assert call(ready, "--depth", 4)[0]["made"]
 
 def test_a_kill_behind_the_last_epoch_begins_no_other(ready, run):
-    pairs_and_tuples(ready)
-    words = ["train", "pairs.jsonl", "--model", "tiny", "--epochs", 2, "--batch-size", 2, "--lr", 1e-3]
+    words = ["train", "pairs.jsonl", "--model", "tiny", "--epochs", 2, "--lr", 1e-3]
     assert run(SCRIPT, *words, "--out", "whole", cwd=ready).returncode == 0
-    for killed_at in (2, 3):  # while the second checkpoint is written; behind the last epoch
-        killed = [sys.executable, "-c", KILLER, "save_pretrained", str(killed_at), SCRIPT, *map(str, words)]
-        assert subprocess.run(killed, cwd=ready, capture_output=True, check=False).returncode == -9
-        done = run(SCRIPT, *words, cwd=ready)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.count("epoch ") == 3 - killed_at
-        model = ready / "work/demo/models/reranker"
-        assert (model / "model.safetensors").read_bytes() == (ready / "whole/model.safetensors").read_bytes()
-        shutil.rmtree(model)
+    for number in (2, 3):  # while the second checkpoint is written; behind the last epoch
+        kill(ready, "save_pretrained", number, *words, "--out", number)
+        done = run(SCRIPT, *words, "--out", number, cwd=ready)
+        assert done.returncode == 0 and done.stderr.count("epoch ") == 3 - number, done.stderr
+        one, other = (ready / name / "model.safetensors" for name in ("whole", str(number)))
+        assert one.read_bytes() == other.read_bytes()
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_are_trained_in_fp32(ready, call, models, dtype):
     import torch
     from safetensors.torch import load_file
-    pairs_and_tuples(ready)
     stored = load_file(tiny(ready / "half", models, dtype=dtype) / "model.safetensors")
-    call(ready, "train", "pairs.jsonl", "--model", "half", "--epochs", 1, "--lr", 1e-5, "--batch-size", 2)
-    moved = []
+    call(ready, "train", "pairs.jsonl", "--model", "half", "--lr", 1e-5, "--batch-size", 2)
     for name, weights in load_file(ready / "work/demo/models/reranker/model.safetensors").items():
-        assert weights.dtype == torch.float32
-        if "word_embeddings" not in name:
-            moved.append((weights != stored[name].float()).flatten())
-    assert torch.cat(moved).float().mean() > 0.7
+        moved = (weights != stored[name].float()).float().mean()
+        assert weights.dtype == torch.float32 and ("embeddings" in name or moved > 0.7)
 
 # ---------------------------------------------------------------- Bad input
-PAIR = {"kind": "hard", "claim_id": "c1", "abstract_id": "0010", "target": 0}
-TUPLE = {"claim_id": "c1", "positive": "0010", "negatives": []}
-
 @pytest.mark.parametrize(("line", "loss", "words"), [
-    ("{", "bce", [":2:", "JSON"]),
-    (PAIR | {"target": 2}, "bce", [":2:", "target is not between 0 and 1"]),
-    (PAIR | {"target": float("nan")}, "bce", [":2:", "target"]),
+    ("{", "bce", [":2:", "JSON"]), (PAIR | {"target": 2}, "bce", [":2:", "between 0 and 1"]),
+    (PAIR | {"target": float("nan")}, "bce", [":2:", "between 0 and 1"]),
     (PAIR | {"claim_id": "c9"}, "bce", [":2:", "unknown claim_id"]),
     (PAIR | {"abstract_id": "99"}, "bce", [":2:", "unknown", "abstract_id"]),
-    (TUPLE | {"negatives": ["99"]}, "margin", [":1:", "not a tuple"]),
-    (PAIR, "bce", [":2:", "no positive"])])
+    (TUPLE, "margin", [":1:", "not a tuple"]), (PAIR, "bce", [":2:", "no positive"])])
 def test_bad_examples_are_refused_by_line(toy, run, contents, refused, line, loss, words):
     line = line if isinstance(line, str) else json.dumps(line)
-    (toy / "given.jsonl").write_text(json.dumps(PAIR) + "\n" + line + "\n")
+    (toy / "given.jsonl").write_text(json.dumps(PAIR) + "\n" + line)
     before = contents(toy)
     done = run(SCRIPT, "train", "given.jsonl", "--loss", loss, cwd=toy)
     refused(done, before, toy, "given.jsonl", *words)
@@ -344,35 +309,31 @@ def test_bad_examples_are_refused_by_line(toy, run, contents, refused, line, los
     (["--model", "tiny", "--prompt-name", "judge"], ["--prompt-name"]),
     (["--model", "tiny", "--device", "cuda:7"], ["tiny", "cannot be loaded"])])
 def test_models_that_do_not_fit_are_refused(ready, call, capsys, words, said):
-    pairs_and_tuples(ready)
     shutil.copytree(ready / "tiny", ready / "torn")
     (ready / "torn" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(SystemExit, match="2"):
         call(ready, *words)
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and all(word in errors[0] for word in said)
-    assert not (ready / "work/demo/test/rerank.tsv").exists()
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--depth", 0], "--depth"), (["--alpha", "nan"], "--alpha"), (["--first-stage", 2], "--first-stage"),
-    (["train", "--lr", "inf"], "--lr"), (["--model", "nowhere", "--run", "nowhere.tsv"], "nowhere.tsv"),
-    (["--graph", "work/demo/index/nothing"], "work/demo/index/nothing"),
-    (["--graph", "work/demo/index/graph", "--run", "damaged"], "neighbours.npy is damaged"),
-    (["--graph", "work/demo/index/graph", "--corpus", "more.jsonl"], "another corpus"),
-    (["--verdicts", "few.tsv"], "claim c3, abstract 0003"),
-    (["--graph", "work/demo/index/graph", "--verdicts", "few.tsv"], "--verdicts")])
+    (["--depth", 0], "--depth"), (["--alpha", "nan"], "--alpha"), (["--top-k", "x"], "--top-k"),
+    (["train", "--lr", "inf"], "--lr"), (["--run", "nowhere.tsv"], "nowhere.tsv"),
+    (["--graph", "nowhere"], "nowhere"),
+    (["--graph", GRAPH, "--damage"], "neighbours.npy is damaged"),
+    (["--graph", GRAPH, "--corpus", "more.jsonl", "--run", "one.tsv"], "another corpus"),
+    (["--verdicts", "few.tsv"], "claim c3, abstract 0003"), (["--lock"], "another command"),
+    (["--graph", GRAPH, "--verdicts", "few.tsv"], "--verdicts")])
 def test_bad_flags_and_inputs_are_refused(ready, run, contents, refused, words, said):
-    tsv(ready / "few.tsv", [*RUN[:2], "p_supports", "p_refutes"], [("c3", "0003", 0.5, 5)])
-    more = (ready / "data/demo/corpus.jsonl").read_text() + '{"abstract_id": "new"}\n'
-    (ready / "more.jsonl").write_text(more)
-    if "damaged" in words:
-        words = words[:2]
-        np.save(ready / words[1] / "neighbours.npy", np.zeros((12, 2), np.int32))
-    before = contents(ready)
-    refused(run(SCRIPT, *words, cwd=ready), before, ready, said)
-
-def test_a_second_command_waits_its_turn(ready, run, contents, refused):
     from filelock import FileLock
-    with FileLock(ready / "work/demo/test/rerank.tsv.lock"):
-        before = contents(ready)
-        refused(run(SCRIPT, "--model", "tiny", cwd=ready), before, ready, "another command")
+    tsv(ready / "few.tsv", [*KEY, "p_supports", "p_refutes"], [("c3", "0003", 0.5, 5)])
+    (ready / "more.jsonl").write_text('{"abstract_id": "0001", "abstract": "text"}')
+    tsv(ready / "one.tsv", RUN, [("c3", "0001", 1, 1)])
+    lock = FileLock(ready / "work/demo/test/rerank.tsv.lock")
+    if "--lock" in words:
+        lock.acquire()
+    if "--damage" in words:
+        (ready / GRAPH / "neighbours.npy").write_bytes(b"")
+    before = contents(ready)
+    words = [word for word in words if word not in ("--lock", "--damage")]
+    refused(run(SCRIPT, *words, cwd=ready), before, ready, said)

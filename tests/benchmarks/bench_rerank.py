@@ -1,13 +1,15 @@
 """
-Measure 03_rerank.py's scoring beside CrossEncoder.predict called claim by claim at its defaults, as published code does.
+Measure the scoring of 03_rerank.py beside CrossEncoder.predict.
 
-Reads   nothing; makes abstracts of ClimateCheck's lengths and a cross-encoder of MiniLM-L6's size with random weights
-        (on a GPU: of XLM-R-large's size, 560M parameters, bf16)
-Prints  pairs per second, the ratio, the largest difference of scores in fp32; one line of JSON, last on stdout
+Reads   nothing; makes abstracts of ClimateCheck's lengths and a cross-encoder of MiniLM-L6's size
+        with random weights (on a GPU: of XLM-R-large's size, 560M parameters, in fp32 and bf16)
+Prints  pairs per second of the stage (truncation, groups, checks), of one predict call over all
+        pairs and of a call per claim, both ratios, the largest difference of scores, equal scores
+        within a claim, and on a GPU its peak memory; one line of JSON, last on stdout
 
 Examples
     python tests/benchmarks/bench_rerank.py
-    python tests/benchmarks/bench_rerank.py --claims 30 --depth 20
+    python tests/benchmarks/bench_rerank.py --claims 10 --depth 20
 """
 import argparse
 import json
@@ -22,72 +24,95 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-MINI = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
-         "vocab_size": 250_002, "max_position_embeddings": 514}
-PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "T4": 65e12}  # bf16 (T4: fp16), dense, per second
+MINI = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
+        "intermediate_size": 1536}
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+         "intermediate_size": 4096, "vocab_size": 40_000}
 
 def script(path):
-    """The names of a script."""
+    """Return the names of a script."""
     sys.argv = [Path(path).name]
     return runpy.run_path(str(path))
 
 def make_model(folder, sizes):
-    """A cross-encoder with one logit, random weights and MiniLM's tokenizer."""
+    """Save a cross-encoder with one logit, random weights and MiniLM's tokenizer."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
     torch.manual_seed(13)
     BertForSequenceClassification(BertConfig(num_labels=1, **sizes)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder)
-    return folder
 
-def make_pairs(claims, depth):
-    """[(claim, abstract)], claim by claim; English words that the tokenizer knows, lengths as published."""
-    corpus, rng = script(HERE / "make_corpus.py"), np.random.default_rng(13)
+def make_texts(claims, depth):
+    """Return {claim_id: claim}, {abstract_id: abstract} and {claim_id: [abstract_id]}."""
+    rng, lengths_of = np.random.default_rng(13), script(HERE / "make_corpus.py")["lengths_of"]
     words = np.array((ROOT / "README.md").read_text(encoding="utf-8").split(), dtype=object)
-    lengths = iter(corpus["lengths_of"](rng, claims * depth))
-    return [(" ".join(rng.choice(words, 15)), [" ".join(rng.choice(words, next(lengths))) for _ in range(depth)])
-            for _ in range(claims)]
+    lengths = lengths_of(rng, claims * depth)
+    texts = {str(row): " ".join(rng.choice(words, size)) for row, size in enumerate(lengths)}
+    names = np.array(list(texts)).reshape(claims, depth).tolist()
+    queries = {f"c{row}": " ".join(rng.choice(words, 15)) for row in range(claims)}
+    return queries, texts, dict(zip(queries, names))
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claims", type=int, default=30)
-    parser.add_argument("--depth", type=int, default=100)
-    args = parser.parse_args()
+def stage(names, folder, dtype, batch_size, claims, texts, candidates):
+    """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
+    import torch
+    args = SimpleNamespace(device=["auto"], dtype=dtype, max_length=512, batch_size=batch_size,
+                           prompt=None, prompt_name=None)
+    score = names["open_scorer"](folder, args, SimpleNamespace(update=lambda rows: None))
+    score([("a claim", "an abstract")] * 64)  # warms up
+    size, rows = max(1, names["GROUP"] // len(next(iter(candidates.values())))), []
+    ids, begun = list(candidates), time.monotonic()
+    for start in range(0, len(ids), size):
+        group = {claim: candidates[claim] for claim in ids[start : start + size]}
+        rows += names["score_group"](group, claims, texts, score, None, None)[0]
+    seconds = time.monotonic() - begun
+    memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
+    return rows, seconds, memory
+
+def library(folder, dtype, batch_size, pairs, depth):
+    """Return the scores of predict and seconds: one call over all pairs, one call per claim."""
     import torch
     from sentence_transformers import CrossEncoder
+    encoder = CrossEncoder(folder, max_length=512, model_kwargs={"dtype": dtype})
+    how, seconds = {"activation_fn": torch.nn.Identity(), "batch_size": batch_size}, []
+    encoder.predict(pairs[:64], **how)
+    for step in (len(pairs), depth):
+        begun = time.monotonic()
+        found = [encoder.predict(pairs[start : start + step], **how)
+                 for start in range(0, len(pairs), step)]
+        seconds.append(time.monotonic() - begun)
+    return np.concatenate(found), *seconds
 
-    cuda = torch.cuda.is_available()
-    names, given = script(ROOT / "03_rerank.py"), make_pairs(args.claims, args.depth)
-    pairs = [(claim, text) for claim, texts in given for text in texts]
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", type=int, default=30)
+    parser.add_argument("--depth", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=32)
+    args = parser.parse_args()
+    import torch
+    gpu, results = torch.cuda.is_available(), {}
+    names, (claims, texts, candidates) = script(ROOT / "03_rerank.py"), make_texts(
+        args.claims, args.depth)
+    pairs = [(claims[claim], texts[name]) for claim, found in candidates.items() for name in found]
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), LARGE if cuda else MINI)
-        how = SimpleNamespace(seed=13, device="auto", dtype="auto", max_length=512, batch_tokens=0, verifier=None)
-        score = names["open_scoring"](model, how)
-        score(pairs[:64], lambda rows: None)  # warms up
-        begun = time.monotonic()
-        found = score(pairs, lambda rows: None)
-        ours = time.monotonic() - begun
-        dtype = names["numbers_of"]("auto", "cuda" if cuda else "cpu")
-        theirs_model = CrossEncoder(str(model), max_length=512, model_kwargs={"dtype": dtype})
-        theirs_model.predict(pairs[:64])
-        begun = time.monotonic()
-        predicted = [theirs_model.predict([(claim, text) for text in texts], activation_fn=torch.nn.Identity())
-                     for claim, texts in given]
-        theirs = time.monotonic() - begun
-    result = {"pairs": len(pairs), "ours_pairs_per_second": len(pairs) / ours,
-              "theirs_pairs_per_second": len(pairs) / theirs, "ratio": theirs / ours,
-              "largest_difference": float(np.abs(found - np.concatenate(predicted)).max())}
-    if cuda:
-        tokens = sum(len(theirs_model.tokenizer(*pair, truncation=True, max_length=512)["input_ids"]) for pair in pairs)
-        weights = sum(p.numel() for name, p in theirs_model.named_parameters() if "embeddings" not in name)
-        for name, peak in PEAK.items():
-            if name in torch.cuda.get_device_name():
-                result["share_of_peak"] = 2 * weights * tokens / ours / peak
-    print(f"{len(pairs)} pairs: {result['ratio']:.2f} times the pairs per second of predict() claim by claim; "
-          f"scores differ by {result['largest_difference']:.1e} at most")
-    print(json.dumps(result))
+        make_model(folder, LARGE if gpu else MINI)
+        for dtype in ("fp32", "bf16") if gpu else ("fp32",):
+            size = args.batch_size
+            rows, ours, memory = stage(names, folder, dtype, size, claims, texts, candidates)
+            torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+            theirs, one, many = library(folder, torch_dtype, size, pairs, args.depth)
+            found = np.array([row[2] for row in rows])
+            ties = [len(part) - len(set(part.tolist()))
+                    for scores in (found, theirs) for part in np.split(scores, args.claims)]
+            results[dtype] = {
+                "pairs": len(pairs), "stage_per_second": len(pairs) / ours,
+                "one_call_per_second": len(pairs) / one, "ratio_to_one_call": one / ours,
+                "per_claim_per_second": len(pairs) / many, "ratio_to_per_claim": many / ours,
+                "largest_difference": float(np.abs(found - theirs).max()), "gpu_gib": memory,
+                "ties": sum(ties[: args.claims]), "ties_of_predict": sum(ties[args.claims :])}
+            line = (f"{name} {value:.4g}" for name, value in results[dtype].items())
+            print(f"{dtype}: {', '.join(line)}")
+    print(json.dumps(results))
 
 if __name__ == "__main__":
     main()
