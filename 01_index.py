@@ -376,11 +376,13 @@ def tokenise(analyser, texts):
     import bm25s
     import Stemmer
     _, *how, stemmer = analyser.values()
-    stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
-    found = bm25s.tokenize(texts, *how, stemmer, show_progress=False)
-    terms = sorted(found.vocab)  # bm25s numbers stems in the order of a set
-    numbers = np.empty(len(terms), np.int32)
-    numbers[[found.vocab[term] for term in terms]] = np.arange(len(terms))
+    found = bm25s.tokenize(texts, *how, show_progress=False)
+    stems = words = list(found.vocab)
+    if stemmer:  # each word once: bm25s does it for each token
+        stems = Stemmer.Stemmer(stemmer).stemWords(words)
+    terms = sorted(set(stems))
+    places = {term: place for place, term in enumerate(terms)}
+    numbers = np.array([places[stem] for stem in stems], np.int32)
     ids = np.fromiter(itertools.chain.from_iterable(found.ids), np.int32)
     return terms, numbers[ids], [len(row) for row in found.ids]
 
