@@ -1,5 +1,5 @@
 """
-Measure 01_index.py and 02_retrieve.py at ClimateCheck's size, side by side with the libraries called directly.
+Measure 01_index.py and 02_retrieve.py at ClimateCheck's size beside the bare libraries.
 
 Reads   nothing; makes its corpus with make_corpus.py (0.7 GB) and the rest (4 GB) under --folder
 Prints  a table of ratios (ours / theirs, below 1 is better); then one line of JSON, last on stdout
@@ -24,16 +24,17 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-TERMS, POSTINGS = 30_522, 103.5  # vocabulary of BERT; postings a text that make 40.8 million at ClimateCheck's size
+TERMS, POSTINGS = 30_522, 103.5  # BERT's vocabulary; postings a text: 40.8 million in all
 DIMENSIONS = 1024                # BGE-M3, e5-large
 SAMPLE = 40_000                  # abstracts for rank-bm25, which takes minutes for all
-PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "T4": 65e12}  # FLOP/s in bf16, T4: fp16
+PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "T4": 65e12}  # FLOP/s
 
 # ---------------------------------------------------------------- Measuring
-def watch(command, **how):
+def watch(command):
     """Run a command. Return its last line as JSON, seconds, peak MiB of all its processes."""
     start, peak = time.monotonic(), 0
-    process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **how)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = psutil.Popen(command, text=True, **streams)
     while process.poll() is None:
         try:
             family = [process, *process.children(recursive=True)]
@@ -44,6 +45,10 @@ def watch(command, **how):
     seconds, lines = time.monotonic() - start, process.stdout.read().splitlines()
     assert process.returncode == 0, command
     return json.loads(lines[-1]), seconds, peak / 2**20
+
+def child(name, folder):
+    """Run one of CHILDREN in a process of its own."""
+    return watch([sys.executable, __file__, "--folder", str(folder), "--child", name])
 
 def script(name):
     """Return the names of one of the kit's scripts."""
@@ -59,7 +64,7 @@ def read_claims(folder):
     lines = (folder / "claims.test.tsv").read_text(encoding="utf-8").splitlines()[1:]
     return [line.split("\t")[1] for line in lines]
 
-# ---------------------------------------------------------------- Children: bm25s by itself, and both searches
+# ---------------------------------------------------------------- Children
 def bare_build(folder):
     """Build and save an index as bm25s's README does; reading the corpus is not measured."""
     import bm25s
@@ -68,7 +73,7 @@ def bare_build(folder):
     with open(folder / "corpus.jsonl", encoding="utf-8") as file:
         texts = [json.loads(line)["abstract"] for line in file]
     start = time.monotonic()
-    tokens = bm25s.tokenize(texts, stopwords="english", stemmer=Stemmer.Stemmer("english"), show_progress=False)
+    tokens = bm25s.tokenize(texts, stemmer=Stemmer.Stemmer("english"), show_progress=False)
     bm25 = bm25s.BM25(backend="numba")
     bm25.index(tokens, show_progress=False)
     bm25.save(folder / "bare", show_progress=False)
@@ -84,7 +89,7 @@ def both_searches(folder):
     bare = bm25s.BM25.load(folder / "bare")
     bare.backend = "numba"
     bare.activate_numba_scorer()
-    how = {"stopwords": "english", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
+    how = {"stemmer": Stemmer.Stemmer("english"), "show_progress": False}
     tokens = bm25s.tokenize(claims, **how)
     bare.retrieve(tokens, k=10, show_progress=False)  # compiles
 
@@ -112,15 +117,15 @@ def build(folder, results):
     """BM25 from JSONL to a saved index: ours with reading and hashing, bm25s without reading."""
     for name in ("bare", "work/index/bm25"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    theirs, _, their_peak = watch([sys.executable, __file__, "--folder", str(folder), "--child", "bare_build"])
-    command = [sys.executable, str(ROOT / "01_index.py"), "--indexes", "bm25", "--data", str(folder), "--work"]
-    _, seconds, peak = watch([*command, str(folder / "work"), "--force"])
+    theirs, _, their_peak = child("bare_build", folder)
+    command = [sys.executable, str(ROOT / "01_index.py"), "--indexes", "bm25", "--force"]
+    _, seconds, peak = watch([*command, "--data", str(folder), "--work", str(folder / "work")])
     results["BM25 build, s"] = (seconds, theirs["seconds"], 0.8)
     results["BM25 build, peak MiB"] = (peak, their_peak, 1.1)
 
 def search(folder, results):
     """BM25 for all claims, without loading: scores and lists."""
-    found, _, _ = watch([sys.executable, __file__, "--folder", str(folder), "--child", "both_searches"])
+    found, _, _ = child("both_searches", folder)
     for name in [name for name in found if name.startswith("top")]:
         results[f"BM25 search, {name}, s"] = (found[name]["ours"], found[name]["bare"], 1.2)
     results["BM25 top-1000 lists that are the same"] = (found["same"], found["claims"], 1)
@@ -134,8 +139,8 @@ def rank_bm25(folder, results):
     with open(folder / "corpus.jsonl", encoding="utf-8") as file:
         lines = [line for line, _ in zip(file, range(SAMPLE))]
     (small / "corpus.jsonl").write_text("".join(lines), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "01_index.py"), "--indexes", "bm25", "--analyser", "plain"]
-    watch([*command, "--data", str(small), "--work", str(small), "--force"])
+    command = [sys.executable, str(ROOT / "01_index.py"), "--indexes", "bm25", "--force"]
+    watch([*command, "--analyser", "plain", "--data", str(small), "--work", str(small)])
     index = small / "index" / "bm25"
     found = names["search_bm25"](index, json.loads((index / "meta.json").read_text()), claims, None)
     seconds, _ = timed(lambda: [names["top_k"](scores, 1000) for scores in found])
@@ -163,7 +168,7 @@ def make_encoder(folder, layers=24):
     return folder
 
 def stage(folder, results):
-    """02_retrieve.py as a whole, top 5,000: BM25, 1,024 dimensions, 40.8 million SPLADE postings."""
+    """02_retrieve.py, top 5,000: BM25, 1,024 dimensions, 40.8 million SPLADE postings."""
     from scipy import sparse
 
     names, rng, index = script("01_index.py"), np.random.default_rng(13), folder / "work" / "index"
@@ -187,9 +192,9 @@ def stage(folder, results):
     for name in ("data", "indices", "indptr"):
         np.save(index / "splade" / f"{name}.npy", getattr(matrix, name))
     del matrix, indices, parts
-    models = {"dense": make_encoder(folder / "bert-large"), "splade": ROOT / "data/models/splade-tiny"}
+    large, tiny = make_encoder(folder / "bert-large"), ROOT / "data/models/splade-tiny"
     shared = {"corpus": bm25["corpus"], "abstracts": count, "max_length": 512, "query_prompt": None}
-    for kind, model in models.items():
+    for kind, model in (("dense", large), ("splade", tiny)):
         names["complete"](index / kind, ids, shared | {
             "kind": kind, "activation": "log1p_relu", "shape": (count, TERMS), "model": str(model),
             "model_sha256": names["sha256_of"](models=[model])[str(model)]})
@@ -211,7 +216,8 @@ def encode(folder, results):
     args = SimpleNamespace(device=["auto"], kind="dense")
     encoder = names["open_model"](SentenceTransformer, model, args)
     with open(folder / "corpus.jsonl", encoding="utf-8") as file:
-        texts = [json.loads(line)["abstract"] for line, _ in zip(file, range(4096 if cuda else 512))]
+        lines = [line for line, _ in zip(file, range(4096 if cuda else 512))]
+    texts = [json.loads(line)["abstract"] for line in lines]
     by_id, rows = dict(enumerate(texts)), slice(0, len(texts))
     how = {"batch_size": 32, "prompt": "", "normalize_embeddings": True}
     ways = {
