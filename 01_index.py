@@ -37,6 +37,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -306,7 +307,7 @@ def text_of(record, fields, separator=" "):
 
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
-    fields, corpus = args.fields.replace(" ", "").split(","), read_corpus(args.corpus)
+    fields, corpus = re.split(r"\s*,\s*", args.fields.strip()), read_corpus(args.corpus)
     texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
@@ -344,7 +345,7 @@ def shards(args, inputs, count, make):
                 except (RuntimeError, MemoryError) as error:
                     if "memory" not in repr(error).lower():
                         raise
-                    fail("--batch-size", "out of memory; lower it (finished shards are kept)")
+                    fail(args.out, "out of memory; lower --batch-size (shards are kept)")
                 with written(path, args, inputs) as new, open(new, "wb") as file:
                     np.savez(file, **arrays)
             with np.load(path) as file:
@@ -382,11 +383,13 @@ def tokenise(analyser, texts):
     import bm25s
     import Stemmer
     _, *how, stemmer = analyser.values()
-    stemmer = Stemmer.Stemmer(stemmer) if stemmer else None
-    found = bm25s.tokenize(texts, *how, stemmer, show_progress=False)
-    terms = sorted(found.vocab)  # bm25s numbers stems in the order of a set
-    numbers = np.empty(len(terms), np.int32)
-    numbers[[found.vocab[term] for term in terms]] = np.arange(len(terms))
+    found = bm25s.tokenize(texts, *how, show_progress=False)
+    stems = words = list(found.vocab)
+    if stemmer:  # each word once: bm25s does it for each token
+        stems = Stemmer.Stemmer(stemmer).stemWords(words)
+    terms = sorted(set(stems))
+    places = {term: place for place, term in enumerate(terms)}
+    numbers = np.array([places[stem] for stem in stems], np.int32)
     ids = np.fromiter(itertools.chain.from_iterable(found.ids), np.int32)
     return terms, numbers[ids], [len(row) for row in found.ids]
 
@@ -518,9 +521,12 @@ def index_vectors(texts, folder, args, inputs):
             "batch_size": args.batch_size or BATCH[args.kind]}
     if len(args.device) > 1:
         how["pool"] = encoder.start_multi_process_pool(args.device)
+        how["chunk_size"] = how["batch_size"]
     make = functools.partial(encode_shard, encoder, texts, args, how)
     shape = len(texts), encoder.get_embedding_dimension()
     facts = save(folder, shards(args, inputs, len(texts), make), shape)
+    if "pool" in how:
+        encoder.stop_multi_process_pool(how["pool"])
     return facts | {"model": name, "model_sha256": inputs[str(Path(name))],
                     "max_length": encoder.max_seq_length, "computed_in": str(encoder.dtype)}
 
@@ -549,7 +555,7 @@ def index(args):
                  "query_prompt": None}
         for name in ("kind", "fields", "separator", *FLAGS[own.kind]):
             facts[name] = vars(own)[name]
-        with written(own.out, own, inputs) as folder:
+        with written(own.out, own, inputs, device=args.device) as folder:
             folder.mkdir()
             build = index_bm25 if own.kind == "bm25" else index_vectors
             facts |= build(texts, folder, own, inputs)
@@ -727,8 +733,8 @@ def train(args):
     kind, _, number = args.device[0].partition(":")
     if kind in ("auto", "cuda"):  # the trainer would multiply batches by the GPUs that it sees
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "".join(seen[int(number or 0) :][:1])
-        args.device = [kind]
+        shown = dict(zip(map(str, range(len(seen))), seen)).get(number or "0", "")
+        os.environ["CUDA_VISIBLE_DEVICES"], args.device = shown, [kind]
     paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     paths = paths if all(map(os.path.exists, paths)) else []
     inputs = sha256_of(args.examples, args.corpus, args.claims, *paths, models=[args.model])
