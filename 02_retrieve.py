@@ -275,7 +275,7 @@ def open_index(folder, corpus):
 
 def check_finite(scores, where, what):
     """End the script if a score is NaN or infinite."""
-    count = np.sum(~np.isfinite(scores))
+    count = np.sum(~np.isfinite(np.asarray(scores, float)))  # no rows: an empty column of objects
     if count:
         fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {what}")
 
