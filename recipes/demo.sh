@@ -31,7 +31,7 @@ if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
 else
   echo "No LLM_BASE_URL or OPENAI_API_KEY: the packaged SmolLM2 answers, in this process."
   echo "A model of 135M parameters shows that this stage runs, not what it can do."
-  python 04_llm_rerank.py --depth 5 --max-words 40
+  python 04_llm_rerank.py --depth 5 --max-words 40 --max-tokens 24
   python 04_llm_rerank.py --depth 5 --max-words 40 --method pointwise \
     --out work/demo/test/llm-pointwise.tsv
 fi

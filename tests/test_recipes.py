@@ -55,6 +55,20 @@ def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, 
     assert done.returncode == 2 and error.startswith("error: ") and not (tmp_path / "work").exists()
     assert all(word in error for word in words)
 
+def test_texts_become_lemmas(toy):
+    import spacy
+    nlp = spacy.blank("en")
+    nlp.add_pipe("lemmatizer", config={"mode": "lookup"})
+    nlp.initialize()
+    nlp.to_disk(toy / "pipeline")
+    command = [sys.executable, str(ROOT / "recipes/lemmatise.py"), "data/demo", "lemmas"]
+    done = subprocess.run([*command, "--pipeline", "pipeline"], cwd=toy, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "c3\tpolar bear starve" in (toy / "lemmas/claims.test.tsv").read_text(encoding="utf-8")
+    corpus = (toy / "lemmas/corpus.jsonl").read_text(encoding="utf-8")
+    assert '"abstract_id": "0012", "abstract": "glaciers alps lose' in corpus
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_recipe_is_short_and_ends_with_the_published_figures(name):
     text = (ROOT / "recipes" / f"{name}.sh").read_text(encoding="utf-8")
