@@ -220,19 +220,17 @@ def command_line(*jobs):
     job = words.pop(0) if words and words[0] in jobs else jobs[0]
     parser = argparse.ArgumentParser(
         description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
-        add_help=False, allow_abbrev=False)
+        allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    add = parser.add_argument
     parser.set_defaults(job=job)
+    add = parser.add_argument
     add("--data", default="data/demo", help="folder of corpus, claims and qrels")
     add("--work", default="work/demo", help="folder of everything made from them")
-    split = "train" if job in ("train", "mine") else "test"
-    add("--split", default=split, help="which claims")
+    add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=int, default=13, help="of every random choice")
     add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again that are up to date")
-    shared, _ = parser.parse_known_args(words)
-    add("-h", "--help", action="help", help="show this")
+    shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return parser, shared, words
 
 def finish(job, args):
