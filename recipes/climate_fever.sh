@@ -33,7 +33,7 @@ for split in train dev test; do
 done
 
 stage "1, 2  The same with triplets: each positive with one random NEI abstract (Kiepura & Lam)"
-python 02_retrieve.py mine $D --shape tuples --hard 0 --easy 1 --pool nei --nei-of any \
+python 02_retrieve.py mine $D --shape tuples --hard 1 --pool nei --nei-of any \
   --out $W/train/triplets.jsonl
 python 01_index.py train $D $W/train/triplets.jsonl --loss triplet --max-length 80 \
   --out $W/models/triplet

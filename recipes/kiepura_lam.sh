@@ -16,7 +16,7 @@ python 01_index.py $D --indexes bm25 splade --splade-model $SPLADE --activation 
   $(small --max-length 64)
 
 stage "1  BGE-M3, fine-tuned on triplets: each positive with one random NEI abstract of any claim"
-python 02_retrieve.py mine $D --shape tuples --hard 0 --easy 1 --pool nei --nei-of any \
+python 02_retrieve.py mine $D --shape tuples --hard 1 --pool nei --nei-of any \
   --out $WORK/train/triplets.jsonl
 python 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --loss triplet --margin 0.3 \
   --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2 $(small --epochs 0.1 --max-length 48)

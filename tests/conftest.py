@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL")
 
 ABSTRACTS = {  # what the toy claims are about, and what only sounds like it
-    "0001": "Body mass of polar bears in Hudson Bay fell by a tenth as the ice-free season grew longer.",
+    "0001": "Body mass of polar bears in Hudson Bay fell by a tenth as the ice-free season grew.",
     "0002": "Ursus maritimus fasts longer and weighs less where sea ice breaks up early.",
     "0003": "Polar bears in zoos prefer cold pools to warm ones, a study of captivity shows.",
     "0004": "Solar irradiance has not risen since 1980 while the surface warmed by 0.8 degrees.",
