@@ -46,4 +46,6 @@ if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
 fi
 
 stage "6  Evaluate: ClimateCheck 2025, and a page to look at"
-python 06_evaluate.py --report work/demo/test/report.html
+T=work/demo/test
+python 06_evaluate.py $T/{bm25,dense,splade,hybrid,rerank,llm,llm-pointwise,verdicts}.tsv \
+  --report $T/report.html

@@ -67,7 +67,7 @@ def test_the_header_pins_what_the_requirements_pin(script):
 
 def test_uv_runs_a_script_that_is_alone_in_a_folder(tmp_path):
     shutil.copy(ROOT / "02_retrieve.py", tmp_path)
-    uv = shutil.which("uv", path=str(ROOT.parent)) or shutil.which("uv") or sys.prefix + "/bin/uv"
+    uv = shutil.which("uv") or f"{sys.prefix}/bin/uv"
     command = [uv, "run", "--no-project", "02_retrieve.py", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,7 @@ MODELS = {
 }
 SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
     "ant_bridge": [
-        ("mining, 5 models x 1,000 a claim", LARGE, 5 * TRAIN_CLAIMS * 1000, PAIR, False),
+        ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR, False),
         ("training, 5 models x 15 negatives", LARGE, 5 * POSITIVES * 15 * 2, PAIR, True),
         ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False)],
     "kiepura_lam": [
@@ -76,7 +76,7 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
         ("verifier on 100 a claim", DEBERTA, (SCIFACT_TRAIN + SCIFACT_DEV) * 100, PAIR, False),
         ("student, 10 epochs", BASE, 10 * SCIFACT_TRAIN * 20, PAIR, True)],
     "climatesense_2026": [
-        ("mining, 5 models x 1,000 a claim", LARGE, 5 * GROWN * TRAIN_CLAIMS * 1000, PAIR, False),
+        ("mining, 1,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 1000, PAIR, False),
         ("training, 5 models x 15 negatives", LARGE, 5 * GROWN * POSITIVES * 15 * 2, PAIR, True),
         ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False)],
 }
