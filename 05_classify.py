@@ -361,10 +361,16 @@ def head_order(config):
     known = sorted(map(str, names)) == sorted(LABELS)
     return [names.index(label) for label in LABELS] if known else None
 
-def limit_length(model, length):
-    """Truncate inputs to so many tokens; of a pair only the abstract is truncated."""
+def limit_length(model, length, claim_first=True):
+    """Truncate inputs to so many tokens; of a pair only the abstract is truncated.
+
+    claim_first: the order in which models are trained here; to others, the abstract is the premise
+    and the claim the hypothesis, as in natural language inference.
+    """
+    model.claim_first = claim_first
     model.max_seq_length = min(length, model.max_seq_length or length)
-    model[0].processing_kwargs = {"text": {"truncation": "only_second"}}
+    abstract = "only_second" if claim_first else "only_first"
+    model[0].processing_kwargs = {"text": {"truncation": abstract}}
 
 def open_classifier(name, args):
     """Return a CrossEncoder with the three labels in any order and spelling."""
@@ -377,7 +383,7 @@ def open_classifier(name, args):
         fail(name, f"its labels {model.config.id2label} are not {LABELS}; train it first")
     if args.adjust and not hasattr(model.config, "stance_shares"):
         fail(name, "it has no class shares for --adjust; train it with this script")
-    limit_length(model, args.max_length)
+    limit_length(model, args.max_length, hasattr(model.config, "stance_shares"))
     return model
 
 def count_truncated(model, pairs):
@@ -395,8 +401,9 @@ def logits_of(model, pairs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
     import torch
     size = args.batch_size or (8 if model.device.type == "cpu" else 64)  # 8 fit a CPU's caches
+    inputs = [pair[1:] if model.claim_first else (pair[2], pair[1]) for pair in pairs]
     found = model.predict(
-        [pair[1:] for pair in pairs], batch_size=size, show_progress_bar=True,
+        inputs, batch_size=size, show_progress_bar=True,
         activation_fn=torch.nn.Identity(), device=args.device if len(args.device) > 1 else None)
     found = np.reshape(found, (-1, 3)).astype(float)[:, head_order(model.config)]
     bad = ~np.isfinite(found).all(axis=1)

@@ -219,10 +219,10 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, run):
     claims = read(toy / "data/demo/claims.test.tsv").set_index("claim_id")["claim"]
     tokenizer, truncated = AutoTokenizer.from_pretrained(folder), 0
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    for row in verdicts.itertuples():  # by transformers alone; only the abstract is truncated
-        pair = claims[row.claim_id], texts[row.abstract_id]
+    for row in verdicts.itertuples():  # by transformers alone; the abstract is the premise
+        pair = texts[row.abstract_id], claims[row.claim_id]
         truncated += len(tokenizer(*pair)["input_ids"]) > 24
-        coded = tokenizer(*pair, max_length=24, truncation="only_second", return_tensors="pt")
+        coded = tokenizer(*pair, max_length=24, truncation="only_first", return_tensors="pt")
         against, neither, entailed = model(**coded).logits[0].softmax(0).tolist()
         found = [row.p_supports, row.p_refutes, row.p_nei]
         assert found == pytest.approx([entailed, against, neither], abs=1e-5)

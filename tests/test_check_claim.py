@@ -36,7 +36,7 @@ def flags(tmp_path_factory):
 
 def reply(prompt):
     label = "REFUTES" if "in zoos" in prompt else "NEI"
-    return "SUPPORTS" if "ten percent" in prompt else label
+    return "SUPPORTS" if "a tenth" in prompt else label
 
 def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     server = endpoint(reply)
