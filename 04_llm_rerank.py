@@ -80,7 +80,7 @@ def read_table(path, columns, **known):
                     rows.append([line, *row])
                 line = reader.line_num + 1
     except csv.Error as error:
-        fail(f"{path}:{line}", f"{error}; fix the row, or use 06_evaluate.py convert")
+        fail(f"{path}:{line}", f"{error}; check its quotation marks; see 06_evaluate.py convert")
     if not set(columns) <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
     table = pd.DataFrame(rows, columns=[0, *header]).set_index(0).astype(str)
