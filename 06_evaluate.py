@@ -740,7 +740,7 @@ function hit([id, rank, gold, said], claim) {
   const place = rank > 10 ? `missed, rank ${rank}` : rank || "missed";
   const labels = (gold && ` · gold ${gold}`) + (said && ` · said ${said}`);
   return make("details", `hit ${gold} ${rank && rank < 11 ? "" : "missed"}`, make("summary", "",
-    `${place} · ${title || text.slice(0, 90)}`, make("small", "", id + labels)), before, ...marked);
+    `${place}: ${title || text.slice(0, 90)}`, make("small", "", id + labels)), before, ...marked);
 }
 for (const claim of data.claims) {
   const chips = claim.recall.map((value, place) => {
