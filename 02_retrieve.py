@@ -2,15 +2,14 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #   "PyStemmer==3.1.0", "bm25s==0.3.16", "numpy==2.4.6", "pandas==3.1.1",
-#   "sentence-transformers==6.2.0", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
+#   "sentence-transformers==6.2.0", "torch==2.13.0", "transformers==5.23.0",
 # ]
 # ///
 """
 Retrieve abstracts for each claim, fuse runs, mine training examples.
 
-Reads   claims, corpus and index/{bm25,dense,splade}/; fuse: runs; mine: a run and qrels
-Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv
-        mine: examples.jsonl for the train jobs of 01_index.py, 03_rerank.py and 05_classify.py
+Reads   claims and index/{bm25,dense,splade}/; fuse: runs; mine: a run, qrels, corpus
+Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv; mine: examples.jsonl
 Prints  counts of each file, last one line of JSON
 
 Examples
@@ -21,10 +20,11 @@ Examples
 import argparse
 import atexit
 import contextlib
-import csv
 import hashlib
+import io
 import json
 import os
+import re
 import resource
 import shutil
 import sys
@@ -34,12 +34,15 @@ from pathlib import Path
 
 import numpy as np
 
-CSC = ("data", "indices", "indptr")  # of a sparse matrix of abstracts and terms
 CLAIMS, ROWS = 128, 65_536  # of one matrix product: 0.2 GiB at 394,269 abstracts
+POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
+PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+START, LOCKS = time.monotonic(), []
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -48,46 +51,43 @@ def fail(where, what):
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file with a header as strings, a run by claim and rank, rank and score as numbers.
+    """Read a TSV file as strings; a run by claim and rank, with rank and score as numbers.
 
     known: the values that a column may hold. The first bad row ends the script, with its line.
     """
     import pandas as pd
-    rows, line = [], 1
     try:
-        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-            reader = csv.reader(file, delimiter="\t", strict=True)
-            header = next(reader, [])
-            line = reader.line_num + 1
-            for row in reader:
-                if any(row) and len(row) != len(header):
-                    raise csv.Error(f"{len(row)} fields, not {len(header)}")
-                if any("\t" in field and "\n" in field for field in row):
-                    raise csv.Error("a quotation mark is not closed")
-                if any(row):
-                    rows.append([line, *row])
-                line = reader.line_num + 1
-    except csv.Error as error:
+        table = pd.read_csv(path, sep="\t", header=None, dtype=str, na_filter=False,
+                            skip_blank_lines=False, encoding="utf-8-sig", encoding_errors="replace")
+    except ValueError as error:  # an open quotation mark, a row longer than the header
+        [(kind, line)] = re.findall(r"(line|row) (\d+)", str(error))[:1] or [("line", 1)]
+        line = int(line) + (kind == "row")  # pandas counts rows from 0
         fail(f"{path}:{line}", f"{error}; check its quotation marks; see 06_evaluate.py convert")
+    header = table.iloc[0].tolist()
     if not set(columns) <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
-    table = pd.DataFrame(rows, columns=[0, *header]).set_index(0).astype(str)
+    table = table.set_axis(header, axis=1).set_axis(table.index + 1).iloc[1:]  # lines from 1
+    table = table[(table != "").any(axis=1)]
     ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
+    torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
+    bad = {"a quotation mark is not closed": torn}
+    for column in [*columns, header[-1]]:  # a short row has no last field
+        bad[f"{column} is empty"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["ranks are not 1, 2, 3"] = table["rank"] != table.groupby(claim)["rank"].rank("first")
+        numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
+        expected = numbers["rank"].groupby(claim).rank("first")
+        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
     for what, rows in bad.items():
         if rows.any():
             line = rows.idxmax()
             fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
     if "rank" in columns:
-        table = table.iloc[np.lexsort((table["rank"], claim))].astype({"rank": int})
+        table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
+        table = table.iloc[np.lexsort((table["rank"], claim))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
@@ -103,7 +103,7 @@ def read_corpus(path):
                     text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
                     record = json.loads(text.decode("utf-16", "replace"))
                 name, text = str(record["abstract_id"]), record.get("abstract")
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
             if not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
@@ -112,73 +112,66 @@ def read_corpus(path):
     if empty:
         print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
     return corpus
-# --- end of helpers
 
-# --- helpers for outputs (same in all six scripts)
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
-PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-START, LOCKS = time.monotonic(), []
+def task_of(args, *files, models=()):
+    """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-def sha256_of(*paths, models=()):
-    """Return {path: sha256} of files, indexes (meta.json), models (config.json, else name)."""
-    prints = {}
-    for path in map(Path, (*paths, *models)):
-        marks = [path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = path if path.is_file() else next(filter(Path.is_file, marks), os.devnull)
-        if mark == os.devnull and str(path) not in map(str, models):
+    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    """
+    task = {"arguments": {}, "inputs": {}}
+    for name, value in vars(args).items():
+        if name not in NEUTRAL:
+            task["arguments"][name] = list(value) if isinstance(value, tuple) else value
+    for path in map(Path, (*files, *models)):
+        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
+        mark = next(filter(Path.is_file, marks), None)
+        if not mark and str(path) not in map(str, models):
             fail(path, "no such file or index; make it with the script before this one")
-        with open(mark, "rb") as file:
-            prints[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
-    return prints
+        data = mark.open("rb") if mark else io.BytesIO()
+        with data:
+            task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
+    return task
 
-def task_of(args, inputs):
-    """Return what decides the bytes of an output: arguments and inputs."""
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
-    return json.loads(json.dumps({"arguments": arguments, "inputs": inputs}))
-
-def up_to_date(paths, args, inputs):
-    """Return whether this very task made all paths. Locks them until this process ends."""
+def up_to_date(args, task, *outs):
+    """Return whether this very task made outs. Locks them until the process ends."""
     from filelock import FileLock, Timeout
-    task, read = task_of(args, inputs), {Path(path).resolve() for path in inputs}
-    same = not args.force
-    for path in map(Path, paths):
+    same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
+    for path in map(Path, outs):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, meta = FileLock(f"{path}.lock"), Path(f"{path}.meta.json")
+        lock, made = FileLock(f"{path}.lock"), {}
         try:
             LOCKS.append(lock.acquire(timeout=0))
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
-        made = {}
         with contextlib.suppress(OSError, ValueError):
-            made = json.loads(meta.read_bytes())
+            made = json.loads(Path(f"{path}.meta.json").read_bytes())
         ours = made.get("arguments", {}).get("job") == args.job
         if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()
-    for path in paths if same else ():
+    for path in outs if same else ():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
     return same
 
 @contextlib.contextmanager
-def written(path, args, inputs, **facts):
+def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, old = (Path(f"{path}{end}") for end in ("", ".tmp", ".tmp.old"))
-    meta, new_meta = Path(f"{path}.meta.json"), Path(f"{new}.meta.json")
-    remove(new, old)
+    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    remove(new)
     try:
         yield new
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        made = task_of(args, inputs) | {"command": sys.argv, "packages": modules} | facts | spent()
-        new_meta.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        meta.unlink(missing_ok=True)  # it would vouch for other bytes
+        made = task | {"command": sys.argv, "packages": modules} | facts | spent()
+        text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
-            path.rename(old)
+            remove(path)
         new.rename(path)
-        new_meta.rename(meta)
+        meta.write_text(text, encoding="utf-8")
     finally:
-        remove(new, new_meta, old)
+        remove(new)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -190,15 +183,21 @@ def spent():
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
-# --- end of helpers for outputs
 
-# --- command line (same in all six scripts)
 if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """The docstring as it stands, and every default."""
+
+def between(low, high=1e9, kind=float):
+    """Return an argparse type: a number from low to high."""
+    def number(text):
+        if not low <= kind(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {low:g} to {high:g}")
+        return kind(text)
+    return number
 
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
@@ -208,7 +207,7 @@ def command_line(*jobs):
         description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
         allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    parser.set_defaults(job=job)
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job}")
     add = parser.add_argument
     add("--data", default="data/demo", help="folder of corpus, claims and qrels")
     add("--work", default="work/demo", help="folder of everything made from them")
@@ -217,18 +216,21 @@ def command_line(*jobs):
     add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again that are up to date")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-    return parser, shared, words
+    return job, parser, shared, words
 
 def finish(job, args):
     """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
-    args.job = f"{Path(sys.argv[0]).name} {args.job}"
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
-# --- end of command line
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in repr(error).lower():
+            raise
+        fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
+# --- end of helpers
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="auto", **how):
@@ -256,9 +258,9 @@ def open_model(load, name, args, dtype="auto", **how):
     return model
 # --- end of models
 
-# ---------------------------------------------------------------- Search
+# ---------------------------------------------------------------- Search: scores for each claim
 def open_index(folder, corpus):
-    """Return meta.json of an index of this corpus (sha256) whose files are as they were made."""
+    """Return meta.json of an unchanged index of this corpus (sha256)."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         for name, mark in meta["files"].items():
@@ -272,36 +274,40 @@ def open_index(folder, corpus):
     return meta
 
 def check_finite(scores, where, what):
-    """End the script if a score is NaN or infinite."""
-    count = np.sum(~np.isfinite(np.asarray(scores, float)))  # no rows: an empty column of objects
+    count = np.sum(~np.isfinite(scores))
     if count:
         fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {what}")
 
-def search_bm25(folder, meta, claims, args):
-    """Return BM25 scores (abstracts,) for each claim, tokenised like the abstracts."""
-    import bm25s
+def sum_postings(folder, ending, abstracts, queries):
+    """Yield the scores (abstracts,) of each query (terms, weights), in float32."""
     from scipy.sparse import csc_matrix
+    paths = [f"{folder}/{name}{ending}" for name in ("data", "indices", "indptr")]
+    parts = tuple(np.load(path, mmap_mode="r") for path in paths)
+    matrix = csc_matrix(parts, shape=(abstracts, len(parts[2]) - 1))
+    return (matrix[:, terms] @ weights for terms, weights in queries)
+
+def search_bm25(folder, meta, claims, args):
+    import bm25s
     from Stemmer import Stemmer
     how = dict(meta["analyser"], return_ids=False, show_progress=False)
     if how.pop("name") == "default":
         how["stemmer"] = Stemmer(how["stemmer"])
-    index = bm25s.BM25.load(folder)
-    parts = tuple(index.scores[name] for name in CSC)
-    matrix = csc_matrix(parts, shape=(meta["abstracts"], len(parts[2]) - 1))
-    queries = map(index.get_tokens_ids, bm25s.tokenize(claims, **how))
-    return (matrix[:, terms] @ np.ones(len(terms), np.float32) for terms in queries)
+    known = json.loads((folder / "vocab.index.json").read_bytes())
+    queries = []
+    for words in bm25s.tokenize(claims, **how):
+        terms = [known[word] for word in words if word in known]
+        queries.append((terms, np.ones(len(terms), np.float32)))
+    return sum_postings(folder, ".csc.index.npy", meta["abstracts"], queries)
 
 def encode(load, meta, claims, args):
-    """Return the vectors of the claims by the model of an index, or the same one moved."""
-    model = getattr(args, f"{meta['kind']}_model") or meta["model"]
-    if sha256_of(models=[model])[str(Path(model))] != meta["model_sha256"]:
+    model = meta["model"]
+    if task_of(args, models=[model])["inputs"] != {str(Path(model)): meta["model_sha256"]}:
         fail(model, f"not the model of the {meta['kind']} index; make that again: 01_index.py")
     encoder = open_model(load, model, args, "fp32")
     encoder.max_seq_length = meta["max_length"]
     return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
 def search_dense(folder, meta, claims, args):
-    """Return cosines (abstracts,) for each claim."""
     import torch
     from sentence_transformers import SentenceTransformer
     queries = encode(SentenceTransformer, meta, claims, args)
@@ -316,67 +322,56 @@ def inner_products(vectors, queries):
         yield from torch.cat(blocks, dim=1).cpu().numpy()
 
 def search_splade(folder, meta, claims, args):
-    """Return inner products (abstracts,) of term weights for each claim."""
-    from scipy.sparse import csc_matrix
     from sentence_transformers import SparseEncoder
-    queries = encode(SparseEncoder, meta, claims, args).cpu().coalesce()
-    (rows, terms), weights = queries.indices().numpy(), queries.values().numpy()
+    vectors = encode(SparseEncoder, meta, claims, args).cpu().coalesce()
+    (rows, terms), weights = vectors.indices().numpy(), vectors.values().numpy()
     if meta["activation"] == "relu":
         weights = np.expm1(weights)  # the encoder gives log(1 + ReLU)
-    parts = tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in CSC)
-    matrix = csc_matrix(parts, shape=meta["shape"])
-    queries = (rows == row for row in range(len(claims)))
-    return (matrix[:, terms[query]] @ weights[query] for query in queries)
+    queries = [(terms[rows == row], weights[rows == row]) for row in range(len(claims))]
+    return sum_postings(folder, ".npy", meta["abstracts"], queries)
 
 SEARCH = {"bm25": search_bm25, "dense": search_dense, "splade": search_splade}
 
 def top_k(scores, k):
-    """Return the k best rows of scores (1-D), best first; ties, also at the cut, by corpus order.
-
-    No row of the result is below the k-th best of the maxima of 4 k or more blocks.
-    """
-    rows, height = np.arange(len(scores)), len(scores) // (4 * k)
-    if height > 1:
-        maxima = scores[: len(scores) // height * height].reshape(height, -1).max(axis=0)
-        rows = np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
+    """Return the k best rows of scores, best first; ties, also at the cut, by corpus order."""
+    k = min(k, len(scores))
+    height = max(1, len(scores) // (4 * k))  # maxima of blocks: a fifth of the time of all scores
+    maxima = scores[: len(scores) // height * height].reshape(height, -1).max(axis=0)
+    rows = np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
 # ---------------------------------------------------------------- Fusion
-METHODS = ["rrf", "minmax", "zscore", "union", "top"]
-
-def points(scores, method, k):
-    """Return what a run adds to its abstracts, from their scores (n,), best first."""
-    ranks = np.arange(1, len(scores) + 1)
+def zscores(scores):
+    """Return scores (n,) in standard deviations, shifted: the lowest is 0."""
     shares = (scores - scores.min()) / (np.ptp(scores) or 1)
-    return {
-        "rrf": 1 / (k + ranks),  # Cormack et al. 2009
-        "minmax": shares,
-        "zscore": shares / (shares.std() or 1),  # shifted: a run's lowest is 0
-        "union": 1 / ranks,
-        "top": scores,
-    }[method]
+    return shares / (np.std(shares.to_numpy()) or 1)
 
-def fuse_runs(runs, weights, method, k):
-    """Return {claim_id: {abstract_id: score}} from several of them, each best first."""
-    fused = {}
+def fuse_runs(runs, weights, method, k, order):
+    """Return rows (claim_id, abstract_id, score), best first; ties by order {abstract_id: row}."""
+    import pandas as pd
+    columns = []
     for run, weight in zip(runs, weights):
-        for claim, found in run.items():
-            total = fused.setdefault(claim, {})
-            scores = np.array(list(found.values()))
-            given = weight * points(scores, method, k) if found else scores
-            for name, value in zip(found, given.tolist()):
-                if method in ("union", "top"):
-                    total[name] = max(value, total.get(name, value))
-                else:
-                    total[name] = total.get(name, 0) + value
-    return fused
+        run = run.set_index(RUN[:2])
+        points = run["score"]
+        if method == "rrf":
+            points = 1 / (k + run["rank"])  # Cormack et al. 2009
+        if method == "union":
+            points = 1 / run["rank"]
+        if method == "zscore":
+            points = points.groupby("claim_id").transform(zscores)
+        columns.append(weight * points)
+    table = pd.concat(columns, axis=1)
+    fused = table.max(axis=1) if method in ("union", "top") else table.sum(axis=1)
+    fused = fused.rename("score").reset_index()
+    claim, ties = fused["claim_id"].factorize()[0], fused["abstract_id"].map(order)
+    return fused.iloc[np.lexsort((ties, -fused["score"], claim))]
 
 # ---------------------------------------------------------------- Examples
-POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
-
-def allowed(names, labels, pool):
-    """Return the possible negatives among names; labels: {abstract_id: label} of the claim."""
-    return [name for name in names if labels.get(name) in POOLS[pool]]
+def targets(scores, middle, scale):
+    """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
+    middle = scores.mean() if middle is None else middle
+    scale = 1 / (4 * (scores.std() or 1)) if scale is None else scale
+    return np.clip(0.5 + scale * (scores - middle), 0, 1).round(6)
 
 def draw(names, count, how, rng):
     """Return count of names (best first): the best, the worst or random ones."""
@@ -384,210 +379,178 @@ def draw(names, count, how, rng):
         return [names[row] for row in rng.choice(len(names), min(count, len(names)), False)]
     return names[:count] if how == "best" else names[::-1][:count]
 
-def tuples(claim, evidence, top, rest, args, rng):
-    """Return one example for each evidence abstract, with negatives of its own."""
-    rows = []
-    for name in evidence:
-        drawn = draw(top, args.hard, args.draw, rng) + draw(rest, args.easy, "random", rng)
-        rows.append({"kind": "evidence", "claim_id": claim, "positive": name, "negatives": drawn})
-    return rows
-
-def pairs(claim, evidence, top, rest, args, rng):
-    """Return evidence with target 1 and negatives with 0; for labels only negatives, as NEI."""
-    times = len(evidence) if args.per == "positive" else 1
-    hard = draw(top, times * args.hard, args.draw, rng)
-    easy = draw(rest, times * args.easy, "random", rng)
-    value = {"label": "NEI"} if args.shape == "labels" else {"target": 0.0}
-    rows = [pair("evidence", claim, name, target=1.0) for name in evidence if "target" in value]
-    rows += [pair("hard", claim, name, **value) for name in hard]
-    return rows + [pair("easy", claim, name, **value) for name in easy]
-
 def pair(kind, claim, name, **value):
-    """Return one example of a claim and an abstract."""
     return {"kind": kind, "claim_id": claim, "abstract_id": name} | value
 
-def targets(scores, middle, scale):
-    """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
-    middle = scores.mean() if middle is None else middle
-    scale = 1 / (4 * (scores.std() or 1)) if scale is None else scale
-    return np.clip(0.5 + scale * (scores - middle), 0, 1).round(6)
+def examples_of(claim, evidence, top, rest, args):
+    """Yield evidence and negatives drawn from top and rest; labels have only negatives, as NEI."""
+    rng = np.random.default_rng([abs(args.seed), *claim.encode()])  # other claims change no draw
+    if args.shape == "tuples":
+        for name in evidence:
+            drawn = draw(top, args.hard, args.draw, rng) + draw(rest, args.easy, "random", rng)
+            yield {"kind": "evidence", "claim_id": claim, "positive": name, "negatives": drawn}
+        return
+    times, value = 1, {"target": 0.0}
+    if args.shape == "labels":
+        times, value, evidence = len(evidence), {"label": "NEI"}, []
+    for name in evidence:
+        yield pair("evidence", claim, name, target=1.0)
+    for name in draw(top, times * args.hard, args.draw, rng):
+        yield pair("hard", claim, name, **value)
+    for name in draw(rest, times * args.easy, "random", rng):
+        yield pair("easy", claim, name, **value)
 
 # ---------------------------------------------------------------- Jobs
 def by_claim(table, column):
     """Return {claim_id: {abstract_id: value}} of a column."""
-    groups = table.set_index("abstract_id").groupby("claim_id", sort=False)[column]
-    return {claim: values.to_dict() for claim, values in groups}
+    groups = table.groupby("claim_id", sort=False)
+    return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
 
-def write_run(run, order, path, args, inputs):
-    """Write the --top-k best of {claim_id: {abstract_id: score}}; ties by order, if any."""
+def write_run(rows, claims, path, args, task):
+    """Write the --top-k first rows of each claim. Return the run."""
     import pandas as pd
-    rows = []
-    for claim, found in run.items():
-        best = sorted(found, key=lambda name: (-found[name], order.get(name, 0)))
-        best = best[: args.top_k or None]
-        rows += [(claim, name, rank, found[name]) for rank, name in enumerate(best, 1)]
-    table = pd.DataFrame(rows, columns=RUN)
-    check_finite(table["score"], path, "rescale the runs or weights")
-    empty = sum(not found for found in run.values())
-    with written(path, args, inputs, rows=len(rows), claims_without_rows=empty) as new:
-        table.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{path}: {len(rows)} rows, {len(run)} claims, {empty} of them without rows")
+    run = pd.DataFrame(rows, columns=[*RUN[:2], "score"])
+    run["rank"] = run.groupby("claim_id").cumcount() + 1
+    run = run.loc[run["rank"] <= args.top_k, RUN]
+    check_finite(run["score"].astype(float), path, "rescale the runs or weights")
+    empty = claims - run["claim_id"].nunique()
+    with written(path, task, rows=len(run), claims_without_rows=empty) as new:
+        run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+    print(f"{path}: {len(run)} rows, {claims} claims, {empty} of them without rows")
+    return run
 
 def retrieve(args):
     """Write a run for each index, and their fusion."""
-    folders = {kind: Path(args.index, kind) for kind in args.retrievers}
-    inputs = sha256_of(args.claims, args.corpus, *folders.values(), *args.restrict)
-    names = [*folders] + ["hybrid"] * (len(folders) > 1)
-    paths = {name: f"{Path(args.out, name)}.tsv" for name in names}
-    if up_to_date(paths.values(), args, inputs):
+    folders = [Path(args.index, kind) for kind in args.retrievers]
+    task = task_of(args, args.claims, args.corpus, *folders, *args.restrict)
+    names = args.retrievers + ["hybrid"] * (len(folders) > 1)
+    paths = [f"{Path(args.out, name)}.tsv" for name in names]
+    if up_to_date(args, task, *paths):
         return {"made": []}
-    from tqdm.auto import tqdm
-    claims, runs, seconds = read_table(args.claims, ["claim_id", "claim"]), {}, {}
+    claims, runs, seconds = read_table(args.claims, ["claim_id", "claim"]), [], {}
     if claims.empty:
         fail(args.claims, "no claims; add one a line")
-    for kind, folder in folders.items():
-        meta = open_index(folder, inputs[str(Path(args.corpus))])
+    for kind, folder, path in zip(args.retrievers, folders, paths):
+        meta, rows = open_index(folder, task["inputs"][str(Path(args.corpus))]), []
         ids = json.loads((folder / "abstract_ids.json").read_bytes())
         order = {name: row for row, name in enumerate(ids)}
-        tables = [read_table(path, RUN, abstract_id=order) for path in args.restrict]
+        tables = [read_table(table, RUN, abstract_id=order) for table in args.restrict]
         earlier = [by_claim(table, "rank") for table in tables]
-        found = SEARCH[kind](folder, meta, list(claims["claim"]), args)
-        start, runs[kind] = time.monotonic(), {}
-        for claim, scores in zip(claims["claim_id"], tqdm(found, kind, len(claims))):
+        found, start = SEARCH[kind](folder, meta, list(claims["claim"]), args), time.monotonic()
+        for claim, scores in zip(claims["claim_id"], found):
             check_finite(scores, folder, "make it again with --dtype fp32")
             for run in earlier:
                 few = [order[name] for name in run.get(claim, {})]
                 scores[np.delete(np.arange(len(ids)), few)] = -np.inf
-            best = top_k(scores, args.top_k or len(ids))
+            best = top_k(scores, args.top_k)
             best = best[scores[best] > (-np.inf if kind == "dense" else 0)]  # 0: no common term
-            runs[kind][claim] = {ids[row]: float(scores[row]) for row in best}
+            rows += [(claim, ids[row], float(scores[row])) for row in best]
         seconds[kind] = round(time.monotonic() - start, 2)
-        write_run(runs[kind], order, paths[kind], args, inputs)
+        runs.append(write_run(rows, len(claims), path, args, task))
     if len(runs) > 1:
-        fused = fuse_runs(runs.values(), [1] * len(runs), "rrf", args.rrf_k)
-        write_run(fused, order, paths["hybrid"], args, inputs)
-    return {"made": list(paths.values()), "claims": len(claims), "search_seconds": seconds}
+        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, order)
+        write_run(fused, len(claims), paths[-1], args, task)
+    return {"made": paths, "search_seconds": seconds}
 
 def fuse(args):
-    """Write the fusion of runs."""
     weights = args.weights or [1] * len(args.runs)
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
-    inputs = sha256_of(*args.runs, *args.corpus)
-    if up_to_date([args.out], args, inputs):
+    task = task_of(args, *args.runs, *args.corpus)
+    if up_to_date(args, task, args.out):
         return {"made": []}
     corpus = read_corpus(*args.corpus) if args.corpus else {}
-    known = {"abstract_id": corpus} if corpus else {}
-    np.seterr(all="ignore")  # write_run refuses what overflows
-    runs = [by_claim(read_table(path, RUN, **known), "score") for path in args.runs]
-    fused = fuse_runs(runs, weights, args.method, args.rrf_k)
     order = {name: row for row, name in enumerate(corpus)}
-    write_run(fused, order, args.out, args, inputs)
-    return {"made": [args.out], "claims": len(fused)}
+    np.seterr(all="ignore")  # write_run refuses what overflows
+    runs = [read_table(path, RUN) for path in args.runs]
+    fused = fuse_runs(runs, weights, args.method, args.rrf_k, order)
+    write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
+    return {"made": [args.out]}
 
 def mine(args):
     """Write training examples: evidence, and negatives drawn from a run."""
-    scored, any_nei = args.targets == "score", args.pool == "nei" and args.nei_of == "any"
+    scored, any_nei = args.targets == "score", args.nei_of == "any"
     if scored and args.shape != "pairs":
         fail("--targets score", "needs --shape pairs")
     paths = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
-    inputs = sha256_of(args.qrels, args.corpus, *paths)
-    if up_to_date([args.out], args, inputs):
+    task = task_of(args, args.qrels, args.corpus, *paths)
+    if up_to_date(args, task, args.out):
         return {"made": []}
-    corpus = read_corpus(args.corpus)
+    corpus, found, examples, skipped = read_corpus(args.corpus), {}, [], 0
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
-    judged, found, examples, skipped = by_claim(qrels, "label"), {}, [], 0
     for path in paths:
         run = read_table(path, RUN, abstract_id=corpus)
         run["score"] = targets(run["score"].to_numpy(), args.middle, args.scale)
-        check_finite(run["score"], path, "give other --middle and --scale")
         found = by_claim(run, "score")
-    pool, first = args.pool, args.from_top
-    if any_nei:
-        nei = list(dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"]))
-        pool, first = "both", len(nei)
-    if args.shape == "labels":
-        pool = "unjudged"  # 05_classify.py reads the judged ones from the qrels
+    judged, nei = by_claim(qrels, "label"), qrels["abstract_id"][qrels["label"] == "NEI"]
+    pool = POOLS["both" if any_nei else args.pool]
     for claim in judged | found:
         labels, scores = judged.get(claim, {}), found.get(claim, {})
         evidence = [name for name in labels if labels[name] != "NEI"]
         if not evidence and not args.keep_claims_without_evidence:
             skipped += 1
-        elif scored:
+            continue
+        if scored:
             gold = evidence if args.gold else []
-            for name in list(scores)[:first]:
-                if name not in gold:
-                    examples.append(pair("score", claim, name, target=scores[name]))
+            top = [name for name in list(scores)[: args.from_top] if name not in gold]
+            examples += [pair("score", claim, name, target=scores[name]) for name in top]
             examples += [pair("evidence", claim, name, target=1.0) for name in gold]
-        else:
-            ranked = nei if any_nei else list(scores | labels)  # last, NEI that the run lacks
-            rest = corpus if args.easy_from == "corpus" else ranked[first:]
-            rest = allowed(rest, labels | dict.fromkeys(ranked[:first], "top"), pool)
-            top = allowed(ranked[:first], labels, pool)
-            rng = np.random.default_rng([abs(args.seed), *claim.encode()])
-            shape = tuples if args.shape == "tuples" else pairs
-            examples += shape(claim, evidence, top, rest, args, rng)
-    if not examples:
-        fail(args.qrels, "no claim has evidence; see --keep-claims-without-evidence")
-    facts = {"examples": len(examples), "claims_without_evidence": skipped}
-    with written(args.out, args, inputs, **facts) as new, open(new, "w", encoding="utf-8") as file:
-        for example in examples:
-            file.write(json.dumps(example, ensure_ascii=False) + "\n")
-    print(f"{args.out}: {len(examples)} examples; {skipped} claims without evidence skipped")
+            continue
+        ranked = list(scores | labels)  # last, NEI that the run lacks
+        first = dict.fromkeys(nei if any_nei else ranked[: args.from_top])
+        top = [name for name in first if labels.get(name) in pool]
+        rest = corpus if args.easy_from == "corpus" else ranked
+        rest = [name for name in rest if labels.get(name) in pool and name not in first]
+        examples += examples_of(claim, evidence, top, rest, args)
+    facts = {"examples": len(examples), "skipped_claims_without_evidence": skipped}
+    with written(args.out, task, **facts) as new, open(new, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in examples)
     return {"made": [args.out], **facts}
 
-def whole(text):
-    """For argparse: 0, 1, 2, ..."""
-    if not text.isdecimal():
-        raise ValueError
-    return int(text)
-
 def main():
-    parser, shared, words = command_line("retrieve", "fuse", "mine")
+    job, parser, shared, words = command_line("retrieve", "fuse", "mine")
     add, data, folder = parser.add_argument, shared.data, f"{shared.work}/{shared.split}"
-    if shared.job == "retrieve":
+    count = between(0, kind=int)
+    if job != "fuse":
+        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
+    if job == "retrieve":
         add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="claims")
         add("--index", default=f"{shared.work}/index", help="folder of the indexes")
-        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
         add("--out", default=folder, help="folder of the runs")
         add("--retrievers", nargs="+", choices=SEARCH, default=list(SEARCH), help="indexes")
         add("--restrict", nargs=1, default=[], help="score only the candidates of this run")
-        add("--dense-model", help="where the model of the dense index is, if moved")
-        add("--splade-model", help="the same for SPLADE")
-    if shared.job == "fuse":
+    if job == "fuse":
         add("runs", nargs="+", help="runs")
-        add("--out", default=f"{folder}/fused.tsv", help="fused run")
-        add("--method", choices=METHODS, default="rrf", help="union: best rank; top: best score")
-        add("--weights", nargs="+", type=float, help="one a run")
         add("--corpus", nargs=1, default=[], help="its order breaks ties, else that of the runs")
-    if shared.job != "mine":
-        add("--top-k", type=whole, default=100, help="abstracts kept per claim; 0: all")
-        add("--rrf-k", type=whole, default=60, help="k of reciprocal rank fusion")
+        add("--out", default=f"{folder}/fused.tsv", help="fused run")
+        add("--method", choices=["rrf", "zscore", "union", "top"], default="rrf",
+            help="union: best rank; top: best score")
+        add("--weights", nargs="+", type=between(0), help="one a run")
+    if job != "mine":
+        add("--top-k", type=between(1, kind=int), default=100, help="abstracts kept per claim")
+        add("--rrf-k", type=count, default=60, help="k of reciprocal rank fusion")
     else:
         add("run", nargs="?", default=f"{folder}/hybrid.tsv", help="source of negatives")
         add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="judged pairs")
-        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
         add("--out", default=f"{folder}/examples.jsonl", help="training examples")
         add("--shape", choices=["pairs", "tuples", "labels"], default="pairs",
-            help="labels: only negatives, as NEI")
-        add("--hard", type=whole, default=4, help="negatives from the top of the run")
-        add("--from-top", type=whole, default=200, help="ranks of the top")
+            help="pairs for 03; tuples for 01 and 03; labels (NEI only) for 05")
+        add("--hard", type=count, default=4,
+            help="negatives from the top of the run: a claim; with tuples, labels: an evidence")
+        add("--from-top", type=count, default=200, help="ranks of the top")
         add("--draw", choices=["random", "best", "worst"], default="random", help="of the top")
-        add("--easy", type=whole, default=0, help="random negatives from the rest")
+        add("--easy", type=count, default=0, help="as many from the rest, at random")
         add("--easy-from", choices=["run", "corpus"], default="run", help="the rest of what")
         add("--pool", choices=POOLS, default="both", help="what may be a negative")
-        add("--nei-of", choices=["same", "any"], default="same",
-            help="any, with --pool nei: draw from NEI of all claims, without a run")
-        add("--per", choices=["claim", "positive"], default="claim",
-            help="unit of --hard and --easy; of tuples always positive")
+        add("--nei-of", choices=["same", "any"], default="same", help="any: of all claims, no run")
         add("--targets", choices=["label", "score"], default="label",
             help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
-        add("--middle", type=float, help="by default the mean score")
-        add("--scale", type=float, help="by default 1 / (4 sd) of the scores")
+        add("--middle", type=between(-1e9), help="by default the mean score")
+        add("--scale", type=between(0), help="by default 1 / (4 sd) of the scores")
         add("--gold", action="store_true", help="with scores: evidence has target 1")
         add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
     args = parser.parse_args(words)
-    finish({"retrieve": retrieve, "fuse": fuse, "mine": mine}[shared.job], args)
+    finish({"retrieve": retrieve, "fuse": fuse, "mine": mine}[job], args)
 
 if __name__ == "__main__":
     main()

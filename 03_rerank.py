@@ -16,13 +16,11 @@
 """
 Rerank the candidates of a run with cross-encoders, or train one.
 
-Reads   work/NAME/SPLIT/hybrid.tsv, data/NAME/claims.SPLIT.tsv, data/NAME/corpus.jsonl
-        --graph: index/graph/ (01_index.py); --verdicts: verdicts.tsv (05_classify.py)
-        train: work/NAME/SPLIT/examples.jsonl (02_retrieve.py mine), and the dev split, if any
-Writes  work/NAME/SPLIT/rerank.tsv; of several models rerank.1.tsv, rerank.2.tsv, and their RRF
-        train: work/NAME/models/reranker/
+Reads   a run, claims and corpus; --graph: 01_index.py graph; --verdicts: 05_classify.py
+        train: examples.jsonl of 02_retrieve.py mine, and the dev split, if any
+Writes  work/NAME/SPLIT/rerank.tsv, of several models their RRF; train: work/NAME/models/reranker/
         OUT.parts/ holds finished groups and checkpoints; an interrupted run resumes from them.
-Prints  one line of JSON, last on stdout
+Prints  one line of JSON, last on stdout: pairs, truncated abstracts and equal scores per model
 
 Examples
     python 02_retrieve.py mine && python 03_rerank.py train
@@ -30,16 +28,16 @@ Examples
     python 03_rerank.py --model BAAI/bge-reranker-large BAAI/bge-reranker-v2-m3 --depth 200
     python 03_rerank.py --model Qwen/Qwen3-Reranker-0.6B --device cuda:0 cuda:1
     python 03_rerank.py --graph work/demo/index/graph --top-k 10
-    python 03_rerank.py train --loss margin --margin 0.25 --batch-size 8
 """
 import argparse
 import atexit
 import contextlib
-import csv
 import functools
 import hashlib
+import io
 import json
 import os
+import re
 import resource
 import shutil
 import sys
@@ -50,20 +48,20 @@ from pathlib import Path
 import numpy as np
 
 KEY = ["claim_id", "abstract_id"]
-GROUP = 1024                           # pairs, in whole claims, that are scored and stored at once
-RRF_K = 60                             # Cormack et al. 2009
-ROUNDS, NEIGHBOURS, BEAM = 20, 10, 30  # AlexUNLP-FMT 2025
+GROUP = 1024                # pairs, in whole claims, that are scored and stored at once
+RRF_K = 60                  # Cormack et al. 2009
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
-WEIGHT_DECAY = 0.01                    # Kiepura & Lam 2025
 LOSSES = {"bce": "BinaryCrossEntropyLoss", "margin": "MarginMSELoss", "mse": "MSELoss",
           "l1": "MSELoss", "lambda": "LambdaLoss", "listnet": "ListNetLoss",
           "ranknet": "RankNetLoss", "mnrl": "MultipleNegativesRankingLoss"}
-TUPLES = ("margin", "mnrl")            # losses that need tuples; the others read pairs, too
-MEASURE = "eval_dev_ndcg@10"           # decides on the best epoch
+MEASURE = "eval_dev_ndcg@10"  # decides on the best epoch
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
+PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+START, LOCKS = time.monotonic(), []
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -72,46 +70,43 @@ def fail(where, what):
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file with a header as strings, a run by claim and rank, rank and score as numbers.
+    """Read a TSV file as strings; a run by claim and rank, with rank and score as numbers.
 
     known: the values that a column may hold. The first bad row ends the script, with its line.
     """
     import pandas as pd
-    rows, line = [], 1
     try:
-        with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
-            reader = csv.reader(file, delimiter="\t", strict=True)
-            header = next(reader, [])
-            line = reader.line_num + 1
-            for row in reader:
-                if any(row) and len(row) != len(header):
-                    raise csv.Error(f"{len(row)} fields, not {len(header)}")
-                if any("\t" in field and "\n" in field for field in row):
-                    raise csv.Error("a quotation mark is not closed")
-                if any(row):
-                    rows.append([line, *row])
-                line = reader.line_num + 1
-    except csv.Error as error:
+        table = pd.read_csv(path, sep="\t", header=None, dtype=str, na_filter=False,
+                            skip_blank_lines=False, encoding="utf-8-sig", encoding_errors="replace")
+    except ValueError as error:  # an open quotation mark, a row longer than the header
+        [(kind, line)] = re.findall(r"(line|row) (\d+)", str(error))[:1] or [("line", 1)]
+        line = int(line) + (kind == "row")  # pandas counts rows from 0
         fail(f"{path}:{line}", f"{error}; check its quotation marks; see 06_evaluate.py convert")
+    header = table.iloc[0].tolist()
     if not set(columns) <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
-    table = pd.DataFrame(rows, columns=[0, *header]).set_index(0).astype(str)
+    table = table.set_axis(header, axis=1).set_axis(table.index + 1).iloc[1:]  # lines from 1
+    table = table[(table != "").any(axis=1)]
     ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
+    torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
+    bad = {"a quotation mark is not closed": torn}
+    for column in [*columns, header[-1]]:  # a short row has no last field
+        bad[f"{column} is empty"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["ranks are not 1, 2, 3"] = table["rank"] != table.groupby(claim)["rank"].rank("first")
+        numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
+        expected = numbers["rank"].groupby(claim).rank("first")
+        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
     for what, rows in bad.items():
         if rows.any():
             line = rows.idxmax()
             fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
     if "rank" in columns:
-        table = table.iloc[np.lexsort((table["rank"], claim))].astype({"rank": int})
+        table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
+        table = table.iloc[np.lexsort((table["rank"], claim))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
@@ -127,7 +122,7 @@ def read_corpus(path):
                     text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
                     record = json.loads(text.decode("utf-16", "replace"))
                 name, text = str(record["abstract_id"]), record.get("abstract")
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
             if not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
@@ -136,73 +131,66 @@ def read_corpus(path):
     if empty:
         print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
     return corpus
-# --- end of helpers
 
-# --- helpers for outputs (same in all six scripts)
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
-PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-START, LOCKS = time.monotonic(), []
+def task_of(args, *files, models=()):
+    """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-def sha256_of(*paths, models=()):
-    """Return {path: sha256} of files, indexes (meta.json), models (config.json, else name)."""
-    prints = {}
-    for path in map(Path, (*paths, *models)):
-        marks = [path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = path if path.is_file() else next(filter(Path.is_file, marks), os.devnull)
-        if mark == os.devnull and str(path) not in map(str, models):
+    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    """
+    task = {"arguments": {}, "inputs": {}}
+    for name, value in vars(args).items():
+        if name not in NEUTRAL:
+            task["arguments"][name] = list(value) if isinstance(value, tuple) else value
+    for path in map(Path, (*files, *models)):
+        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
+        mark = next(filter(Path.is_file, marks), None)
+        if not mark and str(path) not in map(str, models):
             fail(path, "no such file or index; make it with the script before this one")
-        with open(mark, "rb") as file:
-            prints[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
-    return prints
+        data = mark.open("rb") if mark else io.BytesIO()
+        with data:
+            task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
+    return task
 
-def task_of(args, inputs):
-    """Return what decides the bytes of an output: arguments and inputs."""
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
-    return json.loads(json.dumps({"arguments": arguments, "inputs": inputs}))
-
-def up_to_date(paths, args, inputs):
-    """Return whether this very task made all paths. Locks them until this process ends."""
+def up_to_date(args, task, *outs):
+    """Return whether this very task made outs. Locks them until the process ends."""
     from filelock import FileLock, Timeout
-    task, read = task_of(args, inputs), {Path(path).resolve() for path in inputs}
-    same = not args.force
-    for path in map(Path, paths):
+    same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
+    for path in map(Path, outs):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, meta = FileLock(f"{path}.lock"), Path(f"{path}.meta.json")
+        lock, made = FileLock(f"{path}.lock"), {}
         try:
             LOCKS.append(lock.acquire(timeout=0))
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
-        made = {}
         with contextlib.suppress(OSError, ValueError):
-            made = json.loads(meta.read_bytes())
+            made = json.loads(Path(f"{path}.meta.json").read_bytes())
         ours = made.get("arguments", {}).get("job") == args.job
         if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()
-    for path in paths if same else ():
+    for path in outs if same else ():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
     return same
 
 @contextlib.contextmanager
-def written(path, args, inputs, **facts):
+def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, old = (Path(f"{path}{end}") for end in ("", ".tmp", ".tmp.old"))
-    meta, new_meta = Path(f"{path}.meta.json"), Path(f"{new}.meta.json")
-    remove(new, old)
+    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    remove(new)
     try:
         yield new
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        made = task_of(args, inputs) | {"command": sys.argv, "packages": modules} | facts | spent()
-        new_meta.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        meta.unlink(missing_ok=True)  # it would vouch for other bytes
+        made = task | {"command": sys.argv, "packages": modules} | facts | spent()
+        text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
-            path.rename(old)
+            remove(path)
         new.rename(path)
-        new_meta.rename(meta)
+        meta.write_text(text, encoding="utf-8")
     finally:
-        remove(new, new_meta, old)
+        remove(new)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -214,15 +202,21 @@ def spent():
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
-# --- end of helpers for outputs
 
-# --- command line (same in all six scripts)
 if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """The docstring as it stands, and every default."""
+
+def between(low, high=1e9, kind=float):
+    """Return an argparse type: a number from low to high."""
+    def number(text):
+        if not low <= kind(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {low:g} to {high:g}")
+        return kind(text)
+    return number
 
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
@@ -232,7 +226,7 @@ def command_line(*jobs):
         description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
         allow_abbrev=False)
     parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    parser.set_defaults(job=job)
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job}")
     add = parser.add_argument
     add("--data", default="data/demo", help="folder of corpus, claims and qrels")
     add("--work", default="work/demo", help="folder of everything made from them")
@@ -241,18 +235,21 @@ def command_line(*jobs):
     add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again that are up to date")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-    return parser, shared, words
+    return job, parser, shared, words
 
 def finish(job, args):
     """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
-    args.job = f"{Path(sys.argv[0]).name} {args.job}"
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
     except KeyboardInterrupt:
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
-# --- end of command line
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in repr(error).lower():
+            raise
+        fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
+# --- end of helpers
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="auto", **how):
@@ -280,252 +277,242 @@ def open_model(load, name, args, dtype="auto", **how):
     return model
 # --- end of models
 
-# ---------------------------------------------------------------- Arguments and inputs
-def count(text):
-    """A whole number from 1."""
-    if int(text) < 1:
-        raise ValueError
-    return int(text)
+# --- training (same in 01, 03 and 05)
+def parts_of(out, task, args):
+    """Return OUT.parts/ for unfinished work, emptied if it belongs to another task."""
+    folder, mark = Path(f"{out}.parts"), json.dumps(task)
+    path = folder / "task.json"
+    if args.force or not path.is_file() or path.read_text(encoding="utf-8") != mark:
+        remove(folder)
+        folder.mkdir(parents=True)
+        path.write_text(mark, encoding="utf-8")
+    return folder
 
-def positive(text):
-    """A finite number above 0."""
-    if not 0 < float(text) < 1e9:
-        raise ValueError
-    return float(text)
+def one_gpu(args):
+    """Hide all GPUs but the first of --device: a Trainer multiplies its batch by those it sees."""
+    kind, _, place = args.device[0].partition(":")
+    if kind in ("auto", "cuda"):
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
+        if place and place not in map(str, range(len(seen))):
+            fail("--device", f"no {args.device[0]} among GPUs {', '.join(seen)}")
+        os.environ["CUDA_VISIBLE_DEVICES"], args.device = seen[int(place or 0)], [kind]
 
-def share(text):
-    """A number from 0 to 1."""
-    if not 0 <= float(text) <= 1:
-        raise ValueError
-    return float(text)
+def fit(make, arguments, model, folder, args, measure=None, **more):
+    """Train with a checkpoint an epoch in folder, from the newest one on. Return the log.
 
+    make: arguments to trainer. With a measure, the epoch that is best on dev is kept.
+    """
+    import torch
+    from transformers import EarlyStoppingCallback, ProgressCallback, logging
+
+    class Epochs(ProgressCallback):
+        """One bar, and one line an epoch."""
+        def on_log(self, how, state, control, logs, **_):
+            if not np.isfinite(logs.get("loss", 0)):
+                fail("--lr", "the loss is not a finite number; lower it")
+
+        def on_save(self, how, state, control, **_):
+            last = {name: value for line in state.log_history for name, value in line.items()}
+            shown = [name for name in ("epoch", "loss", measure) if name in last]
+            line = ", ".join(f"{name} {last[name]:.4f}" for name in shown)
+            self.training_bar.write(line, file=sys.stderr)
+
+    checkpoint, state = None, {}
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name[11:])):
+        try:
+            state, checkpoint = json.loads((path / "trainer_state.json").read_bytes()), str(path)
+        except (OSError, ValueError):
+            remove(path)  # torn: its state is written last
+    if checkpoint and state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
+        more["max_steps"] = state["global_step"]  # killed after it had stopped early
+    if measure:
+        more |= {"eval_strategy": "epoch", "load_best_model_at_end": True,
+                 "metric_for_best_model": measure, "greater_is_better": True}
+    logging.disable_progress_bar()  # one for every file that is saved
+    gpu = model.device.type == "cuda"
+    bf16 = gpu and torch.cuda.is_bf16_supported(False)
+    trainer = make(arguments(
+        str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
+        data_seed=args.seed, gradient_accumulation_steps=args.accumulate, bf16=bf16,
+        fp16=gpu and not bf16, use_cpu=model.device.type == "cpu", dataloader_pin_memory=False,
+        save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to="none",
+        logging_nan_inf_filter=False, restore_callback_states_from_checkpoint=True,
+        disable_tqdm=False, **more))
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(Epochs)
+    if measure:
+        trainer.add_callback(EarlyStoppingCallback(args.patience))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer.state.log_history
+# --- end of training
+
+# ---------------------------------------------------------------- Inputs
 def read_claims(path):
     """Return {claim_id: claim}."""
     return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
 
-def read_texts(args):
-    """Return {abstract_id: its fields, joined}."""
+def read_texts(path):
+    """Return {abstract_id: title and abstract}."""
     texts = {}
-    for name, record in read_corpus(args.corpus).items():
-        parts = [str(record.get(field) or "") for field in args.fields.split(",")]
-        texts[name] = args.separator.join(part for part in parts if part.strip())
+    for name, record in read_corpus(path).items():
+        parts = [str(record.get("title") or ""), record["abstract"]]
+        texts[name] = " ".join(filter(str.strip, parts))
     return texts
 
 def read_stance(path, run):
     """Return P(SUPPORTS) + P(REFUTES) for each row of a run, from its verdicts."""
     import pandas as pd
-    table = read_table(path, [*KEY, "p_supports", "p_refutes"])
-    for name in ("p_supports", "p_refutes"):
-        share = pd.to_numeric(table[name], errors="coerce")
-        table[name] = share.where(share.between(0, 1))
-    found = run.merge(table, on=KEY, how="left")
-    stance = found["p_supports"] + found["p_refutes"]
-    if stance.isna().any():
-        claim, name = found.loc[stance.isna().idxmax(), KEY]
-        fail(path, f"claim {claim}, abstract {name}: no p_supports and p_refutes from 0 to 1; make "
-             "the verdicts of this run with 05_classify.py")
-    return stance.to_numpy()
+    columns = ["p_supports", "p_refutes"]
+    table = run.merge(read_table(path, [*KEY, *columns]), on=KEY, how="left")
+    shares = table[columns].apply(pd.to_numeric, errors="coerce")
+    bad = ~((shares >= 0) & (shares <= 1)).all(axis=1)
+    if bad.any():
+        claim, name = table.loc[bad.idxmax(), KEY]
+        fail(path, f"no p_supports and p_refutes from 0 to 1 of claim {claim}, abstract {name}; "
+             "make the verdicts of this very run with 05_classify.py")
+    return shares.sum(axis=1).to_numpy()
 
 def read_graph(folder, corpus, neighbours):
     """Return {abstract_id: [neighbours, nearest first]}; corpus: sha256 of the corpus in use."""
-    folder = Path(folder)
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = json.loads(Path(folder, "meta.json").read_bytes())
         for name, mark in meta["files"].items():
-            data = (folder / name).read_bytes()
-            if mark != [len(data), zlib.crc32(data)]:
-                raise ValueError(f"{name} is damaged")
-        if meta["corpus"] != corpus:
-            raise ValueError("made from another corpus")
-        ids = json.loads((folder / "abstract_ids.json").read_text(encoding="utf-8"))
-        rows = np.load(folder / "neighbours.npy")[:, :neighbours].tolist()
-        return {name: [ids[place] for place in places] for name, places in zip(ids, rows)}
+            data = Path(folder, name).read_bytes()
+            if mark != [len(data), zlib.crc32(data)] or meta["corpus"] != corpus:
+                raise ValueError(f"{name} is damaged or made from another corpus")
+        ids = json.loads(Path(folder, "abstract_ids.json").read_bytes())
+        places = np.load(Path(folder, "neighbours.npy"))[:, :neighbours]
+        return dict(zip(ids, np.array(ids)[places].tolist()))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        fail(folder, f"no usable neighbour graph ({error}); 01_index.py graph --force makes it")
-
-def parts_of(args, inputs):
-    """Return OUT.parts/ for unfinished work; what another task left there is removed."""
-    folder = Path(f"{args.out}.parts")
-    mark, task = folder / "task.json", json.dumps(task_of(args, inputs))
-    begun = mark.is_file() and mark.read_text(encoding="utf-8") == task
-    if args.force or not begun:
-        remove(folder)
-        folder.mkdir(parents=True)
-        mark.write_text(task, encoding="utf-8")
-    return folder
+        fail(folder, f"no neighbour graph ({error}); make it with 01_index.py graph --force")
 
 # ---------------------------------------------------------------- Models
-def load_reranker(name, train=False, **how):
-    """Load a cross-encoder, a multi-vector model or monoT5, as the folder says."""
+def mono_t5(name, device, model_kwargs, **how):
+    """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import InputModule
+    from sentence_transformers.cross_encoder.modules import LogitScore
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    class MonoT5(InputModule):
+        save = None
+
+        def preprocess(self, pairs, prompt=None, **_):
+            texts = [MONO_T5.format(*pair) for pair in pairs]
+            return self.tokenizer(texts, padding=True, return_tensors="pt")
+
+        def forward(self, batch, **_):
+            first = batch["input_ids"][:, :1] * 0 + self.t5.config.decoder_start_token_id
+            return {"causal_logits": self.t5(**batch, decoder_input_ids=first).logits}
+
+    module = MonoT5()
+    module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **how, **model_kwargs)
+    module.tokenizer = AutoTokenizer.from_pretrained(name, **how)
+    answers = module.tokenizer("true false", add_special_tokens=False)["input_ids"]
+    return CrossEncoder(modules=[module, LogitScore(*answers)], device=device)
+
+def load_reranker(name, args, **how):
+    """Load a cross-encoder, a multi-vector model or monoT5, as its folder says."""
+    import torch
     from sentence_transformers import CrossEncoder, MultiVectorEncoder
     from sentence_transformers.util import load_file_path
     from transformers import AutoConfig
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    head = (config.architectures or ["no architecture"])[0].partition("For")[2]
-    saved = load_file_path(name, "config_sentence_transformers.json")
-    kind = json.loads(Path(saved).read_text(encoding="utf-8")).get("model_type") if saved else ""
-    if head == "SequenceClassification" and config.num_labels != 1:
-        fail(name, f"it has {config.num_labels} labels, a reranker has one; stance classifiers "
-             "belong to 05_classify.py --model")
-    plain = not saved and head in ("SequenceClassification", "CausalLM")
-    if train or plain or kind == "CrossEncoder":
-        return CrossEncoder(name, **how)
-    if kind == "MultiVectorEncoder":
+    kind, train = (config.architectures or [""])[0].partition("For")[2], "epochs" in args
+    if saved := load_file_path(name, "config_sentence_transformers.json"):
+        kind = json.loads(Path(saved).read_bytes()).get("model_type")
+    if train or kind in ("CrossEncoder", "SequenceClassification", "CausalLM"):
+        model = CrossEncoder(name, default_prompt_name=args.prompt_name, **how)
+    elif kind == "ConditionalGeneration":
+        model = mono_t5(name, **how)
+    elif kind == "MultiVectorEncoder":
         return MultiVectorEncoder(name, **how)
-    if head == "ConditionalGeneration":
-        return load_mono_t5(name, **how)
-    fail(name, f"no reranker, as it has no head; 03_rerank.py train --model {name} trains one")
+    else:
+        fail(name, "it has no head, so it is no reranker; 03_rerank.py train makes one of it")
+    if model.num_labels != 1:
+        fail(name, f"it has {model.num_labels} labels, a reranker has one; see 05_classify.py")
+    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
+    if args.prompt is not None:
+        model.prompts["own"], model.default_prompt_name = args.prompt, "own"
+    if not train:  # a last layer in half precision gives different abstracts equal scores
+        layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
+        model.set_keep_in_fp32_modules(layers[-1:])
+    return model
 
-def load_mono_t5(name, device, trust_remote_code, model_kwargs):
-    """Load a sequence-to-sequence model, its tokenizer with it."""
-    from sentence_transformers.util import get_device_name
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=False, **model_kwargs)
-    model.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    return model.to(device or get_device_name()).eval()
-
-def truncated(pairs, used, tokenizer, limit):
-    """Truncate abstracts, never claims, so that (claim, abstract) pairs fit in limit tokens.
-
-    used: {claim: tokens of all but the abstract}. Returns the pairs and how many were truncated.
-    """
-    texts = list(dict.fromkeys(text for _, text in pairs))
-    coded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    spans, short, number = dict(zip(texts, coded["offset_mapping"])), [], 0
-    for claim, text in pairs:
-        room = limit - used[claim]
+def truncated(model, pairs):
+    """Truncate abstracts, never claims or template. Return the pairs, and which ones it were."""
+    prompt = model.prompts.get(model.default_prompt_name)
+    empty = model.preprocess([(claim, "") for claim, _ in pairs], prompt=prompt)
+    # In a chat template, the first and last word may split into more tokens
+    limit = model.max_seq_length - 4 * ("message" in model.modalities)
+    rooms = limit - empty["attention_mask"].sum(dim=1)
+    texts, short, flags = list(dict.fromkeys(text for _, text in pairs)), [], []
+    coded = model.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True,
+                            verbose=False)
+    spans = dict(zip(texts, coded["offset_mapping"]))
+    for (claim, text), room in zip(pairs, rooms.tolist()):
         if room < 1:
             fail("--max-length", f"{limit} tokens have no room beside the claim {claim!r:.60}")
-        cut = len(spans[text]) > room
-        short.append((claim, text[: spans[text][room - 1][1]] if cut else text))
-        number += cut
-    return short, number
-
-def fitted(encoder, pairs, prompt):
-    """Truncate the abstracts to what a cross-encoder reads beside claim and template."""
-    claims = list(dict.fromkeys(claim for claim, _ in pairs))
-    empty = encoder.preprocess([(claim, "") for claim in claims], prompt=prompt)
-    # In a chat template, the first and last word may split into more tokens
-    spare = 4 if "message" in encoder[0].modality_config else 0
-    used = (empty["attention_mask"].sum(dim=1) + spare).tolist()
-    return truncated(pairs, dict(zip(claims, used)), encoder.tokenizer, encoder.max_seq_length)
-
-def score_cross(encoder, prompt, args, pairs, pool=None):
-    """Logits of a cross-encoder or causal reranker."""
-    import torch
-    pairs, cut = fitted(encoder, pairs, prompt)
-    return encoder.predict(pairs, prompt=prompt, batch_size=args.batch_size, pool=pool,
-                           chunk_size=-(-len(pairs) // len(args.device)),
-                           activation_fn=torch.nn.Identity()), cut
-
-def score_late(encoder, args, pairs):
-    """MaxSim of the token vectors of claim and abstract (late interaction)."""
-    sides = []
-    for encode, texts in zip((encoder.encode_query, encoder.encode_document), zip(*pairs)):
-        known = list(dict.fromkeys(texts))
-        vectors = dict(zip(known, encode(known, batch_size=args.batch_size)))
-        sides.append([vectors[text] for text in texts])
-    return encoder.similarity_pairwise(*sides).float().cpu().numpy(), 0
-
-def score_mono_t5(model, args, pairs):
-    """monoT5: logit of true minus logit of false, so that the sigmoid is P(true)."""
-    import torch
-    tokenizer, scores = model.tokenizer, np.zeros(len(pairs), np.float32)
-    used = {claim: len(tokenizer(MONO_T5.format(claim, ""))["input_ids"]) for claim, _ in pairs}
-    pairs, cut = truncated(pairs, used, tokenizer, args.max_length)
-    [true], [false] = tokenizer(["true", "false"], add_special_tokens=False)["input_ids"]
-    order = np.argsort([len(text) for _, text in pairs])
-    for rows in np.split(order, range(args.batch_size, len(order), args.batch_size)):
-        texts = [MONO_T5.format(*pairs[row]) for row in rows]
-        batch = tokenizer(texts, padding=True, return_tensors="pt")
-        batch["decoder_input_ids"] = torch.full((len(rows), 1), model.config.decoder_start_token_id)
-        with torch.inference_mode():
-            logits = model(**batch.to(model.device)).logits[:, 0].float().cpu().numpy()
-        scores[rows] = logits[:, true] - logits[:, false]
-    return scores, cut
-
-def open_scorer(name, args, bar):
-    """Open a model as a function: (claim, abstract) pairs to scores, number of truncated ones."""
-    import torch
-    model = open_model(load_reranker, name, args, args.dtype)
-    if hasattr(model, "encode_document"):
-        return functools.partial(score_late, model, args)
-    if not hasattr(model, "predict"):
-        return functools.partial(score_mono_t5, model, args)
-    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
-    prompt_name = args.prompt_name or model.default_prompt_name
-    if prompt_name and prompt_name not in model.prompts:
-        fail("--prompt-name", f"{name} has the prompts {list(model.prompts)}")
-    prompt = model.prompts.get(prompt_name) if args.prompt is None else args.prompt
-    if model.dtype != torch.float32:  # half precision gives different abstracts equal scores
-        linear = [name for name, part in model.named_modules() if type(part) is torch.nn.Linear]
-        model.set_keep_in_fp32_modules(linear[-1:])
-    score = functools.partial(score_cross, model, prompt, args)
-    if len(args.device) > 1:
-        return functools.partial(score, pool=model.start_multi_process_pool(args.device))
-    model.register_forward_hook(lambda _, given, out: bar.update(len(out["scores"])) and None)
-    return score
+        flags.append(len(spans[text]) > room)
+        short.append((claim, text[: spans[text][room - 1][1]] if flags[-1] else text))
+    return short, flags
 
 # ---------------------------------------------------------------- Scores
-def expand(scores, expanded, graph, beam):
-    """Return the unscored neighbours of the beam best candidates; expanded grows."""
-    best = sorted(scores, key=lambda name: -scores[name])[:beam]
-    fresh = [name for name in best if name not in expanded]
-    expanded.update(fresh)
-    near = dict.fromkeys(other for name in fresh for other in graph[name])
-    return [name for name in near if name not in scores]
+def score_pairs(model, batch_size, pool, pairs):
+    """Return the scores of (claim, abstract) pairs, and which abstracts are truncated."""
+    import torch
+    if hasattr(model, "predict"):
+        pairs, flags = truncated(model, pairs)
+        logits = torch.nn.Identity()
+        return model.predict(pairs, batch_size=batch_size, pool=pool, activation_fn=logits), flags
+    claims, texts = map(list, zip(*pairs))  # late interaction: MaxSim of token vectors
+    claims = model.encode_query(claims, batch_size=batch_size, pool=pool)
+    texts = model.encode_document(texts, batch_size=batch_size, pool=pool)
+    return model.similarity_pairwise(claims, texts).float(), [False] * len(pairs)
 
-def score_group(new, claims, texts, score, graph, args):
-    """Score {claim_id: [abstract_id]}; with a graph, the neighbours of the best, round by round.
+def neighbours_of(scores, graph, beam):
+    """Return the pairs of each claim with unscored neighbours of its beam best abstracts."""
+    new = []
+    for claim, rows in scores.groupby("claim_id", sort=False):
+        best, scored = rows.nlargest(beam, "score")["abstract_id"], set(rows["abstract_id"])
+        near = dict.fromkeys(other for name in best for other in graph.get(name, ()))
+        new += [(claim, name) for name in near if name not in scored]
+    return new
 
-    Returns [(claim_id, abstract_id, score)] and the number of truncated pairs.
-    """
-    scores, expanded, cut = {claim: {} for claim in new}, {claim: set() for claim in new}, 0
-    for _ in range(1 + (args.rounds if graph else 0)):
-        pairs = [(claim, name) for claim, names in new.items() for name in names]
+def score_groups(claims, texts, score, path, pairs):
+    """Score (claim_id, abstract_id) pairs; path holds finished groups, a JSON line each."""
+    from tqdm.auto import tqdm
+    known = {}
+    with open(path, "a+", encoding="utf-8") as file:
+        file.seek(0)
+        for line in file:
+            with contextlib.suppress(ValueError):  # a torn line is scored again
+                known |= {tuple(row[:2]): row for row in json.loads(line)}
+        left = [pair for pair in pairs if pair not in known]
+        for start in tqdm(range(0, len(left), GROUP), desc=f"rerank, {GROUP} pairs each"):
+            group = left[start : start + GROUP]
+            scores, flags = score([(claims[claim], texts[name]) for claim, name in group])
+            rows = [(*pair, *rest) for pair, *rest in zip(group, scores.tolist(), flags)]
+            for claim, name, number, _ in rows:
+                if not np.isfinite(number):
+                    fail(f"claim {claim}, abstract {name}", "the score is not a finite number; "
+                         "take --dtype fp32, or train with a lower --lr")
+            file.write("\n" + json.dumps(rows))
+            file.flush()
+            known |= {row[:2]: row for row in rows}
+    return [known[pair] for pair in pairs]
+
+def score_run(pairs, score, graph, args):
+    """Score pairs; with a graph, then neighbours of the best in rounds (AlexUNLP-FMT 2025)."""
+    import pandas as pd
+    rows = []
+    for _ in range(1 + args.rounds):
+        rows += score(pairs)
+        table = pd.DataFrame(rows, columns=[*KEY, "score", "truncated"])
+        pairs = neighbours_of(table, graph, args.beam)
         if not pairs:
             break
-        found, short = score([(claims[claim], texts[name]) for claim, name in pairs])
-        cut += short
-        for (claim, name), number in zip(pairs, found.tolist()):
-            if not np.isfinite(number):
-                fail(f"claim {claim}, abstract {name}", "the score is not a finite number; take "
-                     "--dtype fp32, or train the model with a lower --lr")
-            scores[claim][name] = number
-        if graph:
-            new = {claim: expand(scores[claim], expanded[claim], graph, args.beam) for claim in new}
-    return [(claim, *pair) for claim in scores for pair in scores[claim].items()], cut
-
-def score_all(name, candidates, claims, texts, graph, args, path):
-    """Score {claim_id: [abstract_id]} by one model; path holds finished groups as JSON lines.
-
-    Returns a table of claim_id, abstract_id, score, and the number of truncated pairs.
-    """
-    import pandas as pd
-    from tqdm.auto import tqdm
-    rows, cut, score, size = [], 0, None, max(1, GROUP // args.depth)
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
-        with contextlib.suppress(ValueError):  # a torn line is scored again
-            found, short = json.loads(line)
-            rows += found
-            cut += short
-    done = {row[0] for row in rows}
-    left = [claim for claim in candidates if claim not in done]
-    total = len(rows) + sum(len(candidates[claim]) for claim in left)
-    bar = tqdm(total=total, initial=len(rows), desc="rerank", unit=" pairs")
-    with bar, open(path, "a", encoding="utf-8") as file:
-        for start in range(0, len(left), size):
-            group = {claim: candidates[claim] for claim in left[start : start + size]}
-            score = score or open_scorer(name, args, bar)
-            found, short = score_group(group, claims, texts, score, graph, args)
-            file.write("\n" + json.dumps([found, short]))
-            file.flush()
-            rows += found
-            cut += short
-            bar.update(len(rows) - bar.n)
-    if score and "pool" in score.keywords:
-        score.args[0].stop_multi_process_pool(score.keywords["pool"])
-    return pd.DataFrame(rows, columns=[*KEY, "score"]), cut
+    return table
 
 def combined(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
@@ -534,307 +521,225 @@ def combined(logits, stance, alpha):
 
 def z_scores(scores):
     """(score - mean) / standard deviation; 0 where all are equal."""
-    spread = np.std(scores.to_numpy())
-    return (scores - scores.mean()) / (spread or 1)
+    return (scores - scores.mean()) / (np.std(scores.to_numpy()) or 1)
 
 def blended(table, weight):
-    """(1 - weight) z(score) + weight z(first), claim by claim; what first lacks counts lowest."""
-    by = table.groupby("claim_id", sort=False)
-    first = table["first"].fillna(by["first"].transform("min")).groupby(table["claim_id"])
-    return (1 - weight) * by["score"].transform(z_scores) + weight * first.transform(z_scores)
+    """(1 - weight) z(score) + weight z(first) in each claim; what first lacks counts lowest."""
+    by = table.groupby("claim_id")
+    first = table["first"].fillna(by["first"].transform("min"))
+    first = first.groupby(table["claim_id"]).transform(z_scores)
+    return (1 - weight) * by["score"].transform(z_scores) + weight * first
 
 def rrf(runs):
     """Sum over runs of 1 / (k + rank), a pair at a time (Cormack et al. 2009)."""
     import pandas as pd
-    rows = pd.concat(runs)
-    rows["score"] = 1 / (RRF_K + rows["rank"])
-    return rows.groupby(KEY, sort=False, as_index=False)["score"].sum()
+    table = pd.concat(runs).eval(f"score = 1 / ({RRF_K} + rank)")
+    return table.groupby(KEY, sort=False, as_index=False)["score"].sum()
 
-def ranked(table, order, top_k):
+def ranked(table, order):
     """Return a run, best first; equal scores by order, {abstract_id: place in the corpus}."""
     claim, place = table["claim_id"].factorize()[0], table["abstract_id"].map(order)
     table = table.iloc[np.lexsort((place, -table["score"], claim))]
-    table = table.assign(rank=table.groupby("claim_id").cumcount() + 1)[RUN]
-    return table[table["rank"] <= top_k] if top_k > 0 else table
+    return table.assign(rank=table.groupby("claim_id").cumcount() + 1)[RUN]
 
 def rerank(args):
     """Score the first candidates of each claim."""
-    if args.graph and args.verdicts:
-        fail("--verdicts", "a graph brings in abstracts without a verdict; leave one of them out")
-    extra = [path for path in (args.graph, args.verdicts) if path]
-    inputs = sha256_of(args.run, args.claims, args.corpus, *extra, models=args.model)
-    numbers = range(1, len(args.model) + 1) if len(args.model) > 1 else []
-    outs = [args.out, *(f"{args.out.removesuffix('.tsv')}.{number}.tsv" for number in numbers)]
-    if up_to_date(outs, args, inputs):
+    extra = filter(None, [args.graph, args.verdicts])
+    task = task_of(args, args.run, args.claims, args.corpus, *extra, models=args.model)
+    if up_to_date(args, task, args.out):
         return {"made": []}
-    claims, texts = read_claims(args.claims), read_texts(args)
+    claims, texts, graph = read_claims(args.claims), read_texts(args.corpus), {}
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     run = run[run["rank"] <= args.depth].rename(columns={"score": "first"})[[*KEY, "first"]]
-    run["stance"] = read_stance(args.verdicts, run) if args.verdicts else 0.0
-    corpus = inputs[str(Path(args.corpus))]
-    graph = read_graph(args.graph, corpus, args.neighbours) if args.graph else None
-    candidates = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).to_dict()
-    order, runs, facts = {name: place for place, name in enumerate(texts)}, [], []
-    parts = parts_of(args, inputs)
+    if args.verdicts:
+        run["stance"] = read_stance(args.verdicts, run)
+    if args.graph:
+        graph = read_graph(args.graph, task["inputs"][str(Path(args.corpus))], args.neighbours)
+    pairs, order = list(map(tuple, run[KEY].values)), {name: n for n, name in enumerate(texts)}
+    parts, runs, models = parts_of(args.out, task, args), [], []
     for number, name in enumerate(args.model):
-        path = parts / f"{number}.jsonl"
-        table, cut = score_all(name, candidates, claims, texts, graph, args, path)
-        ties = int(table.duplicated(["claim_id", "score"]).sum())
-        facts.append({"model": name, "pairs": len(table), "truncated": cut, "equal_scores": ties})
-        print(f"{name}: {len(table)} pairs, {cut} truncated, {ties} equal scores in a claim")
+        model = open_model(functools.partial(load_reranker, args=args), name, args, args.dtype)
+        pool = None
+        if len(args.device) > 1 and type(model[0]).__name__ != "MonoT5":
+            pool = model.start_multi_process_pool(args.device)
+        score = functools.partial(score_pairs, model, args.batch_size, pool)
+        score = functools.partial(score_groups, claims, texts, score, parts / f"{number}.jsonl")
+        table = score_run(pairs, score, graph, args)
+        if pool:
+            model.stop_multi_process_pool(pool)
+        ties = table.duplicated(["claim_id", "score"])
+        models.append({"model": name, "pairs": len(table), "equal_scores": int(ties.sum()),
+                       "truncated": int(table["truncated"].sum())})
         table = table.merge(run, on=KEY, how="left")
         if args.verdicts:
             table["score"] = combined(table["score"], table["stance"], args.alpha)
         if args.first_stage:
             table["score"] = blended(table, args.first_stage)
-        runs.append(ranked(table, order, args.top_k if not numbers else 0))
-    if numbers:
-        runs.insert(0, ranked(rrf(runs), order, args.top_k))
-    for out, table in zip(outs, runs):
-        with written(out, args, inputs, rows=len(table), models=facts) as path:
-            table.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-        print(f"{out}: {len(table)} rows, {table['claim_id'].nunique()} claims")
+        runs.append(ranked(table, order))
+    table = ranked(rrf(runs), order) if len(runs) > 1 else runs[0]
+    table = table[table["rank"] <= (args.top_k or len(table))]
+    facts = {"rows": len(table), "models": models}
+    with written(args.out, task, **facts) as path:
+        table.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(parts)
-    return {"made": outs, "models": facts}
+    return {"made": [args.out], **facts}
 
 # ---------------------------------------------------------------- Train
 def read_examples(path, claims, texts, loss):
-    """Return [(claim_id, abstract_ids, target)]; a tuple has its positive first and no target."""
-    examples, learnt = [], False
+    """Return a table of tuple, claim, abstract, label; a pair is a tuple of one."""
+    import pandas as pd
+    rows = []
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
-                claim, names = example["claim_id"], [example.get("abstract_id")]
-                target = None if "positive" in example else float(example["target"])
-                if target is None:
-                    names = [example["positive"], *example["negatives"]]
-                elif loss in TUPLES:
-                    raise ValueError(f"not a tuple, which --loss {loss} needs")
-                elif not 0 <= target <= 1:
-                    raise ValueError("the target is not between 0 and 1")
-                if claim not in claims or not texts.keys() >= set(names):
-                    raise ValueError("unknown claim_id or abstract_id")
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                fail(f"{path}:{number}", f"{error!r}; wanted are pairs or tuples of 02_retrieve.py "
-                     "mine, with the claims and corpus that they are of")
-            examples.append((claim, names, target))
-            learnt = learnt or target != 0
-    if not learnt:
-        fail(f"{path}:{len(examples)}", "no positive up to this last line: nothing to learn")
-    return examples
+                if "positive" in example or loss in ("margin", "mnrl"):
+                    names, labels = [example["positive"], *example["negatives"]], [1.0]
+                else:
+                    names, labels = [example["abstract_id"]], [float(example["target"])]
+                for name, label in zip(names, labels + [0.0] * len(names)):
+                    rows.append((number, claims[example["claim_id"]], texts[name], label))
+                    if not 0 <= label <= 1:
+                        raise ValueError(f"target {label}")
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py "
+                     "mine, known ids, target 0 to 1; --loss margin and mnrl read tuples only")
+    labels = {row[3] for row in rows}
+    if not any(labels) or (loss == "margin" and 0 not in labels):
+        fail(path, "no positive, or no negative for margin: nothing to learn; mine others")
+    return pd.DataFrame(rows, columns=["tuple", "claim", "abstract", "label"])
 
-def pairs_of(examples):
-    """Return (claim_id, abstract_id, target), each once; those of a tuple have targets 1 and 0."""
-    pairs = []
-    for claim, names, target in examples:
-        targets = [1.0] + [0.0] * len(names) if target is None else [target]
-        pairs += [(claim, name, number) for name, number in zip(names, targets)]
-    return list(dict.fromkeys(pairs))
+def rows_of(examples, loss):
+    """Return the table that a loss reads."""
+    if loss == "margin":  # a row for each negative
+        positives, negatives = examples[examples["label"] == 1], examples[examples["label"] == 0]
+        table = positives.merge(negatives, on=["tuple", "claim"])
+        return table[["claim", "abstract_x", "abstract_y"]].assign(label=-1.0)
+    if loss == "mnrl":  # as many negatives as all tuples have
+        examples["place"] = examples.groupby("tuple").cumcount().astype(str)
+        table = examples.pivot(index=["tuple", "claim"], columns="place", values="abstract")
+        table = table.dropna(axis=1)
+        print(f"{len(examples) - table.size} negatives are left out, so that all tuples fit")
+        return table.reset_index("claim")
+    table = examples.drop(columns="tuple").drop_duplicates()
+    if loss in ("lambda", "listnet", "ranknet"):
+        return table.groupby("claim", sort=False, as_index=False).agg(list)
+    return table
 
-def rows_of(examples, loss, claims, short):
-    """Return the table that a loss reads; short: {(claim_id, abstract_id): truncated abstract}."""
-    import pandas as pd
-    rows, least = [], min(len(names) for _, names, _ in examples)
-    if loss in TUPLES:  # margin: a row per negative; mnrl: as many negatives as all tuples have
-        for claim, names, _ in examples:
-            texts = [short[claim, name] for name in names]
-            sides = [texts[:least]] if loss == "mnrl" else [[texts[0], text] for text in texts[1:]]
-            rows += [[claims[claim], *side] for side in sides]
-        unused = sum(len(names) for _, names, _ in examples) - len(examples) * least
-        if loss == "mnrl" and unused:
-            print(f"{unused} negatives beyond {least - 1} per tuple are left out, so that all fit")
-        table = pd.DataFrame(rows).rename(columns=str)
-        return table if loss == "mnrl" else table.assign(label=-1.0)
-    for claim, name, target in pairs_of(examples):
-        rows.append((claims[claim], short[claim, name], target))
-    table = pd.DataFrame(rows, columns=["claim", "abstract", "label"])
-    lists = loss in ("lambda", "listnet", "ranknet")
-    return table.groupby("claim", sort=False, as_index=False).agg(list) if lists else table
-
-def loss_of(encoder, args):
+def loss_of(model, args):
     """Return the loss on logits that --loss names; mse and l1 compare sigmoids with targets."""
-    import torch
     from sentence_transformers.cross_encoder import losses
-    loss = getattr(losses, LOSSES[args.loss])(encoder)
-    if args.loss == "margin":  # max(0, margin - (s_pos - s_neg)): a hinge whose label is -1
-        loss.loss_fct = torch.nn.HingeEmbeddingLoss(margin=args.margin)
+    from torch import nn
     if args.loss in ("mse", "l1"):
-        loss.activation_fn = torch.nn.Sigmoid()
+        loss = losses.MSELoss(model, activation_fn=nn.Sigmoid())
+    else:
+        loss = getattr(losses, LOSSES[args.loss])(model)
     if args.loss == "l1":
-        loss.loss_fct = torch.nn.L1Loss()
+        loss.loss_fct = nn.L1Loss()
+    if args.loss == "margin":  # max(0, margin - (s_pos - s_neg)): a hinge whose label is -1
+        loss.loss_fct = nn.HingeEmbeddingLoss(margin=args.margin)
     return loss
 
-def dev_files(args):
-    """Return claims, qrels and run of the dev split, or nothing if one is missing."""
-    paths = [Path(args.data) / f"{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    paths.append(Path(args.dev_run))
-    return paths if all(map(Path.is_file, paths)) else []
-
-def dev_evaluator(encoder, prompt, texts, args):
-    """Return the evaluator of the reranked dev run, or None without a dev split."""
+def dev_evaluator(model, paths, texts, depth):
+    """Return the evaluator of a reranked run; paths: its claims, their qrels, the run."""
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-    paths, samples = dev_files(args), []
-    if not paths:
-        print("no dev split: the last epoch is kept")
-        return None
-    claims = read_claims(paths[0])
+    claims, samples = read_claims(paths[0]), []
     known = {"claim_id": claims, "abstract_id": texts}
     qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known)
-    run, qrels = read_table(paths[2], RUN, **known), qrels[qrels["label"] != "NEI"]
-    run = run[(run["rank"] <= args.dev_depth) & run["claim_id"].isin(qrels["claim_id"])]
-    pairs = [(claims[claim], texts[name]) for claim, name in run[KEY].values]
-    run = run.assign(text=[text for _, text in fitted(encoder, pairs, prompt)[0]])
-    for claim, rows in run.merge(qrels, on=KEY, how="left").groupby("claim_id", sort=False):
-        relevant = list(rows["text"][rows["label"].notna()])
-        every = list(rows["text"])
-        samples.append({"query": claims[claim], "positive": relevant, "documents": every})
+    qrels, run = qrels[qrels["label"] != "NEI"], read_table(paths[2], RUN, **known)
+    run = run[(run["rank"] <= depth) & run["claim_id"].isin(qrels["claim_id"])]
+    pairs, _ = truncated(model, [(claims[claim], texts[name]) for claim, name in run[KEY].values])
+    run = run.assign(text=[text for _, text in pairs])
+    for claim, rows in run.groupby("claim_id", sort=False):
+        samples.append({"query": claims[claim], "documents": rows["text"].tolist(),
+                        "positive": rows.merge(qrels, on=KEY)["text"].tolist()})
     print(f"dev: {len(samples)} of {qrels['claim_id'].nunique()} claims have candidates")
     return CrossEncoderRerankingEvaluator(
         samples, name="dev", always_rerank_positives=False, write_csv=False)
 
-def check_loss(how, state, control, logs, **_):
-    """End the script when the loss is not finite."""
-    if not np.isfinite(logs.get("loss", 0)):
-        fail("--lr", "the loss is not a finite number; lower it")
-
-def print_epoch(how, state, control, **_):
-    """Print one line an epoch."""
-    from tqdm.auto import tqdm
-    last = {}
-    for entry in state.log_history:
-        last |= entry
-    line = [f"{name} {last[name]:.4f}" for name in ("epoch", "loss", MEASURE) if name in last]
-    tqdm.write(", ".join(line), file=sys.stderr)
-
-def one_gpu(args):
-    """Hide all GPUs but one: a Trainer multiplies its batches by the GPUs that it sees."""
-    kind, _, number = args.device[0].partition(":")
-    if kind in ("auto", "cuda"):
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(64)))).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"], args.device = shown[int(number or 0)], [kind]
-
-def resume(folder, how):
-    """Return the newest whole checkpoint, or None; after early stopping, no epoch is begun."""
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name[11:])):
-        with contextlib.suppress(OSError, ValueError):
-            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-            if state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
-                how.max_steps = state["global_step"]
-            return str(path)
-        remove(path)  # torn: its state is written last
-    return None
-
-def fit(encoder, table, prompt, evaluator, folder, args):
-    """Train on a table; with a dev split, the best epoch is kept. Returns the log."""
-    import torch
-    from datasets import Dataset
-    from sentence_transformers import cross_encoder
-    from transformers import EarlyStoppingCallback
-    from transformers.trainer_callback import ProgressCallback
-    gpu = encoder.device.type == "cuda"
-    bf16, bar, watched = gpu and torch.cuda.is_bf16_supported(False), ProgressCallback(), {}
-    bar.on_log, bar.on_save = check_loss, print_epoch  # in place of dictionaries
-    if evaluator:
-        watched = {"eval_strategy": "epoch", "load_best_model_at_end": True,
-                   "metric_for_best_model": MEASURE, "greater_is_better": True}
-    how = cross_encoder.CrossEncoderTrainingArguments(
-        output_dir=str(folder), num_train_epochs=args.epochs, learning_rate=args.lr,
-        per_device_train_batch_size=args.batch_size, gradient_accumulation_steps=args.accumulate,
-        weight_decay=WEIGHT_DECAY, seed=args.seed, data_seed=args.seed, prompts=prompt,
-        lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
-        batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
-        bf16=bf16, fp16=gpu and not bf16, use_cpu=encoder.device.type == "cpu",
-        activation_checkpointing=args.gradient_checkpointing, save_strategy="epoch",
-        save_total_limit=2, restore_callback_states_from_checkpoint=True, report_to="none",
-        logging_strategy="epoch", logging_nan_inf_filter=False, disable_tqdm=False, **watched)
-    trainer = cross_encoder.CrossEncoderTrainer(
-        encoder, how, Dataset.from_pandas(table), loss=loss_of(encoder, args), evaluator=evaluator)
-    trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(bar)
-    if evaluator:
-        trainer.add_callback(EarlyStoppingCallback(args.patience))
-    trainer.train(resume_from_checkpoint=resume(folder, how))
-    return [entry for entry in trainer.state.log_history if MEASURE in entry or "loss" in entry]
-
 def train(args):
     """Fine-tune a cross-encoder, weights in fp32 whatever the checkpoint is stored in."""
     NEUTRAL.discard("batch_size")  # here it changes the weights
-    inputs = sha256_of(args.examples, args.claims, args.corpus, *dev_files(args),
-                       models=[args.model])
-    if up_to_date([args.out], args, inputs):
+    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    dev.append(args.dev_run)
+    dev = dev if all(map(os.path.isfile, dev)) else []
+    task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
+    if up_to_date(args, task, args.out):
         return {"made": []}
-    claims, texts = read_claims(args.claims), read_texts(args)
+    claims, texts = read_claims(args.claims), read_texts(args.corpus)
     examples = read_examples(args.examples, claims, texts, args.loss)
-    if args.loss == "margin" and all(len(names) == 1 for _, names, _ in examples):
-        fail(args.examples, "no tuple has a negative; mine with --hard or --easy")
     one_gpu(args)
     import transformers
+    from datasets import Dataset
+    from sentence_transformers import cross_encoder
     transformers.logging.set_verbosity_error()  # a new head is wanted here
-    transformers.logging.disable_progress_bar()  # of every checkpoint
     transformers.set_seed(args.seed)
-    encoder = open_model(load_reranker, args.model, args, "fp32", train=True)
-    encoder.max_seq_length = min(args.max_length, encoder.max_seq_length or args.max_length)
-    prompt = encoder.prompts.get(encoder.default_prompt_name)
-    pairs = [pair[:2] for pair in pairs_of(examples)]
-    short, cut = fitted(encoder, [(claims[claim], texts[name]) for claim, name in pairs], prompt)
-    table = rows_of(examples, args.loss, claims, dict(zip(pairs, (text for _, text in short))))
-    evaluator = dev_evaluator(encoder, prompt, texts, args)
-    if evaluator:
-        print(f"before training: {evaluator(encoder)}")
-    print(f"{len(examples)} examples, {len(table)} rows, {cut} abstracts truncated")
-    log = fit(encoder, table, prompt, evaluator, parts_of(args, inputs), args)
-    facts = {"rows": len(table), "truncated": cut, "dev": [e[MEASURE] for e in log if MEASURE in e]}
-    with written(args.out, args, inputs, device=str(encoder.device), log=log, **facts) as path:
-        encoder.save_pretrained(str(path), create_model_card=False)
+    model = open_model(functools.partial(load_reranker, args=args), args.model, args, "fp32")
+    pairs, flags = truncated(model, examples[["claim", "abstract"]].values.tolist())
+    table = rows_of(examples.assign(abstract=[text for _, text in pairs]), args.loss)
+    evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
+    if dev:
+        print(f"before training: {evaluator(model)}")
+    make = functools.partial(
+        cross_encoder.CrossEncoderTrainer, model, evaluator=evaluator, loss=loss_of(model, args),
+        train_dataset=Dataset.from_pandas(table, preserve_index=False))
+    log = fit(
+        make, cross_encoder.CrossEncoderTrainingArguments, model, parts_of(args.out, task, args),
+        args, MEASURE if dev else None, per_device_train_batch_size=args.batch_size,
+        prompts=model.prompts.get(model.default_prompt_name),
+        weight_decay=0.01,  # Kiepura & Lam 2025
+        lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
+        batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler")
+    curve = [entry[MEASURE] for entry in log if MEASURE in entry]
+    facts = {"rows": len(table), "truncated": sum(flags), "dev": curve}
+    with written(args.out, task, device=str(model.device), log=log, **facts) as path:
+        model.save_pretrained(str(path), create_model_card=False)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
 # ---------------------------------------------------------------- Command line
 def main():
-    parser, shared, words = command_line("rerank", "train")
+    job, parser, shared, words = command_line("rerank", "train")
     add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
-    add("--claims", default=f"{data}/claims.{split}.tsv", help="the claims")
-    add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
-    add("--fields", default="title,abstract", help="what is read of an abstract")
-    add("--separator", default=" ", help="between fields")
-    add("--max-length", type=count, default=512, help="tokens of a pair, at most the "
-        "model's own; abstracts are truncated")
-    if shared.job == "rerank":
-        add("--run", default=f"{work}/{split}/hybrid.tsv", help="the run to rerank")
+    share, count, positive = between(0, 1), between(1, kind=int), between(1e-9)
+    add("--claims", default=f"{data}/claims.{split}.tsv", help="claims")
+    add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
+    add("--max-length", type=count, default=512, help="tokens; abstracts are truncated")
+    add("--prompt", help="instruction, in place of the model's own")
+    add("--prompt-name", help="which of the model's own prompts")
+    if job == "rerank":
+        add("--run", default=f"{work}/{split}/hybrid.tsv", help="run to rerank")
         add("--model", nargs="+", default=[f"{work}/models/reranker"], help="folders or hub ids: "
             "cross-encoders, causal rerankers, multi-vector models, monoT5")
-        add("--out", default=f"{work}/{split}/rerank.tsv", help="the reranked run")
+        add("--out", default=f"{work}/{split}/rerank.tsv", help="reranked run")
         add("--depth", type=count, default=20, help="candidates per claim")
-        add("--top-k", type=int, default=0, help="abstracts kept per claim; 0: all")
-        add("--first-stage", type=share, default=0.0, help="weight of --run's scores, as z-scores")
-        add("--graph", help="neighbour graph: neighbours of the best are scored, too")
-        add("--rounds", type=count, default=ROUNDS, help="graph: at most so many rounds")
-        add("--neighbours", type=count, default=NEIGHBOURS, help="graph: per abstract")
-        add("--beam", type=count, default=BEAM, help="graph: abstracts whose neighbours join")
-        add("--verdicts", help="verdicts of --run: P(SUPPORTS) + P(REFUTES) joins the score")
-        add("--alpha", type=share, default=0.5, help="verdicts: their weight")
-        add("--prompt", help="instruction in place of the model's own")
-        add("--prompt-name", help="which of the model's own prompts")
-        add("--batch-size", type=count, default=32, help="pairs per batch")
+        add("--top-k", type=between(0, kind=int), default=0, help="abstracts per claim; 0: all")
+        add("--first-stage", type=share, default=0.0, help="weight of --run's z-scores")
+        one = parser.add_mutually_exclusive_group().add_argument
+        one("--graph", help="neighbour graph; neighbours of the best join")
+        add("--rounds", type=count, default=20, help="graph: at most")
+        add("--neighbours", type=count, default=10, help="graph: per abstract")
+        add("--beam", type=count, default=30, help="graph: best abstracts")
+        one("--verdicts", help="of --run, for the ComboScorer")
+        add("--alpha", type=share, default=0.5, help="weight of verdicts")
+        add("--batch-size", type=count, default=32, help="pairs")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
             help="auto: half precision on a GPU, last layer in fp32")
     else:
-        add("examples", nargs="?", default=f"{work}/{split}/examples.jsonl", help="what to learn")
-        add("--model", default="data/models/minilm", help="encoder or reranker to start from")
-        add("--out", default=f"{work}/models/reranker", help="folder of the trained model")
-        add("--loss", choices=LOSSES, default="bce", help="margin and mnrl read tuples only")
+        add("examples", nargs="?", default=f"{work}/{split}/examples.jsonl", help="pairs or tuples")
+        add("--model", default="data/models/minilm", help="encoder or reranker")
+        add("--out", default=f"{work}/models/reranker", help="trained model")
+        add("--loss", choices=LOSSES, default="bce", help="margin and mnrl need tuples")
         add("--margin", type=positive, default=0.2, help="margin: lead of a positive")
-        add("--epochs", type=positive, default=3, help="passes over the examples, also fractions")
+        add("--epochs", type=positive, default=3, help="passes, also fractions")
         add("--lr", type=positive, default=2e-5, help="learning rate")
-        add("--batch-size", type=count, default=16, help="rows per batch")
+        add("--batch-size", type=count, default=16, help="rows")
         add("--accumulate", type=count, default=1, help="batches per step")
-        add("--gradient-checkpointing", action="store_true", help="less memory, more time")
-        add("--dev-split", default="dev", help="if there is one, its best epoch is kept")
-        add("--dev-run", default=f"{work}/dev/hybrid.tsv", help="the run reranked for that")
-        add("--dev-depth", type=count, default=20, help="candidates of it per claim")
+        add("--dev-split", default="dev", help="its best epoch is kept")
+        add("--dev-run", default=f"{work}/dev/hybrid.tsv", help="what is reranked for that")
+        add("--dev-depth", type=count, default=20, help="candidates per claim")
         add("--patience", type=count, default=2, help="epochs without a gain on dev")
-    finish({"rerank": rerank, "train": train}[shared.job], parser.parse_args(words))
+    finish({"rerank": rerank, "train": train}[job], parser.parse_args(words))
 
 if __name__ == "__main__":
     main()

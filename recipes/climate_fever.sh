@@ -36,7 +36,7 @@ stage "1, 2  The same with triplets: each positive with one random NEI abstract 
 python 02_retrieve.py mine $D --shape tuples --hard 1 --pool nei --nei-of any \
   --out $W/train/triplets.jsonl
 python 01_index.py train $D $W/train/triplets.jsonl --loss triplet --max-length 80 \
-  --out $W/models/triplet
+  --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2 --out $W/models/triplet
 python 01_index.py $D --indexes dense --dense-model $W/models/triplet --max-length 80 \
   --out $W/index-triplet
 python 02_retrieve.py $D --retrievers dense --index $W/index-triplet --out $W/triplet/test

@@ -16,7 +16,7 @@ python 02_retrieve.py $D --split train --retrievers bm25 --top-k 100
 python 02_retrieve.py $D --split $SPLIT --retrievers bm25 --top-k 100
 
 stage "5  Verifier: for each positive, N = 5 negatives drawn at random from BM25's best 100"
-python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape labels --per positive --hard 5 \
+python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape labels --hard 5 \
   --from-top 100 --pool unjudged --out $WORK/train/verifier.jsonl $(small --hard 2)
 python 05_classify.py train $D --model $VERIFIER --examples $WORK/train/verifier.jsonl \
   --loss cross-entropy --sampler shuffle --epochs 5 --lr 1e-5 --schedule linear --batch-size 16 \

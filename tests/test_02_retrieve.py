@@ -8,11 +8,14 @@ import time
 import zlib
 from types import SimpleNamespace
 
+import bm25s
 import numpy as np
 import pandas as pd
 import pytest
+import Stemmer
 from conftest import tsv
 from filelock import FileLock
+from scipy import sparse
 
 SCRIPT, RUN = "02_retrieve.py", ["claim_id", "abstract_id", "rank", "score"]
 
@@ -23,7 +26,6 @@ def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 def refusal(capsys, function, *args, **known):
-    """The one line with which a function ends the script."""
     with pytest.raises(SystemExit) as end:
         function(*args, **known)
     error = capsys.readouterr().err
@@ -40,7 +42,6 @@ def test_top_k_equals_a_full_stable_sort(load, count, spread):
 
 def test_inner_products_equal_float64_across_blocks_of_claims_and_rows(load):
     import torch
-
     inner_products, rng = load(SCRIPT)["inner_products"], np.random.default_rng(11)
     vectors, queries = rng.normal(size=(70_000, 8)).astype(np.float16), rng.normal(size=(300, 8))
     found = inner_products(torch.from_numpy(vectors), torch.from_numpy(queries).float())
@@ -48,11 +49,7 @@ def test_inner_products_equal_float64_across_blocks_of_claims_and_rows(load):
 
 def brute_force(toy):
     """{kind: scores (claims, abstracts)} of the saved vectors, and of bm25s called directly."""
-    import bm25s
-    import Stemmer
-    from scipy import sparse
     from sentence_transformers import SentenceTransformer, SparseEncoder
-
     index, models = toy / "work/demo/index", toy / "data/models"
     claims = list(read(toy / "data/demo/claims.test.tsv")["claim"])
     dense = SentenceTransformer(str(models / "minilm"), device="cpu").encode(claims)
@@ -96,7 +93,7 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run
     meta["files"]["embeddings.npy"] = [len(data), zlib.crc32(data)]
     (dense / "meta.json").write_text(json.dumps(meta))
     assert "index/dense: 3 of 12 scores are NaN" in run(*command[1:], cwd=toy).stderr
-    command += ["--dense-model", "data/models/splade-tiny"]
+    (dense / "meta.json").write_text(json.dumps(meta | {"model": "data/models/splade-tiny"}))
     assert "not the model of the dense index" in run(*command[1:], cwd=toy).stderr
     assert not list(toy.glob("new/*"))
 
@@ -106,7 +103,7 @@ def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, run, method):
     assert run("01_index.py", *words, cwd=toy).returncode == 0
     claims = [("1", "sea level"), ("2", "xyzzy"), ("3", "?!")]
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
-    words = ("--retrievers", "bm25", "--top-k", 0)
+    words = ("--retrievers", "bm25", "--top-k", 99)
     done = run(SCRIPT, *words, cwd=toy)
     assert "3 rows, 3 claims, 2 of them without rows" in done.stdout, done.stderr
     whole = read(toy / "work/demo/test/bm25.tsv").set_index("abstract_id")["score"].to_dict()
@@ -133,39 +130,45 @@ SD = np.std([9, 5, 1]), np.std([0.5, 0.3])
 
 @pytest.mark.parametrize(("method", "expected", "alone"), [
     ("rrf", {"a": 1 / 61 + 3 / 62, "b": 1 / 62, "c": 1 / 63 + 3 / 61}, 3 / 61),
-    ("minmax", {"a": 8 / 8, "b": 4 / 8, "c": 3 * 0.2 / 0.2}, 0),
     ("zscore", {"a": 8 / SD[0], "b": 4 / SD[0], "c": 3 * 0.2 / SD[1]}, 0),
     ("union", {"a": 3 / 2, "b": 1 / 2, "c": 3}, 3), ("top", {"a": 9, "b": 5, "c": 1.5}, 6)])
 def test_fusion_equals_the_arithmetic_by_hand(load, method, expected, alone):
-    first = {"1": {"a": 9.0, "b": 5.0, "c": 1.0}, "2": {}}
-    second = {"1": {"c": 0.5, "a": 0.3}, "2": {"d": 2.0}}
-    found = load(SCRIPT)["fuse_runs"]([first, second], [1, 3], method, 60)
-    assert found == {"1": pytest.approx(expected), "2": pytest.approx({"d": alone})}
+    first = [("1", "a", 1, 9.0), ("1", "b", 2, 5.0), ("1", "c", 3, 1.0)]
+    second = [("2", "d", 1, 2.0), ("1", "c", 1, 0.5), ("1", "a", 2, 0.3)]
+    runs = [pd.DataFrame(rows, columns=RUN) for rows in (first, second)]
+    fused = load(SCRIPT)["fuse_runs"](runs, [1, 3], method, 60, {})
+    assert dict(zip(fused["abstract_id"], fused["score"])) == pytest.approx(expected | {"d": alone})
+    best = sorted(expected, key=expected.get, reverse=True)
+    assert list(zip(fused["claim_id"], fused["abstract_id"])) == [*zip("111", best), ("2", "d")]
 
-def test_negatives_targets_and_examples_by_hand(load):
+@pytest.mark.parametrize(("order", "expected"), [({}, "zya"), ({"a": 0, "y": 1, "z": 2}, "ayz")])
+def test_ties_are_broken_by_the_corpus_else_by_the_order_of_runs(load, order, expected):
+    runs = [pd.DataFrame([("1", name, 1, 1.0)], columns=RUN) for name in "zya"]
+    fused = load(SCRIPT)["fuse_runs"](runs, [1, 1, 1], "rrf", 60, order)
+    assert "".join(fused["abstract_id"]) == expected
+
+def test_targets_and_examples_by_hand(load):
     names, rng = load(SCRIPT), np.random.default_rng(0)
-    labels = {"p": "SUPPORTS", "q": "REFUTES", "n": "NEI"}
-    found = {pool: names["allowed"]("xpnqy", labels, pool) for pool in ("nei", "unjudged", "both")}
-    assert found == {"nei": ["n"], "unjudged": ["x", "y"], "both": ["x", "n", "y"]}
-    draw, targets = names["draw"], names["targets"]
+    draw, targets, examples_of = names["draw"], names["targets"], names["examples_of"]
     assert draw("abcd", 2, "best", rng) == "ab" and draw("abcd", 2, "worst", rng) == "dc"
     assert len({tuple(draw("abcd", 2, "random", rng)) for _ in range(300)}) == 4 * 3
     assert sorted(draw("abcd", 9, "random", rng)) == list("abcd") and not draw("", 1, "random", rng)
     assert targets(np.array([1.0, 2, 9]), 2, 0.25).tolist() == [0.25, 0.5, 1]
     assert targets(np.array([1.0, 3]), None, None).tolist() == [0.25, 0.75]  # mean 2, sd 1
-    args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best", per="claim")
-    found = names["pairs"]("c", ["p", "q"], ["x", "y"], ["z"], args, rng)
+    args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best", seed=1)
+    found = examples_of("c", ["p", "q"], ["x", "y"], ["z"], args)
     assert [(row["kind"], row["abstract_id"], row["target"]) for row in found] == [
         ("evidence", "p", 1), ("evidence", "q", 1), ("hard", "x", 0), ("easy", "z", 0)]
-    args.shape, args.per, args.draw = "labels", "positive", "worst"
-    assert names["pairs"]("c", ["p", "q"], ["x", "y", "w"], [], args, rng) == [
+    args.shape, args.draw = "labels", "worst"  # for each evidence abstract
+    assert list(examples_of("c", ["p", "q"], ["x", "y", "w"], [], args)) == [
         {"kind": "hard", "claim_id": "c", "abstract_id": name, "label": "NEI"} for name in "wy"]
-    assert names["tuples"]("c", ["p"], ["x", "y"], ["z"], args, rng) == [
+    args.shape = "tuples"
+    assert list(examples_of("c", ["p"], ["x", "y"], ["z"], args)) == [
         {"kind": "evidence", "claim_id": "c", "positive": "p", "negatives": ["y", "z"]}]
 
 @pytest.mark.parametrize("words", [
     "--hard 2 --easy 9 --from-top 3", "--shape tuples --hard 2 --easy 3 --easy-from corpus",
-    "--shape labels --per positive", "none.tsv --shape tuples --pool nei --nei-of any --hard 9"])
+    "--shape labels", "none.tsv --shape tuples --pool nei --nei-of any --hard 9"])
 def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, run, words):
     table, seen, drawn = read(toy / "data/demo/qrels.test.tsv"), [], set()
     mine = ("mine", *words.split(), "--qrels", "q.tsv", "--split", "test", "--out", "x.jsonl")
@@ -180,14 +183,22 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, run, w
     relevant = set(map(tuple, table[table["label"] != "NEI"][RUN[:2]].values))
     assert len(drawn) > 6 and not drawn & relevant and seen[0] == seen[1]
     if "any" not in words:
-        assert "; 1 claims without evidence skipped" in done.stdout
+        assert '"skipped_claims_without_evidence": 1' in done.stdout
         assert seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
+
+@pytest.mark.parametrize(("pool", "expected"), [("nei", ["0003"]), ("unjudged", ["0004", "0005"]),
+                                                ("both", ["0003", "0004", "0005"])])
+def test_a_pool_holds_the_negatives_of_its_labels(toy, run, pool, expected):
+    words = f"--split test --from-top 5 --draw best --out x.jsonl --pool {pool}".split()
+    assert run(SCRIPT, "mine", *words, cwd=toy).returncode == 0
+    hard = [row for row in lines(toy / "x.jsonl") if row["kind"] == "hard"]
+    assert [row["abstract_id"] for row in hard if row["claim_id"] == "c3"] == expected
 
 def test_scores_as_targets_with_gold_evidence(toy, run):
     tsv(toy / "q.tsv", [*RUN[:2], "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])
     words = "--targets score --gold --from-top 2 --middle 0.5 --scale 0.5 --qrels q.tsv"
     words = ("mine", *words.split(), "--split", "test", "--out", "x.jsonl")
-    assert "2 claims without evidence skipped" in run(SCRIPT, *words, cwd=toy).stdout
+    assert '"skipped_claims_without_evidence": 2' in run(SCRIPT, *words, cwd=toy).stdout
     assert [tuple(row.values()) for row in lines(toy / "x.jsonl")] == [
         ("score", "c3", "0003", 0.75), ("score", "c3", "0002", 0.5), ("evidence", "c3", "0001", 1)]
     assert '"examples": 7' in run(SCRIPT, *words, "--keep-claims-without-evidence", cwd=toy).stdout
@@ -198,11 +209,9 @@ HEADS = {"C": "claim_id|claim", "R": "claim_id|abstract_id|rank|score;1|x|1|0.5"
 @pytest.mark.parametrize(("text", "line"), [
     (";", 1), ("claim_id|text;1|ice", 1), ("claim_id|claim|claim;1|a|b", 1), ("C;1|ice;1|sun", 3),
     ("C;|ice", 2), ("C;1| ", 2), ("C;1|ice;2", 3), ("C;1|a|b", 2), ('C;1|"open;2|sun', 2),
-    ('C;1|"two;lines";2|sun;2|sea', 5), ('C;;1|"a|b";;2', 5), ("R;1|y|2|nan", 3), ("R;1|q|2|1", 3),
+    ('C;1|"two;lines";2|sun;2|sea', 4), ('C;;1|"a|b";;2', 5), ("R;1|y|2|nan", 3), ("R;1|q|2|1", 3),
     ("R;1|y|2|x", 3), ("R;1|y|1.5|1", 3), ("R;1|y|3|1", 3), ("R;1|y|1|1", 3), ("R;1|x|2|1", 3),
-    ("R;1|y|2|-inf", 3),
-    ('C;1|ice;2|"open', 3),
-    ('C;1|"open' + ";2|sun" * 30_000, 2)])
+    ("R;1|y|2|-inf", 3), ('C;1|ice;2|"open', 3), ('C;1|"open' + ";2|sun" * 30_000, 2)])
 def test_bad_tables_are_refused_by_line(load, capsys, tmp_path, text, line):
     path, read_table = tmp_path / "a.tsv", load(SCRIPT)["read_table"]
     rows = HEADS.get(text[0], text[0]) + text[1:]
@@ -232,18 +241,16 @@ def test_bad_flags_and_paths_are_one_line(toy, run, contents, refused):
             ("--out a.tsv", "a.tsv: this command reads it"), ("--out a.tsv/c.tsv", "a.tsv"),
             ("--out " + "x" * 300, "too long"), ("--out /proc/c.tsv", "/proc/c.tsv"),
             ("/proc/self/mem", "Input/output"), ("none.tsv", "none.tsv"), ("--top-k -1", "--top-k"),
-            ("--weights 1", "--weights"), ("--weights 1 nan", "scores are NaN"),
+            ("--weights 1", "--weights"), ("--weights 1 nan", "--weights"),
             ("--method top --weights 9 1", "1 of 2 scores"), ("--corpus a.tsv", "a.tsv:1")]:
         words = words.split() + ["--out", "c.tsv"] * ("--out" not in words)
         before = contents(toy)
         refused(run(SCRIPT, "fuse", "a.tsv", "a.tsv", *words, cwd=toy), before, toy, word)
 
-def test_a_run_may_be_empty(toy, run):
+def test_a_run_may_be_empty_and_a_folder_that_no_command_made_is_kept(toy, run, contents, refused):
     tsv(toy / "none.tsv", RUN, [])
     done = run(SCRIPT, "fuse", "none.tsv", "none.tsv", "--out", "d.tsv", cwd=toy)
     assert "d.tsv: 0 rows, 0 claims" in done.stdout, done.stderr
-
-def test_a_folder_that_no_command_made_is_kept(toy, run, contents, refused):
     before = contents(toy)
     refused(run(SCRIPT, "mine", "--out", "data", cwd=toy), before, toy, "data")
 

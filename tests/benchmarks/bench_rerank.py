@@ -12,13 +12,13 @@ Examples
     python tests/benchmarks/bench_rerank.py --claims 10 --depth 20
 """
 import argparse
+import functools
 import json
 import runpy
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -55,15 +55,14 @@ def make_texts(claims, depth):
 def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
     import torch
-    args = SimpleNamespace(device=["auto"], dtype=dtype, max_length=512, batch_size=batch_size,
-                           prompt=None, prompt_name=None)
-    score = names["open_scorer"](folder, args, SimpleNamespace(update=lambda rows: None))
+    args = argparse.Namespace(device=["auto"], max_length=512, prompt=None, prompt_name=None)
+    load = functools.partial(names["load_reranker"], args=args)
+    model = names["open_model"](load, folder, args, dtype)
+    score = functools.partial(names["score_pairs"], model, batch_size, None)
     score([("a claim", "an abstract")] * 64)  # warms up
-    size, rows = max(1, names["GROUP"] // len(next(iter(candidates.values())))), []
-    ids, begun = list(candidates), time.monotonic()
-    for start in range(0, len(ids), size):
-        group = {claim: candidates[claim] for claim in ids[start : start + size]}
-        rows += names["score_group"](group, claims, texts, score, None, None)[0]
+    pairs = [(claim, name) for claim, found in candidates.items() for name in found]
+    begun = time.monotonic()
+    rows = names["score_groups"](claims, texts, score, Path(folder) / "parts.jsonl", pairs)
     seconds = time.monotonic() - begun
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     return rows, seconds, memory

@@ -194,9 +194,10 @@ def stage(folder, results):
     large, tiny = make_encoder(folder / "bert-large"), ROOT / "data/models/splade-tiny"
     shared = {"corpus": bm25["corpus"], "abstracts": count, "max_length": 512, "query_prompt": None}
     for kind, model in (("dense", large), ("splade", tiny)):
+        [mark] = names["task_of"](SimpleNamespace(), models=[model])["inputs"].values()
         names["complete"](index / kind, ids, shared | {
             "kind": kind, "activation": "log1p_relu", "shape": (count, TERMS), "model": str(model),
-            "model_sha256": names["sha256_of"](models=[model])[str(model)]})
+            "model_sha256": mark})
     command = [sys.executable, str(ROOT / "02_retrieve.py"), "--data", str(folder), "--work"]
     command += [str(folder / "work"), "--top-k", "5000", "--device", "cpu", "--force"]
     found, _, peak = watch(command)
@@ -218,9 +219,9 @@ def encode(folder, results):
         lines = [line for line, _ in zip(file, range(4096 if cuda else 512))]
     texts = [json.loads(line)["abstract"] for line in lines]
     by_id, rows = dict(enumerate(texts)), slice(0, len(texts))
-    how = {"batch_size": 32, "prompt": "", "normalize_embeddings": True}
+    how = {"batch_size": 32, "normalize_embeddings": True}
     ways = {
-        "ours": lambda: names["encode_shard"](encoder, by_id, args, how, rows, lambda _: None),
+        "ours": lambda: names["encode_shard"](encoder, by_id, how, args, rows),
         "theirs": lambda: encoder.encode_document(texts),
     }
     for call in ways.values():
