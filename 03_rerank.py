@@ -48,7 +48,7 @@ from pathlib import Path
 import numpy as np
 
 KEY = ["claim_id", "abstract_id"]
-GROUP = 1024                # pairs, in whole claims, that are scored and stored at once
+GROUP = 1024                # pairs that are scored and stored at once
 RRF_K = 60                  # Cormack et al. 2009
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 LOSSES = {"bce": "BinaryCrossEntropyLoss", "margin": "MarginMSELoss", "mse": "MSELoss",
