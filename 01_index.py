@@ -365,7 +365,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     return trainer.state.log_history
 # --- end of training
 
-# ---------------------------------------------------------------- Texts, shards, folders
+# -------------------- Texts, shards, folders
 def text_of(record, fields, separator=" "):
     """Join the fields that are not empty, the items of a list by commas."""
     texts = []
@@ -411,7 +411,7 @@ def complete(folder, names, facts, **arrays):
     (folder / "abstract_ids.json").write_text(ids, encoding="utf-8")
     (folder / "meta.json").write_text(json.dumps(facts | {"files": files_of(folder)}, indent=1))
 
-# ---------------------------------------------------------------- BM25
+# -------------------- BM25
 def analyser_of(name, language):
     """Return the arguments of bm25s.tokenize, with the stemmer by name."""
     keys = "lower", "token_pattern", "stopwords", "stemmer"
@@ -482,7 +482,7 @@ def index_bm25(texts, folder, args, task):
     bm25.save(folder, show_progress=False)
     return {"analyser": analyser, "empty": int(sum(lengths == 0))}, {}
 
-# ---------------------------------------------------------------- Dense and SPLADE
+# -------------------- Dense and SPLADE
 def open_encoder(load, args, dtype):
     """Return an encoder with the prompts, length and pooling of the flags, and its own length."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
@@ -559,7 +559,7 @@ def index_vectors(texts, folder, args, task):
              "model_sha256": task["inputs"][str(Path(args.model))]}
     return facts, made
 
-# ---------------------------------------------------------------- Neighbours
+# -------------------- Neighbours
 def cosines(queries, corpus):
     """Return cosines in millionths as integers; of equal ones, the earlier row is larger."""
     import torch
@@ -578,7 +578,7 @@ def graph_shard(corpus, k, rows):
     similarities = (np.array(scores) + ids) // len(corpus) / 1e6
     return {"neighbours": np.array(ids, np.int32), "similarities": similarities.astype(np.float32)}
 
-# ---------------------------------------------------------------- Training
+# -------------------- Training
 def read_examples(path, claims, texts):
     """Return [claim, positive, negative, ...], all texts, of each tuple of 02_retrieve.py mine."""
     rows = []
@@ -627,7 +627,7 @@ def loss_of(encoder, args):
         return losses.MultipleNegativesRankingLoss(encoder, args.scale)
     return losses.CachedMultipleNegativesRankingLoss(encoder, args.scale, mini_batch_size=16)
 
-# ---------------------------------------------------------------- Jobs
+# -------------------- Jobs
 def index(args):
     """Build the indexes that are asked for and not up to date."""
     made, texts = [], {}
@@ -716,7 +716,7 @@ def train(args):
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
-# ---------------------------------------------------------------- Main
+# -------------------- Main
 def main():
     job, parser, shared, words = command_line("index", "graph", "train")
     add, data, work = parser.add_argument, shared.data, shared.work

@@ -258,7 +258,7 @@ def open_model(load, name, args, dtype="auto", **how):
     return model
 # --- end of models
 
-# ---------------------------------------------------------------- Search: scores for each claim
+# -------------------- Search: scores for each claim
 def open_index(folder, corpus):
     """Return meta.json of an unchanged index of this corpus (sha256)."""
     try:
@@ -340,7 +340,7 @@ def top_k(scores, k):
     rows = np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
-# ---------------------------------------------------------------- Fusion
+# -------------------- Fusion
 def zscores(scores):
     """Return scores (n,) in standard deviations, shifted: the lowest is 0."""
     shares = (scores - scores.min()) / (np.ptp(scores) or 1)
@@ -366,7 +366,7 @@ def fuse_runs(runs, weights, method, k, order):
     claim, ties = fused["claim_id"].factorize()[0], fused["abstract_id"].map(order)
     return fused.iloc[np.lexsort((ties, -fused["score"], claim))]
 
-# ---------------------------------------------------------------- Examples
+# -------------------- Examples
 def targets(scores, middle, scale):
     """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
     middle = scores.mean() if middle is None else middle
@@ -400,7 +400,7 @@ def examples_of(claim, evidence, top, rest, args):
     for name in draw(rest, times * args.easy, "random", rng):
         yield pair("easy", claim, name, **value)
 
-# ---------------------------------------------------------------- Jobs
+# -------------------- Jobs
 def by_claim(table, column):
     """Return {claim_id: {abstract_id: value}} of a column."""
     groups = table.groupby("claim_id", sort=False)

@@ -346,7 +346,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     return trainer.state.log_history
 # --- end of training
 
-# ---------------------------------------------------------------- Inputs
+# -------------------- Inputs
 def read_claims(path):
     """Return {claim_id: claim}."""
     return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
@@ -386,7 +386,7 @@ def read_graph(folder, corpus, neighbours):
     except (OSError, ValueError, LookupError, TypeError) as error:
         fail(folder, f"no neighbour graph ({error}); make it with 01_index.py graph --force")
 
-# ---------------------------------------------------------------- Models
+# -------------------- Models
 def mono_t5(name, device, model_kwargs, **how):
     """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
     from sentence_transformers import CrossEncoder
@@ -457,7 +457,7 @@ def truncated(model, pairs):
         short.append((claim, text[: spans[text][room - 1][1]] if flags[-1] else text))
     return short, flags
 
-# ---------------------------------------------------------------- Scores
+# -------------------- Scores
 def score_pairs(model, batch_size, pool, pairs):
     """Return the scores of (claim, abstract) pairs, and which abstracts are truncated."""
     import torch
@@ -584,7 +584,7 @@ def rerank(args):
     remove(parts)
     return {"made": [args.out], **facts}
 
-# ---------------------------------------------------------------- Train
+# -------------------- Train
 def read_examples(path, claims, texts, loss):
     """Return a table of tuple, claim, abstract, label; a pair is a tuple of one."""
     import pandas as pd
@@ -697,7 +697,7 @@ def train(args):
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
-# ---------------------------------------------------------------- Command line
+# -------------------- Command line
 def main():
     job, parser, shared, words = command_line("rerank", "train")
     add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split

@@ -282,7 +282,7 @@ def carry_on(dialogues, replies):
 NEUTRAL |= {"requests", "replies", "retry_errors", "timeout", "retries", "dry_run"}
 NEUTRAL |= {"price_in", "price_out", "max_cost"}
 
-# ---------------------------------------------------------------- Prompts
+# -------------------- Prompts
 PROMPT = """You judge scientific abstracts for fact-checkers.
 
 Claim: {claim}
@@ -343,7 +343,7 @@ def body_of(turns, limit, args, field, schema, **more):
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in (body | args.extra).items() if value is not None}
 
-# ---------------------------------------------------------------- Replies
+# -------------------- Replies
 def answer_in(text):
     """Return a reply without its thinking, whose opening tag some servers leave out."""
     return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
@@ -381,7 +381,7 @@ def parse_yes(reply):
     total = sum(mass.values())
     return (mass["YES"] / total, "perfect") if total else (0.5, "useless")
 
-# ---------------------------------------------------------------- Dialogues
+# -------------------- Dialogues
 def twice(body, parse):
     """Ask, and once more after a useless reply; return what parse makes of the last reply."""
     reply = yield request_of(body)
@@ -438,7 +438,7 @@ def dialogues_about(run, claims, texts, examples, args):
         else:
             yield from (pointwise(claims[claim], text, args) for text in shown)
 
-# ---------------------------------------------------------------- Scores
+# -------------------- Scores
 def fuse(before, order, alpha):
     """Return alpha x min-max of the scores before + (1 - alpha) x LLM score, by candidate.
 
@@ -461,7 +461,7 @@ def fuse_run(run, seen, keys, texts, args):
     run = run.iloc[order].groupby("claim_id", sort=False).head(args.top_k)
     return run.assign(rank=run.groupby("claim_id").cumcount() + 1)
 
-# ---------------------------------------------------------------- Costs and replies
+# -------------------- Costs and replies
 def most_tokens(body):
     """Return the most tokens (prompt, reply) that a call may be billed: a token has a byte."""
     limits = [body.get(name) or 0 for name in ("max_tokens", "max_completion_tokens")]
@@ -508,7 +508,7 @@ def store(path, *records):
         file.flush()
         os.fsync(file.fileno())
 
-# ---------------------------------------------------------------- Backend openai
+# -------------------- Backend openai
 def fetch(client, request, args):
     """Store the completion for a request, or the error of one that fails for good.
 
@@ -572,7 +572,7 @@ def ask_endpoint(waiting, args):
         what = without_key(f"{error} {error.__cause__ or ''}")
         fail(f"{client.base_url} to {args.replies}", f"{what}; run again to go on")
 
-# ---------------------------------------------------------------- Backend transformers
+# -------------------- Backend transformers
 @functools.cache
 def load_local(name, device):
     """Return tokenizer and model of a folder, hub id or GGUF file."""
@@ -651,7 +651,7 @@ def ask_local(waiting, args):
             store(args.replies, *map(record_of, batch, found))  # whole: restarts keep the batches
             bar.update(len(batch))
 
-# ---------------------------------------------------------------- Jobs
+# -------------------- Jobs
 def settle(args):
     """Choose the backend, and refuse arguments that do not go together."""
     remote = args.base_url or os.environ.get("OPENAI_API_KEY")
@@ -773,7 +773,7 @@ def rerank(args):
               "--max-tokens, --retry-errors", file=sys.stderr)
     return {"made": [args.out], "rows": len(run), "replies": counts, "unusable": unusable}
 
-# ---------------------------------------------------------------- Command line
+# -------------------- Command line
 def main():
     job, parser, shared, words = command_line("rerank", "ask")
     add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
