@@ -603,6 +603,31 @@ def curves(found, gold):
             for k in DEPTHS if k <= found.shape[1]]
 
 # -------------------- Tables
+def figures_of(system, path, cells):
+    """Return cells with the published figures of SYSTEM, or SYSTEM:TABLE; NaN where there is none.
+
+    Published rows without a run of that name follow the runs, without values.
+    """
+    import pandas as pd
+    (system, _, name), table = system.partition(":"), pd.read_csv(path, sep="\t")
+    table = table[table["system"] == system]
+    table = table[table["table"] == (name or table["table"].iloc[:1].sum())]
+    if table.empty:
+        fail("--published", f"no figures of {system} {name} in {path}")
+    figures = table.pivot(index="row", columns="measure", values="value")
+    runs = [*cells["value"].index, *table["row"].unique()]
+    cells = {field: cell.reindex(dict.fromkeys(runs)) for field, cell in cells.items()}
+    return cells | {"published": figures.reindex_like(cells["value"])}
+
+def beside(texts, cells):
+    """Return texts with each published figure beside its measure."""
+    if "published" in cells:
+        figures = cells["published"].dropna(axis=1, how="all")
+        for name in figures:
+            column = figures[name].map("{:.3f}".format).mask(figures[name].isna(), "")
+            texts.insert(texts.columns.get_loc(name) + 1, f"{name} published", column.to_numpy())
+    return texts
+
 def texts_of(cells, first="{}", second="{}", sign="†"):
     """The table as texts; patterns mark the best and second, a sign what is significant."""
     values = cells["value"]
@@ -615,6 +640,7 @@ def texts_of(cells, first="{}", second="{}", sign="†"):
 def markdown(cells):
     texts = texts_of(cells, "**{}**", "*{}*")
     texts["run"] = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
+    texts = beside(texts, cells)
     rows = [list(texts), ["---"] * texts.shape[1], *texts.to_numpy()]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", NOTES, ""])
 
@@ -624,14 +650,14 @@ def styled(texts, escape):
 
 def latex(cells):
     texts = texts_of(cells, r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$")
-    return styled(texts, "latex").to_latex(hrules=True)
+    return styled(beside(texts, cells), "latex").to_latex(hrules=True)
 
 def html_table(cells):
     texts = texts_of(cells, "<b>{}</b>", "<i>{}</i>")
     low, high = cells["low"].map("{:.3f}–".format), cells["high"].map("{:.3f}".format)
     bounds = "<small>" + low + high + "</small>"
     texts.iloc[:, 1:] += bounds.mask(cells["low"].isna(), "").to_numpy()
-    return styled(texts, "html").to_html(table_uuid="metrics")
+    return styled(beside(texts, cells), "html").to_html(table_uuid="metrics")
 
 # -------------------- Report
 PAGE = """<!doctype html>
@@ -775,6 +801,8 @@ def evaluate(args):
     if args.report:
         outs.append(args.report)
         files += [args.claims, args.corpus, *filter(os.path.isfile, [args.aggregated])]
+    figures = Path(sys.argv[0]).with_name("recipes") / "published.tsv"
+    files += [figures] if args.published else []
     task = task_of(args, *files)
     if up_to_date(args, task, *outs):
         print(Path(outs[2]).read_text(encoding="utf-8"))
@@ -797,6 +825,8 @@ def evaluate(args):
         by_claim.append(pd.DataFrame({"run": name, "claim_id": gold.claims} | measured))
         sides[name] = side_by_side(run, qrels) if args.report else []
     cells = compare(parts, names, args.resamples, args.seed)
+    if args.published:
+        cells = figures_of(args.published, figures, cells)
     by_claim = pd.concat(by_claim).drop(columns="given")
     curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
     known = [name for name in dict.fromkeys(names) if cells["value"][name].notna().any()]
@@ -804,13 +834,13 @@ def evaluate(args):
     values = {run: row.dropna().to_dict() for run, row in asked["value"].iterrows()}
     long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
     long = long.reset_index(names=["measure", "run"])[["run", "measure", *cells]]
-    contents = [asked["value"].reset_index(names="run"),
+    contents = [beside(asked["value"].reset_index(names="run"), asked),
                 json.dumps(values, indent=1, ensure_ascii=False) + "\n",
                 markdown(asked), latex(asked), long, by_claim, curve]
     if args.report:
         contents.append(report(args, sides, asked, curve, by_claim))
     save(task, dict(zip(outs, contents)), counts=counts)
-    print(texts_of(asked).to_string(index=False), NOTES, sep="\n")
+    print(beside(texts_of(asked), asked).to_string(index=False), NOTES, sep="\n")
     return {"made": outs, "runs": values}
 
 def convert(args):
@@ -925,6 +955,7 @@ def main():
     if job == "evaluate":
         add("--measures", nargs="+", default=["climatecheck2025"],
             help=f"{', '.join(MEASURES)}, columns of them, any measure of ir-measures")
+        add("--published", help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv, to stand beside")
         add("--resamples", type=natural, default=2000, help="for intervals and p-values")
         add("--report", help="HTML page to write")
         add("--aggregated", default=f"{made}/claims.jsonl", help="verdicts of claims, for the page")
