@@ -285,7 +285,10 @@ def convert_climatecheck(source, args):
             yield "test", row["claim_id"], row.get("claim"), row[key], row["annotation"]
 
 def convert_scifact(source, args):
-    """claims_train, claims_dev, claims_test.jsonl of SciFact, or claims.jsonl of SciFact-Open."""
+    """claims_train, claims_dev, claims_test.jsonl of SciFact, or claims.jsonl of SciFact-Open.
+
+    SciFact-Open also says where evidence is from: SciFact (citation), or newly found (pooling).
+    """
     labelled = ("evidence", "cited_doc_ids")
     wanted = {"_train": labelled, "_dev": labelled, "_test": (), "": labelled[:1]}
     for path in find(source, *(f"claims{split}.jsonl" for split in wanted)):
@@ -299,6 +302,8 @@ def convert_scifact(source, args):
                     evidence = (evidence or [{}])[0]
                 demand(f"{path}, claim {row['id']}", evidence, "label")
                 labels[name] = evidence["label"]
+                if evidence.get("provenance") in ("citation", "pooling"):
+                    yield evidence["provenance"], row["id"], row["claim"], name, evidence["label"]
             for pair in labels.items():
                 yield split[1:] or "test", row["id"], row["claim"], *pair
     yield from papers(source, "corpus.jsonl", "doc_id")

@@ -32,6 +32,3 @@ python 03_rerank.py $D --run $T/union.tsv --model $CROSS_ENCODER --depth 100 \
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,union,rerank}.tsv
 python 06_evaluate.py submission $D $T/rerank.tsv --task climatecheck2025
-
-# Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I
-#                                      .210  .396  .591   .463      .415

@@ -42,12 +42,17 @@ python 03_rerank.py $D --model $WORK/models/reranker-{1,2,3,4,5} --run $T/bm25.t
 
 # Gemini's endpoint does not accept a seed.
 stage "5  Stance: Gemini 2.5 Pro as a climate-change expert, 50 pairs a prompt, a digit each"
-python 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt 50 \
-  --max-tokens 20000 --timeout 600 --extra '{"seed": null}' $GEMINI --out $T/verdicts.tsv
+label() { # PAIRS NAME
+  python 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt $1 \
+    --max-tokens 20000 --timeout 600 --extra '{"seed": null}' $GEMINI --out $T/$2.tsv
+}
+label 50 verdicts
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
+[ "${1:-}" = tables ] || exit 0
 
-# Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I    F1
-#                                      .218  .451  .665   .495      .457  .725
+stage "tables  Figure 2: one pair a prompt"
+label 1 one-pair
+table climatecheck2025 $T/{verdicts,one-pair}.tsv --out $T/tables.tsv

@@ -25,6 +25,3 @@ python 05_classify.py llm $D --run $T/rerank.tsv --strategy verifier $YI --out $
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
-
-# Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I    F1
-#                                      .195  .305  .344   .298      .285  .631

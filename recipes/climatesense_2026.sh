@@ -44,7 +44,3 @@ python 05_classify.py llm $D --run $T/rerank.tsv --strategy zero-shot-one-step -
 stage "6  The table and the submission"
 table climatecheck2026 $T/{bm25,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2026
-
-# Published, ClimateCheck 2026, test:   Retrieval   Verification
-#   ClimateSense                             .466          1.183
-#   the organisers' baseline                 .431          1.082

@@ -1,4 +1,6 @@
 # Shared by the recipes; each begins with: . "$(dirname "$0")/common.sh" DATASET
+# Each makes the run that was submitted, or that its paper calls best; bash recipes/X.sh tables
+# goes on with further rows of the paper's tables, where the recipe has some.
 #
 #   DATA=FOLDER     another data set (default: the system's own)
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
@@ -19,6 +21,7 @@ DATA=${DATA:-data/$1}
 WORK=${WORK:-work/$(basename "$DATA")/$(basename "$0" .sh)}
 D="--data $DATA --work $WORK"
 T=$WORK/test
+SYSTEM=$(basename "$0" .sh)
 
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
 
@@ -47,9 +50,11 @@ llm() {
   fi
 }
 
-# table MEASURES RUNS: the table, where the test split has judgements
+# table MEASURES RUNS: the table with the published figures, where the test split has judgements
 table() {
-  if [ -e "$DATA/qrels.test.tsv" ]; then python 06_evaluate.py $D "${@:2}" --measures "$1"; fi
+  if [ -e "$DATA/qrels.test.tsv" ]; then
+    python 06_evaluate.py $D "${@:2}" --measures "$1" --published "$SYSTEM"
+  fi
 }
 
 MINILM=data/models/minilm

@@ -45,7 +45,3 @@ python 05_classify.py $D --run $T/rerank.tsv --out $T/deberta.tsv $(small --max-
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts,deberta}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
-
-# Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I    F1  Subtask II
-#   Qwen3-14B (submitted)              .218  .406  .574   .450      .412  .717
-#   DeBERTa-v3-large                                                                 1.257

@@ -47,11 +47,18 @@ stage "3  Reranking: the best 20"
 python 03_rerank.py $D --depth ${DEPTH:-600} --top-k 20 $(small --depth 20 --max-length 256)
 
 stage "4  RankGPT: GPT-4.1 orders the 20 in one window; alpha = 0.4 (eq. 4, 5)"
-python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha 0.4 --top-k 10 --fewshot 6 \
-  --temperature 0 $(small --fewshot 1 --depth 5 --max-words 20)
+rankgpt() { # ALPHA NAME
+  python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha $1 --top-k 10 --fewshot 6 \
+    --temperature 0 --replies $T/llm.replies.jsonl --out $T/$2.tsv \
+    $(small --fewshot 1 --depth 5 --max-words 20)
+}
+rankgpt 0.4 llm
 
 stage "5  Stance: GPT-4.1 zero-shot hybrid; DeBERTa with its encoder frozen and focal loss"
-python 05_classify.py llm $D $GPT --strategy zero-shot-hybrid --temperature 0 --out $T/verdicts.tsv
+label() { # STRATEGY NAME
+  python 05_classify.py llm $D $GPT --strategy $1 --temperature 0 --out $T/$2.tsv
+}
+label zero-shot-hybrid verdicts
 python 05_classify.py train $D --model $DEBERTA --freeze encoder --sampler balanced --loss focal \
   --epochs 10 --lr 5e-5 --batch-size 32 --split-by instance $(small --epochs 1 --max-length 64)
 python 05_classify.py $D --out $T/deberta.tsv $(small --max-length 64)
@@ -59,6 +66,22 @@ python 05_classify.py $D --out $T/deberta.tsv $(small --max-length 64)
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,splade,dense,hybrid,rerank,llm,verdicts,deberta}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
+[ "${1:-}" = tables ] || exit 0
 
-# Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I    F1
-#                                      .231  .441  .601   .482      .439  .696
+stage "tables  Tables 3 and 4: the other prompts, zero- and few-shot"
+for strategy in zero-shot-one-step zero-shot-two-step few-shot-hybrid; do
+  label $strategy $strategy
+done
+table climatecheck2025 $T/{verdicts,zero-shot-one-step,zero-shot-two-step,few-shot-hybrid}.tsv \
+  $T/deberta.tsv --out $T/prompts.tsv
+stage "tables  Table 5: alpha; the replies are there"
+for alpha in 0 0.2 0.6 0.8 1; do rankgpt $alpha alpha-$alpha; done
+table climatecheck2025 $T/llm.tsv $T/alpha-{0,0.2,0.6,0.8,1}.tsv --out $T/alpha.tsv
+stage "tables  Table 7: retrievers and their pairs by depth, in depths.curves.tsv"
+python 02_retrieve.py $D --top-k 800 --out $WORK/deep
+for pair in "bm25 splade" "bm25 dense" "splade dense"; do
+  set -- $pair
+  python 02_retrieve.py fuse $D $WORK/deep/$1.tsv $WORK/deep/$2.tsv --top-k 800 \
+    --out $WORK/deep/$1-$2.tsv
+done
+table climatecheck2025 $WORK/deep/*.tsv --out $T/depths.tsv

@@ -21,6 +21,3 @@ python 04_llm_rerank.py $D --run $T/splade.tsv --depth 40 --window 40 --best 10 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{splade,llm}.tsv
 python 06_evaluate.py submission $D $T/llm.tsv --task climatecheck2025
-
-# Published, ClimateCheck 2025, test:   R@2   R@5  R@10 B-Pref Subtask I
-#                                      .180  .311  .440   .376      .327

@@ -17,11 +17,13 @@ from conftest import ROOT
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 REFUTED, SUPPORTED, MAYBE = ({"label": label} for label in ("CONTRADICT", "SUPPORT", "MAYBE"))
 TRAIN = {"id": 263, "claim": "X", "cited_doc_ids": [11, 30, 14],
-         "evidence": {"11": [REFUTED, REFUTED], "30": SUPPORTED}}  # SciFact-Open: no list
+         "evidence": {"11": [REFUTED, REFUTED],
+                      "30": SUPPORTED | {"provenance": "citation"}}}  # SciFact-Open: no list
 DEV = {"id": 5, "claim": "Y", "cited_doc_ids": [14], "evidence": {}}
 SCIFACT_TABLES = {
     "claims.train": ["263 X"], "claims.dev": ["5 Y"], "claims.test": ["7 Z"],
-    "qrels.train": ["263 11 REFUTES", "263 30 SUPPORTS", "263 14 NEI"], "qrels.dev": ["5 14 NEI"]}
+    "qrels.train": ["263 11 REFUTES", "263 30 SUPPORTS", "263 14 NEI"], "qrels.dev": ["5 14 NEI"],
+    "claims.citation": ["263 X"], "qrels.citation": ["263 30 SUPPORTS"]}
 
 @pytest.fixture
 def kit(tmp_path):
