@@ -360,3 +360,16 @@ def test_the_report_shows_texts_as_texts(toy, run):
     seen = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     assert "<title>1 of 2 claims</title>" in seen and "&lt;b&gt;bold&lt;/b&gt;" in seen
     assert '<mark class="">Body mass</mark>' in seen and "said NEI" in seen
+
+def test_published_figures_stand_beside_measured_ones(toy, run):
+    (toy / "recipes").mkdir()
+    tsv(toy / "recipes" / "published.tsv", ["system", "table", "row", "measure", "value"],
+        [("mine", "A", "hybrid", "R@5", 0.25), ("mine", "A", "other", "R@5", 0.5),
+         ("mine", "B", "hybrid", "R@5", 0.75)])
+    words = ("work/demo/test/hybrid.tsv", "--measures", "R@5", "--resamples", 10, "--out", "m.tsv")
+    for name, figures in (("mine", [0.25, 0.5]), ("mine:B", [0.75])):
+        assert run(SCRIPT, *words, "--published", name, cwd=toy).returncode == 0
+        table = pd.read_csv(toy / "m.tsv", sep="\t")
+        assert list(table) == ["run", "R@5", "R@5 published"]
+        assert table["R@5 published"].tolist() == figures and table["R@5"].count() == 1
+    assert "no figures of nobody" in run(SCRIPT, *words, "--published", "nobody", cwd=toy).stderr
