@@ -536,13 +536,14 @@ def main():
         add("--shape", choices=["pairs", "tuples", "labels"], default="pairs",
             help="pairs for 03; tuples for 01 and 03; labels (NEI only) for 05")
         add("--hard", type=count, default=4,
-            help="negatives from the top of the run: a claim; with tuples, labels: an evidence")
+            help="negatives from the top of the run, per claim; tuples, labels: per evidence")
         add("--from-top", type=count, default=200, help="ranks of the top")
         add("--draw", choices=["random", "best", "worst"], default="random", help="of the top")
-        add("--easy", type=count, default=0, help="as many from the rest, at random")
+        add("--easy", type=count, default=0, help="random negatives from the rest, counted alike")
         add("--easy-from", choices=["run", "corpus"], default="run", help="the rest of what")
         add("--pool", choices=POOLS, default="both", help="what may be a negative")
-        add("--nei-of", choices=["same", "any"], default="same", help="any: of all claims, no run")
+        add("--nei-of", choices=["same", "any"], default="same",
+            help="any: NEI abstracts of all claims; no run is read")
         add("--targets", choices=["label", "score"], default="label",
             help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
         add("--middle", type=between(-1e9), help="by default the mean score")

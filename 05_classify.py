@@ -974,7 +974,8 @@ def main():
         add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
         add("--batch-size", dest="step", type=count, default=32, help="pairs per step")
         add("--accumulate", type=count, default=1, help="forward passes per step")
-        add("--held-out", type=between(0, 0.5), default=0.1, help="share for epoch, temperature")
+        add("--held-out", type=between(0, 0.5), default=0.1,
+            help="share of the pairs that chooses epoch and temperature")
         add("--split-by", choices=("claim", "instance"), default="claim", help="of --held-out")
         add("--patience", type=count, default=3, help="epochs without gain before stopping")
     else:
@@ -983,7 +984,8 @@ def main():
         add("--aggregate", help="JSONL file for one verdict per claim")
         add("--evidence-model", help="other classifier, which picks sentences for --aggregate")
         add("--adjust", type=between(0, 1), default=0.0, help="1: as if classes were balanced")
-        add("--no-calibrate", dest="calibrate", action="store_false", help="no temperature")
+        add("--no-calibrate", dest="calibrate", action="store_false",
+            help="leave probabilities as they are, without temperature scaling")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     if job in ("classify", "llm"):
         add("--run", default=f"{place}/llm.tsv", help="the run whose pairs are labelled")

@@ -61,7 +61,7 @@ NOTES = """† differs from the first run, p < 0.05 (paired randomisation over c
 P, R, F1 of labels are weighted by support; they and B-Pref see the first --depth ranks.
 B-Pref has n / R inside the term, trec_eval's n / min(R, N). Pooled R@k is a mean over pairs."""
 UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
-DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)  # Kiepura & Lam 2025, Table 7
+DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 600, 800, 1000)
 CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
 TREC = {4: ["claim_id", "q0", "abstract_id", "relevance"],  # by number of fields
         6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]}
@@ -288,7 +288,7 @@ def read_rows(path):
     try:
         with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
             text = file.read()
-    except (EOFError, zlib.error) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         fail(path, f"damaged: {error}")
     first, quoting = text.partition("\n")[0], csv.QUOTE_NONE
     delimiter = "\t" if "\t" in first else ","
@@ -365,7 +365,7 @@ def checked(path, table, columns):
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         expected = table["rank"].groupby(claim).rank("first")
-        reject(path, table, ~np.isfinite(table["score"]), "the score is not a finite number")
+        reject(path, table, ~np.isfinite(table["score"]), "rank or score is no finite number")
         reject(path, table, table["rank"] != expected, "the ranks are not 1, 2, 3")
         table = table.iloc[np.lexsort((expected, claim))].astype({"rank": int})
     return table
@@ -401,7 +401,7 @@ def judge(run, gold):
     found = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
     said = found.copy()
     found[rows, ranks] = gold.labels.reindex(run.set_index(QRELS[:2]).index, fill_value=UNJUDGED)
-    if "label" in run and gold.stance:
+    if "label" in run and gold.stance and RELEVANT not in set(run["label"]):
         said[rows, ranks] = run["label"].map(LABELS.index)
     return found, said
 
@@ -624,7 +624,7 @@ def beside(texts, cells):
     if "published" in cells:
         figures = cells["published"].dropna(axis=1, how="all")
         for name in figures:
-            column = figures[name].map("{:.3f}".format).mask(figures[name].isna(), "")
+            column = figures[name].map("{:.4g}".format).mask(figures[name].isna(), "")
             texts.insert(texts.columns.get_loc(name) + 1, f"{name} published", column.to_numpy())
     return texts
 
@@ -829,9 +829,10 @@ def evaluate(args):
         cells = figures_of(args.published, figures, cells)
     by_claim = pd.concat(by_claim).drop(columns="given")
     curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
-    known = [name for name in dict.fromkeys(names) if cells["value"][name].notna().any()]
+    shown = cells["value"].fillna(cells.get("published", np.nan))
+    known = [name for name in dict.fromkeys(names) if shown[name].notna().any()]
     asked = {field: cell[known] for field, cell in cells.items()}
-    values = {run: row.dropna().to_dict() for run, row in asked["value"].iterrows()}
+    values = {run: asked["value"].loc[run].dropna().to_dict() for run in parts}
     long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
     long = long.reset_index(names=["measure", "run"])[["run", "measure", *cells]]
     contents = [beside(asked["value"].reset_index(names="run"), asked),
@@ -944,8 +945,9 @@ def main():
     if job == "convert":
         add("file", help="run, verdicts, qrels or claims of any format")
         add("--to", choices=["tsv"], default="tsv", help="format")
-    else:
+    if job in ("evaluate", "pool", "merge"):
         add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="judged pairs")
+    if job in ("evaluate", "pool", "submission"):
         add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="claims")
         add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
     if job in ("evaluate", "pool"):
@@ -966,8 +968,10 @@ def main():
         add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
         add("--top-k", type=natural, help="abstracts a claim; default: as the task asks")
     args = parser.parse_args(words)
-    if not getattr(args, "runs", True):
-        fail(made, "no run; name runs, or make some with 02_retrieve.py")
+    if "runs" in args:
+        args.runs = list(dict.fromkeys(args.runs))
+        if not args.runs:
+            fail(made, "no run; name runs, or make some with 02_retrieve.py")
     finish(globals()[job], args)
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ rerank 4 $LARGE 16 0.25
 rerank 5 $M3 16 0.2
 
 stage "2  Reciprocal rank fusion of the five with k = 6; the best 10"
-python 02_retrieve.py fuse $D --rrf-k 6 --top-k 10 --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
+python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --rrf-k 6 --top-k 10 \
+  --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
 
 stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON"
 python 05_classify.py llm $D --run $T/rerank.tsv --strategy zero-shot-one-step --temperature 0 \

@@ -81,7 +81,7 @@ stage "tables  Table 7: retrievers and their pairs by depth, in depths.curves.ts
 python 02_retrieve.py $D --top-k 800 --out $WORK/deep
 for pair in "bm25 splade" "bm25 dense" "splade dense"; do
   set -- $pair
-  python 02_retrieve.py fuse $D $WORK/deep/$1.tsv $WORK/deep/$2.tsv --top-k 800 \
-    --out $WORK/deep/$1-$2.tsv
+  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --top-k 800 \
+    --out $WORK/deep/$1-$2.tsv $WORK/deep/$1.tsv $WORK/deep/$2.tsv
 done
 table climatecheck2025 $WORK/deep/*.tsv --out $T/depths.tsv
