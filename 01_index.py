@@ -250,7 +250,7 @@ def command_line(*jobs):
     add("--data", default="data/demo", help="folder of corpus, claims and qrels")
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
-    add("--seed", type=int, default=13, help="of every random choice")
+    add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
     add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again that are up to date")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])

@@ -18,7 +18,7 @@ Prints  what requests may cost, how many replies were usable, and one line of JS
 Examples
     python 04_llm_rerank.py --method pointwise
     python 04_llm_rerank.py --model gpt-4.1 --fewshot 6 --dry-run --price-in 2 --price-out 8
-    python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model Qwen/Qwen3-14B --depth 100
+    python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model google/gemma-3-27b-it
     python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl
 """
 import argparse
@@ -43,7 +43,7 @@ import numpy as np
 ALPHA = 0.4            # weight of the score before the LLM, Kiepura & Lam 2025, eq. 5
 WINDOW, STEP = 20, 10  # Sun et al. 2023 (RankGPT), section 3.2
 UNLIMITED = 100_000    # tokens of a reply that a request does not limit
-FATAL = (401, 403, 404, 429, 502, 503)  # after all retries: every request would get this answer
+FATAL = (401, 402, 403, 404, 429, 502, 503)  # after all retries, they stop everything
 STORING = threading.Lock()
 
 # --- helpers (same in all six scripts)
@@ -221,7 +221,7 @@ def command_line(*jobs):
     add("--data", default="data/demo", help="folder of corpus, claims and qrels")
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
-    add("--seed", type=int, default=13, help="of every random choice")
+    add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
     add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again that are up to date")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
@@ -257,7 +257,7 @@ def read_replies(path):
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
             text = choice["message"].get("content") or choice["message"].get("refusal") or ""
-            text = text if isinstance(text, str) else "".join(part["text"] for part in text)
+            text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
             reply = {"content": text, "logprobs": choice.get("logprobs"), "error": error}
             replies[record["custom_id"]] = reply  # the last one counts
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -303,6 +303,7 @@ PARTS = {
         "Do the findings of this abstract tell us whether the claim is true?",
         "Answer YES or NO.")}
 AGAIN = "\n\nThe last reply could not be read. Keep to the form that is asked for."
+
 def question(claim, texts, args):
     """Return a user's turn about texts, truncated to --max-words; a [1] in a text becomes (1)."""
     lines, n = [], len(texts)
@@ -373,8 +374,9 @@ def parse_yes(reply):
                 break
             for top in token["top_logprobs"]:
                 word = top["token"].strip(" \n\"'*").upper()
-                if word in mass:
-                    mass[word] += math.exp(min(0, top["logprob"]))
+                for name in mass:
+                    if word and name.startswith(word):  # a token may be a part of YES
+                        mass[name] += math.exp(min(0, top["logprob"]))
     named = set(re.findall(r"\w+", text.upper())) & set(mass)
     if not any(mass.values()) and len(named) == 1:
         mass[named.pop()] = 1.0
@@ -445,6 +447,8 @@ def fuse(before, order, alpha):
     Rank r of n scores 1 - (r - 1) / (n - 1), 1 if n = 1; equal scores before are 0 (Kiepura & Lam
     2025, eq. 4 and 5).
     """
+    if not np.isfinite(np.ptp(before)):
+        fail("--run", "its scores are too far apart to be fused; rescale them")
     llm = np.empty(len(order))
     llm[order] = 1 - np.arange(len(order)) / max(1, len(order) - 1)
     return alpha * (np.asarray(before) - min(before)) / (np.ptp(before) or 1) + (1 - alpha) * llm
@@ -484,7 +488,11 @@ def spent_on(path, args):
     total = 0.0
     for line in open(path, "rb") if Path(path).exists() else ():
         with contextlib.suppress(ValueError, LookupError, TypeError):
-            total += price(json.loads(line)["billed_at_most"], args)
+            record = json.loads(line)
+            tokens = record.get("billed_at_most")
+            if tokens is None:  # a reply of another engine
+                tokens = used_tokens(record["response"]["body"], np.zeros(2))
+            total += price(tokens, args)
     return total
 
 def without_key(text):
@@ -515,7 +523,7 @@ def fetch(client, request, args):
     The client retries what may pass; what is not a completion (torn JSON, HTML) is retried here.
     """
     import openai
-    body, calls, most = request["body"], 0, most_tokens(request["body"])
+    body, calls, most, raw = request["body"], 0, most_tokens(request["body"]), None
     while calls <= args.retries:
         chat = client.with_options(max_retries=args.retries - calls).chat.completions
         try:
@@ -529,12 +537,17 @@ def fetch(client, request, args):
         except openai.APIError as failure:
             status = getattr(failure, "status_code", 500)
             if status in FATAL or type(failure) is openai.APIConnectionError:
+                if calls:  # they brought no reply, and may have been billed
+                    store(args.replies, {"billed_at_most": (calls * most).tolist()})
                 raise
             retries = failure.request.headers.get("x-stainless-retry-count", 0)
             calls += int(retries) + (status >= 500)  # other refusals cost nothing
             error = {"code": status, "message": str(failure)[:500]}
             break
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
+            if raw is None:
+                error = {"message": f"cannot be sent: {failure}"[:500]}
+                break
             error = {"message": f"not a chat completion: {raw.content[:60]}"}
             time.sleep(0.5)
     store(args.replies, record_of(request, None, calls * most, error))
@@ -548,7 +561,10 @@ def ask_endpoint(waiting, args):
     key = os.environ.get("OPENAI_API_KEY", "").strip() or "none"  # local servers want none
     if not (key.isascii() and key.isprintable()):
         fail("OPENAI_API_KEY", "it holds a character that no key has; copy it again")
-    client = openai.OpenAI(base_url=args.base_url or None, api_key=key, timeout=args.timeout)
+    try:
+        client = openai.OpenAI(base_url=args.base_url or None, api_key=key, timeout=args.timeout)
+    except Exception as error:  # of the library below openai: an address that is none
+        fail("--base-url", f"{error}; want http://HOST:PORT/v1")
     pool = ThreadPoolExecutor(args.concurrency)
     try:
         with contextlib.suppress(openai.APIStatusError):  # a server without this list
@@ -571,6 +587,8 @@ def ask_endpoint(waiting, args):
         pool.shutdown(cancel_futures=True)  # replies under way are stored
         what = without_key(f"{error} {error.__cause__ or ''}")
         fail(f"{client.base_url} to {args.replies}", f"{what}; run again to go on")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 # -------------------- Backend transformers
 @functools.cache
@@ -628,8 +646,10 @@ def generate(tokenizer, model, bodies, limit, choices):
         texts = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
         return [{"choices": [{"message": {"content": text}}]} for text in texts]
     first = [tokenizer(choice, add_special_tokens=False)["input_ids"][0] for choice in choices]
-    found = []
-    for row in out.logits[0].float().log_softmax(-1)[:, first].tolist():
+    found, scores = [], out.logits[0].float().log_softmax(-1)[:, first]
+    if not scores.isfinite().all():
+        fail("--model", "its output is NaN; use --device cpu, or a GPU that has bf16")
+    for row in scores.tolist():
         top = [{"token": text, "logprob": value} for text, value in zip(choices, row)]
         choice = {"message": {"content": choices[np.argmax(row)]},
                   "logprobs": {"content": [{"top_logprobs": top}]}}
@@ -665,7 +685,7 @@ def answer(waiting, args):
     """Print what requests may cost, then have them answered; --backend none ends with status 3."""
     tokens = sum((most_tokens(request["body"]) for request in waiting), np.zeros(2, int)) / [4, 1]
     print(f"{len(waiting)} requests wait: about {tokens[0]:.0f} prompt tokens, at most "
-          f"{tokens[1]:.0f} reply tokens, cost at most {price(tokens, args):.4f}; replies so far "
+          f"{tokens[1]:.0f} reply tokens, cost about {price(tokens, args):.4f}; replies so far "
           f"cost at most {spent_on(args.replies, args):.4f}")
     if args.dry_run or not waiting:
         return
@@ -684,9 +704,11 @@ def ask(args):
     """Answer the requests of a file that have no reply yet."""
     settle(args)
     up_to_date(args, task_of(args, args.requests), args.replies)  # locks them
-    waiting, (replies, _) = [], read_replies(args.replies)
+    waiting, (replies, _) = {}, read_replies(args.replies)
     with open(args.requests, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
                 request = json.loads(line)
                 request["body"] = {"model": args.model} | request["body"]
@@ -694,8 +716,8 @@ def ask(args):
             except (ValueError, LookupError, TypeError):
                 fail(f"{args.requests}:{number}", "not a request of the OpenAI Batch API")
             if name not in replies or args.retry_errors and replies[name]["error"]:
-                waiting.append(request)
-    answer(waiting, args)
+                waiting[name] = request
+    answer(list(waiting.values()), args)
     replies, unusable = read_replies(args.replies)
     failed = sum(bool(reply["error"]) for reply in replies.values())
     print(f"{args.replies}: {len(replies)} replies, {failed} failed; see --retry-errors")
@@ -769,11 +791,15 @@ def rerank(args):
         run[RUN].to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     print(f"{args.out}: {len(run)} rows; replies by {args.model}: {counts}")
     if counts["useless"] + counts["failed"]:
-        print(f"warning: useless and failed replies changed no order; see {args.replies}, "
-              "--max-tokens, --retry-errors", file=sys.stderr)
+        print("warning: useless and failed replies changed no order, or count as 0.5; see "
+              f"{args.replies}, --max-tokens, --retry-errors", file=sys.stderr)
     return {"made": [args.out], "rows": len(run), "replies": counts, "unusable": unusable}
 
 # -------------------- Command line
+def json_object(text):
+    """For argparse: {name: value} of a JSON object."""
+    return {**json.loads(text)}
+
 def main():
     job, parser, shared, words = command_line("rerank", "ask")
     add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
@@ -805,8 +831,7 @@ def main():
         add("--structured", action="store_true", help="ask for JSON; local models always do")
         add("--temperature", type=amount, default=0.0, help="not for local models: greedy")
         add("--max-tokens", type=whole, default=0, help="of a reply (0: what its form needs)")
-        add("--extra", type=lambda text: {**json.loads(text)}, default={},
-            help="JSON of parameters; null drops one")
+        add("--extra", type=json_object, default={}, help="JSON of parameters; null drops one")
     add("--backend", choices=backends,
         help="default: openai with --base-url or OPENAI_API_KEY, else transformers")
     add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="or LLM_BASE_URL")

@@ -229,7 +229,7 @@ def command_line(*jobs):
     add("--data", default="data/demo", help="folder of corpus, claims and qrels")
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
-    add("--seed", type=int, default=13, help="of every random choice")
+    add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
     add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again that are up to date")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
@@ -360,7 +360,7 @@ def read_replies(path):
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
             text = choice["message"].get("content") or choice["message"].get("refusal") or ""
-            text = text if isinstance(text, str) else "".join(part["text"] for part in text)
+            text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
             reply = {"content": text, "logprobs": choice.get("logprobs"), "error": error}
             replies[record["custom_id"]] = reply  # the last one counts
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -850,12 +850,15 @@ def ask_label(question, labels, pair, args, shown=()):
     prompt = prompt_of(question, labels, pair, args)
     short = 16, "label", {"type": "string", "enum": labels}
     first = (4096,) if args.strategy == "reasoning" else short
-    for text, form in ((prompt, first), (prompt + AGAIN, short)):
+    again = short if args.structured else first  # the prompt asks for thoughts once more
+    for text, form in ((prompt, first), (prompt + AGAIN, again)):
         reply = yield chat(args, text, *form, shown=shown)
         label = parse_label(reply["content"], labels)
         if label or reply["error"]:
             break
-    return label, chances_of(reply["logprobs"], labels), bool(reply["error"])
+    thinks = thought(reply["content"]) != reply["content"]  # its logprobs begin with the thoughts
+    chances = None if thinks else chances_of(reply["logprobs"], labels)
+    return label, chances, bool(reply["error"])
 
 def one_step(pairs, args, shown):
     return [(yield from ask_label(QUESTIONS[args.strategy], LABELS, pairs[0], args, shown))]
@@ -907,13 +910,14 @@ def answer(waiting, args, retry):
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in waiting]
     Path(args.requests).write_text("".join(lines), encoding="utf-8")
     script = Path(sys.argv[0]).with_name("04_llm_rerank.py")
-    if args.backend == "none" or not script.exists():
+    if (args.backend == "none" and not args.dry_run) or not script.exists():
         print(f"{len(waiting)} requests wait. Append replies to {args.replies} and run this again; "
               "they come from 04_llm_rerank.py ask, OpenAI's batch queue, or\n"
               f"vllm run-batch -i {args.requests} -o new.jsonl --model {args.model}")
         print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
         sys.exit(3)
-    words = ["ask", args.requests, "--replies", args.replies, "--backend", args.backend,
+    backend = args.backend.replace("none", "openai")  # for the forecast
+    words = ["ask", args.requests, "--replies", args.replies, "--backend", backend,
              "--base-url", args.base_url, "--device", *args.device, *args.ask]
     words += ["--retry-errors"] * retry + ["--dry-run"] * args.dry_run
     status = subprocess.run([sys.executable, script, *words], check=False).returncode
@@ -957,7 +961,7 @@ def main():
     job, parser, shared, words = command_line("classify", "train", "llm", "combine")
     add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
     place, whole, count = f"{work}/{split}", between(0, kind=int), between(1, kind=int)
-    parser.set_defaults(model=None, shots=[], top_k=0, batch_size=0)
+    parser.set_defaults(model=None, shots=[], top_k=0, batch_size=0, ask=[], calibrate=True)
     add("--claims", default=f"{data}/claims.{split}.tsv", help="the claims")
     add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
     add("--max-length", type=between(8, kind=int), default=512, help="tokens of a pair")
@@ -983,9 +987,10 @@ def main():
         add("--out", default=f"{place}/{name}.tsv", help="the verdicts")
         add("--aggregate", help="JSONL file for one verdict per claim")
         add("--evidence-model", help="other classifier, which picks sentences for --aggregate")
-        add("--adjust", type=between(0, 1), default=0.0, help="1: as if classes were balanced")
+        add("--adjust", type=between(0, 1), default=0.0,
+            help="1: as if classes were balanced (classifiers only)")
         add("--no-calibrate", dest="calibrate", action="store_false",
-            help="leave probabilities as they are, without temperature scaling")
+            default=argparse.SUPPRESS, help="leave probabilities without temperature scaling")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     if job in ("classify", "llm"):
         add("--run", default=f"{place}/llm.tsv", help="the run whose pairs are labelled")
@@ -1015,13 +1020,14 @@ def main():
         add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="the endpoint")
         for flag in ASK:
             add(flag, dest="ask", action="append", type=f"{flag}={{}}".format, metavar="N",
-                default=[], help="see 04_llm_rerank.py ask --help")
+                default=argparse.SUPPRESS, help="see 04_llm_rerank.py ask --help")
     args = parser.parse_args(words)
     if job == "llm":
         remote = args.base_url or os.environ.get("OPENAI_API_KEY")
         args.backend = args.backend or ("openai" if remote else "transformers")
         if args.strategy == "few-shot-hybrid":
             args.shots = [f"{data}/claims.train.tsv", f"{data}/qrels.train.tsv"]
+        args.force |= args.retry_errors
         args.structured |= args.backend == "transformers"  # it needs the schema
         args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))

@@ -158,7 +158,7 @@ def test_requests_wait_for_any_engine_and_failures_become_nei(toy, run):
     assert json.loads(out.with_suffix(".tsv.meta.json").read_text())["failed"] == 2
     assert read(out)[P].to_numpy().tolist() == [[1, 0, 0]] * 2 + [[0, 0, 1]] * 4
     assert run(*words, cwd=toy).stdout.startswith("up to date")
-    retry = run(*words, "--retry-errors", "--force", cwd=toy)
+    retry = run(*words, "--retry-errors", cwd=toy)
     assert retry.returncode == 3 and "2 requests wait" in retry.stdout
 
 ASK = """

@@ -82,5 +82,5 @@ def test_published_recalls_of_verirel_are_shares_of_all_evidence_pairs():
     figures = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t")
     assert not figures.duplicated(["system", "table", "row", "measure"]).any()
     for table, pairs in (("SciFact", 209), ("Check-COVID", 1009)):
-        values = figures.loc[(figures["system"] == "verirel") & (figures["table"] == table), "value"]
+        values = figures.loc[figures["table"] == table, "value"]
         assert len(values) and ((values * pairs).round() / pairs - values).abs().max() < 5.1e-5
