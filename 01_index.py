@@ -227,7 +227,9 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default."""
+    """The docstring as it stands, and every default that there is."""
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
     """Return an argparse type: a number from low to high."""
@@ -265,7 +267,7 @@ def finish(job, args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower():
+        if "memory" not in repr(error).lower() or "illegal" in repr(error):
             raise
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers
@@ -287,11 +289,13 @@ def open_model(load, name, args, dtype="auto", **how):
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
         words = len(model.tokenizer)
+        for place in args.device[1:]:
+            torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
     parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
     sizes = [part.num_embeddings for part in parts]
-    if sizes and not max(sizes) / 2 <= words <= max(sizes):
+    if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
 # --- end of models
@@ -462,7 +466,7 @@ def saturation(tf, norm, method, k1):
 def index_bm25(texts, folder, args, task):
     """Save BM25 postings (Robertson & Zaragoza 2009), those of BM25.index in a tenth of its time.
 
-    BM25L and BM25+ score absent terms, too: that score is subtracted here, and added in search.
+    BM25L and BM25+ score absent terms, too: that part is left out, as it changes no rank.
     """
     import bm25s
     analyser, method = analyser_of(args.analyser, args.language), args.bm25_method
@@ -487,7 +491,9 @@ def open_encoder(load, args, dtype):
     """Return an encoder with the prompts, length and pooling of the flags, and its own length."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
     encoder = open_model(load, args.model, args, dtype, prompts=prompts)
-    encoder.prompts["document"] = encoder.prompts["document"] or encoder.prompts.get("passage", "")
+    if args.document_prompt is None:
+        passage = encoder.prompts.get("passage", "")
+        encoder.prompts["document"] = encoder.prompts["document"] or passage
     own = encoder.max_seq_length or args.max_length
     encoder.max_seq_length = limit = min(args.max_length, own)
     if args.pooling == "chunks":
@@ -545,10 +551,12 @@ def index_vectors(texts, folder, args, task):
     if len(args.device) > 1:
         how["pool"] = encoder.start_multi_process_pool(args.device)
     make = functools.partial(encode_shard, encoder, texts, how, args)
-    made = shards(args, task, len(texts), make)
+    try:
+        made = shards(args, task, len(texts), make)
+    finally:
+        if "pool" in how:
+            encoder.stop_multi_process_pool(how["pool"])
     long = made.pop("long")
-    if "pool" in how:
-        encoder.stop_multi_process_pool(how["pool"])
     shape = len(texts), encoder.get_embedding_dimension()
     if args.kind == "splade":
         rows = made["data"], made["indices"], np.cumsum([0, *made["sizes"]], dtype=np.int32)
@@ -608,6 +616,7 @@ def columns_of(rows, loss):
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.util import cos_sim
     claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
     qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"],
                        claim_id=claims.index, abstract_id=texts, label=LABELS)
@@ -617,7 +626,7 @@ def dev_evaluator(paths, prompts, texts, args):
     return InformationRetrievalEvaluator(
         claims.to_dict(), {name: text for name, text in texts.items() if name in pool},
         evidence.to_dict(), name="dev", write_csv=False, query_prompt=prompts["query"],
-        corpus_prompt=prompts["document"])
+        corpus_prompt=prompts["document"], score_functions={"cosine": cos_sim})
 
 def loss_of(encoder, args):
     from sentence_transformers.sentence_transformer import losses
@@ -681,6 +690,7 @@ def train(args):
         fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     if not all(map(os.path.exists, dev)):
+        print(f"no {' and '.join(dev)}: the last epoch is kept", file=sys.stderr)
         dev = []
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -724,12 +734,13 @@ def main():
     if job == "graph":
         add("--index", default=f"{work}/index/dense", help="the dense index")
         add("--out", default=f"{work}/index/graph", help="folder of the graph")
-        add("--neighbours", type=count, default=10, help="of an abstract")
+        add("--neighbours", type=count, default=10, help="neighbours per abstract")
     else:
         add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
-        add("--fields", default="title,abstract", help="of a text, in order")
+        add("--fields", default="title,abstract", help="fields of a text, in order")
         add("--separator", default=" ", help="between two fields, as ' [SEP] '")
-        add("--max-length", type=between(8, kind=int), default=512, help="tokens of a text")
+        add("--max-length", type=between(8, kind=int), default=512,
+            help="tokens; a model may read fewer")
         add("--pooling", choices=("truncate", "chunks"), default="truncate",
             help="of long texts; chunks: overlapping windows, mean and max averaged")
         add("--query-prompt", help="before a claim, as 'query: '; default: the model's own")
@@ -740,7 +751,7 @@ def main():
         add("--analyser", choices=ANALYSERS, default="default", help="tokenisation for BM25")
         add("--language", choices=LANGUAGES, default="english", help="of stopwords and stems")
         add("--bm25-method", choices=IDF, default="lucene", help="variant of BM25")
-        add("--k1", type=number, default=1.5, help="BM25: term-frequency saturation")
+        add("--k1", type=between(1e-9), default=1.5, help="BM25: term-frequency saturation")
         add("--b", type=between(0, 1), default=0.75, help="BM25: length normalisation")
         add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
         add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
@@ -763,8 +774,8 @@ def main():
         add("--epochs", type=number, default=2, help="passes over the examples")
         add("--lr", type=number, default=7e-6, help="learning rate")
         add("--batch-size", type=count, default=64, dest="batch", help="examples at a time")
-        add("--accumulate", type=count, default=1, help="batches a step")
-        add("--dev-split", default="dev", help="the best epoch on it is kept")
+        add("--accumulate", type=count, default=1, help="batches per optimiser step")
+        add("--dev-split", default="dev", help="dev split; the epoch that is best on it is kept")
         add("--patience", type=count, default=2, help="epochs without a gain before stopping")
     finish({"index": index, "graph": graph, "train": train}[job], parser.parse_args(words))
 

@@ -13,7 +13,7 @@ Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv; min
 Prints  counts of each file, last one line of JSON
 
 Examples
-    python 02_retrieve.py --retrievers dense --restrict bm25.tsv --out work/demo/few
+    python 02_retrieve.py --retrievers dense --restrict work/demo/test/bm25.tsv --out work/demo/few
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
     python 02_retrieve.py mine --shape tuples --hard 5 --easy 10 --easy-from corpus
 """
@@ -189,7 +189,9 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default."""
+    """The docstring as it stands, and every default that there is."""
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
     """Return an argparse type: a number from low to high."""
@@ -227,7 +229,7 @@ def finish(job, args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower():
+        if "memory" not in repr(error).lower() or "illegal" in repr(error):
             raise
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers
@@ -249,11 +251,13 @@ def open_model(load, name, args, dtype="auto", **how):
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
         words = len(model.tokenizer)
+        for place in args.device[1:]:
+            torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
     parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
     sizes = [part.num_embeddings for part in parts]
-    if sizes and not max(sizes) / 2 <= words <= max(sizes):
+    if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
 # --- end of models
@@ -359,6 +363,7 @@ def fuse_runs(runs, weights, method, k, order):
             points = 1 / run["rank"]
         if method == "zscore":
             points = points.groupby("claim_id").transform(zscores)
+        check_finite(weight * points, "--weights", "rescale them or the runs")
         columns.append(weight * points)
     table = pd.concat(columns, axis=1)
     fused = table.max(axis=1) if method in ("union", "top") else table.sum(axis=1)
@@ -517,7 +522,7 @@ def main():
         add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="claims")
         add("--index", default=f"{shared.work}/index", help="folder of the indexes")
         add("--out", default=folder, help="folder of the runs")
-        add("--retrievers", nargs="+", choices=SEARCH, default=list(SEARCH), help="indexes")
+        add("--retrievers", nargs="+", choices=SEARCH, default=list(SEARCH), help="what to search")
         add("--restrict", nargs=1, default=[], help="score only the candidates of this run")
     if job == "fuse":
         add("runs", nargs="+", help="runs")
@@ -537,10 +542,11 @@ def main():
             help="pairs for 03; tuples for 01 and 03; labels (NEI only) for 05")
         add("--hard", type=count, default=4,
             help="negatives from the top of the run, per claim; tuples, labels: per evidence")
-        add("--from-top", type=count, default=200, help="ranks of the top")
-        add("--draw", choices=["random", "best", "worst"], default="random", help="of the top")
+        add("--from-top", type=count, default=200, help="ranks that hard negatives come from")
+        add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
         add("--easy", type=count, default=0, help="random negatives from the rest, counted alike")
-        add("--easy-from", choices=["run", "corpus"], default="run", help="the rest of what")
+        add("--easy-from", choices=["run", "corpus"], default="run", 
+            help="where the rest is: behind these ranks, or in the corpus")
         add("--pool", choices=POOLS, default="both", help="what may be a negative")
         add("--nei-of", choices=["same", "any"], default="same",
             help="any: NEI abstracts of all claims; no run is read")

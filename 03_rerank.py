@@ -23,7 +23,7 @@ Writes  work/NAME/SPLIT/rerank.tsv, of several models their RRF; train: work/NAM
 Prints  one line of JSON, last on stdout: pairs, truncated abstracts and equal scores per model
 
 Examples
-    python 02_retrieve.py mine && python 03_rerank.py train
+    python 02_retrieve.py --split train && python 02_retrieve.py mine && python 03_rerank.py train
     python 03_rerank.py --depth 50 --first-stage 0.5
     python 03_rerank.py --model BAAI/bge-reranker-large BAAI/bge-reranker-v2-m3 --depth 200
     python 03_rerank.py --model Qwen/Qwen3-Reranker-0.6B --device cuda:0 cuda:1
@@ -208,7 +208,9 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default."""
+    """The docstring as it stands, and every default that there is."""
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
     """Return an argparse type: a number from low to high."""
@@ -246,7 +248,7 @@ def finish(job, args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower():
+        if "memory" not in repr(error).lower() or "illegal" in repr(error):
             raise
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers
@@ -268,11 +270,13 @@ def open_model(load, name, args, dtype="auto", **how):
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
         words = len(model.tokenizer)
+        for place in args.device[1:]:
+            torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
     parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
     sizes = [part.num_embeddings for part in parts]
-    if sizes and not max(sizes) / 2 <= words <= max(sizes):
+    if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
 # --- end of models
@@ -425,7 +429,8 @@ def load_reranker(name, args, **how):
         model = CrossEncoder(name, default_prompt_name=args.prompt_name, **how)
     elif kind == "ConditionalGeneration":
         model = mono_t5(name, **how)
-    elif kind == "MultiVectorEncoder":
+    elif kind in ("MultiVectorEncoder", "ColBERT") or config.architectures == ["HF_ColBERT"]:
+        print(f"{name} truncates at its own length and takes no prompt", file=sys.stderr)
         return MultiVectorEncoder(name, **how)
     else:
         fail(name, "it has no head, so it is no reranker; 03_rerank.py train makes one of it")
@@ -434,7 +439,7 @@ def load_reranker(name, args, **how):
     model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
     if args.prompt is not None:
         model.prompts["own"], model.default_prompt_name = args.prompt, "own"
-    if not train:  # a last layer in half precision gives different abstracts equal scores
+    if not (train or model.keep_in_fp32_modules):  # in half precision, abstracts get equal scores
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
         model.set_keep_in_fp32_modules(layers[-1:])
     return model
@@ -564,9 +569,11 @@ def rerank(args):
             pool = model.start_multi_process_pool(args.device)
         score = functools.partial(score_pairs, model, args.batch_size, pool)
         score = functools.partial(score_groups, claims, texts, score, parts / f"{number}.jsonl")
-        table = score_run(pairs, score, graph, args)
-        if pool:
-            model.stop_multi_process_pool(pool)
+        try:
+            table = score_run(pairs, score, graph, args)
+        finally:
+            if pool:
+                model.stop_multi_process_pool(pool)
         ties = table.duplicated(["claim_id", "score"])
         models.append({"model": name, "pairs": len(table), "equal_scores": int(ties.sum()),
                        "truncated": int(table["truncated"].sum())})
@@ -662,7 +669,9 @@ def train(args):
     NEUTRAL.discard("batch_size")  # here it changes the weights
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     dev.append(args.dev_run)
-    dev = dev if all(map(os.path.isfile, dev)) else []
+    if not all(map(os.path.isfile, dev)):
+        print(f"not all of {', '.join(dev)}: the last epoch is kept", file=sys.stderr)
+        dev = []
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -679,7 +688,7 @@ def train(args):
     table = rows_of(examples.assign(abstract=[text for _, text in pairs]), args.loss)
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
     if dev:
-        print(f"before training: {evaluator(model)}")
+        print(f"before training: nDCG@10 on dev {evaluator(model)['dev_ndcg@10']:.4f}")
     make = functools.partial(
         cross_encoder.CrossEncoderTrainer, model, evaluator=evaluator, loss=loss_of(model, args),
         train_dataset=Dataset.from_pandas(table, preserve_index=False))
@@ -716,13 +725,13 @@ def main():
         add("--top-k", type=between(0, kind=int), default=0, help="abstracts per claim; 0: all")
         add("--first-stage", type=share, default=0.0, help="weight of --run's z-scores")
         one = parser.add_mutually_exclusive_group().add_argument
-        one("--graph", help="neighbour graph; neighbours of the best join")
-        add("--rounds", type=count, default=20, help="graph: at most")
-        add("--neighbours", type=count, default=10, help="graph: per abstract")
-        add("--beam", type=count, default=30, help="graph: best abstracts")
-        one("--verdicts", help="of --run, for the ComboScorer")
-        add("--alpha", type=share, default=0.5, help="weight of verdicts")
-        add("--batch-size", type=count, default=32, help="pairs")
+        one("--graph", help="folder of a neighbour graph: neighbours of the best join")
+        add("--rounds", type=count, default=20, help="graph: rounds at most")
+        add("--neighbours", type=count, default=10, help="graph: neighbours per abstract")
+        add("--beam", type=count, default=30, help="graph: abstracts expanded per round")
+        one("--verdicts", help="verdicts of --run: P(SUPPORTS) + P(REFUTES) joins")
+        add("--alpha", type=share, default=0.5, help="weight of the verdicts")
+        add("--batch-size", type=count, default=32, help="pairs per batch")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
             help="auto: half precision on a GPU, last layer in fp32")
     else:
@@ -733,10 +742,10 @@ def main():
         add("--margin", type=positive, default=0.2, help="margin: lead of a positive")
         add("--epochs", type=positive, default=3, help="passes, also fractions")
         add("--lr", type=positive, default=2e-5, help="learning rate")
-        add("--batch-size", type=count, default=16, help="rows")
+        add("--batch-size", type=count, default=16, help="rows per batch")
         add("--accumulate", type=count, default=1, help="batches per step")
-        add("--dev-split", default="dev", help="its best epoch is kept")
-        add("--dev-run", default=f"{work}/dev/hybrid.tsv", help="what is reranked for that")
+        add("--dev-split", default="dev", help="dev split; the epoch that is best on it is kept")
+        add("--dev-run", default=f"{work}/dev/hybrid.tsv", help="run of the dev split")
         add("--dev-depth", type=count, default=20, help="candidates per claim")
         add("--patience", type=count, default=2, help="epochs without a gain on dev")
     finish({"rerank": rerank, "train": train}[job], parser.parse_args(words))

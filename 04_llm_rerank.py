@@ -198,7 +198,9 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default."""
+    """The docstring as it stands, and every default that there is."""
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
     """Return an argparse type: a number from low to high."""
@@ -236,7 +238,7 @@ def finish(job, args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower():
+        if "memory" not in repr(error).lower() or "illegal" in repr(error):
             raise
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers

@@ -206,7 +206,9 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default."""
+    """The docstring as it stands, and every default that there is."""
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
     """Return an argparse type: a number from low to high."""
@@ -244,7 +246,7 @@ def finish(job, args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower():
+        if "memory" not in repr(error).lower() or "illegal" in repr(error):
             raise
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers
@@ -266,11 +268,13 @@ def open_model(load, name, args, dtype="auto", **how):
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
         words = len(model.tokenizer)
+        for place in args.device[1:]:
+            torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
     parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
     sizes = [part.num_embeddings for part in parts]
-    if sizes and not max(sizes) / 2 <= words <= max(sizes):
+    if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
 # --- end of models
