@@ -254,7 +254,7 @@ def command_line(*jobs):
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
     add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
-    add("--force", action="store_true", help="make outputs again that are up to date")
+    add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
 
