@@ -262,7 +262,7 @@ def finish(job, args):
     """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
     try:
         print(json.dumps(job(args) | spent(), ensure_ascii=False))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
