@@ -227,8 +227,7 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default that there is."""
-    def _get_help_string(self, action):
+    def _get_help_string(self, action):  # the docstring as it stands, and defaults but None
         return action.help if action.default is None else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
@@ -690,7 +689,7 @@ def train(args):
         fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     if not all(map(os.path.exists, dev)):
-        print(f"no {' and '.join(dev)}: the last epoch is kept", file=sys.stderr)
+        print(f"warning: no dev evaluation without {' and '.join(dev)}", file=sys.stderr)
         dev = []
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):

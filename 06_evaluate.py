@@ -227,8 +227,7 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The docstring as it stands, and every default that there is."""
-    def _get_help_string(self, action):
+    def _get_help_string(self, action):  # the docstring as it stands, and defaults but None
         return action.help if action.default is None else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
