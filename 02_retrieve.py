@@ -544,7 +544,7 @@ def main():
         add("--from-top", type=count, default=200, help="ranks that hard negatives come from")
         add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
         add("--easy", type=count, default=0, help="random negatives from the rest, counted alike")
-        add("--easy-from", choices=["run", "corpus"], default="run", 
+        add("--easy-from", choices=["run", "corpus"], default="run",
             help="where the rest is: behind these ranks, or in the corpus")
         add("--pool", choices=POOLS, default="both", help="what may be a negative")
         add("--nei-of", choices=["same", "any"], default="same",

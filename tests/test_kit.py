@@ -38,7 +38,7 @@ def test_shared_blocks_are_the_same_and_small():
     blocks = {}
     for script in SCRIPTS:
         blocks |= blocks_of((ROOT / script).read_text(encoding="utf-8"))
-    most = {"helpers": 195, "models": 25, "training": 68, "dialogues": 37}
+    most = {"helpers": 195, "models": 27, "training": 68, "dialogues": 37}
     assert set(most) == set(blocks)
     for name, block in blocks.items():
         assert block.count("\n") <= most[name], name
