@@ -388,17 +388,25 @@ def read_texts(args):
 def shards(args, task, count, make):
     """Return {name: array} of count rows, made shard by shard: make(rows), rows is a slice.
 
-    A shard is a file, written before the next one begins; a restart reads finished shards.
+    A shard is a folder, written before the next one begins; a restart reads finished shards.
     """
     from tqdm.auto import tqdm
-    folder, found = parts_of(args.out, task, args), []
+    folder, paths = parts_of(args.out, task, args), []
     for start in tqdm(range(0, count, SHARD), Path(args.out).name, unit=" shards"):
-        path, new = folder / f"{start}.npz", folder / "new.npz"
-        if not path.exists():
-            np.savez(new, **make(slice(start, start + SHARD)))
-            new.rename(path)
-        found.append(dict(np.load(path)))
-    return {name: np.concatenate([shard[name] for shard in found]) for name in found[0]}
+        paths.append(folder / str(start))
+        if paths[-1].exists():
+            continue
+        new = folder / "new"
+        remove(new)
+        new.mkdir()
+        for name, array in make(slice(start, start + SHARD)).items():
+            np.save(new / f"{name}.npy", array)
+        new.rename(paths[-1])
+    joined = {}
+    for name in sorted(path.name for path in paths[0].iterdir()):  # in memory once, not twice
+        mapped = [np.load(path / name, mmap_mode="r") for path in paths]
+        joined[Path(name).stem] = np.concatenate(mapped)
+    return joined
 
 def files_of(folder):
     """Return {name: [size, crc32]} of the files of an index, without meta.json."""
