@@ -11,40 +11,40 @@ TWO=(--fields title,abstract --separator " [SEP] ")
 ALL=(--fields title,abstract,authors,journal,source --separator " [SEP] " --pooling chunks)
 [ -d "$DATA" ] || python data/download.py checkthat4b --out $DATA
 
-# bm25 NAME FLAGS: their equation 1; encoder NAME FLAGS: index with a model, retrieve
+ROWS=""  # what has been made
+# bm25 NAME FLAGS: their equation 1; dense NAME FLAGS: index with an encoder, retrieve
 bm25() {
   python 01_index.py "${@:2}" --indexes bm25 --analyser plain --bm25-method robertson --k1 1.5 \
     --b 0.75 --out $WORK/index-$1
-  for split in train test; do
-    python 02_retrieve.py "${@:2}" --split $split --retrievers bm25 --index $WORK/index-$1 \
-      --out $WORK/$split/$1
-    cp $WORK/$split/$1/bm25.tsv $WORK/$split/$1.tsv
-  done
+  python 02_retrieve.py "${@:2}" --retrievers bm25 --index $WORK/index-$1 --out $T/$1
+  cp $T/$1/bm25.tsv $T/$1.tsv
+  ROWS="$ROWS $1"
 }
-encoder() {
+dense() {
   python 01_index.py $D --indexes dense --out $WORK/index-$1 "${@:2}" $(small --max-length 160)
-  for split in train test; do
-    python 02_retrieve.py $D --split $split --retrievers dense --index $WORK/index-$1 \
-      --out $WORK/$split/$1
-    cp $WORK/$split/$1/dense.tsv $WORK/$split/$1.tsv
-  done
+  python 02_retrieve.py $D --retrievers dense --index $WORK/index-$1 --out $T/$1
+  cp $T/$1/dense.tsv $T/$1.tsv
+  ROWS="$ROWS $1"
 }
 # tune NAME MODEL EXAMPLES BATCH FLAGS: fine-tune an encoder, index with it, retrieve
 tune() {
   python 01_index.py train $D $WORK/train/$3.jsonl --model $2 --loss mnrl --scale 20 --lr 7e-6 \
     --epochs 2 --batch-size $4 --dev-split none --out $WORK/models/$1 "${@:5}" \
     $(small --epochs 0.25 --max-length 96 --batch-size 16)
-  encoder $1 --dense-model $WORK/models/$1 "${@:5}"
+  dense $1 --dense-model $WORK/models/$1 "${@:5}"
 }
-# scibert NAME RUN DEPTH: SciBERT learns on the first DEPTH of a run, and reorders them
+# scibert NAME ENCODER DEPTH: SciBERT learns on the encoder's first DEPTH, and reorders them
 scibert() {
-  python 02_retrieve.py mine $D $WORK/train/$2.tsv --hard $3 --from-top $3 --draw best \
+  python 02_retrieve.py $D --split train --retrievers dense --index $WORK/index-$2 \
+    --out $WORK/train/$2
+  python 02_retrieve.py mine $D $WORK/train/$2/dense.tsv --hard $3 --from-top $3 --draw best \
     --out $WORK/train/$1.jsonl $(small --hard 2)
   python 03_rerank.py train $D $WORK/train/$1.jsonl --model $SCIBERT --loss bce --epochs 3 \
     --lr 2e-5 --batch-size 16 --max-length 512 --dev-split none --out $WORK/models/$1 \
     $(small --epochs 1 --max-length 64)
   python 03_rerank.py $D --run $T/$2.tsv --depth $3 --model $WORK/models/$1 --max-length 512 \
     --out $T/$1.tsv $(small --max-length 256)
+  ROWS="$ROWS $1"
 }
 stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas"
 LEMMAS=$WORK/lemmas
@@ -65,37 +65,36 @@ stage "tables  Table 2: tokens of posts and of the collection's fields"
 python recipes/count_tokens.py $DATA --model $E5
 stage "tables  BM25 over the texts as they are; Word2Vec over texts and lemmas"
 bm25 bm25-raw $D
-if [ "$SMALL" = 1 ]; then VECTORS=""; else
+if [ "$SMALL" != 1 ]; then
   python recipes/word2vec.py $DATA --out $T/word2vec-raw.tsv
   python recipes/word2vec.py $LEMMAS --out $T/word2vec.tsv
-  VECTORS="word2vec-raw word2vec"
+  ROWS="$ROWS word2vec-raw word2vec"
 fi
 stage "tables  Table 1: other encoders, E5 as it comes, smaller batches"
-encoder e5-untuned --dense-model $E5 "${TWO[@]}"
-OTHERS="all-MiniLM-L6-v2 multi-qa-mpnet-base-dot-v1 msmarco-bert-base-dot-v5"
-for name in $OTHERS; do
+dense e5-untuned --dense-model $E5 "${TWO[@]}"
+for name in $(few all-MiniLM-L6-v2 multi-qa-mpnet-base-dot-v1 msmarco-bert-base-dot-v5); do
   tune $name $(model sentence-transformers/$name $MINILM) pairs 64 "${TWO[@]}"
 done
-for batch in 8 16 32; do tune e5-batch-$batch $E5 pairs $batch "${TWO[@]}"; done
+for batch in $(few 8 16 32); do tune e5-batch-$batch $E5 pairs $batch "${TWO[@]}"; done
 stage "tables  Chunks; fields one by one, long records in chunks, in training, too"
 tune e5-chunks $E5 pairs 64 "${TWO[@]}" --pooling chunks
-for field in authors journal source; do
+for field in $(few authors journal source); do
   tune e5-$field $E5 pairs 64 "${ALL[@]}" --fields title,abstract,$field
 done
 tune e5-all $E5 pairs 64 "${ALL[@]}"
 stage "tables  One BM25 negative; with all fields in chunks"
+python 02_retrieve.py --data $LEMMAS --work $WORK --split train --retrievers bm25 \
+  --index $WORK/index-bm25
 python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape tuples --hard 1 --draw best \
   --out $WORK/train/hard.jsonl
 tune e5-hn $E5 hard 64 "${TWO[@]}"
 tune e5-hn-all $E5 hard 64 "${ALL[@]}"
 stage "tables  SciBERT on the first 5 and 20, and on E5 with negatives and all fields"
-for depth in 5 20; do scibert rerank-$depth e5 $depth; done
+for depth in $(few 5 20); do scibert rerank-$depth e5 $depth; done
 scibert rerank-hn-all e5-hn-all 10
 scibert rerank-hn-all-5 e5-hn-all 5
 stage "tables  Section 5.3: Wilcoxon's test on MRR@5, McNemar's on the first rank, both against E5"
-table checkthat $(printf "$T/%s.tsv " e5 bm25-raw bm25 $VECTORS $OTHERS e5-untuned \
-  e5-batch-{8,16,32} e5-{chunks,authors,journal,source,all,hn,hn-all} \
-  rerank{,-5,-20,-hn-all,-hn-all-5}) --out $T/tables.tsv
+table checkthat $T/e5.tsv $(printf "$T/%s.tsv " $ROWS) --out $T/tables.tsv
 if [ -e $T/tables.cells.tsv ]; then
   grep -E "measure|MRR@5|Success@1" $T/tables.cells.tsv | cut -f 1-3,6,9,10
 fi

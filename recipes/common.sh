@@ -35,6 +35,9 @@ model() {
 # small FLAGS: flags that reduce the work with SMALL=1; as the last ones on a line, they win
 small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
 
+# few WORDS: a loop's words; with SMALL=1 the first alone
+few() { if [ "$SMALL" = 1 ]; then echo "$1"; else echo "$@"; fi; }
+
 # llm NAME: flags for the language model at the endpoint; with SMALL and no endpoint, for the
 # packaged one in this process
 llm() {

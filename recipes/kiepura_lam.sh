@@ -86,20 +86,22 @@ SCIFACT=data/scifact
 if [ -n "$SMALL" ]; then SCIFACT=$DATA; elif [ ! -d $SCIFACT ]; then
   python data/download.py scifact
 fi
-for name in deberta roberta; do
+ROWS="verdicts zero-shot-one-step zero-shot-two-step few-shot-hybrid"
+for name in $(few deberta roberta); do
   if [ $name = deberta ]; then MODEL=$DEBERTA; else MODEL=$ROBERTA; fi
   classifier $name $MODEL
   classifier $name-scifact $MODEL --data $SCIFACT --freeze none
-  classifier $name-scifact-tuned $WORK/models/$name-scifact
+  classifier $name-tuned $WORK/models/$name-scifact
+  ROWS="$ROWS $name $name-scifact $name-tuned"
 done
-table climatecheck2025 $T/{verdicts,zero-shot-one-step,zero-shot-two-step,few-shot-hybrid}.tsv \
-  $T/{deberta,roberta}{,-scifact,-scifact-tuned}.tsv --out $T/table3.tsv
+table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table3.tsv
 stage "tables  Table 4: RankGPT without examples"
 rankgpt 0.4 llm-zero-shot
 table climatecheck2025 $T/{llm,llm-zero-shot}.tsv --out $T/table4.tsv
 stage "tables  Table 5: alpha; the replies are there"
 for alpha in 0 0.2 0.6 0.8 1; do rankgpt $alpha alpha-$alpha $SHOTS; done
-table climatecheck2025 $T/llm.tsv $T/alpha-{0,0.2,0.6,0.8,1}.tsv --out $T/table5.tsv
+table climatecheck2025 $T/{llm,alpha-0,alpha-0.2,alpha-0.6,alpha-0.8,alpha-1}.tsv \
+  --out $T/table5.tsv
 
 stage "tables  Table 6: retrievers, pairs and all three, each alone and reranked; and RankGPT"
 W6=$WORK/table6

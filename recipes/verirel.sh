@@ -84,21 +84,27 @@ combine() { # N
   rerank combo-$1 $MONO_T5 --verdicts $R/feedback-$1.tsv --alpha 0.5
 }
 each combine 5
-for n in 10 20; do
+ROWS="bm25 bm25-nltk monot5 monot5-med student-monot5 combo-5 verirel"
+for n in $(few 10 20); do
   feedback $n
   student verirel-$n $n 0.5
   each combine $n
+  ROWS="$ROWS combo-$n verirel-$n"
 done
-stage "tables  BM25 over NLTK's words without stems, as in the authors' code; verdicts on others"
+stage "tables  BM25 over NLTK's words without stems, as in the authors' code"
 nltk() {
   python 01_index.py $E --indexes bm25 --analyser nltk --out $R/nltk
   python 02_retrieve.py $E --retrievers bm25 --index $R/nltk --out $R/nltk-runs
   cp $R/nltk-runs/bm25.tsv $R/bm25-nltk.tsv
 }
 each nltk
-each evaluate tables bm25 bm25-nltk monot5 monot5-med student-monot5 \
-  combo-{5,10,20} verirel{,-10,-20}
-for k in 3 5 10; do
-  for run in monot5 monot5-med combo-5; do each judge $run-verdicts-$k $run $k classifier; done
+each evaluate tables $ROWS
+stage "tables  Verdicts on the best 3, 5 and 10 of others"
+ROWS=$(printf "verdicts-%s " 3 5 10)
+for run in monot5 monot5-med combo-5; do
+  for k in $(few 3 5 10); do
+    each judge $run-verdicts-$k $run $k classifier
+    ROWS="$ROWS $run-verdicts-$k"
+  done
 done
-each evaluate verdicts verdicts-{3,5,10} {monot5,monot5-med,combo-5}-verdicts-{3,5,10}
+each evaluate verdicts $ROWS
