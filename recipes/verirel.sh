@@ -33,7 +33,7 @@ each index; each retrieve
 # judge NAME RUN DEPTH CLASSIFIER, rerank NAME MODEL FLAGS: verdicts, scores
 judge() {
   python 05_classify.py $E --run $R/$2.tsv --top-k $3 --model $WORK/models/$4 --out $R/$1.tsv \
-    $(small --top-k 10 --max-length 64)
+    $(small --max-length 64)
 }
 rerank() {
   python 03_rerank.py $E --run $R/bm25.tsv --depth ${DEPTH:-2000} --model $2 --out $R/$1.tsv \
