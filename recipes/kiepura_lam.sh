@@ -71,8 +71,10 @@ python 06_evaluate.py submission $D --task climatecheck2025
 [ "${1:-}" = tables ] || exit 0
 
 stage "tables  Table 3: the other prompts"
-for strategy in zero-shot-one-step zero-shot-two-step few-shot-hybrid; do
+ROWS=verdicts
+for strategy in $(few zero-shot-one-step zero-shot-two-step few-shot-hybrid); do
   label $strategy $strategy
+  ROWS="$ROWS $strategy"
 done
 # classifier NAME MODEL FLAGS: train one, encoder frozen, focal loss; label the same abstracts
 classifier() {
@@ -86,7 +88,6 @@ SCIFACT=data/scifact
 if [ -n "$SMALL" ]; then SCIFACT=$DATA; elif [ ! -d $SCIFACT ]; then
   python data/download.py scifact
 fi
-ROWS="verdicts zero-shot-one-step zero-shot-two-step few-shot-hybrid"
 for name in $(few deberta roberta); do
   if [ $name = deberta ]; then MODEL=$DEBERTA; else MODEL=$ROBERTA; fi
   classifier $name $MODEL
@@ -99,9 +100,12 @@ stage "tables  Table 4: RankGPT without examples"
 rankgpt 0.4 llm-zero-shot
 table climatecheck2025 $T/{llm,llm-zero-shot}.tsv --out $T/table4.tsv
 stage "tables  Table 5: alpha; the replies are there"
-for alpha in 0 0.2 0.6 0.8 1; do rankgpt $alpha alpha-$alpha $SHOTS; done
-table climatecheck2025 $T/{llm,alpha-0,alpha-0.2,alpha-0.6,alpha-0.8,alpha-1}.tsv \
-  --out $T/table5.tsv
+ROWS=llm
+for alpha in $(few 0 0.2 0.6 0.8 1); do
+  rankgpt $alpha alpha-$alpha $SHOTS
+  ROWS="$ROWS alpha-$alpha"
+done
+table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table5.tsv
 
 stage "tables  Table 6: retrievers, pairs and all three, each alone and reranked; and RankGPT"
 W6=$WORK/table6
@@ -113,11 +117,12 @@ fuse() { # RETRIEVER RETRIEVER DEPTH FROM TO
 }
 PAIRS=("bm25 splade" "bm25 dense" "splade dense")
 for pair in "${PAIRS[@]}"; do fuse $pair 600 $T $W6; done
-for run in bm25 splade dense bm25-splade bm25-dense splade-dense; do
+ROWS="llm rerank hybrid"
+for run in $(few bm25 splade dense bm25-splade bm25-dense splade-dense); do
   rerank $W6/$run.tsv $run-rerank
+  ROWS="$ROWS $run-rerank"
 done
-table climatecheck2025 $T/{llm,rerank,hybrid}.tsv $W6/*.tsv \
-  $T/{bm25,splade,dense,bm25-splade,bm25-dense,splade-dense}-rerank.tsv --out $T/table6.tsv
+table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) $W6/*.tsv --out $T/table6.tsv
 stage "tables  Table 7: retrievers and their pairs by depth"
 W7=$WORK/table7
 python 02_retrieve.py $D --top-k 800 --out $W7
