@@ -309,12 +309,16 @@ def convert_scifact(source, args):
     yield from papers(source, "corpus.jsonl", "doc_id")
 
 def convert_check_covid(source, args):
-    """covidCheck_SPLIT.json or its two halves; variants for experiments have longer names."""
+    """covidCheck_SPLIT.json or its two halves; variants for experiments have longer names.
+
+    The split all has the claims of the three.
+    """
     for split in ("train", "dev", "test"):
         names = [f"covidCheck_{split}{kind}.json" for kind in ("", "_composed", "_extracted")]
         for path in find(source, *names):
             for row in rows(path, "id", "claim", "cord_id", "label"):
-                yield split, row["id"], row["claim"], row["cord_id"], row["label"]
+                for name in (split, "all"):
+                    yield name, row["id"], row["claim"], row["cord_id"], row["label"]
     yield from papers(source, "corpus.json", "cord_id")
 
 def convert_climate_fever(source, args):

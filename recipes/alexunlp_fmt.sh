@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fathallah, El-Makky and Torki, "AlexUNLP-FMT at ClimateCheck Shared Task: Hybrid Retrieval with
 # Adaptive Similarity Graph-based Reranking" (SDP 2025): third in subtask I. For one A100.
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which needs trust_remote_code
 NEIGHBOURS=$(model sentence-transformers/all-MiniLM-L6-v2 $MINILM)
@@ -25,11 +25,28 @@ python 02_retrieve.py $D --retrievers bm25 dense --top-k 50
 python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --method union --top-k 100 \
   --out $T/union.tsv $T/bm25.tsv $T/dense.tsv
 
+# rerank RUN NAME FLAGS: the best 10 of a run by the cross-encoder
+rerank() {
+  python 03_rerank.py $D --run $T/$1.tsv --model $CROSS_ENCODER --depth 100 --top-k 10 \
+    --out $T/$2.tsv "${@:3}" $(small --depth 20 --max-length 256)
+}
+GRAPH="--graph $WORK/index/graph --rounds 20 --neighbours 10 --beam 30"
+GRAPH="$GRAPH $(small --rounds 2 --neighbours 3 --beam 5)"
 stage "3  Adaptive reranking: the best 30 bring in their neighbours, 20 rounds; the best 10"
-python 03_rerank.py $D --run $T/union.tsv --model $CROSS_ENCODER --depth 100 \
-  --graph $WORK/index/graph --rounds 20 --neighbours 10 --beam 30 --top-k 10 \
-  $(small --depth 20 --rounds 2 --neighbours 3 --beam 5 --max-length 256)
+rerank union rerank $GRAPH
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,union,rerank}.tsv
 python 06_evaluate.py submission $D $T/rerank.tsv --task climatecheck2025
+[ "${1:-}" = tables ] || exit 0
+
+stage "tables  Each retriever and their union reranked, without the graph; the graph behind BM25"
+for run in bm25 dense union; do rerank $run $run-rerank; done
+rerank bm25 bm25-graph $GRAPH
+stage "tables  The encoder as it comes"
+python 01_index.py $D --indexes dense --dense-model $DENSE --out $WORK/index-untuned \
+  $(small --max-length 64)
+python 02_retrieve.py $D --retrievers dense --top-k 50 --index $WORK/index-untuned --out $T/untuned
+cp $T/untuned/dense.tsv $T/dense-untuned.tsv
+table climatecheck2025 $T/{rerank,bm25,dense-untuned,dense,union}.tsv \
+  $T/{bm25-rerank,dense-rerank,union-rerank,bm25-graph}.tsv --out $T/tables.tsv

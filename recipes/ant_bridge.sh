@@ -3,7 +3,7 @@
 # LLM-based Analysis" (SDP 2025): Ant Bridge, first in both subtasks of ClimateCheck 2025.
 # For one A100; Gemini at its own endpoint:
 #   export LLM_BASE_URL=https://generativelanguage.googleapis.com/v1beta/openai/ OPENAI_API_KEY=...
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/ant_bridge.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/ant_bridge.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
@@ -17,9 +17,9 @@ stage "2  Candidates: the best 5,000"
 python 02_retrieve.py $D --split train --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 
-# train NUMBER MODEL BATCH MARGIN: 10 random and 5 hard negatives for every positive. The model as
+# rerank NUMBER MODEL BATCH MARGIN: 10 random and 5 hard negatives for every positive. The model as
 # it comes reranks BM25's 1,000; hard negatives are drawn from its best 500 without the positives.
-train() {
+rerank() {
   python 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $2 --depth 1000 \
     --top-k 500 --out $WORK/train/$(basename $2).tsv $(small --depth 5 --max-length 64)
   python 02_retrieve.py mine $D $WORK/train/$(basename $2).tsv --shape tuples --hard 5 \
@@ -28,17 +28,22 @@ train() {
   python 03_rerank.py train $D $WORK/train/examples-$1.jsonl --model $2 --loss margin --margin $4 \
     --batch-size $3 --epochs 1 --lr 1e-5 --seed $1 --out $WORK/models/reranker-$1 \
     $(small --max-length 64)
+  python 03_rerank.py $D --model $WORK/models/reranker-$1 --run $T/bm25.tsv \
+    --depth ${DEPTH:-5000} --top-k 500 --out $T/rerank-$1.tsv $(small --depth 20 --max-length 256)
 }
 stage "3  Five BGE rerankers with margin loss, each with its own shuffle and negatives"
-train 1 $LARGE 8 0.2
-train 2 $LARGE 16 0.2
-train 3 $LARGE 8 0.25
-train 4 $LARGE 16 0.25
-train 5 $M3 16 0.2
+rerank 1 $LARGE 8 0.2
+rerank 2 $LARGE 16 0.2
+rerank 3 $LARGE 8 0.25
+rerank 4 $LARGE 16 0.25
+rerank 5 $M3 16 0.2
 
-stage "3  Final list: reciprocal rank fusion of the five, the best 10"
-python 03_rerank.py $D --model $WORK/models/reranker-{1,2,3,4,5} --run $T/bm25.tsv \
-  --depth ${DEPTH:-5000} --top-k 10 $(small --depth 20 --max-length 256)
+stage "3  Final list: reciprocal rank fusion that favours high ranks (k = 6), the best 10"
+fuse() { # K NAME
+  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --rrf-k $1 --top-k 10 --out $T/$2.tsv \
+    $T/rerank-{1,2,3,4,5}.tsv
+}
+fuse 6 rerank
 
 # Gemini's endpoint does not accept a seed.
 stage "5  Stance: Gemini 2.5 Pro as a climate-change expert, 50 pairs a prompt, a digit each"
@@ -53,6 +58,14 @@ table climatecheck2025 $T/{bm25,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
 [ "${1:-}" = tables ] || exit 0
 
+stage "tables  Each reranker alone; fusion with k = 60"
+fuse 60 rerank-k60
+stage "tables  The rerankers as they come"
+for model in $LARGE $M3; do
+  python 03_rerank.py $D --model $model --run $T/bm25.tsv --depth ${DEPTH:-5000} --top-k 10 \
+    --out $T/$(basename $model)-untuned.tsv $(small --depth 20 --max-length 256)
+done
 stage "tables  Figure 2: one pair a prompt"
 label 1 one-pair
-table climatecheck2025 $T/{verdicts,one-pair}.tsv --out $T/tables.tsv
+table climatecheck2025 $T/{verdicts,one-pair,bm25}.tsv $T/*-untuned.tsv \
+  $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv --out $T/tables.tsv

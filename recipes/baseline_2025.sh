@@ -2,7 +2,7 @@
 # Abu Ahmad, Usmanova and Rehm, "The ClimateCheck Shared Task" (SDP 2025): the organisers' baseline.
 # Nothing is trained. For any GPU, with Yi-1.5 behind an endpoint such as vLLM's:
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/baseline_2025.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/baseline_2025.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/baseline_2025.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 DENSE=$(model sentence-transformers/msmarco-MiniLM-L12-v3 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L6-v2 $CROSS)
@@ -16,8 +16,11 @@ python 02_retrieve.py $D --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 20
 
 stage "3  Reranking: ms-marco-MiniLM-L6-v2 as it is; the best 10"
-python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 \
-  $(small --max-length 256)
+rerank() { # RUN NAME
+  python 03_rerank.py $D --run $T/$1.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 \
+    --out $T/$2.tsv $(small --max-length 256)
+}
+rerank dense rerank
 
 stage "5  Stance: Yi-1.5-9B-Chat-16K as a climate-change expert, zero-shot"
 python 05_classify.py llm $D --run $T/rerank.tsv --strategy verifier $YI --out $T/verdicts.tsv
@@ -25,3 +28,13 @@ python 05_classify.py llm $D --run $T/rerank.tsv --strategy verifier $YI --out $
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
+[ "${1:-}" = tables ] || exit 0
+
+stage "tables  The cross-encoder behind BM25 alone"
+rerank bm25 bm25-rerank
+stage "tables  The prompt without the organisers' definitions"
+python 05_classify.py llm $D --run $T/rerank.tsv --strategy zero-shot-one-step $YI \
+  --out $T/one-step.tsv
+stage "tables  The baseline among the systems of 2025"
+table climatecheck2025 $T/{verdicts,bm25,dense,bm25-rerank,one-step}.tsv --out $T/tables.tsv
+SYSTEM=overview table climatecheck2025 $T/verdicts.tsv --out $T/overview.tsv

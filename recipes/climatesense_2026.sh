@@ -2,7 +2,7 @@
 # ClimateSense, best system of ClimateCheck 2026, task 1: Ant Bridge's retrieval, stance by an open
 # language model. For one A100, with gpt-oss-120b behind an endpoint such as vLLM's:
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/climatesense_2026.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/climatesense_2026.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/climatesense_2026.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2026
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
@@ -35,13 +35,26 @@ rerank 4 $LARGE 16 0.25
 rerank 5 $M3 16 0.2
 
 stage "2  Reciprocal rank fusion of the five with k = 6; the best 10"
-python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --rrf-k 6 --top-k 10 \
-  --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
+fuse() { # K NAME
+  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --rrf-k $1 --top-k 10 --out $T/$2.tsv \
+    $T/rerank-{1,2,3,4,5}.tsv
+}
+fuse 6 rerank
 
 stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON"
-python 05_classify.py llm $D --run $T/rerank.tsv --strategy zero-shot-one-step --temperature 0 \
-  --max-tokens 1024 --structured $GPT_OSS --out $T/verdicts.tsv
+label() { # STRATEGY NAME
+  python 05_classify.py llm $D --run $T/rerank.tsv --strategy $1 --temperature 0 \
+    --max-tokens 1024 --structured $GPT_OSS --out $T/$2.tsv
+}
+label zero-shot-one-step verdicts
 
 stage "6  The table and the submission"
 table climatecheck2026 $T/{bm25,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2026
+[ "${1:-}" = tables ] || exit 0
+
+stage "tables  Each reranker alone; fusion with k = 60; stance in two steps"
+fuse 60 rerank-k60
+label zero-shot-two-step two-step
+table climatecheck2026 $T/{verdicts,two-step,bm25}.tsv $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv \
+  --out $T/tables.tsv

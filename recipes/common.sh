@@ -1,6 +1,6 @@
 # Shared by the recipes; each begins with: . "$(dirname "$0")/common.sh" DATASET
 # Each makes the run that was submitted, or that its paper calls best; bash recipes/X.sh tables
-# goes on with further rows of the paper's tables, where the recipe has some.
+# goes on with further rows of the paper's tables.
 #
 #   DATA=FOLDER     another data set (default: the system's own)
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
@@ -35,6 +35,9 @@ model() {
 # small FLAGS: flags that reduce the work with SMALL=1; as the last ones on a line, they win
 small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
 
+# few WORDS: a loop's words; with SMALL=1 the first alone
+few() { if [ "$SMALL" = 1 ]; then echo "$1"; else echo "$@"; fi; }
+
 # llm NAME: flags for the language model at the endpoint; with SMALL and no endpoint, for the
 # packaged one in this process
 llm() {
@@ -53,7 +56,7 @@ llm() {
 # table MEASURES RUNS: the table with the published figures, where the test split has judgements
 table() {
   if [ -e "$DATA/qrels.test.tsv" ]; then
-    python 06_evaluate.py $D "${@:2}" --measures "$1" --published "$SYSTEM"
+    python 06_evaluate.py $D "${@:2}" --measures $1 --published "$SYSTEM"
   fi
 }
 

@@ -2,7 +2,7 @@
 # EFC at ClimateCheck 2025 (SDP 2025): BM25, a fine-tuned E5 and a cross-encoder; stance by
 # Qwen3-14B (submitted) or DeBERTa. For one A100, with Qwen3-14B behind an endpoint such as vLLM's:
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/efc.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
@@ -29,19 +29,36 @@ python 02_retrieve.py $D --retrievers bm25 --top-k 1500
 python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 150
 
 stage "3  Reranking: ms-marco-MiniLM-L12-v2 as it is; the best 10"
-python 03_rerank.py $D --run $T/dense.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 \
-  $(small --depth 20 --max-length 256)
+rerank() { # RUN NAME
+  python 03_rerank.py $D --run $T/$1.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 \
+    --out $T/$2.tsv $(small --depth 20 --max-length 256)
+}
+rerank dense rerank
 
 stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning"
 python 05_classify.py llm $D --run $T/rerank.tsv --strategy reasoning --timeout 600 $QWEN \
   --out $T/verdicts.tsv
 
-stage "5  Stance, the other way: DeBERTa-v3-large, trained on NLI, fine-tuned"
+stage "6  The table and the submission"
+table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
+python 06_evaluate.py submission $D --task climatecheck2025
+[ "${1:-}" = tables ] || exit 0
+
+stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and as it comes"
 python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   $(small --epochs 1 --max-length 64 --lr 1e-4)
 python 05_classify.py $D --run $T/rerank.tsv --out $T/deberta.tsv $(small --max-length 64)
-
-stage "6  The table and the submission"
-table climatecheck2025 $T/{bm25,dense,rerank,verdicts,deberta}.tsv
-python 06_evaluate.py submission $D --task climatecheck2025
+NLI=""
+if [ -z "$SMALL" ]; then  # the small model has not learned NLI
+  python 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
+  NLI=$T/deberta-nli.tsv
+fi
+stage "tables  Retrieval: E5 as it comes; the cross-encoder behind BM25 alone"
+python 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm25.tsv \
+  --top-k 150 --out $T/untuned
+cp $T/untuned/dense.tsv $T/dense-untuned.tsv
+rerank dense-untuned rerank-untuned
+rerank bm25 bm25-rerank
+table climatecheck2025 $T/{verdicts,deberta}.tsv $NLI \
+  $T/{bm25,dense-untuned,dense,bm25-rerank,rerank-untuned,rerank}.tsv --out $T/tables.tsv

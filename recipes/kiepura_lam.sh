@@ -2,12 +2,13 @@
 # Kiepura & Lam, "ClimateCheck2025: Multi-Stage Retrieval Meets LLMs for Automated Scientific
 # Fact-Checking" (SDP 2025): second in ClimateCheck 2025, first in Recall@2. For one A100, with an
 # OPENAI_API_KEY; the hub wants the terms of naver/splade-v3 accepted, and HF_TOKEN.
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/kiepura_lam.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/kiepura_lam.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 DENSE=$(model BAAI/bge-m3 $MINILM)
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L-6-v2 $CROSS)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-base-mnli $CROSS)
+ROBERTA=$(model FacebookAI/roberta-large-mnli $CROSS)
 GPT=$(llm gpt-4.1)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
@@ -44,44 +45,86 @@ mine $WORK/train/phase1.tsv $WORK/train/phase2.jsonl --draw best
 train $WORK/train/phase2.jsonl --model $WORK/models/phase1 --epochs 2
 
 stage "3  Reranking: the best 20"
-python 03_rerank.py $D --depth ${DEPTH:-600} --top-k 20 $(small --depth 20 --max-length 256)
+rerank() { # RUN NAME
+  python 03_rerank.py $D --run $1 --depth ${DEPTH:-600} --top-k 20 --out $T/$2.tsv \
+    $(small --depth 20 --max-length 256)
+}
+rerank $T/hybrid.tsv rerank
 
 stage "4  RankGPT: GPT-4.1 orders the 20 in one window; alpha = 0.4 (eq. 4, 5)"
-rankgpt() { # ALPHA NAME
-  python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha $1 --top-k 10 --fewshot 6 \
-    --temperature 0 --replies $T/llm.replies.jsonl --out $T/$2.tsv \
-    $(small --fewshot 1 --depth 5 --max-words 20)
+rankgpt() { # ALPHA NAME FLAGS
+  python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha $1 --top-k 10 --temperature 0 \
+    --replies $T/llm.replies.jsonl --out $T/$2.tsv "${@:3}" $(small --depth 5 --max-words 20)
 }
-rankgpt 0.4 llm
+SHOTS="--fewshot 6 $(small --fewshot 1)"
+rankgpt 0.4 llm $SHOTS
 
-stage "5  Stance: GPT-4.1 zero-shot hybrid; DeBERTa with its encoder frozen and focal loss"
+stage "5  Stance: GPT-4.1, zero-shot hybrid"
 label() { # STRATEGY NAME
   python 05_classify.py llm $D $GPT --strategy $1 --temperature 0 --out $T/$2.tsv
 }
 label zero-shot-hybrid verdicts
-python 05_classify.py train $D --model $DEBERTA --freeze encoder --sampler balanced --loss focal \
-  --epochs 10 --lr 5e-5 --batch-size 32 --split-by instance $(small --epochs 1 --max-length 64)
-python 05_classify.py $D --out $T/deberta.tsv $(small --max-length 64)
 
 stage "6  The table and the submission"
-table climatecheck2025 $T/{bm25,splade,dense,hybrid,rerank,llm,verdicts,deberta}.tsv
+table climatecheck2025 $T/{bm25,splade,dense,hybrid,rerank,llm,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
 [ "${1:-}" = tables ] || exit 0
 
-stage "tables  Tables 3 and 4: the other prompts, zero- and few-shot"
-for strategy in zero-shot-one-step zero-shot-two-step few-shot-hybrid; do
+stage "tables  Table 3: the other prompts"
+ROWS=verdicts
+for strategy in $(few zero-shot-one-step zero-shot-two-step few-shot-hybrid); do
   label $strategy $strategy
+  ROWS="$ROWS $strategy"
 done
-table climatecheck2025 $T/{verdicts,zero-shot-one-step,zero-shot-two-step,few-shot-hybrid}.tsv \
-  $T/deberta.tsv --out $T/prompts.tsv
+# classifier NAME MODEL FLAGS: train one, encoder frozen, focal loss; label the same abstracts
+classifier() {
+  python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced --loss focal \
+    --epochs 10 --lr 5e-5 --batch-size 32 --split-by instance --out $WORK/models/$1 "${@:3}" \
+    $(small --epochs 1 --max-length 64)
+  python 05_classify.py $D --model $WORK/models/$1 --out $T/$1.tsv $(small --max-length 64)
+}
+stage "tables  Table 3: classifiers; learnt from SciFact, as they are and tuned further"
+SCIFACT=data/scifact
+if [ -n "$SMALL" ]; then SCIFACT=$DATA; elif [ ! -d $SCIFACT ]; then
+  python data/download.py scifact
+fi
+for name in $(few deberta roberta); do
+  if [ $name = deberta ]; then MODEL=$DEBERTA; else MODEL=$ROBERTA; fi
+  classifier $name $MODEL
+  classifier $name-scifact $MODEL --data $SCIFACT --freeze none
+  classifier $name-tuned $WORK/models/$name-scifact
+  ROWS="$ROWS $name $name-scifact $name-tuned"
+done
+table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table3.tsv
+stage "tables  Table 4: RankGPT without examples"
+rankgpt 0.4 llm-zero-shot
+table climatecheck2025 $T/{llm,llm-zero-shot}.tsv --out $T/table4.tsv
 stage "tables  Table 5: alpha; the replies are there"
-for alpha in 0 0.2 0.6 0.8 1; do rankgpt $alpha alpha-$alpha; done
-table climatecheck2025 $T/llm.tsv $T/alpha-{0,0.2,0.6,0.8,1}.tsv --out $T/alpha.tsv
-stage "tables  Table 7: retrievers and their pairs by depth, in depths.curves.tsv"
-python 02_retrieve.py $D --top-k 800 --out $WORK/deep
-for pair in "bm25 splade" "bm25 dense" "splade dense"; do
-  set -- $pair
-  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --top-k 800 \
-    --out $WORK/deep/$1-$2.tsv $WORK/deep/$1.tsv $WORK/deep/$2.tsv
+ROWS=llm
+for alpha in $(few 0 0.2 0.6 0.8 1); do
+  rankgpt $alpha alpha-$alpha $SHOTS
+  ROWS="$ROWS alpha-$alpha"
 done
-table climatecheck2025 $WORK/deep/*.tsv --out $T/depths.tsv
+table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table5.tsv
+
+stage "tables  Table 6: retrievers, pairs and all three, each alone and reranked; and RankGPT"
+W6=$WORK/table6
+mkdir -p $W6
+for run in bm25 splade dense; do cp $T/$run.tsv $W6; done
+fuse() { # RETRIEVER RETRIEVER DEPTH FROM TO
+  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --top-k $3 --out $5/$1-$2.tsv \
+    $4/$1.tsv $4/$2.tsv
+}
+PAIRS=("bm25 splade" "bm25 dense" "splade dense")
+for pair in "${PAIRS[@]}"; do fuse $pair 600 $T $W6; done
+ROWS="llm rerank hybrid"
+for run in $(few bm25 splade dense bm25-splade bm25-dense splade-dense); do
+  rerank $W6/$run.tsv $run-rerank
+  ROWS="$ROWS $run-rerank"
+done
+table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) $W6/*.tsv --out $T/table6.tsv
+stage "tables  Table 7: retrievers and their pairs by depth"
+W7=$WORK/table7
+python 02_retrieve.py $D --top-k 800 --out $W7
+for pair in "${PAIRS[@]}"; do fuse $pair 800 $W7 $W7; done
+table "$(printf "R@%s " {1..8}00)" $W7/*.tsv --out $T/table7.tsv

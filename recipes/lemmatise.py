@@ -5,7 +5,7 @@
 """
 Replace texts by their lemmas, for BM25 with --analyser plain (AIRwaves 2025, section 4.1).
 
-Lemmas are lower-cased; stopwords of spaCy and tokens that are not alphanumeric are left out.
+Lemmas are lower-cased. Words and numbers are kept, stopwords of spaCy are not.
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
 Writes  OUT/corpus.jsonl and OUT/claims.SPLIT.tsv with lemmas in place of texts, OUT/qrels.SPLIT.tsv
@@ -27,8 +27,8 @@ from tqdm.auto import tqdm
 def lemmas_of(texts, nlp):
     """Yield the lemmas of each text, joined by spaces."""
     for document in tqdm(nlp.pipe(texts), total=len(texts), unit=" texts"):
-        words = [token for token in document if token.text.isalnum() and not token.is_stop]
-        yield " ".join(token.lemma_.lower() for token in words)
+        words = [token for token in document if token.is_alpha or token.like_num]
+        yield " ".join(token.lemma_.lower() for token in words if not token.is_stop)
 
 def main():
     parser = argparse.ArgumentParser(

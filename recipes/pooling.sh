@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Judge what several systems found, as the organisers of ClimateCheck do from week to week (Abu
-# Ahmad et al., SDP 2025): pool the first ten ranks of all runs, label what is not judged yet, merge, and
-# see how recall and the share of judged abstracts change.
+# Ahmad et al., SDP 2025): pool the first ten ranks of all runs, label what is not judged yet,
+# merge, and see how recall and the share of judged abstracts change.
 #   bash recipes/pooling.sh work/demo/test/{bm25,dense,rerank}.tsv
 # The first call writes pool.tsv and ends with status 3. Fill its column label, keep the file as
 # labelled.tsv beside it, and call again.

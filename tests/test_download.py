@@ -120,6 +120,7 @@ def test_check_covid_and_climate_fever(kit, tmp_path):
     found = tables(kit.data / "check-covid")
     train = ["train_composed c2h NEI", "train_extracted c2h NEI"]
     assert found["qrels.train"] == train and found["claims.test"] == ["test C"]
+    assert len(found["claims.all"]) == len(found["qrels.all"]) == 4
     found = tables(kit.data / "climate-fever")  # with as many claims as there are
     for split, size, first in (("train", 767, "455"), ("dev", 153, "1034"), ("test", 615, "822")):
         assert (len(found[f"claims.{split}"]), found[f"claims.{split}"][0]) == (size, f"{first} c")

@@ -1,0 +1,50 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["pandas==3.1.1", "transformers==5.23.0"]
+# ///
+"""
+Count the tokens of claims and of the fields of a collection (AIRwaves 2025, Table 2).
+
+Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
+Prints  texts, and the mean, median, 95th percentile, maximum of their tokens, and how many exceed
+        --max-length, by kind of text; special tokens are not counted
+
+Example
+    python recipes/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
+"""
+import argparse
+import json
+from pathlib import Path
+
+import pandas as pd
+
+FIELDS = ["title", "abstract", "authors", "journal", "source"]
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of corpus and claims")
+    parser.add_argument("--model", default="data/models/minilm", help="whose tokenizer")
+    parser.add_argument("--max-length", type=int, default=512, help="tokens that the model reads")
+    args = parser.parse_args()
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+    texts = {}
+    for path in sorted(args.data.glob("claims.*.tsv")):
+        claims = pd.read_csv(path, sep="\t", dtype=str, na_filter=False)
+        texts[path.stem] = list(claims["claim"])
+    records = [json.loads(line) for line in open(args.data / "corpus.jsonl", encoding="utf-8")]
+    for fields in [*([field] for field in FIELDS), FIELDS[:2], FIELDS]:
+        joined = [" ".join(str(record.get(field) or "") for field in fields) for record in records]
+        texts[", ".join(fields)] = [text for text in joined if text.strip()]
+    rows = {}
+    for kind, some in texts.items():
+        tokens = [len(ids) for ids in tokenizer(some, add_special_tokens=False).input_ids]
+        tokens = pd.Series(tokens, dtype=float)
+        rows[kind] = {"texts": len(some), "mean": tokens.mean(), "median": tokens.median(),
+                      "95 %": tokens.quantile(0.95), "max": tokens.max(),
+                      f"over {args.max_length}": (tokens > args.max_length).sum()}
+    print(pd.DataFrame(rows).T.round(1).to_string())
+
+if __name__ == "__main__":
+    main()
