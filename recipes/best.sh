@@ -20,6 +20,7 @@ if [ -n "$SMALL${LLM_BASE_URL:-}" ]; then
   ANSWERS=$(llm $JUDGE)
 else
   command -v vllm > /dev/null || refuse "vllm: not installed, and it will be asked; or LLM_BASE_URL"
+  VLLM="--max-model-len 16384 ${VLLM:-}"
   ANSWERS="--backend none --model $JUDGE --extra {\"chat_template_kwargs\":{\"enable_thinking\":false}}"
 fi
 EMBEDDING=$(model Qwen/Qwen3-Embedding-$EMBEDDER $MINILM)
