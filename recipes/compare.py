@@ -30,7 +30,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SECONDS = 0.5  # between two looks at the GPUs
+SECONDS = 2  # between two looks at the GPUs; PyTorch keeps what it has reserved
 MEASURED = ("gpu_mib", "wh", "g_co2")
 INDEXES = ("bm25", "dense", "splade")
 
@@ -145,11 +145,11 @@ def table(args):
             row["GPU MiB"] = max((one.get("gpu_mib") or 0 for one in kept), default=0) or None
             row["equal scores"] = int(ranked.duplicated(["claim_id", "score"]).sum())
             row["Wh"] = total(one.get("wh") for one in kept)
-            row["g CO2"] = total(one.get("g_co2") for one in kept)
+            row["g CO2e"] = total(one.get("g_co2") for one in kept)
         rows.append(row | {"error": "; ".join(errors) or None})
-    shown = pd.DataFrame(rows).dropna(axis=1, how="all")
+    shown = pd.DataFrame(rows).dropna(axis=1, how="all").round(3)
     shown.to_csv(args.work / "compare.tsv", sep="\t", index=False)
-    print(shown.to_string(index=False, na_rep="-", float_format="{:.3g}".format))
+    print(shown.to_string(index=False, na_rep="-", float_format="{:.9g}".format))
     print("† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).")
     print(json.dumps({"made": [str(args.work / "compare.tsv")], "rows": len(rows)}))
     return 0
