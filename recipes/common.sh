@@ -25,10 +25,12 @@ SYSTEM=$(basename "$0" .sh)
 
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
 
-# model LARGE SMALL: the model to use
+# model LARGE SMALL: the model to use; what stands in work/small/ is made on the first call
 model() {
   if [ -z "$SMALL" ]; then echo "$1"; return; fi
   echo "small: $2 replaces $1" >&2
+  case $2 in work/small/*)
+    [ -d $2 ] || python recipes/stand_in.py $2 --kind $(basename $2) >&2 ;; esac
   echo "$2"
 }
 
@@ -53,6 +55,20 @@ llm() {
   fi
 }
 
+# ask OUT COMMAND: a stage of 04 or 05 that writes OUT.tsv. With --backend none vLLM answers its
+# requests: $JUDGE is the model, $VLLM more flags. A dialogue is at most four requests long.
+ask() {
+  for round in 1 2 3 4 5; do
+    local status=0
+    "${@:2}" --out $1.tsv || status=$?
+    case $status in 0) return ;; 3) ;; *) exit $status ;; esac
+    vllm run-batch -i $1.requests.jsonl -o $1.new.jsonl --model $JUDGE ${VLLM:-}
+    cat $1.new.jsonl >> $1.replies.jsonl
+    rm $1.new.jsonl
+  done
+  refuse "$1.replies.jsonl: the same requests wait again and again; see its last lines"
+}
+
 # table MEASURES RUNS: the table with the published figures, where the test split has judgements
 table() {
   if [ -e "$DATA/qrels.test.tsv" ]; then
@@ -63,7 +79,6 @@ table() {
 MINILM=data/models/minilm
 SPLADE_TINY=data/models/splade-tiny
 CROSS=work/small/cross-encoder
-if [ -n "$SMALL" ]; then
-  python data/download.py models
-  [ -d $CROSS ] || python recipes/stand_in.py $CROSS
-fi
+CAUSAL=work/small/causal
+NLI=work/small/nli
+[ -z "$SMALL" ] || python data/download.py models

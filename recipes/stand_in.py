@@ -1,18 +1,26 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["torch==2.13.0", "transformers==5.23.0"]
+# dependencies = [
+#     "gguf==0.19.0",
+#     "sentence-transformers==6.2.0",
+#     "torch==2.13.0",
+#     "transformers==5.23.0",
+# ]
 # ///
 """
-Write a small cross-encoder with weights set by hand, which replaces large ones in a rehearsal.
+Write a small reranker or NLI model, which replaces large ones in a rehearsal.
 
-Reads   data/models/minilm: its tokenizer (BERT)
-Writes  FOLDER: a BERT of two layers with one logit, 8 million parameters
+Reads   data/models/minilm: its tokenizer (BERT); --kind causal: data/models/smollm2
+Writes  FOLDER: a BERT of two layers with weights set by hand, one logit or (nli) three, 8 million
+        parameters; --kind causal: the first layers of SmolLM2, which answer yes or no
 
-Example
+Examples
     python recipes/stand_in.py work/small/cross-encoder
+    python recipes/stand_in.py work/small/causal --kind causal
 
+The causal reranker has the modules and the template of a large one, and ranks at random.
 No package on PyPI holds a small cross-encoder, and a few dozen claims are too few to train one.
-This model computes how much of the claim is found in the abstract, with rare words first:
+The BERT computes how much of the claim is found in the abstract, with rare words first:
 
     layer 1   each word of the claim attends to itself in the abstract, or to [SEP] if absent
     layer 2   [CLS] attends to the words of the claim, by rarity, and reads what they found
@@ -27,7 +35,12 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
 
 WORDS = 120  # features that tell words apart; the others are single ones
 CLAIM, ABSTRACT, SEP, RARE, FOUND, SCORE, REST, SIZE = 120, 121, 122, 123, 124, 125, 126, 128
@@ -36,6 +49,12 @@ SAME, ABSENT, NEVER = 14, 9, 30  # logits of layer 1: the same word, [SEP], outs
 WEIGHT = 6  # logit of layer 2 between the rarest and the most frequent word
 FOUND_SCALE, SCORE_SCALE = 0.1, 0.3  # small, because they add to the length
 FIRST = 1996  # in BERT's vocabulary, words by frequency follow after marks and letters
+LAYERS = 4  # of SmolLM2's 30
+PROMPT = "Judge whether the document is evidence about the query. Answer yes or no."
+TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
 
 def rarity(vocabulary):
     """Return (vocabulary,) rarities from 0 to 1: 1 + ln(w) / 6, w = (ln place / ln last)^2."""
@@ -74,19 +93,21 @@ def attend(layer, query, key, value, out):
     layer.output.dense.weight.zero_()  # no feed-forward part until the model is trained
 
 @torch.no_grad()
-def build(vocabulary, cls, sep):
-    """Return the model."""
+def build(vocabulary, cls, sep, nli):
+    """Return the model. In NLI, the abstract comes first; it never says contradiction."""
     torch.manual_seed(13)
+    labels = ["entailment", "neutral", "contradiction"] if nli else ["LABEL_0"]
     config = BertConfig(
         vocab_size=vocabulary, hidden_size=2 * SIZE, num_hidden_layers=2, num_attention_heads=1,
-        intermediate_size=2 * SIZE, num_labels=1, pad_token_id=0)
+        intermediate_size=2 * SIZE, id2label=dict(enumerate(labels)), pad_token_id=0,
+        label2id={label: place for place, label in enumerate(labels)})
     model = BertForSequenceClassification(config)
     embeddings, (first, second) = model.bert.embeddings, model.bert.encoder.layer
     features, segment = word_features(vocabulary, cls, sep), math.sqrt(SEGMENT2)
     embeddings.word_embeddings.weight.copy_(torch.cat([features, -features], dim=1))
     embeddings.position_embeddings.weight.zero_()
     embeddings.token_type_embeddings.weight.zero_()
-    for kind, feature in ((0, CLAIM), (1, ABSTRACT)):
+    for kind, feature in enumerate((ABSTRACT, CLAIM) if nli else (CLAIM, ABSTRACT)):
         embeddings.token_type_embeddings.weight[kind, feature] = segment
         embeddings.token_type_embeddings.weight[kind, SIZE + feature] = -segment
     for module in model.modules():
@@ -107,22 +128,50 @@ def build(vocabulary, cls, sep):
     model.classifier.weight.zero_()
     model.classifier.weight[0, 0] = 16.0
     model.classifier.bias.fill_(-4.0)
+    model.classifier.bias[1:2] = 0.0  # neutral, unless most words are found
     return model
+
+def write_bert(folder, new, nli):
+    """Write the BERT to new, with the tokenizer of folder."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model = build(len(tokenizer), tokenizer.cls_token_id, tokenizer.sep_token_id, nli)
+    model.save_pretrained(new)
+    tokenizer.save_pretrained(new)
+
+def write_causal(folder, new):
+    """Write the first layers of a causal model to new, as a CrossEncoder with LogitScore."""
+    from sentence_transformers import CrossEncoder
+    name = {} if (folder / "config.json").exists() else {
+        "gguf_file": next(folder.glob("*.gguf")).name}
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **name)
+    whole = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **name)
+    whole.config.__dict__.pop("quantization_config", None)
+    whole.config.num_hidden_layers = LAYERS
+    model = AutoModelForCausalLM.from_config(whole.config)
+    model.load_state_dict(whole.state_dict(), strict=False)  # further layers are left out
+    tokenizer.chat_template = TEMPLATE
+    for part in (model.bfloat16(), tokenizer):
+        part.save_pretrained(new)
+    encoder = CrossEncoder(
+        str(new), device="cpu", prompts={"query": PROMPT}, default_prompt_name="query")
+    encoder.save_pretrained(str(new), create_model_card=False)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where to write the model")
-    parser.add_argument("--tokenizer", default="data/models/minilm", help="a folder with BERT's")
+    parser.add_argument("--kind", choices=("cross-encoder", "nli", "causal"),
+                        default="cross-encoder", help="what to write")
+    parser.add_argument("--source", type=Path, help="a folder with BERT's tokenizer, or SmolLM2")
     args = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer, trust_remote_code=False)
     new = args.folder.with_name(f"{args.folder.name}.tmp-{os.getpid()}")
-    model = build(len(tokenizer), tokenizer.cls_token_id, tokenizer.sep_token_id)
-    model.save_pretrained(new)
-    tokenizer.save_pretrained(new)
+    if args.kind == "causal":
+        write_causal(args.source or Path("data/models/smollm2"), new)
+    else:
+        write_bert(args.source or Path("data/models/minilm"), new, args.kind == "nli")
     shutil.rmtree(args.folder, ignore_errors=True)
     os.replace(new, args.folder)
-    print(f"{args.folder}: a cross-encoder with weights set by hand")
+    print(f"{args.folder}: {args.kind}, a stand-in")
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,8 @@ import sys
 import pandas as pd
 import pytest
 from conftest import ROOT, SECRETS
+from test_03_rerank import tiny
+from test_notebook import VLLM
 
 SYSTEMS = "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel " \
           "climatesense_2026".split()
@@ -24,6 +26,9 @@ def shell(name, **settings):
     command = ["bash", str(ROOT / "recipes" / f"{name}.sh")]
     return subprocess.run(command, env=env | settings, capture_output=True, text=True, check=False)
 
+def with_path(folder):
+    return f"{folder}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
 def test_a_system_with_all_six_stages_in_small(models, endpoint, tmp_path):
     """A second run makes nothing; what replaces which model is said."""
     how = {"DATA": "data/demo", "SMALL": "1", "WORK": str(tmp_path / "work"), "LLM_MODEL": "toy",
@@ -40,6 +45,52 @@ def test_a_system_with_all_six_stages_in_small(models, endpoint, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in made}
     assert shell("kiepura_lam", **how).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in made} == before
+
+def test_todays_models_in_small(toy, endpoint):
+    """The stand-in of the causal reranker is one; no language model is loaded."""
+    how = {"DATA": str(toy / "data/demo"), "SMALL": "1", "WORK": str(toy / "best"),
+           "LLM_MODEL": "toy", "LLM_BASE_URL": endpoint(answer).url}
+    done = shell("best", **how)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "work/small/causal replaces Qwen/Qwen3-Reranker-4B" in done.stderr
+    assert "LogitScore" in (ROOT / "work/small/causal/modules.json").read_text()
+    table = pd.read_csv(toy / "best/test/metrics.tsv", sep="\t")
+    runs = "bm25 splade dense hybrid rerank pointwise llm verdicts nli combined"
+    assert set(table["run"]) == set(runs.split())
+
+def test_vllm_answers_until_nothing_waits(toy):
+    (toy / "vllm").write_text(VLLM.format(python=sys.executable))
+    (toy / "vllm").chmod(0o755)
+    script = (". recipes/common.sh demo; JUDGE=toy; ask $T/llm python 04_llm_rerank.py $D "
+              "--run $T/hybrid.tsv --backend none --model toy --window 4 --step 2")
+    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "work/demo"), "PATH": with_path(toy)}
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | how, check=False)
+    replies = (toy / "work/demo/test/llm.replies.jsonl").read_text().splitlines()
+    assert done.returncode == 0 and len(replies) == 6  # two windows a claim, one after the other
+    assert (toy / "work/demo/test/llm.tsv").exists()
+
+def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, models):
+    tools = {"nvidia-smi": "n=$(cat $0.n || echo 0); echo $((n + 100)) | tee $0.n",
+             "codecarbon": "shift 5; (echo energy_consumed,emissions; echo 0.002,0.001) "
+                           "> $CODECARBON_OUTPUT_DIR/emissions.csv; exec \"$@\""}
+    for name, line in tools.items():
+        (toy / name).write_text(f"#!/bin/bash\n{line}\n")
+        (toy / name).chmod(0o755)
+    tiny(toy / "good", models)
+    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "compare"), "PATH": with_path(toy),
+           "RUN": str(toy / "work/demo/test/hybrid.tsv"), "MODELS": f"{toy}/bad {toy}/good"}
+    as_file, before = str(toy).replace("/", "_"), None
+    for worked in (False, True):
+        done = shell("compare", **how)
+        assert done.returncode == 0, done.stderr[-3000:]
+        table = pd.read_csv(toy / "compare/compare.tsv", sep="\t").set_index("run")
+        good, bad = table.loc[f"{as_file}_good"], table.loc[f"{as_file}_bad"]
+        assert len(table) == 3 and good["GPU MiB"] >= 100 and good["Wh"] == 2
+        assert pd.notna(bad["nDCG@10"]) == worked and pd.notna(bad.get("error")) != worked
+        now = (toy / "compare/test" / f"{as_file}_good.tsv").stat().st_mtime_ns
+        assert before in (None, now)
+        before = now
+        tiny(toy / "bad", models, seed=5)
 
 @pytest.mark.parametrize("settings, words", [
     ({"SMALL": ""}, ["LLM_BASE_URL", "gemini-2.0-flash"]),  # before hours of work, not after them

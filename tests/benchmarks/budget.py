@@ -1,11 +1,12 @@
 """
-Estimate what the published systems cost on one A100: operations of every model pass, and hours.
+Estimate what the recipes cost on one A100: operations of every model pass, hours, GPU memory.
 
 Nothing is measured. Hours are operations / (share of the peak x peak). Stages without a network
 (BM25, fusion, search) take seconds and are left out. Language models at an endpoint are a bill:
-see 04_llm_rerank.py --dry-run and 05_classify.py llm --dry-run.
+see 04_llm_rerank.py --dry-run and 05_classify.py llm --dry-run. Memory is that of best.sh by size:
+weights, the activations of a batch of the longest texts, and what OVERHEAD assumes.
 
-Prints  a table by recipe and step, then one line of JSON with the hours
+Prints  tables by recipe and step, and by step and size; then one line of JSON
 
 Example
     python tests/benchmarks/budget.py --share 0.3
@@ -22,6 +23,20 @@ PAIR = ABSTRACT + CLAIM
 POSTS, TEST_POSTS, PAPERS = 12_853, 1_446, 7_718  # CheckThat! 2025 4b
 SCIFACT_TRAIN, SCIFACT_DEV = 809, 300
 EVALUATION = 279 * 2000 + 1504 * 347  # SciFact-Open: the best 2,000; Check-COVID: all abstracts
+PROMPT = 130  # tokens of instructions and chat template around a pair
+BATCH, LONGEST, CONTEXT = 32, 1024, 16_384  # best.sh: texts, tokens of each; of a vLLM sequence
+OVERHEAD = 1.0  # GiB, assumed: CUDA's context, kernels' workspace, fragmentation
+WORDS, HEAD, KEYS = 151_936, 128, 8  # Qwen3: vocabulary, width of a head, heads of keys and values
+QWEN = {  # layers, width, gated feed-forward part, heads, whether in and out share embeddings
+    "0.6B": (28, 1024, 3072, 16, True),
+    "4B": (36, 2560, 9728, 32, True),
+    "8B": (36, 4096, 12_288, 32, False),
+}
+
+def qwen(layers, width, feed, heads, _):
+    """Return a row of MODELS: a feed-forward part has three matrices, keys and values few heads."""
+    attention = layers * (2 * width * HEAD * (heads + KEYS) - 4 * width**2)
+    return layers, width, 3 * feed // 2, attention
 
 # layers, width, width of the feed-forward part, further weights that every token passes
 LARGE = "BERT-large (bge-m3, bge-reranker, e5-large)"
@@ -36,7 +51,7 @@ MODELS = {
     BASE: (12, 768, 3072, 0),
     DEBERTA: (24, 1024, 4096, 0),
     T5: (48, 1024, 16_384, 24 * 4 * 1024 * 3072),  # 32 heads of 128: four times the usual attention
-}
+} | {size: qwen(*shape) for size, shape in QWEN.items()}
 SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
     "ant_bridge": [
         ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR, False),
@@ -81,7 +96,14 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
         ("mining, 1,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 1000, PAIR, False),
         ("training, 5 models x 15 negatives", LARGE, 5 * GROWN * POSITIVES * 15 * 2, PAIR, True),
         ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False)],
-}
+} | {f"best, {size}": [
+    ("SPLADE index", SPLADE, CORPUS, ABSTRACT, False),
+    ("dense index", size, CORPUS, ABSTRACT, False),
+    ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT, False),
+    ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT, False),
+    ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT, False),
+    ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT, False),
+    ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR, False)] for size in QWEN}
 
 def operations(model, texts, tokens, training):
     """Return operations: per token 2 a weight and 4 x width x length a layer; training: x 3."""
@@ -89,6 +111,19 @@ def operations(model, texts, tokens, training):
     weights = layers * (4 * width**2 + 2 * width * feed) + further
     passes = 3 if training else 1
     return passes * texts * tokens * (2 * weights + 4 * layers * width * tokens)
+
+def memory(layers, width, feed, heads, tied):
+    """Return {step of best.sh: GiB} of a model in half precision."""
+    words = WORDS * width
+    body = words + layers * (2 * width * HEAD * (heads + KEYS) + 3 * width * feed)
+    whole = body if tied else body + words
+    texts = 2 * BATCH * LONGEST * (2 * width + 3 * feed)  # of one layer at a time, in bytes
+    found = {
+        "index": 2 * body + texts,
+        "claims": 4 * body,  # 02_retrieve.py encodes them in fp32, one short text or a few
+        "rerank": 2 * whole + texts + 4 * words,  # the last layer is computed in fp32
+        "LLM": 2 * whole + 2 * 2 * layers * KEYS * HEAD * CONTEXT}  # one sequence: keys and values
+    return {step: count / 2**30 + OVERHEAD for step, count in found.items()}
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
@@ -106,7 +141,12 @@ def main():
             short = model.split(" (")[0]
             print(f"| `{name}` | {step} | {short} | {count / 1e15:,.1f} | {hours:.2f} |")
     hours = {name: round(total, 2) for name, total in totals.items()}
-    print(json.dumps({"share": args.share, "hours": hours}))
+    print("\n| size of Qwen3, GiB | index | claims | rerank | LLM |\n|---|---|---|---|---|")
+    gib = {size: memory(*shape) for size, shape in QWEN.items()}
+    for size, steps in gib.items():
+        print(f"| {size} | {' | '.join(f'{count:.1f}' for count in steps.values())} |")
+    gib = {size: round(max(steps.values()), 1) for size, steps in gib.items()}
+    print(json.dumps({"share": args.share, "hours": hours, "gib": gib}))
 
 if __name__ == "__main__":
     main()
