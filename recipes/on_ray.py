@@ -46,11 +46,13 @@ def on_cluster(args):
     """Yield (number, facts) of each shard as it ends; Ray places it, and starts it again."""
     try:
         import ray
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR")
     except ImportError:
         shards.refuse("ray: not installed; pip install ray==2.60.0, or use --only")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    except Exception as error:  # of many kinds: no cluster there, another version of Ray
+        shards.refuse(f"--address {args.address or 'local'}: {str(error).splitlines()[0]}")
     ray.cloudpickle.register_pickle_by_value(shards)  # nodes need not import it
-    ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(node.get("CPU", 0) >= args.cpus and node.get("GPU", 0) >= args.gpus
                for node in nodes):
@@ -69,10 +71,8 @@ def on_cluster(args):
             yield left.pop(done), facts
             bar.update()
 
-def i_of_n(text):
+def part(text):
     number, count = map(int, text.split("/"))
-    if not 0 <= number <= count:
-        raise ValueError
     return number, count
 
 def arguments(words):
@@ -87,10 +87,11 @@ def arguments(words):
     add("--data", default="data/demo", help="folder of corpus and claims")
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="test", help="which claims")
+    add("--corpus", help="the abstracts")
     add("--run", help="run to rerank or classify")
     add("--out", help="reranked run, or verdicts")
     add("--shards", type=int, default=2, help="number of shards")
-    add("--only", type=i_of_n, help="I/N: this shard alone, without Ray; 0/N: cut or merge")
+    add("--only", type=part, help="I/N: shard I alone, without Ray; 0/N: cut or merge")
     add("--address", help="of a Ray cluster, as auto; default: this machine alone")
     add("--cpus", type=float, default=1, help="cores of a shard")
     add("--gpus", type=float, default=0, help="GPUs of a shard")
@@ -98,9 +99,9 @@ def arguments(words):
     for word in OURS.intersection(word.split("=")[0] for word in args.words):
         shards.refuse(f"{word}: not behind --; on_ray.py sets it")
     args.only, args.shards = args.only or (None, args.shards)
-    if args.shards < 1:
-        shards.refuse(f"--shards {args.shards}: give 1 or more")
-    place, args.corpus = f"{args.work}/{args.split}", f"{args.data}/corpus.jsonl"
+    if args.shards < 1 or not 0 <= (args.only or 0) <= args.shards:
+        shards.refuse("--shards, --only: give N from 1 on, and I from 0 to N")
+    place, corpus = f"{args.work}/{args.split}", f"{args.data}/corpus.jsonl"
     args.folder, args.cwd = f"{args.work}/shards-{args.shards}", os.getcwd()
     args.env = {name: os.environ[name] for name in os.environ if name.startswith(ENVIRONMENT)}
     if args.job in RUNS:
@@ -108,30 +109,28 @@ def arguments(words):
         args.run, args.out = args.run or f"{place}/{run}.tsv", args.out or f"{place}/{out}.tsv"
         args.folder = f"{args.out}.shards-{args.shards}"
         if os.path.exists(f"{place}/candidates.jsonl"):
-            args.corpus = f"{place}/candidates.jsonl"
+            corpus = f"{place}/candidates.jsonl"
     elif args.run or args.out:
         shards.refuse(f"--run, --out: not for {args.job}")
+    args.corpus = args.corpus or corpus
     return args
 
 def run(args):
     """Cut, run all shards or one, merge. Return the errors, and the facts to print."""
-    number, done, clock = args.only, {}, [time.monotonic()]
-    if args.job in RUNS and number != 0:
-        shards.cut_run(args, [number] if number else range(1, args.shards + 1))
-    elif args.job not in RUNS and not number:
-        shards.cut_corpus(args)
+    done, clock = {}, [time.monotonic()]
+    shards.cut(args)
     clock.append(time.monotonic())
-    if number is None:
+    if args.only is None:
         done = dict(on_cluster(args))
-    elif number:
-        done = {number: shards.run(args, number)}
+    elif args.only:
+        done = {args.only: shards.run(args, args.only)}
     clock.append(time.monotonic())
-    errors = [shards.original(facts["error"], args) for facts in done.values() if "error" in facts]
-    if args.job != "index" and not number and not errors:
+    errors = [facts["error"] for facts in done.values() if "error" in facts]
+    if not args.only and not errors:
         shards.merge(args)
     clock.append(time.monotonic())
-    spent = [round(end - start, 1) for start, end in zip(clock, clock[1:])]
-    stages = dict(zip(["cut", args.job, "merge"], spent))
+    seconds = [round(end - start, 1) for start, end in zip(clock, clock[1:])]
+    stages = dict(zip(["cut", args.job, "merge"], seconds))
     return errors, {"job": args.job, "seconds": stages, "shards": dict(sorted(done.items()))}
 
 def main():

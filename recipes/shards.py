@@ -103,6 +103,13 @@ def cut_run(args, numbers):
         mine = places * args.shards // len(claims) == number - 1
         write(f"{args.folder}/{number}/run.tsv", table[mine])
 
+def cut(args):
+    """Cut a run for all shards or one; the corpus for all."""
+    if args.run and args.only != 0:
+        cut_run(args, [args.only] if args.only else range(1, args.shards + 1))
+    if not args.run and not args.only:
+        cut_corpus(args)
+
 # -------------------- Run
 def start(script, words, log):
     """Run a script. Return its last line, JSON. It is waited for if another process is at it."""
@@ -134,10 +141,10 @@ def run(args, number):
         facts = start(SCRIPTS[args.job], [*words, *args.words], folder / f"{args.job}.log")
         return facts | {"seconds": round(time.monotonic() - begun, 1)}
     except ValueError as error:
-        return {"error": str(error)}
+        return {"error": original(str(error), args)}
     except OSError as error:
-        return {"error": f"{error.filename}: {error.strerror} on {socket.gethostname()}; cut it "
-                         "first (index), where all nodes see it under this path"}
+        return {"error": f"{error.filename}: {error.strerror} on {socket.gethostname()}; cut first "
+                         "(index --only 0/N), and share the folder under one path on all nodes"}
 
 # -------------------- Merge
 def places_of(index, number, size, shards):
@@ -176,10 +183,12 @@ def merge_runs(args, claims, kinds, top_k):
     new.rename(out / "candidates.jsonl")
 
 def merge(args):
-    """Join what rerank and classify made; merge the runs of retrieve, and fuse its retrievers."""
+    """Join what rerank or classify made; merge the runs of retrieve, and fuse its retrievers."""
     if args.run:
         parts = [read(f"{args.folder}/{number}/out.tsv") for number in range(1, args.shards + 1)]
-        return write(args.out, pd.concat(parts))
+        write(args.out, pd.concat(parts))
+    if args.job != "retrieve":
+        return
     add = (parser := ArgumentParser(add_help=False)).add_argument  # flags of 02_retrieve.py
     add("--claims", default=f"{args.data}/claims.{args.split}.tsv")
     add("--retrievers", nargs="+", default=["bm25", "dense", "splade"])

@@ -5,7 +5,7 @@ Nothing is measured. Hours are operations / (share of the peak x peak). Stages w
 (BM25, fusion, search) take seconds and are left out. Language models at an endpoint are a bill:
 see 04_llm_rerank.py --dry-run and 05_classify.py llm --dry-run.
 
-Prints  a table by recipe and step, then one line of JSON with the hours
+Prints  a table by recipe and step, one of larger corpora, then one line of JSON with the hours
 
 Example
     python tests/benchmarks/budget.py --share 0.3
@@ -81,6 +81,8 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
         ("training, 5 models x 15 negatives", LARGE, 5 * GROWN * POSITIVES * 15 * 2, PAIR, True),
         ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False)],
 }
+LARGER = {"PubMed": 36_000_000, "OpenAlex": 250_000_000}  # abstracts, as long as ClimateCheck's
+BYTES = {"corpus": 1_716, "BM25": 1_313, "dense": 2 * 1024}  # an abstract; BGE-M3's in fp16
 
 def operations(model, texts, tokens, training):
     """Return operations: per token 2 a weight and 4 x width x length a layer; training: x 3."""
@@ -104,6 +106,12 @@ def main():
             totals[name] += hours
             short = model.split(" (")[0]
             print(f"| `{name}` | {step} | {short} | {count / 1e15:,.1f} | {hours:.2f} |")
+    print("\n| corpus | abstracts | hours: dense | SPLADE | GB:", " | ".join(BYTES), "|")
+    for name, count in LARGER.items():
+        work = [operations(model, count, ABSTRACT, False) for model in (LARGE, SPLADE)]
+        values = [one / (args.share * PEAK) / 3600 for one in work]
+        values += [count * size / 1e9 for size in BYTES.values()]
+        print(f"| {name} | {count:,} |", " | ".join(f"{value:,.0f}" for value in values), "|")
     hours = {name: round(total, 2) for name, total in totals.items()}
     print(json.dumps({"share": args.share, "hours": hours}))
 
