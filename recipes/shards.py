@@ -84,7 +84,7 @@ def size_of(args):
 
 def original(line, args):
     """Return an error line with a place in the original corpus for one in a shard's."""
-    found = re.match(rf"{re.escape(args.folder)}/(\d+)/corpus.jsonl:(\d+)(.*)", line)
+    found = re.match(rf"{re.escape(str(Path(args.folder)))}/(\d+)/corpus.jsonl:(\d+)(.*)", line)
     if not found:
         return line
     dealt = deal(args.corpus, size_of(args), args.shards)
@@ -112,7 +112,7 @@ def cut(args):
 
 # -------------------- Run
 def start(script, words, log):
-    """Run a script. Return its last line, JSON. It is waited for if another process is at it."""
+    """Run a script, after any other process that makes the same. Return its last line, JSON."""
     while True:
         with open(log, "wb") as file:
             done = subprocess.run([sys.executable, ROOT / script, *map(str, words)],
@@ -124,7 +124,7 @@ def start(script, words, log):
         line = Path(log).read_text(errors="replace").splitlines()[-1].removeprefix("error: ")
         if "another command is making it" not in line:
             refuse(line)
-        time.sleep(1)  # it may have lost its node, and Ray has started it again here
+        time.sleep(1)  # it runs on a node that Ray has given up
 
 def run(args, number):
     """Run the script on shard number. Return its facts, or {"error": line} if it is refused."""
