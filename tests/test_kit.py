@@ -58,7 +58,7 @@ def test_a_script_imports_no_other_and_nothing_unsafe(script):
         assert word not in text, word
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "recipes/check_claim.py", "recipes/lemmatise.py",
-                                    "recipes/count_tokens.py"])
+                                    "recipes/count_tokens.py", "recipes/on_ray.py"])
 def test_the_header_pins_what_the_requirements_pin(script):
     text = (ROOT / script).read_text(encoding="utf-8")
     header = re.match(r"# /// script\n((?:#.*\n)*?)# ///\n", text)[1]

@@ -6,7 +6,7 @@ Nothing is measured. Hours are operations / (share of the peak x peak). Stages w
 see 04_llm_rerank.py --dry-run and 05_classify.py llm --dry-run. Memory is that of best.sh by size:
 weights, the activations of a batch of the longest texts, and what OVERHEAD assumes.
 
-Prints  tables by recipe and step, and by step and size; then one line of JSON
+Prints  tables by recipe and step, of larger corpora, and by step and size; then one line of JSON
 
 Example
     python tests/benchmarks/budget.py --share 0.3
@@ -104,6 +104,8 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
     ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT, False),
     ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT, False),
     ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR, False)] for size in QWEN}
+LARGER = {"PubMed": 36_000_000, "OpenAlex": 250_000_000}  # abstracts, as long as ClimateCheck's
+BYTES = {"corpus": 1_716, "BM25": 1_313, "dense": 2 * 1024}  # an abstract; BGE-M3's in fp16
 
 def operations(model, texts, tokens, training):
     """Return operations: per token 2 a weight and 4 x width x length a layer; training: x 3."""
@@ -140,6 +142,12 @@ def main():
             totals[name] += hours
             short = model.split(" (")[0]
             print(f"| `{name}` | {step} | {short} | {count / 1e15:,.1f} | {hours:.2f} |")
+    print("\n| corpus | abstracts | hours: dense | SPLADE | GB:", " | ".join(BYTES), "|")
+    for name, count in LARGER.items():
+        work = [operations(model, count, ABSTRACT, False) for model in (LARGE, SPLADE)]
+        values = [one / (args.share * PEAK) / 3600 for one in work]
+        values += [count * size / 1e9 for size in BYTES.values()]
+        print(f"| {name} | {count:,} |", " | ".join(f"{value:,.0f}" for value in values), "|")
     hours = {name: round(total, 2) for name, total in totals.items()}
     print("\n| size of Qwen3, GiB | index | claims | rerank | LLM |\n|---|---|---|---|---|")
     gib = {size: memory(*shape) for size, shape in QWEN.items()}

@@ -1,0 +1,203 @@
+"""
+Cut a corpus or a run into shards, run a script on one, merge what they made; see on_ray.py.
+
+Bad input raises ValueError with the line to print, whatever may be tried again RuntimeError.
+"""
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from operator import itemgetter
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = {"index": "01_index.py", "retrieve": "02_retrieve.py", "rerank": "03_rerank.py",
+           "classify": "05_classify.py"}
+ABSTRACTS = 4096  # dealt at once: SHARD of 01_index.py, so that the same texts share its batches
+CLAIMS = 1024     # cut at multiples of it: whole groups of 03_rerank.py (GROUP) at any --depth
+ROWS = 32         # fewer abstracts are dealt in multiples of it: kernels treat odd rows apart
+
+def refuse(line):
+    raise ValueError(line)
+
+def read(path):
+    """Return a table of strings."""
+    try:
+        return pd.read_csv(path, sep="\t", dtype=str, na_filter=False, encoding="utf-8-sig",
+                           encoding_errors="replace")
+    except ValueError as error:
+        refuse(f"{path}: {error}; fix the table")
+
+def write(path, table):
+    """Write a table, whole or not at all, with its provenance."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(f"{path}.tmp", sep="\t", index=False, lineterminator="\n")
+    Path(f"{path}.meta.json").write_text(json.dumps({"command": sys.argv}, indent=1) + "\n")
+    os.replace(f"{path}.tmp", path)
+
+# -------------------- Cut
+def deal(corpus, size, shards):
+    """Yield (shard, line number, line), size abstracts each in turn; blank lines do not count."""
+    count = 0
+    with open(corpus, "rb") as file:
+        for number, line in enumerate(file, 1):
+            yield count // size % shards + 1, number, line
+            count += bool(line.strip())
+
+def cut_corpus(args):
+    """Write FOLDER/I/corpus.jsonl, once; refuse another corpus behind existing shards."""
+    mark, new, shards = Path(args.folder, "cut.json"), Path(f"{args.folder}.tmp"), args.shards
+    with open(args.corpus, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if mark.exists():
+        if json.loads(mark.read_text())["sha256"] != digest:
+            refuse(f"{args.corpus}: not what {args.folder} was cut from; delete that folder, or "
+                   "give another --work")
+        return
+    with open(args.corpus, "rb") as file:
+        count = sum(1 for line in file if line.strip())
+    if count < shards:
+        refuse(f"{args.corpus}: {count} abstracts for {shards} shards; lower --shards")
+    size = ABSTRACTS
+    if count <= (shards - 1) * size:  # the last shard would get none
+        size = count // shards // ROWS * ROWS or 1
+    shutil.rmtree(new, ignore_errors=True)
+    for shard, rows in itertools.groupby(deal(args.corpus, size, shards), itemgetter(0)):
+        (new / str(shard)).mkdir(parents=True, exist_ok=True)
+        with open(new / str(shard) / "corpus.jsonl", "ab") as file:
+            file.writelines(line for _, _, line in rows)
+    (new / mark.name).write_text(json.dumps({"sha256": digest, "abstracts": count, "size": size}))
+    new.rename(args.folder)
+
+def size_of(args):
+    """Return how many abstracts were dealt at a time."""
+    return json.loads(Path(args.folder, "cut.json").read_text())["size"]
+
+def original(line, args):
+    """Return an error line with a place in the original corpus for one in a shard's."""
+    found = re.match(rf"{re.escape(str(Path(args.folder)))}/(\d+)/corpus.jsonl:(\d+)(.*)", line)
+    if not found:
+        return line
+    dealt = deal(args.corpus, size_of(args), args.shards)
+    numbers = (number for shard, number, _ in dealt if shard == int(found[1]))
+    return f"{args.corpus}:{next(itertools.islice(numbers, int(found[2]) - 1, None))}{found[3]}"
+
+def cut_run(args, numbers):
+    """Write FOLDER/I/run.tsv for these numbers: neighbouring claims with all their rows."""
+    table = read(args.run)
+    places, claims = table["claim_id"].factorize()
+    if len(claims) < args.shards:
+        refuse(f"{args.run}: {len(claims)} claims for {args.shards} shards; lower --shards")
+    if len(claims) >= CLAIMS * args.shards:
+        places = places // CLAIMS * CLAIMS
+    for number in numbers:
+        mine = places * args.shards // len(claims) == number - 1
+        write(f"{args.folder}/{number}/run.tsv", table[mine])
+
+def cut(args):
+    """Cut a run for all shards or one; the corpus for all."""
+    if args.run and args.only != 0:
+        cut_run(args, [args.only] if args.only else range(1, args.shards + 1))
+    if not args.run and not args.only:
+        cut_corpus(args)
+
+# -------------------- Run
+def start(script, words, log):
+    """Run a script, after any other process that makes the same. Return its last line, JSON."""
+    while True:
+        with open(log, "wb") as file:
+            done = subprocess.run([sys.executable, ROOT / script, *map(str, words)],
+                                  stdout=subprocess.PIPE, stderr=file)
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1])
+        if done.returncode != 2:
+            raise RuntimeError(f"{script}: status {done.returncode}; see {log}")
+        line = Path(log).read_text(errors="replace").splitlines()[-1].removeprefix("error: ")
+        if "another command is making it" not in line:
+            refuse(line)
+        time.sleep(1)  # it runs on a node that Ray has given up
+
+def run(args, number):
+    """Run the script on shard number. Return its facts, or {"error": line} if it is refused."""
+    begun, folder = time.monotonic(), Path(args.folder, str(number))
+    words = ["--data", args.data, "--split", args.split]
+    if args.run:
+        words += ["--work", args.work, "--corpus", args.corpus, "--run", folder / "run.tsv",
+                  "--out", folder / "out.tsv"]
+    else:
+        words += ["--work", folder, "--corpus", folder / "corpus.jsonl"]
+    try:
+        os.chdir(args.cwd)
+        os.environ.update(args.env)
+        facts = start(SCRIPTS[args.job], [*words, *args.words], folder / f"{args.job}.log")
+        return facts | {"seconds": round(time.monotonic() - begun, 1)}
+    except ValueError as error:
+        return {"error": original(str(error), args)}
+    except OSError as error:
+        return {"error": f"{error.filename}: {error.strerror} on {socket.gethostname()}; cut first "
+                         "(index --only 0/N), and share the folder under one path on all nodes"}
+
+# -------------------- Merge
+def places_of(index, number, size, shards):
+    """Return {abstract_id: place in the original corpus} of a shard, from its index."""
+    names, places = json.loads(Path(index, "abstract_ids.json").read_bytes()), {}
+    for row, name in enumerate(names):
+        places[name] = (row // size * shards + number - 1) * size + row % size
+    return places
+
+def merge_runs(args, claims, kinds, top_k):
+    """Write the best rows of all shards as 02_retrieve.py fuse --method top --corpus would.
+
+    That reads all runs and the corpus at once; here, memory does not grow with the shards.
+    candidates.jsonl gets the abstracts of these rows, in corpus order.
+    """
+    size, best, out = size_of(args), dict.fromkeys(kinds), Path(args.work, args.split)
+    order = {claim: place for place, claim in enumerate(read(claims)["claim_id"])}
+    for number in range(1, args.shards + 1):
+        shard = Path(args.folder, str(number))
+        places = places_of(shard / "index" / kinds[0], number, size, args.shards)
+        for kind in kinds:
+            rows = read(shard / args.split / f"{kind}.tsv")
+            rows["claim"] = rows["claim_id"].map(order)
+            rows["place"] = rows["abstract_id"].map(places)
+            rows["loss"] = -rows["score"].astype(float)
+            rows = pd.concat([best[kind], rows]).sort_values(["claim", "loss", "place"])
+            best[kind] = rows.groupby("claim").head(top_k)
+    for kind, rows in best.items():
+        rows = rows.assign(rank=rows.groupby("claim").cumcount() + 1)
+        write(out / f"{kind}.tsv", rows[["claim_id", "abstract_id", "rank", "score"]])
+    found, new = set(pd.concat(best.values())["place"]), out / "candidates.jsonl.tmp"
+    with open(args.corpus, "rb") as lines, open(new, "wb") as file:
+        for place, line in enumerate(filter(bytes.strip, lines)):
+            if place in found:
+                file.write(line)
+    new.rename(out / "candidates.jsonl")
+
+def merge(args):
+    """Join what rerank or classify made; merge the runs of retrieve, and fuse its retrievers."""
+    if args.run:
+        parts = [read(f"{args.folder}/{number}/out.tsv") for number in range(1, args.shards + 1)]
+        write(args.out, pd.concat(parts))
+    if args.job != "retrieve":
+        return
+    add = (parser := ArgumentParser(add_help=False)).add_argument  # flags of 02_retrieve.py
+    add("--claims", default=f"{args.data}/claims.{args.split}.tsv")
+    add("--retrievers", nargs="+", default=["bm25", "dense", "splade"])
+    add("--top-k", type=int, default=100)
+    add("--rrf-k", default=60)
+    flags, out = parser.parse_known_args(args.words)[0], f"{args.work}/{args.split}"
+    merge_runs(args, flags.claims, flags.retrievers, flags.top_k)
+    runs = [f"{out}/{kind}.tsv" for kind in flags.retrievers]
+    if len(runs) > 1:
+        words = ["fuse", *runs, "--corpus", f"{out}/candidates.jsonl", "--out", f"{out}/hybrid.tsv",
+                 "--top-k", flags.top_k, "--rrf-k", flags.rrf_k]
+        start("02_retrieve.py", words, f"{out}/hybrid.log")

@@ -1,0 +1,121 @@
+"""recipes/on_ray.py: shards give the bytes of one machine, whatever dies; bad input is one line."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+from test_05_classify import NLI, tiny
+
+ALONE = ("--max-length", 32, "--batch-size", 1)  # no padding to other texts: equal bytes
+BM25 = {"index": ("--indexes", "bm25"), "retrieve": ("--retrievers", "bm25", "--top-k", 30)}
+JOBS = {
+    "index": ("01_index.py", ("--indexes", "dense", "splade", *ALONE)),
+    "retrieve": ("02_retrieve.py", ("--retrievers", "dense", "splade")),
+    "rerank": ("03_rerank.py", ("--model", "reranker", "--depth", 7, *ALONE)),
+    "classify": ("05_classify.py", ("--model", "nli", *ALONE))}
+
+@pytest.fixture
+def folder(tmp_path, models):
+    """A folder with the demo's data and the models; work/one and work/many."""
+    shutil.copytree(ROOT / "data" / "demo", tmp_path / "data" / "demo")
+    (tmp_path / "data" / "models").symlink_to(models)
+    return tmp_path
+
+def start(folder, script, *words, **env):
+    command = [sys.executable, str(ROOT / script), *map(str, words)]
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | env
+    return subprocess.Popen(command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
+
+def result(process):
+    """Return the last line of a script as JSON, or its one line of an error."""
+    out, err = process.communicate()
+    assert process.returncode in (0, 2) and "Traceback" not in err, err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == bool(process.returncode), err
+    return errors[0] if errors else json.loads(out.splitlines()[-1])
+
+def on_ray(folder, job, *words, **env):
+    return result(start(folder, "recipes/on_ray.py", job, "--work", "work/many", *words, **env))
+
+def same(folder, name):
+    one, many = (folder / "work" / work / "test" / name for work in ("one", "many"))
+    return one.read_bytes() == many.read_bytes() and one.stat().st_size > 500
+
+def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
+    def shard(job, number):
+        return on_ray(folder, job, "--only", f"{number}/3", "--", *BM25[job])
+
+    assert "share the folder" in shard("index", 2)  # not cut yet, or seen by another node only
+    corpus = folder / "data/demo/corpus.jsonl"
+    lines = corpus.read_bytes().splitlines(keepends=True)
+    corpus.write_bytes(b"\n" + b"".join(lines))  # a blank line is no abstract
+    for job, numbers in (("index", (0, 1, 2, 3)), ("retrieve", (1, 2, 3, 0))):
+        for number in numbers:
+            assert shard(job, number)["job"] == job
+    runs = [f"work/many/shards-3/{number}/test/bm25.tsv" for number in (1, 2, 3)]
+    result(start(folder, "02_retrieve.py", "fuse", *runs, "--method", "top", "--top-k", 30,
+                 "--corpus", corpus, "--out", "work/one/test/bm25.tsv"))
+    assert same(folder, "bm25.tsv")
+    found = (folder / "work/many/test/candidates.jsonl").read_bytes().splitlines(keepends=True)
+    assert 200 < len(found) < 305 and found == [line for line in lines if line in found]
+    corpus.write_bytes(b"".join(lines[:-1]))
+    assert "shards-3 was cut from" in shard("index", 0)
+    (folder / "ray.py").write_text("raise ImportError")
+    for words, said in {
+            "index --shards 400": "304 abstracts for 400 shards", "index --only 4/3": "I from 0",
+            f"rerank --only 1/26 --run {runs[0]}": "25 claims", "index -- --out=x": "not behind --",
+            "rerank --only 1/2": "work/many/test/hybrid.tsv: No such file"}.items():
+        assert said in on_ray(folder, *words.split())
+    assert "pip install ray==" in on_ray(folder, "index", PYTHONPATH=str(folder))
+
+@pytest.fixture
+def cluster():
+    """A Ray cluster of two nodes with one core each."""
+    from ray.cluster_utils import Cluster
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+def script_on(node):
+    """Wait for a script on a node. Return its process."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    while True:
+        for process in raylet.children(recursive=True):
+            if "01_index.py" in " ".join(process.cmdline()):
+                return process
+        time.sleep(0.05)
+
+def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster):
+    tiny(folder / "reranker", ["relevant"])
+    tiny(folder / "nli", NLI)
+    at = ["--shards", 3, "--address", cluster.address]
+    process = start(folder, "recipes/on_ray.py", "index", "--work", "work/many", *at, "--",
+                    *JOBS["index"][1])
+    script_on(cluster.head_node).kill()
+    other, = cluster.worker_nodes
+    script_on(other)
+    cluster.remove_node(other, allow_graceful=False)
+    cluster.add_node(num_cpus=1)
+    assert list(result(process)["shards"]) == ["1", "2", "3"]
+    for job, (script, words) in JOBS.items():
+        run = ["--run", "work/one/test/rerank.tsv"] if job == "classify" else []
+        assert "made" in result(start(folder, script, "--work", "work/one", *run, *words))
+        if job != "index":
+            assert on_ray(folder, job, *run, *at, "--", *words)["job"] == job
+    for name in ("dense", "splade", "hybrid", "rerank", "verdicts"):
+        assert same(folder, f"{name}.tsv"), name
+    shutil.rmtree(folder / "work/many")
+    corpus = folder / "data/demo/corpus.jsonl"
+    lines = corpus.read_bytes().splitlines(keepends=True)
+    corpus.write_bytes(b"\n".join([b"", *lines[:210], b"{\n", *lines[211:]]))  # blank lines between
+    said = on_ray(folder, "index", *at, "--", *BM25["index"])
+    assert said.startswith("error: data/demo/corpus.jsonl:422: not a JSON object")  # of shard 3
+    kept = sorted(folder.glob("work/many/shards-3/*/index/bm25/meta.json"))
+    assert [path.parts[-4] for path in kept] == ["1", "2"]
