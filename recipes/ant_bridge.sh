@@ -47,9 +47,10 @@ fuse 6 rerank
 
 # Gemini's endpoint does not accept a seed.
 stage "5  Stance: Gemini 2.5 Pro as a climate-change expert, 50 pairs a prompt, a digit each"
-label() { # PAIRS NAME
+label() { # PAIRS NAME FLAGS
   python 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt $1 \
-    --max-tokens 20000 --timeout 600 --extra '{"seed": null}' $GEMINI --out $T/$2.tsv
+    --max-tokens 20000 --timeout 600 --extra '{"seed": null}' $GEMINI --out $T/$2.tsv \
+    "${@:3}"
 }
 label 50 verdicts
 
@@ -66,6 +67,6 @@ for model in $LARGE $M3; do
     --out $T/$(basename $model)-untuned.tsv $(small --depth 20 --max-length 256)
 done
 stage "tables  Figure 2: one pair a prompt"
-label 1 one-pair
+label 1 one-pair $(small --top-k 2)
 table climatecheck2025 $T/{verdicts,one-pair,bm25}.tsv $T/*-untuned.tsv \
   $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv --out $T/tables.tsv

@@ -42,9 +42,9 @@ fuse() { # K NAME
 fuse 6 rerank
 
 stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON"
-label() { # STRATEGY NAME
+label() { # STRATEGY NAME FLAGS
   python 05_classify.py llm $D --run $T/rerank.tsv --strategy $1 --temperature 0 \
-    --max-tokens 1024 --structured $GPT_OSS --out $T/$2.tsv
+    --max-tokens 1024 --structured $GPT_OSS --out $T/$2.tsv "${@:3}"
 }
 label zero-shot-one-step verdicts
 
@@ -55,6 +55,6 @@ python 06_evaluate.py submission $D --task climatecheck2026
 
 stage "tables  Each reranker alone; fusion with k = 60; stance in two steps"
 fuse 60 rerank-k60
-label zero-shot-two-step two-step
+label zero-shot-two-step two-step $(small --top-k 2)
 table climatecheck2026 $T/{verdicts,two-step,bm25}.tsv $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv \
   --out $T/tables.tsv

@@ -39,6 +39,8 @@ def main():
         texts[", ".join(fields)] = [text for text in joined if text.strip()]
     rows = {}
     for kind, some in texts.items():
+        if not some:  # the collection has no such field
+            continue
         tokens = [len(ids) for ids in tokenizer(some, add_special_tokens=False).input_ids]
         tokens = pd.Series(tokens, dtype=float)
         rows[kind] = {"texts": len(some), "mean": tokens.mean(), "median": tokens.median(),

@@ -60,8 +60,8 @@ SHOTS="--fewshot 6 $(small --fewshot 1)"
 rankgpt 0.4 llm $SHOTS
 
 stage "5  Stance: GPT-4.1, zero-shot hybrid"
-label() { # STRATEGY NAME
-  python 05_classify.py llm $D $GPT --strategy $1 --temperature 0 --out $T/$2.tsv
+label() { # STRATEGY NAME FLAGS
+  python 05_classify.py llm $D $GPT --strategy $1 --temperature 0 --out $T/$2.tsv "${@:3}"
 }
 label zero-shot-hybrid verdicts
 
@@ -73,7 +73,7 @@ python 06_evaluate.py submission $D --task climatecheck2025
 stage "tables  Table 3: the other prompts"
 ROWS=verdicts
 for strategy in $(few zero-shot-one-step zero-shot-two-step few-shot-hybrid); do
-  label $strategy $strategy
+  label $strategy $strategy $(small --top-k 2)
   ROWS="$ROWS $strategy"
 done
 # classifier NAME MODEL FLAGS: train one, encoder frozen, focal loss; label the same abstracts

@@ -10,7 +10,7 @@ GEMINI=$(llm gemini-2.0-flash)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1, 2  SPLADE-v3: the best 40"
-python 01_index.py $D --indexes splade --splade-model $SPLADE
+python 01_index.py $D --indexes splade --splade-model $SPLADE $(small --max-length 64)
 python 02_retrieve.py $D --retrievers splade --top-k 40
 
 # Gemini's endpoint does not accept a seed.
