@@ -55,6 +55,6 @@ python 05_classify.py $D $ON --model $DEBERTA --out $T/nli.tsv $(small --top-k 5
 python 05_classify.py combine $D $T/verdicts.tsv $T/nli.tsv --out $T/combined.tsv
 
 stage "6  The table and the submission"
-[ ! -e $DATA/qrels.test.tsv ] || python 06_evaluate.py $D --measures climatecheck2025 \
+[ ! -e $DATA/qrels.test.tsv ] || python 06_evaluate.py $D \
   $T/{bm25,splade,dense,hybrid,rerank,pointwise,llm,verdicts,nli,combined}.tsv
 python 06_evaluate.py submission $D $T/combined.tsv --task climatecheck2025
