@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Retrievers and rerankers side by side on one data set, one line each: recall, nDCG@10, seconds, GPU
-# memory, equal scores, significance against the first line; energy, where codecarbon is installed.
+# Retrievers and rerankers side by side on one data set, one line each: recall, nDCG@10, seconds,
+# GPU memory, equal scores, significance against the first line; energy, where codecarbon is there.
 # A model that fails is a line with its error. The next call makes only what is missing or changed.
 #   RETRIEVERS="bm25 Qwen/Qwen3-Embedding-0.6B splade:naver/splade-v3" \
 #   MODELS="BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B" DATA=data/mine bash recipes/compare.sh
