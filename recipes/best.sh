@@ -21,7 +21,7 @@ if [ -n "$SMALL${LLM_BASE_URL:-}" ]; then
 else
   command -v vllm > /dev/null || refuse "vllm: not installed, and it will be asked; or LLM_BASE_URL"
   VLLM="--max-model-len 16384 ${VLLM:-}"
-  ANSWERS="--backend none --model $JUDGE --extra {\"chat_template_kwargs\":{\"enable_thinking\":false}}"
+  ANSWERS='--extra {"chat_template_kwargs":{"enable_thinking":false}} --backend none --model '$JUDGE
 fi
 EMBEDDING=$(model Qwen/Qwen3-Embedding-$EMBEDDER $MINILM)
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
@@ -50,11 +50,11 @@ ask $T/llm python 04_llm_rerank.py $D $ANSWERS --run $T/pointwise.tsv --depth 20
   --max-words 300 $(small --depth 5 --max-words 40)
 
 stage "5  Stance: the language model; an NLI model votes, too: the mean of their probabilities"
-ask $T/verdicts python 05_classify.py llm $D $ANSWERS $(small --top-k 5 --max-words 40)
-python 05_classify.py $D $ON --model $DEBERTA --out $T/nli.tsv $(small --top-k 5 --max-length 128)
+ask $T/verdicts python 05_classify.py llm $D $ANSWERS $(small --max-words 40)
+python 05_classify.py $D $ON --model $DEBERTA --out $T/nli.tsv $(small --max-length 128)
 python 05_classify.py combine $D $T/verdicts.tsv $T/nli.tsv --out $T/combined.tsv
 
 stage "6  The table and the submission"
-[ ! -e $DATA/qrels.test.tsv ] || python 06_evaluate.py $D --measures climatecheck2025 \
+[ ! -e $DATA/qrels.test.tsv ] || python 06_evaluate.py $D \
   $T/{bm25,splade,dense,hybrid,rerank,pointwise,llm,verdicts,nli,combined}.tsv
 python 06_evaluate.py submission $D $T/combined.tsv --task climatecheck2025

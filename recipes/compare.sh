@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Retrievers and rerankers side by side on one data set, one line each: recall, nDCG@10, seconds, GPU
-# memory, equal scores, significance against the first line; energy, where codecarbon is installed.
+# Retrievers and rerankers side by side on one data set, one line each: recall, nDCG@10, seconds,
+# GPU memory, equal scores, significance against the first line; energy, where codecarbon is there.
 # A model that fails is a line with its error. The next call makes only what is missing or changed.
 #   RETRIEVERS="bm25 Qwen/Qwen3-Embedding-0.6B splade:naver/splade-v3" \
 #   MODELS="BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B" DATA=data/mine bash recipes/compare.sh
@@ -13,12 +13,12 @@
 #   COUNTRY=CODE        whose electricity codecarbon reckons with, three letters (default: DEU)
 . "$(dirname "$0")/common.sh" demo
 [ -e $DATA/qrels.test.tsv ] || refuse "DATA: no $DATA/qrels.test.tsv, so nothing can be compared"
-DEPTH=${DEPTH:-100}
-FLAGS=${FLAGS:-$(small --max-length 64)}
 if [ -n "$SMALL" ]; then
+  FLAGS=${FLAGS:---max-length 160} DEPTH=${DEPTH:-20}
   RETRIEVERS=${RETRIEVERS:-bm25 $MINILM splade:$SPLADE_TINY}
   MODELS=${MODELS:-$(model "a cross-encoder" $CROSS) $(model "a causal reranker" $CAUSAL)}
 fi
+DEPTH=${DEPTH:-100}
 [ -n "${RUN:=}" ] || RETRIEVERS=${RETRIEVERS:-bm25}
 runs=($RUN)
 
@@ -41,7 +41,7 @@ for name in ${RETRIEVERS:=}; do
     splade:*) kind=splade how="--splade-model ${name#splade:}" ;;
     *) kind=dense how="--dense-model $name" ;;
   esac
-  try $as.index python 01_index.py $D --indexes $kind $how $FLAGS --out $WORK/index/$as &&
+  try $as.index python 01_index.py $D --indexes $kind $how ${FLAGS:-} --out $WORK/index/$as &&
   try $as python 02_retrieve.py $D --retrievers $kind --index $WORK/index/$as --top-k $DEPTH \
     --out $T/$as &&
   cp $T/$as/$kind.tsv $T/$as.tsv &&
@@ -61,7 +61,7 @@ RUN=${RUN:-${runs[0]}}
 stage "3  Every reranker on the first $DEPTH of $RUN"
 for name in ${MODELS:=}; do
   as=$(file $name)
-  try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH $FLAGS --out $T/$as.tsv &&
+  try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH ${FLAGS:-} --out $T/$as.tsv &&
   runs+=($T/$as.tsv)
 done
 
