@@ -47,7 +47,8 @@ def on_cluster(args):
     try:
         import ray
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR")
+        ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR",
+                 include_dashboard=False)
     except ImportError:
         shards.refuse("ray: not installed; pip install ray==2.60.0, or use --only")
     except Exception as error:  # of many kinds: no cluster there, another version of Ray

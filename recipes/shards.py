@@ -94,14 +94,16 @@ def original(line, args):
 def cut_run(args, numbers):
     """Write FOLDER/I/run.tsv for these numbers: neighbouring claims with all their rows."""
     table = read(args.run)
+    if "claim_id" not in table:
+        refuse(f"{args.run}:1: no column claim_id; see 06_evaluate.py convert")
     places, claims = table["claim_id"].factorize()
     if len(claims) < args.shards:
         refuse(f"{args.run}: {len(claims)} claims for {args.shards} shards; lower --shards")
-    if len(claims) >= CLAIMS * args.shards:
-        places = places // CLAIMS * CLAIMS
+    size = CLAIMS if len(claims) >= CLAIMS * args.shards else 1
+    hands = places // size
+    shards = (hands * args.shards + args.shards // 2) // (hands.max() + 1) + 1
     for number in numbers:
-        mine = places * args.shards // len(claims) == number - 1
-        write(f"{args.folder}/{number}/run.tsv", table[mine])
+        write(f"{args.folder}/{number}/run.tsv", table[shards == number])
 
 def cut(args):
     """Cut a run for all shards or one; the corpus for all."""

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from test_05_classify import NLI, tiny
 
-ALONE = ("--max-length", 32, "--batch-size", 1)  # no padding to other texts: equal bytes
+ALONE = ("--max-length", 64, "--batch-size", 1)  # no padding to other texts: equal bytes
 BM25 = {"index": ("--indexes", "bm25"), "retrieve": ("--retrievers", "bm25", "--top-k", 30)}
 JOBS = {
     "index": ("01_index.py", ("--indexes", "dense", "splade", *ALONE)),
