@@ -143,10 +143,7 @@ def kill_before(statement, time=1):
 
 @pytest.fixture
 def run():
-    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script, copied alone into folder.
-
-    limit: the bytes that a file may have.
-    """
+    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script alone; limit: bytes of a file."""
     def run_script(script, *args, cwd, env=None, edits=None, limit=resource.RLIM_INFINITY):
         copy(script, cwd, edits)
         return subprocess.run(
@@ -185,7 +182,7 @@ def facts(done):
 def refused(call, contents):
     """refused(folder, script, *args, said="part"): exit 2, one error line, no file touched.
 
-    kept: part of the names of unfinished work, which may stay for a restart.
+    kept: a part of the names of unfinished work, which may stay.
     """
     def check(folder, *command, said, by=call, kept=None, **how):
         before = contents(folder)

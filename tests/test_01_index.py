@@ -21,7 +21,6 @@ def test_text_joins_the_fields_that_are_not_empty():
     assert text_of(record, ["title", "journal", "abstract"]) == "Ice melts"
     assert text_of(record, ["title", "by", "no", "year"], " [SEP] ") == "Ice [SEP] A, B [SEP] 20"
 
-# ---------------------------------------------------------------- BM25
 @pytest.mark.parametrize(("analyser", "language", "text", "expected"), [
     ("default", "english", "Don't Glaciers do NOT melt? CO2-levels; it's A the sea",
      ["don", "glacier", "do", "melt", "co2", "level", "sea"]),
@@ -46,7 +45,6 @@ def test_postings_are_those_of_bm25s_by_the_arguments_in_meta_json(toy, run, met
     for term in theirs.vocab_dict:
         assert np.array_equal(ours.get_scores([term]), theirs.get_scores([term])), term
 
-# ---------------------------------------------------------------- Dense and SPLADE
 def test_three_indexes_alone_in_a_folder(toy, run):
     with open(toy / "data/demo/corpus.jsonl", "a", encoding="utf-8") as file:
         file.write('{"abstract_id": "13", "abstract": null}\n{"abstract_id": 14, "abstract": 3}\n')
@@ -86,7 +84,6 @@ def test_windows_cover_a_text_overlap_and_are_pooled(models):
     pooled = KIT.pool_windows(None, None, features)["sentence_embedding"]
     assert pooled.tolist() == [[(3 + 5) / 2, (2 + 4) / 2], [7, 7]]
 
-# ---------------------------------------------------------------- Neighbours
 def test_neighbours_are_exact_and_ties_in_corpus_order():
     vectors = np.random.default_rng(2).normal(size=(300, 8)).astype(np.float16)
     vectors[40:60] = vectors[7]  # more equal abstracts than neighbours
@@ -109,13 +106,11 @@ def test_the_graph_refuses_a_damaged_dense_index(toy, call, refused):
         file.write(b"\xff")
     refused(toy, SCRIPT, "graph", "--force", said="index/dense: its files have changed")
 
-# ---------------------------------------------------------------- Train
 def test_rows_of_examples_by_loss():
-    columns_of = KIT.columns_of
     rows = [["q", "a", "b", "c"], ["q", "d", "e"], ["r", "f"]]
-    assert columns_of(rows, "triplet") == (
+    assert KIT.columns_of(rows, "triplet") == (
         {"claim": ["q", "q", "q"], "positive": ["a", "a", "d"], "negative_1": ["b", "c", "e"]}, 1)
-    assert columns_of(rows, "mnrl") == (
+    assert KIT.columns_of(rows, "mnrl") == (
         {"claim": ["q"], "positive": ["a"], "negative_1": ["b"], "negative_2": ["c"]}, 2)
 
 def test_training_on_chunks_makes_a_model_of_its_own_length(toy, call):

@@ -22,7 +22,6 @@ def refusal(capsys, function, *args, **known):
     assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
     return error
 
-# ---------------------------------------------------------------- Search
 @pytest.mark.parametrize(("count", "spread"), [(1, 3), (39, 3), (4001, 3), (4001, 50), (4001, 999)])
 def test_top_k_equals_a_full_stable_sort(count, spread):
     scores = np.random.default_rng(count).integers(0, spread, count).astype(np.float32)
@@ -101,7 +100,6 @@ def test_a_damaged_index_or_one_of_another_corpus_is_refused(capsys, tmp_path, n
     (folder / name).unlink() if data is None else (folder / name).write_bytes(data)
     assert "01_index.py --indexes bm25" in refusal(capsys, open_index, folder, "sha")
 
-# ---------------------------------------------------------------- Fusion
 SD = np.std([9, 5, 1]), np.std([0.5, 0.3])
 
 @pytest.mark.parametrize(("method", "expected", "alone"), [
@@ -123,7 +121,6 @@ def test_ties_are_broken_by_the_corpus_else_by_the_order_of_runs(order, expected
     fused = KIT.fuse_runs(runs, [1, 1, 1], "rrf", 60, order)
     assert "".join(fused["abstract_id"]) == expected
 
-# ---------------------------------------------------------------- Examples
 def test_targets_and_examples_by_hand():
     rng = np.random.default_rng(0)
     draw, targets, examples_of = KIT.draw, KIT.targets, KIT.examples_of
@@ -175,7 +172,6 @@ def test_scores_as_targets_with_gold_evidence(toy, call):
     words += ("--keep-claims-without-evidence",)
     assert facts(call(SCRIPT, *words, cwd=toy))["examples"] == 7
 
-# ---------------------------------------------------------------- Blocks of all scripts
 @pytest.mark.parametrize(("text", "line"), [
     *cases("bad_tables.tsv"), ('claim_id|claim;1|"open' + ";2|sun" * 30_000, 2)])
 def test_bad_tables_are_refused_by_line(capsys, tmp_path, text, line):

@@ -21,7 +21,6 @@ def scorer(folder, dtype="fp32", **own):
     model = KIT.open_model(load_it, folder, Namespace(**args), dtype)
     return model, functools.partial(KIT.score_pairs, model, 2, None)
 
-# ---------------------------------------------------------------- Scores
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_scores_are_those_of_predict_and_only_abstracts_truncated(models, tmp_path, dtype):
     import torch
@@ -112,7 +111,6 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, c
     found = KIT.score_run(pairs, score, graph, args)
     assert asked == calls and "".join(found["abstract_id"]) == "".join(calls)
 
-# ---------------------------------------------------------------- The whole script
 def test_rerank_in_every_way(toy, run, call, refused):
     def reranked(*words):
         facts(call(SCRIPT, "--model", "tiny", "--depth", 4, *words, "--out", "new.tsv", cwd=toy))
@@ -153,7 +151,6 @@ def test_rerank_in_every_way(toy, run, call, refused):
     [made] = facts(call(SCRIPT, *words, cwd=toy))["models"]
     assert made == {"model": "tiny", "pairs": 2, "equal_scores": 1, "truncated": 0}
 
-# ---------------------------------------------------------------- Train
 ROWS = {"bce": 5, "mse": 5, "l1": 5, "margin": 3, "mnrl": 2, "lambda": 2, "listnet": 2,
         "ranknet": 2}  # of five pairs, or two tuples with three negatives
 

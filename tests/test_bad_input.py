@@ -51,23 +51,20 @@ def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, t
     for _ in range(1 + bool(kept)):  # a restart after it is refused alike
         refused(ready, *command.replace("LONG", "x" * 300).split(), said=said, kept=kept)
 
-@pytest.mark.parametrize("broken", ["tokenizer", "weights", "pickle", "code"])
+FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
+
+@pytest.mark.parametrize("broken", [
+    {"tokenizer.json": ""}, {"model.safetensors": "torn"},
+    {"model.safetensors": "", "pytorch_model.bin": "cos\nmkdir\n(Vpwned\ntR."},  # a pickle
+    {"config.json": json.dumps({"model_type": "odd", "auto_map": FOREIGN}),
+     "evil.py": "import os; os.mkdir('pwned')"}])
 @pytest.mark.parametrize(("kind", "command"), [
     ("nli", "01_index.py --indexes dense --dense-model"), ("tiny", "03_rerank.py --model"),
     ("llm", "04_llm_rerank.py --backend transformers --model"), ("nli", "05_classify.py --model")])
 def test_a_model_runs_no_code_and_a_damaged_one_is_refused(ready, refused, kind, command, broken):
     folder = ready / "models" / "broken"
     shutil.copytree(ready / kind, folder)
-    if broken == "tokenizer":
-        (folder / "tokenizer.json").unlink()
-    if broken == "weights":
-        (folder / "model.safetensors").write_text("torn")
-    if broken == "pickle":
-        (folder / "model.safetensors").unlink()
-        (folder / "pytorch_model.bin").write_bytes(b"cos\nmkdir\n(Vpwned\ntR.")
-    if broken == "code":
-        foreign = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
-        (folder / "config.json").write_text(json.dumps({"model_type": "odd", "auto_map": foreign}))
-        (folder / "evil.py").write_text("import os; os.mkdir('pwned')")
+    for name, text in broken.items():  # an empty one is not there
+        (folder / name).write_text(text) if text else (folder / name).unlink()
     refused(ready, *command.split(), "models/broken", said="models/broken: ", kept=".parts")
     assert not (ready / "pwned").exists()

@@ -17,10 +17,7 @@ from conftest import ROOT, jsonl, records
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 @pytest.fixture
 def kit(tmp_path):
-    """kit("scifact", ...): the script in a folder with in/, small copies of what is published.
-
-    kit.sources: its sources.json.
-    """
+    """kit("scifact", ...): the script in a folder with in/, small copies of what is published."""
     shutil.copytree(ROOT / "tests" / "published", tmp_path / "in")
     (tmp_path / "data").mkdir()
     shutil.copy(ROOT / "data" / "download.py", tmp_path / "data")
@@ -60,7 +57,6 @@ def test_a_package_with_other_bytes_is_refused_and_foreign_folders_stay(kit, tmp
     (kit.data / "models" / "mine").mkdir()
     refused(kit("hub", "a/mine"), "models/mine", "--out")
 
-# ---------------------------------------------------------------- Data sets
 EXPECTED = ROOT / "tests" / "published" / "expected"
 
 @pytest.mark.parametrize(("words", "paper"), [

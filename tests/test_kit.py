@@ -28,7 +28,6 @@ def help_of(script, *job):
     command = [sys.executable, str(ROOT / script), *job, "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-# ---------------------------------------------------------------- Scripts
 def test_shared_blocks_are_the_same_and_small(capsys):
     assert not main(fix=False), capsys.readouterr().out
     most, found = {"helpers": 195, "models": 27, "training": 68, "dialogues": 37}, {}
@@ -64,7 +63,6 @@ def test_help_is_instant_and_opens_with_the_docstring(script, job):
     for flag in ("--data", "--work", "--split", "--seed", "--device", "--force"):
         assert flag in shown
 
-# ---------------------------------------------------------------- Pages
 def commands(path):
     """Yield every call of a script in a page's shell blocks, a recipe or the notebook, as words."""
     text = path.read_text(encoding="utf-8")
@@ -102,9 +100,9 @@ def test_the_demo_is_what_its_page_promises():
                      for name in ("claims", "qrels"))
     assert len(claims) >= 48 and len(corpus) == len(records(demo / "corpus.jsonl")) >= 240
     assert all(80 <= len(text.split()) <= 200 for text in corpus.values())
-    shares = qrels["label"].value_counts(normalize=True)
-    assert (shares[LABELS] - [0.4, 0.2, 0.4]).abs().max() < 0.05
-    assert set(qrels["abstract_id"]) <= set(corpus) and not qrels.duplicated(KEY).any()
+    shares = qrels["label"].value_counts(normalize=True)[LABELS]
+    assert (shares - [0.4, 0.2, 0.4]).abs().max() < 0.05 and not qrels.duplicated(KEY).any()
+    assert set(qrels["abstract_id"]) <= set(corpus)
     assert set(qrels["claim_id"]) == set(claims["claim_id"])
     for _, labels in qrels.groupby("claim_id")["label"]:
         assert 4 <= len(labels) <= 8 and 2 <= (labels != "NEI").sum() < len(labels)

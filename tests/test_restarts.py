@@ -1,17 +1,18 @@
 """A script that was killed goes on where it was, and ends in the bytes of one that was not.
 
-04_llm_rerank.py has its own test, as its unfinished work is replies that were paid for.
+restarts.tsv has the commands, before which statement kill -9 comes (shard 3: before the third shard
+appears), and a statement that the restart never reaches. 04_llm_rerank.py has a test of its own.
 """
 import json
 import os
 from pathlib import Path
 
 import pytest
-from conftest import KEY, LABELS, facts, jsonl, kill_before, tiny, tsv
+from conftest import KEY, LABELS, cases, facts, jsonl, kill_before, tiny, tsv
 
 SMALL = {"01": {"SHARD = 4096": "SHARD = 4"}, "03": {"GROUP = 1024": "GROUP = 4"}, "05": {}}
-RENAME, SCORE = "new.rename(path)\n        found", "scores, flags = score("
-SAVE, TRAINED = "last = {name: value", "return trainer.state.log_history"
+STATEMENTS = {"shard": "new.rename(path)\n        found", "score": "scores, flags = score(",
+              "save": "last = {name: value", "end": "return trainer.state.log_history"}
 NLI = ["contradiction", "neutral", "entailment"]
 TRAIN = "--lr 1e-3 --max-length 24 --batch-size 8"
 
@@ -30,34 +31,23 @@ def ready(toy):
                                   for claim, name, label in pairs[:20]))
     return toy
 
-@pytest.mark.parametrize(("command", "kill", "torn", "never"), [
-    # before the third of three shards appears; after that, no second one is made
-    ("01_index.py --indexes dense", (RENAME, 3), "no", (RENAME, 2)),
-    ("01_index.py --indexes splade --top-terms 20", (RENAME, 3), "no", (RENAME, 2)),
-    # behind the last epoch, which patience chose; no other one begins
-    ("01_index.py train tuples.jsonl --loss triplet --epochs 4 --patience 1 --dev-split test "
-     f"{TRAIN}", (TRAINED, 1), "no", (SAVE, 1)),
-    # in the third of five groups, when the second one did not reach the disk; four are left
-    ("03_rerank.py --model models/tiny --first-stage 0.5", (SCORE, 3), "0.jsonl", (SCORE, 5)),
-    # while the second checkpoint is written; its epoch and those behind it are left
-    (f"03_rerank.py train pairs.jsonl --model models/tiny --epochs 2 {TRAIN}",
-     (SAVE, 2), "*/trainer_state.json", (SAVE, 2)),
-    (f"05_classify.py train --model models/nli --epochs 3 --held-out 0.25 {TRAIN}",
-     (SAVE, 2), "*/trainer_state.json", (SAVE, 3))])
+@pytest.mark.parametrize(("command", "kill", "torn", "never", "why"), cases("restarts.tsv"))
 def test_kill_9_changes_no_byte_and_no_work_is_done_twice(
-        ready, run, call, command, kill, torn, never):
+        ready, run, call, command, kill, torn, never, why):
+    kill, never = (kill_before(STATEMENTS[text[:-2]], int(text[-1])) for text in (kill, never))
     script, *words = command.split()
+    words += TRAIN.split() * ("train" in words)
     small = SMALL[script[:2]]
     whole = facts(call(script, *words, "--out", "whole", cwd=ready, edits=small))
     assert len(whole.get("dev_ndcg_at_10", [])) < 1 + 4  # patience ended it
     words += ["--out", "killed"]
-    assert run(script, *words, cwd=ready, edits=small | kill_before(*kill)).returncode == -9
+    assert run(script, *words, cwd=ready, edits=small | kill).returncode == -9
     [parts] = ready.glob("**/*.parts")
-    for path in sorted(parts.glob(torn), key=os.path.getmtime)[-1:]:
+    for path in sorted(parts.glob(torn or "none"), key=os.path.getmtime)[-1:]:
         path.write_bytes(path.read_bytes()[:-40])
     if "train" not in words:
         words += ["--batch-size", 64]  # nothing depends on it
-    done = facts(run(script, *words, cwd=ready, edits=small | kill_before(*never)))
+    done = facts(run(script, *words, cwd=ready, edits=small | never))
     for name in set(whole) - {"made", "seconds", "peak_mib"}:
         assert whole[name] == done[name], name
     made = [path for path in ready.glob("whole*/**/*") if ".meta" not in path.name]
