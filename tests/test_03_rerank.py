@@ -138,7 +138,7 @@ def test_rerank_in_every_way(toy, run, call, refused):
     assert np.allclose(both["score_x"], 0.3 * 0.6 + 0.7 * sigmoid, atol=1e-6)
 
     facts(call("01_index.py", "--indexes", "dense", "--dense-model", "tiny", cwd=toy))
-    facts(call("01_index.py", "graph", "--neighbours", 2, cwd=toy))
+    facts(call("01_index.py", "graph", cwd=toy))
     assert (reranked("--graph", GRAPH).groupby("claim_id").size() == 12).all()  # all are reached
     with open(toy / "data/demo/corpus.jsonl", "a") as file:  # 0001 once more: an equal score
         file.write(json.dumps({"abstract_id": "0013", "abstract": ABSTRACTS["0001"]}))
