@@ -99,15 +99,16 @@ def tiny_llm(folder):
     from tokenizers.models import BPE
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     torch.manual_seed(0)
-    words = ["<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokens = Tokenizer(BPE({word: place for place, word in enumerate(words)}, []))
-    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    marks, level = ["<|im_start|>", "<|im_end|>", "yes", "no"], pre_tokenizers.ByteLevel(False)
+    words = {word: place for place, word in enumerate(marks + sorted(level.alphabet()))}
+    tokens = Tokenizer(BPE(words, []))
+    tokens.pre_tokenizer, tokens.decoder = level, decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, eos_token="<|im_end|>", extra_special_tokens=words[:1])
+        tokenizer_object=tokens, eos_token=marks[1], extra_special_tokens=marks[:1])
     tokenizer.chat_template = "{% for one in messages %}<|im_start|>{{ one.content }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     LlamaForCausalLM(LlamaConfig(
-        vocab_size=258, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        vocab_size=260, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
         num_attention_heads=2, initializer_range=0.5, max_position_embeddings=4096,
     )).save_pretrained(folder)
     return str(folder)
