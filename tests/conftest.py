@@ -65,7 +65,7 @@ def contents():
 # ---------------------------------------------------------------- Models and toy data
 def pytest_sessionstart(session):
     """Fetch the models once before tests run in parallel; each worker keeps to one core."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_BAR_FORMAT": "{desc}: {n_fmt}/{total_fmt}\n"}
     for name in SECRETS:
         os.environ.pop(name, None)
     if hasattr(session.config, "workerinput"):
@@ -185,14 +185,16 @@ def refused(call, contents):
 
     kept: a part of the names of unfinished work, which may stay.
     """
+    def rest(folder, kept):
+        files = contents(folder).items()
+        return {path: data for path, data in files if not (kept and kept in str(path))}
     def check(folder, *command, said, by=call, kept=None, **how):
-        before = contents(folder)
+        before = rest(folder, kept)
         done = by(*command, cwd=folder, **how)
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert done.returncode == 2 and len(errors) == 1, done.stderr
         assert "Traceback" not in done.stderr and said in errors[0], done.stderr
-        after = contents(folder).items()
-        assert {path: data for path, data in after if not (kept and kept in str(path))} == before
+        assert rest(folder, kept) == before
     return check
 
 # ---------------------------------------------------------------- A language model

@@ -216,7 +216,8 @@ def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, run, re
 def test_ctrl_c_ends_within_a_second(toy, endpoint):
     server = endpoint(lambda prompt: {"sleep": 5, "text": ""})
     command = [sys.executable, ROOT / SCRIPT, "--run", HYBRID, "--base-url", server.url]
-    with subprocess.Popen(command, cwd=toy, stderr=subprocess.PIPE) as process:
+    how = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    with subprocess.Popen(command, cwd=toy, stderr=subprocess.PIPE, **how) as process:
         while process.poll() is None and not server.asked:
             time.sleep(0.01)
         begun = time.monotonic()
