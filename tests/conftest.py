@@ -56,10 +56,11 @@ def replies(*kinds):
 @pytest.fixture
 def contents():
     """contents(folder): {path: bytes} of its files without links, to see what a call changed."""
-    def read_files(folder):
+    def read_files(folder, aside="//"):
         paths = [path for path in Path(folder).rglob("*") if "models" not in path.parts]
         files = [path for path in paths if path.is_file() and not path.is_symlink()]
-        return {path: path.read_bytes() for path in files if path.suffix != ".py"}
+        return {path: path.read_bytes() for path in files
+                if path.suffix != ".py" and aside not in str(path)}
     return read_files
 
 # ---------------------------------------------------------------- Models and toy data
@@ -104,7 +105,8 @@ def tiny_llm(folder):
     tokens = Tokenizer(BPE(words, []))
     tokens.pre_tokenizer, tokens.decoder = level, decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, eos_token=marks[1], extra_special_tokens=marks[:1])
+        tokenizer_object=tokens, eos_token=marks[1], pad_token=marks[1],
+        extra_special_tokens=marks[:1])
     tokenizer.chat_template = "{% for one in messages %}<|im_start|>{{ one.content }}{% endfor %}"
     tokenizer.save_pretrained(folder)
     LlamaForCausalLM(LlamaConfig(
@@ -185,16 +187,13 @@ def refused(call, contents):
 
     kept: a part of the names of unfinished work, which may stay.
     """
-    def rest(folder, kept):
-        files = contents(folder).items()
-        return {path: data for path, data in files if not (kept and kept in str(path))}
-    def check(folder, *command, said, by=call, kept=None, **how):
-        before = rest(folder, kept)
+    def check(folder, *command, said, by=call, kept="//", **how):
+        before = contents(folder, kept)
         done = by(*command, cwd=folder, **how)
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert done.returncode == 2 and len(errors) == 1, done.stderr
         assert "Traceback" not in done.stderr and said in errors[0], done.stderr
-        assert rest(folder, kept) == before
+        assert contents(folder, kept) == before
     return check
 
 # ---------------------------------------------------------------- A language model

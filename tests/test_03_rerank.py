@@ -140,12 +140,14 @@ def test_rerank_in_every_way(toy, run, call, refused):
     facts(call("01_index.py", "--indexes", "dense", "--dense-model", "tiny", cwd=toy))
     facts(call("01_index.py", "graph", cwd=toy))
     assert (reranked("--graph", GRAPH).groupby("claim_id").size() == 12).all()  # all are reached
+    words, path = ("--graph", GRAPH, "--out", "x.tsv"), toy / GRAPH / "neighbours.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    refused(toy, SCRIPT, "--model", "tiny", *words, said="neighbours.npy is damaged")
+    path.write_bytes(whole)
     with open(toy / "data/demo/corpus.jsonl", "a") as file:  # 0001 once more: an equal score
         file.write(json.dumps({"abstract_id": "0013", "abstract": ABSTRACTS["0001"]}))
-    words = ("--model", "tiny", "--graph", GRAPH, "--out", "new.tsv")
-    refused(toy, SCRIPT, *words, said="made from another corpus")
-    (toy / GRAPH / "neighbours.npy").write_bytes(b"")
-    refused(toy, SCRIPT, *words, said="neighbours.npy is damaged")
+    refused(toy, SCRIPT, "--model", "tiny", *words, said="another corpus")
     tsv(toy / "twins.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0013", 2, 2)])
     words = ("--model", "tiny", "--run", "twins.tsv", "--dtype", "bf16")
     [made] = facts(call(SCRIPT, *words, cwd=toy))["models"]

@@ -201,8 +201,7 @@ def test_the_arithmetic_of_training_by_hand():
     assert KIT.calibrate(logits * 3, labels) == pytest.approx(3, rel=0.05)  # was too sure
 
 def test_claims_are_held_out_whole():
-    claims = [f"c{n // 5}" for n in range(999)]
-    qrels = pd.DataFrame({"claim_id": claims, "label": LABELS * 333})
+    qrels = pd.DataFrame({"claim_id": [f"c{n // 5}" for n in range(999)], "label": LABELS * 333})
     held = KIT.held_out(qrels, 0.1, "claim", 3)
     assert 80 <= held.sum() <= 120 and not KIT.held_out(qrels, 0, "claim", 3).any()
     assert not set(qrels[held]["claim_id"]) & set(qrels[~held]["claim_id"])

@@ -47,8 +47,8 @@ def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, t
     (ready / "recipes").mkdir()
     for name, content in texts.items():
         (ready / name).write_text(content.replace("|", "\t").replace(";", "\n") + "\n")
-    kept = ".parts" if command.startswith("03") or "nan" in command else None
-    for _ in range(1 + bool(kept)):  # a restart after it is refused alike
+    kept = ".parts" if command.startswith("03") or "nan" in command else "//"
+    for _ in range(2):  # a restart is refused alike
         refused(ready, *command.replace("LONG", "x" * 300).split(), said=said, kept=kept)
 
 FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
