@@ -165,6 +165,7 @@ def call(monkeypatch, capsys):
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
         names, status = runpy.run_path(script), 0
+        monkeypatch.setitem(sys.modules, "<run_path>", SimpleNamespace(**names))  # to pickle
         capsys.readouterr()
         try:
             names["main"]()

@@ -49,7 +49,7 @@ def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     seen = encoder.tokenizer.decode(coded)
     assert isinstance(encoder[1], LogitScore) and cut == [1, 0] and len(coded) in range(93, 100)
     assert seen.startswith("<|im_start|>Judge it.\n") and long[1].startswith(text) and text
-    assert seen.endswith(f"{text}\n<Query>: {long[0]}<|im_end|>yes?")
+    assert seen.endswith(f"{text}<Query>: {long[0]}<|im_end|>yes?")
     wanted = encoder.predict([pair], prompt="Judge it.", activation_fn=lambda logits: logits)
     assert found[1] == pytest.approx(wanted[0], abs=1e-4)
     assert abs(scorer(tmp_path, prompt="Refute it.")[1]([pair])[0][0] - found[1]) > 1e-3
