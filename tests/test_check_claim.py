@@ -7,31 +7,24 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ABSTRACTS, ROOT, SECRETS
+from conftest import ROOT, TOY, jsonl, records
 
-HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e"
-CONTROL = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
+HOSTILE, CONTROL = "\x1b]0;owned\x07\x1b[2J\u202e", r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
 CLAIM = "--top \"polar\tbears\"' lose\n\x1b[31m sea ice $(touch pwned) `touch pwned`; {é} \\n%s"
 
-def check(*words, stdout=subprocess.PIPE, **env):
-    """Run the recipe without keys of this machine."""
-    clean = {key: value for key, value in os.environ.items() if key not in (*SECRETS, "NO_COLOR")}
-    command = [sys.executable, ROOT / "recipes" / "check_claim.py", *words]
-    return subprocess.run(command, env=clean | {"HF_HUB_OFFLINE": "1"} | env, stdout=stdout,
-                          stderr=subprocess.PIPE, text=True)
+def check(*words, script="recipes/check_claim.py", stdout=subprocess.PIPE, **env):
+    return subprocess.run([sys.executable, ROOT / script, *words], env=os.environ | env, text=True,
+                          stdout=stdout, stderr=subprocess.PIPE)
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """--data and --work of toy abstracts, two of them hostile, with a BM25 index."""
-    folder = tmp_path_factory.mktemp("check")
-    records = [{"abstract_id": name, "abstract": text} for name, text in ABSTRACTS.items()]
-    records[0] |= {"title": f"Bears{HOSTILE} of a bay"}
-    records[1]["abstract"] += HOSTILE
-    text = "".join(json.dumps(record) + "\n" for record in records)
-    (folder / "corpus.jsonl").write_text(text, encoding="utf-8")
+    """--data and --work of the toy, two abstracts of it hostile, with a BM25 index."""
+    folder, corpus = tmp_path_factory.mktemp("check"), records(TOY / "corpus.jsonl")
+    corpus[0]["title"] = f"Bears{HOSTILE} of a bay"
+    corpus[1]["abstract"] += HOSTILE
+    jsonl(folder / "corpus.jsonl", *corpus)
     flags = ["--data", str(folder), "--work", str(folder / "work")]
-    command = [sys.executable, ROOT / "01_index.py", "--indexes", "bm25", *flags]
-    subprocess.run(command, check=True, capture_output=True)
+    assert check("--indexes", "bm25", *flags, script="01_index.py").returncode == 0
     return flags
 
 def reply(prompt):
@@ -49,12 +42,10 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     assert found == {"0001": "SUPPORTS", "0002": "NEI", "0003": "REFUTES"}
     keys = ("verdict", "support", "SUPPORTS", "REFUTES", "NEI", "judge", "unusable")
     assert [answer[key] for key in keys] == ["DISPUTED", 0.5, 1, 1, 1, "toy", 0]
-
     asked, (master, terminal) = len(server.asked), pty.openpty()
     for more in ({}, {"NO_COLOR": "1"}):
         words = (*flags, "--top", "3", "--", CLAIM)
-        done = check(*words, stdout=terminal, COLUMNS="60", **env, **more)
-        assert done.returncode == 0, done.stderr
+        assert check(*words, stdout=terminal, COLUMNS="60", **env, **more).returncode == 0
         shown = os.read(master, 65536).decode().replace("\r\n", "\n")
         coloured = re.findall(r"\x1b\[\d+m(\w+)\x1b\[0m", shown)
         assert sorted(coloured) == ([] if more else ["DISPUTED", "NEI", "REFUTES", "SUPPORTS"])

@@ -12,57 +12,28 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import ROOT, jsonl, records
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
-REFUTED, SUPPORTED, MAYBE = ({"label": label} for label in ("CONTRADICT", "SUPPORT", "MAYBE"))
-TRAIN = {"id": 263, "claim": "X", "cited_doc_ids": [11, 30, 14],
-         "evidence": {"11": [REFUTED, REFUTED],
-                      "30": SUPPORTED | {"provenance": "citation"}}}  # SciFact-Open: no list
-DEV = {"id": 5, "claim": "Y", "cited_doc_ids": [14], "evidence": {}}
-SCIFACT_TABLES = {
-    "claims.train": ["263 X"], "claims.dev": ["5 Y"], "claims.test": ["7 Z"],
-    "qrels.train": ["263 11 REFUTES", "263 30 SUPPORTS", "263 14 NEI"], "qrels.dev": ["5 14 NEI"],
-    "claims.citation": ["263 X"], "qrels.citation": ["263 30 SUPPORTS"]}
-
 @pytest.fixture
 def kit(tmp_path):
-    """kit("scifact", ...): the script, alone in a folder; kit.sources: its sources.json."""
+    """kit("scifact", ...): the script in a folder with in/, small copies of what is published."""
+    shutil.copytree(ROOT / "tests" / "published", tmp_path / "in")
     (tmp_path / "data").mkdir()
     shutil.copy(ROOT / "data" / "download.py", tmp_path / "data")
     sources = json.loads(json.dumps(SOURCES))
-
     def run(*words, **env):
         (tmp_path / "data" / "sources.json").write_text(json.dumps(sources))
-        env = os.environ | {"HF_HUB_OFFLINE": "1"} | env
         command = [sys.executable, "data/download.py", *map(str, words)]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-
+        return subprocess.run(
+            command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True)
     run.sources, run.data = sources["data sets"], tmp_path / "data"
     return run
-
-def jsonl(path, *records):
-    """Write records as JSON Lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-
-@pytest.fixture
-def scifact(tmp_path):
-    """The published files of SciFact, in small, two folders deep as on Kaggle."""
-    for split, record in (("train", TRAIN), ("dev", DEV), ("test", {"id": 7, "claim": "Z"})):
-        jsonl(tmp_path / "in" / "data" / f"claims_{split}.jsonl", record)
-    paper = {"title": "T", "abstract": ["One.", "Two."], "metadata": {"year": 2001}}
-    papers = [paper | {"doc_id": name} for name in (11, 30, 14)]
-    jsonl(tmp_path / "in" / "data" / "corpus.jsonl", *papers)
-    return tmp_path / "in"
 
 def tables(folder):
     """Return {name: rows, with blanks for tabs and without the header} of a data set."""
     lines = {path.stem: path.read_text("utf-8").splitlines()[1:] for path in folder.glob("*.tsv")}
     return {name: [line.replace("\t", " ") for line in rows] for name, rows in lines.items()}
-
-def corpus(folder):
-    return list(map(json.loads, (folder / "corpus.jsonl").read_text("utf-8").splitlines()))
 
 def refused(done, *words):
     """Exit status 2 and one error line, the last, with these words."""
@@ -86,6 +57,19 @@ def test_a_package_with_other_bytes_is_refused_and_foreign_folders_stay(kit, tmp
     (kit.data / "models" / "mine").mkdir()
     refused(kit("hub", "a/mine"), "models/mine", "--out")
 
+EXPECTED = ROOT / "tests" / "published" / "expected"
+
+@pytest.mark.parametrize(("words", "paper"), [
+    ("scifact --from in/scifact", {"abstract": "One. Two.", "year": 2001}),
+    ("check-covid --from in/check-covid", {"title": "T"}), ("beir in/beir", {"abstract": "A."}),
+    ("trec --topics in/trec/topics --qrels in/trec/qrels --corpus in/beir/corpus.jsonl --split dev",
+     {"abstract_id": "d1"})])
+def test_published_files_become_ours(kit, words, paper):
+    done, name = kit(*words.split()), words.split()[0]
+    assert done.returncode == 0, done.stderr
+    assert tables(kit.data / name) == tables(EXPECTED / name)
+    assert paper.items() <= records(kit.data / name / "corpus.jsonl")[0].items()
+
 def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     top, pair = tmp_path / "in" / "deep", {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
     for edition, label in (("2025", "Supports"), ("2026", "Not Enough Information")):
@@ -95,63 +79,39 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
         test.to_parquet(top / edition / "test-0.parquet")
     papers = [{"abstract_id": 7, "title": "T", "abstract": "A.", "n": 4.0}, {"abstract_id": 0}]
     pd.DataFrame(papers).to_parquet(top / "climatecheck_publications_corpus.parquet")
-    words, folder = ("climatecheck", "--from", top.parent), kit.data / "climatecheck"
+    words, folder = ("climatecheck", "--from", top), kit.data / "climatecheck"
     assert kit(*words, "--edition", "2025").returncode == 0
     assert tables(folder) == {"claims.train": ['0 "CO2 is"'], "qrels.train": ["0 7 SUPPORTS"],
                               "claims.test": ["3 Seas rise"]}
-    assert corpus(folder)[0] == papers[0] | {"abstract_id": "7"}
+    assert records(folder / "corpus.jsonl")[0] == papers[0] | {"abstract_id": "7"}
     gold = "claim_id,abstract_original_index,annotation\n3,7,Refutes\n3,1,Refutes\n"
     (top / "gold.csv").write_text(gold)
     said, found = kit(*words).stderr, tables(folder)
     assert "1 test pairs with an unknown" in said and "2 abstracts, 394269 are publ" in said
     assert found["qrels.train"] + found["qrels.test"] == ["0 7 NEI", "3 7 REFUTES"]
 
-def test_check_covid_and_climate_fever(kit, tmp_path):
-    for name in ("train_composed", "train_extracted", "dev", "test", "test_composed_noNEI"):
-        record = {"id": name, "claim": "C", "cord_id": "c2h", "label": "NOTENOUGHINFO"}
-        jsonl(tmp_path / "cc" / f"covidCheck_{name}.json", record)
-    for folder in (tmp_path / "cc", tmp_path / "cc" / "copy"):  # the same bytes twice
-        jsonl(folder / "corpus.json", {"cord_id": "c2h", "title": "T", "abstract": ["One."]})
+def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
     one = {"evidence_id": "e", "evidence_label": "REFUTES", "article": "a", "evidence": "s"}
     claims = [{"claim_id": str(n), "claim": "c", "evidences": [one]} for n in range(1535)[::-1]]
-    jsonl(tmp_path / "cf" / "climate-fever.jsonl", *claims)
-    assert kit("check-covid", "--from", tmp_path / "cc").returncode == 0
-    assert kit("climate-fever", "--from", tmp_path / "cf").returncode == 0
-    found = tables(kit.data / "check-covid")
-    train = ["train_composed c2h NEI", "train_extracted c2h NEI"]
-    assert found["qrels.train"] == train and found["claims.test"] == ["test C"]
-    assert len(found["claims.all"]) == len(found["qrels.all"]) == 4
-    found = tables(kit.data / "climate-fever")  # with as many claims as there are
+    jsonl(tmp_path / "in" / "climate-fever.jsonl", *claims)
+    assert kit("climate-fever", "--from", "in/climate-fever.jsonl").returncode == 0
+    found = tables(kit.data / "climate-fever")
     for split, size, first in (("train", 767, "455"), ("dev", 153, "1034"), ("test", 615, "822")):
         assert (len(found[f"claims.{split}"]), found[f"claims.{split}"][0]) == (size, f"{first} c")
-
-def test_beir_and_trec(kit, tmp_path):
-    top, topics, qrels = tmp_path / "nfcorpus", tmp_path / "topics", tmp_path / "qrels"
-    jsonl(top / "corpus.jsonl", {"_id": "d1", "text": "A."}, {"_id": "d2", "text": "B."})
-    jsonl(top / "queries.jsonl", {"_id": "1", "text": 'is "it"'})
-    (top / "qrels").mkdir()
-    (top / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n1\td1\t2\n1\td2\t0\n")
-    topics.write_text('1\tis "it"\n')
-    qrels.write_text("1 0 d1 2\n1\t0\td2\t0\n")
-    trec = ["--topics", topics, "--qrels", qrels, "--corpus", top / "corpus.jsonl"]
-    found = {"claims.dev": ['1 "is ""it"""'], "qrels.dev": ["1 d1 SUPPORTS", "1 d2 NEI"]}
-    for words in (["beir", top], ["trec", *trec, "--split", "dev"]):
-        assert kit(*words).returncode == 0 and tables(kit.data / words[0]) == found
-        assert corpus(kit.data / words[0])[1] == {"abstract_id": "d2", "abstract": "B."}
 
 def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     row = {"cord_uid": "umv", "source_x": "PMC", "title": "T", "abstract": "A.", "label": "umv"}
     table = pd.DataFrame([row.values()], dtype=object)
     table.columns = pd.Index(list(row), dtype=object)  # as pandas 2 pickled it
-    words, folder = ("checkthat4b", "--from", tmp_path), kit.data / "checkthat4b"
-    table.to_pickle(tmp_path / "subtask4b_collection_data.pkl")
-    tweets = "post_id\ttweet_text\tcord_uid\n7\tmasks\tumv\n"
-    (tmp_path / "subtask4b_query_tweets_test_gold.tsv").write_text(tweets)
+    words, folder = ("checkthat4b", "--from", "in/checkthat4b"), kit.data / "checkthat4b"
+    pickle = tmp_path / "in/checkthat4b/subtask4b_collection_data.pkl"
+    table.to_pickle(pickle)
     for refusal in (kit("checkthat4b"), kit(*words)):  # and before any download
         refused(refusal, "--allow-pickle")
     assert kit(*words, "--allow-pickle").returncode == 0
-    assert tables(folder)["qrels.test"] + [corpus(folder)[0]["source"]] == ["7 umv SUPPORTS", "PMC"]
-    (tmp_path / "subtask4b_collection_data.pkl").write_bytes(b"cos\nmkdir\n(Vpwned\ntR.")
+    assert tables(folder)["qrels.test"] == ["7 umv SUPPORTS"]
+    assert records(folder / "corpus.jsonl")[0]["source"] == "PMC"
+    pickle.write_bytes(b"cos\nmkdir\n(Vpwned\ntR.")
     refused(kit(*words, "--allow-pickle"), "mkdir, which no table needs")
     assert not (tmp_path / "pwned").exists()
 
@@ -165,7 +125,8 @@ class Shelf(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.data[start:])
 
-def test_a_download_resumes_and_other_bytes_are_removed(kit, scifact):
+def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
+    scifact = tmp_path / "in" / "scifact"
     data = Path(shutil.make_archive(str(scifact), "tar", scifact)).read_bytes()
     server, online = ThreadingHTTPServer(("127.0.0.1", 0), Shelf), {"HF_HUB_OFFLINE": "0"}
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -176,26 +137,27 @@ def test_a_download_resumes_and_other_bytes_are_removed(kit, scifact):
     partial.write_bytes(data[:100])  # as of a download that broke off
     server.data = b"?" * 100 + data[100:]  # so the first part must not be sent again
     assert kit("scifact", **online).returncode == 0 and not partial.parent.exists()
-    assert tables(folder) == SCIFACT_TABLES
+    assert tables(folder) == tables(EXPECTED / "scifact")
     shutil.rmtree(folder)
     refused(kit("scifact", **online), "sha256", "--from FOLDER")
     assert not folder.exists() and not partial.exists()
 
-def test_folders_appear_whole_and_foreign_files_are_kept(kit, scifact, contents):
-    with tarfile.open(scifact.parent / "bad.tar.gz", "w:gz") as tar:
-        tar.add(scifact, "../../../elsewhere")
-    refused(kit("scifact", "--from", scifact.parent / "bad.tar.gz"), "outside")
-    assert not list(scifact.parent.rglob("elsewhere"))
-    words, folder = ("scifact", "--from", scifact), kit.data / "scifact"
-    for evidence, word in ((None, "schema"), ({"11": {}}, "no label"), ({"11": MAYBE}, "'MAYBE'")):
-        jsonl(scifact / "data" / "claims_train.jsonl", TRAIN | {"evidence": evidence})
-        refused(kit(*words), word)
+def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents):
+    with tarfile.open(tmp_path / "in/bad.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "in/scifact", "../../../elsewhere")
+    refused(kit("scifact", "--from", "in/bad.tar.gz"), "outside")
+    assert not list(tmp_path.rglob("elsewhere"))
+    words, folder = ("scifact", "--from", "in/scifact"), kit.data / "scifact"
+    train = tmp_path / "in/scifact/data/claims_train.jsonl"
+    good = train.read_text()
+    for old, new, said in (('"evidence"', '"evidence": null, "x"', "schema"),
+                           ('"label"', '"verdict"', "no label"), ("CONTRADICT", "MAYBE", "MAYBE")):
+        train.write_text(good.replace(old, new))
+        refused(kit(*words), said)
     assert sorted(path.name for path in kit.data.iterdir()) == ["download.py", "sources.json"]
-    jsonl(scifact / "data" / "claims_train.jsonl", TRAIN)
+    train.write_text(good)
     for _ in range(2):  # what it made, it replaces
-        assert kit(*words).returncode == 0 and tables(folder) == SCIFACT_TABLES
-    paper = {"abstract_id": "11", "title": "T", "abstract": "One. Two.", "year": 2001}
-    assert corpus(folder)[0] == paper
+        assert kit(*words).returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")
     for name in ("notes.txt", "corpus.jsonl"):
         (folder / name).write_text("by hand\n")
         before = contents(folder)

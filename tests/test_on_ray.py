@@ -8,8 +8,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT
-from test_05_classify import NLI, tiny
+from conftest import ROOT, tiny
 
 ALONE = ("--max-length", 64, "--batch-size", 1)  # no padding to other texts: equal bytes
 BM25 = {"index": ("--indexes", "bm25"), "retrieve": ("--retrievers", "bm25", "--top-k", 30)}
@@ -94,7 +93,7 @@ def script_on(node):
 
 def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster):
     tiny(folder / "reranker", ["relevant"])
-    tiny(folder / "nli", NLI)
+    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
     at = ["--shards", 3, "--address", cluster.address]
     process = start(folder, "recipes/on_ray.py", "index", "--work", "work/many", *at, "--",
                     *JOBS["index"][1])

@@ -1,0 +1,70 @@
+"""Bad input of all six scripts: exit status 2, one line that says where and what, no file touched.
+
+bad_input.tsv has the commands, what file x holds (| is a tab, ; the end of a line), and a part of
+the error. Bad tables are in test_02_retrieve.py (the kit's own, which all scripts read alike) and
+test_06_evaluate.py (other people's formats), what a server may do in test_04_llm_rerank.py.
+"""
+import json
+import shutil
+
+import pytest
+from conftest import cases, tiny, tiny_llm
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+HEAD = "claim_id|abstract_id|rank|score"
+VERDICTS = "|label|p_supports|p_refutes|p_nei;c3|0001|1|2|NEI|1|0|0;c3|0002|2|1|NEI|0|0|1"
+
+@pytest.fixture(scope="session")
+def folders(models, tmp_path_factory):
+    """A folder with small models of every kind."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny(folder / "tiny")
+    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+    tiny(folder / "other", ["x", "y", "z"])
+    tiny_llm(folder / "llm")
+    cold = AutoTokenizer.from_pretrained(folder / "nli").vocab["cold"]  # in abstract 0003 alone
+    for name in ("tiny", "nli"):
+        shutil.copytree(folder / name, folder / f"{name}-nan")
+        weights = load_file(folder / name / "model.safetensors")
+        weights["bert.embeddings.word_embeddings.weight"][cold] = float("nan")
+        save_file(weights, folder / f"{name}-nan" / "model.safetensors", {"format": "pt"})
+    return folder
+
+@pytest.fixture
+def ready(toy, folders):
+    """The toy with these models, and with runs wherever scripts look for one."""
+    for folder in folders.iterdir():
+        (toy / folder.name).symlink_to(folder)
+    for name in ("llm.tsv", "rerank.tsv"):
+        shutil.copy(toy / "work/demo/test/hybrid.tsv", toy / "work/demo/test" / name)
+    return toy
+
+@pytest.mark.parametrize(("command", "text", "said"), cases("bad_input.tsv"))
+def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, text, said):
+    texts = {"x": text, "run.tsv": HEAD, "verdicts.tsv": HEAD + VERDICTS,
+             "recipes/published.tsv": "system|table|row|measure|value"}
+    (ready / "recipes").mkdir()
+    for name, content in texts.items():
+        (ready / name).write_text(content.replace("|", "\t").replace(";", "\n") + "\n")
+    kept = ".parts" if command.startswith("03") or "nan" in command else "//"
+    for _ in range(2):  # a restart is refused alike
+        refused(ready, *command.replace("LONG", "x" * 300).split(), said=said, kept=kept)
+
+FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
+
+@pytest.mark.parametrize("broken", [
+    {"tokenizer.json": ""}, {"model.safetensors": "torn"},
+    {"model.safetensors": "", "pytorch_model.bin": "cos\nmkdir\n(Vpwned\ntR."},  # a pickle
+    {"config.json": json.dumps({"model_type": "odd", "auto_map": FOREIGN}),
+     "evil.py": "import os; os.mkdir('pwned')"}])
+@pytest.mark.parametrize(("kind", "command"), [
+    ("nli", "01_index.py --indexes dense --dense-model"), ("tiny", "03_rerank.py --model"),
+    ("llm", "04_llm_rerank.py --backend transformers --model"), ("nli", "05_classify.py --model")])
+def test_a_model_runs_no_code_and_a_damaged_one_is_refused(ready, refused, kind, command, broken):
+    folder = ready / "models" / "broken"
+    shutil.copytree(ready / kind, folder)
+    for name, text in broken.items():  # an empty one is not there
+        (folder / name).write_text(text) if text else (folder / name).unlink()
+    refused(ready, *command.split(), "models/broken", said="models/broken: ", kept=".parts")
+    assert not (ready / "pwned").exists()
