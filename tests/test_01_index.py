@@ -1,6 +1,7 @@
 """01_index.py: what is indexed, that it is whole, and what training makes."""
 import json
 import zlib
+from types import SimpleNamespace
 
 import bm25s
 import numpy as np
@@ -44,6 +45,22 @@ def test_postings_are_those_of_bm25s_by_the_arguments_in_meta_json(toy, run, met
     assert set(ours.vocab_dict) == set(theirs.vocab_dict)
     for term in theirs.vocab_dict:
         assert np.array_equal(ours.get_scores([term]), theirs.get_scores([term])), term
+
+def test_finished_shards_are_kept_for_another_batch_size(tmp_path):
+    made, task = [], {"arguments": {"dtype": "bf16"}}
+    args = SimpleNamespace(out=str(tmp_path / "index"), force=False, batch_size=64)
+
+    def make(rows):
+        made.append(rows.start)
+        if rows.start and args.batch_size == 64:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+        return {"rows": np.arange(5000)[rows]}
+
+    with pytest.raises(RuntimeError, match="memory"):
+        KIT.shards(args, task, 5000, make)
+    args.batch_size = 8
+    assert KIT.shards(args, task, 5000, make)["rows"].tolist() == list(range(5000))
+    assert made == [0, 4096, 4096]
 
 def test_three_indexes_alone_in_a_folder(toy, run):
     with open(toy / "data/demo/corpus.jsonl", "a", encoding="utf-8") as file:

@@ -219,3 +219,19 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     learnt = " ".join(name for name in parts if parts[name].requires_grad)
     assert set(re.findall(r"embeddings|layer\.\d|pooler|classifier", learnt)) == learning
     assert model.config.id2label == dict(enumerate(NLI))
+
+def test_accumulation_changes_neither_loss_nor_weights(tmp_path, models):
+    held, found = np.zeros(16, dtype=bool), []
+    folder = tiny(tmp_path / "nli", NLI)
+    config = json.loads((tmp_path / "nli/config.json").read_text())
+    config |= {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    (tmp_path / "nli/config.json").write_text(json.dumps(config))
+    pairs = [("c a", f"claim {n}", f"the sea rises by {n} mm") for n in range(16)]
+    for parts in (1, 4):
+        args = arguments(accumulate=parts)
+        model = KIT.open_model(KIT.with_head, folder, args, "fp32", seed=1)
+        log = KIT.learn(model, pairs, np.arange(16) % 3, held, tmp_path / str(parts), args)
+        losses = [line["loss"] for line in log if "loss" in line]
+        found.append((model.model.classifier.weight.detach().numpy(), losses[-1]))
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-4)
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-3)
