@@ -61,7 +61,8 @@ RUN=${RUN:-${runs[0]}}
 stage "3  Every reranker on the first $DEPTH of $RUN"
 for name in ${MODELS:=}; do
   as=$(file $name)
-  try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH ${FLAGS:-} --out $T/$as.tsv &&
+  try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH ${FLAGS:-} \
+    --out $T/$as.tsv &&
   runs+=($T/$as.tsv)
 done
 
