@@ -836,7 +836,7 @@ def main():
     add("--backend", choices=backends,
         help="default: openai with --base-url or OPENAI_API_KEY, else transformers")
     add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
-    add("--model", default=os.environ.get("LLM_MODEL", "data/models/smollm2"),
+    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
         help="name at the endpoint (or LLM_MODEL); local folder, hub id or GGUF file")
     add("--concurrency", type=count, default=16, help="calls at a time")
     add("--batch-size", type=count, default=8, help="prompts at a time, local models")

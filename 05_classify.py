@@ -1013,7 +1013,7 @@ def main():
         add("--temperature", type=between(0), default=0.0, help="of sampling")
         add("--max-tokens", type=whole, default=0, help="of a reply; 0: what it needs")
         add("--extra", type=json_object, default={}, help="JSON object merged into requests")
-        add("--model", default=os.environ.get("LLM_MODEL", "data/models/smollm2"),
+        add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
             help="name at the endpoint, or local folder (or LLM_MODEL)")
         add("--requests", help="what waits; by default beside --out")
         add("--replies", help="every reply; by default beside --out")
