@@ -74,6 +74,11 @@ def pytest_sessionstart(session):
     else:
         subprocess.run([sys.executable, ROOT / "data" / "download.py", "models"], check=False)
 
+def pytest_collection_modifyitems(items):
+    """Start the longest tests first, so that no worker waits for another one's at the end."""
+    long = ("test_on_ray.py", "test_recipes.py", "test_notebook.py")
+    items.sort(key=lambda item: item.path.name not in long)
+
 @pytest.fixture(scope="session")
 def models():
     """data/models/ with minilm, splade-tiny and smollm2."""
