@@ -45,6 +45,10 @@ def write(path, table):
     os.replace(f"{path}.tmp", path)
 
 # -------------------- Cut
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
 def deal(corpus, size, shards):
     """Yield (shard, line number, line), size abstracts each in turn; blank lines do not count."""
     count = 0
@@ -56,26 +60,26 @@ def deal(corpus, size, shards):
 def cut_corpus(args):
     """Write FOLDER/I/corpus.jsonl, once; refuse another corpus behind existing shards."""
     mark, new, shards = Path(args.folder, "cut.json"), Path(f"{args.folder}.tmp"), args.shards
-    with open(args.corpus, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    facts = {"bytes": os.stat(args.corpus).st_size, "changed": os.stat(args.corpus).st_mtime_ns}
     if mark.exists():
-        if json.loads(mark.read_text())["sha256"] != digest:
+        made = json.loads(mark.read_text())
+        if not facts.items() <= made.items() and sha256(args.corpus) != made["sha256"]:
             refuse(f"{args.corpus}: not what {args.folder} was cut from; delete that folder, or "
                    "give another --work")
         return
+    enough = (shards - 1) * ABSTRACTS + 1  # for one hand each
     with open(args.corpus, "rb") as file:
-        count = sum(1 for line in file if line.strip())
+        count = sum(1 for _ in itertools.islice(filter(bytes.strip, file), enough))
     if count < shards:
         refuse(f"{args.corpus}: {count} abstracts for {shards} shards; lower --shards")
-    size = ABSTRACTS
-    if count <= (shards - 1) * size:  # the last shard would get none
-        size = count // shards // ROWS * ROWS or 1
+    size = ABSTRACTS if count == enough else count // shards // ROWS * ROWS or 1
     shutil.rmtree(new, ignore_errors=True)
     for shard, rows in itertools.groupby(deal(args.corpus, size, shards), itemgetter(0)):
         (new / str(shard)).mkdir(parents=True, exist_ok=True)
         with open(new / str(shard) / "corpus.jsonl", "ab") as file:
             file.writelines(line for _, _, line in rows)
-    (new / mark.name).write_text(json.dumps({"sha256": digest, "abstracts": count, "size": size}))
+    facts |= {"sha256": sha256(args.corpus), "size": size}
+    (new / mark.name).write_text(json.dumps(facts))
     new.rename(args.folder)
 
 def size_of(args):

@@ -10,13 +10,13 @@ import psutil
 import pytest
 from conftest import ROOT, tiny
 
-ALONE = ("--max-length", 64, "--batch-size", 1)  # no padding to other texts: equal bytes
+ALONE = ("--batch-size", 1, "--max-length")  # no padding to other texts: equal bytes
 BM25 = {"index": ("--indexes", "bm25"), "retrieve": ("--retrievers", "bm25", "--top-k", 30)}
 JOBS = {
-    "index": ("01_index.py", ("--indexes", "dense", "splade", *ALONE)),
+    "index": ("01_index.py", ("--indexes", "dense", "splade", *ALONE, 16)),
     "retrieve": ("02_retrieve.py", ("--retrievers", "dense", "splade")),
-    "rerank": ("03_rerank.py", ("--model", "reranker", "--depth", 7, *ALONE)),
-    "classify": ("05_classify.py", ("--model", "nli", *ALONE))}
+    "rerank": ("03_rerank.py", ("--model", "reranker", "--depth", 7, *ALONE, 64)),
+    "classify": ("05_classify.py", ("--model", "nli", *ALONE, 64))}
 
 @pytest.fixture
 def folder(tmp_path, models):
