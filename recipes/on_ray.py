@@ -23,8 +23,7 @@ Writes  WORK/shards-N/I/, OUT.shards-N/I/: inputs, outputs and log of shard I
 Prints  one line of JSON, last on stdout: seconds by stage, facts of each script by shard
 
 Examples
-    python recipes/on_ray.py index --shards 64 --gpus 1 -- --indexes dense --dense-model BAAI/bge-m3
-    python recipes/on_ray.py retrieve --shards 64 --address auto -- --retrievers dense --top-k 200
+    python recipes/on_ray.py index --shards 64 --gpus 1 --address auto -- --dense-model BAAI/bge-m3
     for i in 0 1 2 3; do python recipes/on_ray.py index --only $i/3 -- --indexes bm25; done
     for i in 1 2 3 0; do python recipes/on_ray.py retrieve --only $i/3 -- --retrievers bm25; done
 """
@@ -37,16 +36,15 @@ import time
 import shards
 from tqdm.auto import tqdm
 
-RETRIES = 5  # of a shard, whose script or node died
 RUNS = {"rerank": ("hybrid", "rerank"), "classify": ("llm", "verdicts")}  # defaults of the scripts
-ENVIRONMENT = ("HF_", "OMP_NUM_THREADS")  # variables that all nodes take over
 OURS = set("--data --work --split --corpus --index --run --out --restrict --aggregate".split())
 
 def on_cluster(args):
     """Yield (number, facts) of each shard as it ends; Ray places it, and starts it again."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else a wrong address takes minutes
     try:
         import ray
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR",
                  include_dashboard=False)
     except ImportError:
@@ -59,8 +57,8 @@ def on_cluster(args):
                for node in nodes):
         shards.refuse(f"--cpus {args.cpus:g} --gpus {args.gpus:g}: more than any node has")
     start = ray.remote(shards.run).options(
-        num_cpus=args.cpus, num_gpus=args.gpus, scheduling_strategy="SPREAD", max_retries=RETRIES,
-        retry_exceptions=[RuntimeError]).remote
+        num_cpus=args.cpus, num_gpus=args.gpus, scheduling_strategy="SPREAD", max_retries=5,
+        retry_exceptions=[RuntimeError]).remote  # raised where a script dies
     left = {start(args, number): number for number in range(1, args.shards + 1)}
     with tqdm(total=len(left), desc=args.job, unit=" shards") as bar:
         while left:
@@ -104,7 +102,7 @@ def arguments(words):
         shards.refuse("--shards, --only: give N from 1 on, and I from 0 to N")
     place, corpus = f"{args.work}/{args.split}", f"{args.data}/corpus.jsonl"
     args.folder, args.cwd = f"{args.work}/shards-{args.shards}", os.getcwd()
-    args.env = {name: os.environ[name] for name in os.environ if name.startswith(ENVIRONMENT)}
+    args.env = {name: os.environ[name] for name in os.environ if name.startswith(("HF_", "OMP_"))}
     if args.job in RUNS:
         run, out = RUNS[args.job]
         args.run, args.out = args.run or f"{place}/{run}.tsv", args.out or f"{place}/{out}.tsv"
@@ -137,6 +135,8 @@ def run(args):
 def main():
     try:
         errors, facts = run(arguments(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (ValueError, OSError) as error:
         name = getattr(error, "filename", None)
         errors = [f"{name}: {error.strerror}; check path and rights" if name else str(error)]
