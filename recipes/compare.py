@@ -17,7 +17,7 @@ Examples
 Seconds and equal scores come from provenance and run; an interrupted command counts only the
 seconds since it was resumed. GPU memory is what nvidia-smi shows above its level at the start, the
 peaks of all GPUs added: on a GPU that others use, too, it means little. Energy is what codecarbon
-reckons for the process, CPU, memory and GPUs.
+estimates for the process, CPU, memory and GPUs.
 """
 import argparse
 import csv

@@ -10,7 +10,7 @@
 #   DEPTH=N             candidates per claim (default: 100)
 #   MEASURES="R@5 RR"   of 06_evaluate.py (default: R@2 R@5 R@10 nDCG@10)
 #   FLAGS="FLAGS"       of 01_index.py and 03_rerank.py, as --device cuda:0 cuda:1 --max-length 1024
-#   COUNTRY=CODE        whose electricity codecarbon reckons with, three letters (default: DEU)
+#   COUNTRY=CODE        of the electricity mix for codecarbon, three letters (default: DEU)
 . "$(dirname "$0")/common.sh" demo
 [ -e $DATA/qrels.test.tsv ] || refuse "DATA: no $DATA/qrels.test.tsv, so nothing can be compared"
 if [ -n "$SMALL" ]; then

@@ -22,9 +22,9 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = {"index": "01_index.py", "retrieve": "02_retrieve.py", "rerank": "03_rerank.py",
            "classify": "05_classify.py"}
-ABSTRACTS = 4096  # dealt at once: SHARD of 01_index.py, so that the same texts share its batches
+ABSTRACTS = 4096  # of a block: SHARD of 01_index.py, so that the same texts share its batches
 CLAIMS = 1024     # cut at multiples of it: whole groups of 03_rerank.py (GROUP) at any --depth
-ROWS = 32         # fewer abstracts are dealt in multiples of it: kernels treat odd rows apart
+ROWS = 32         # smaller blocks are its multiples: kernels treat odd rows apart
 
 def refuse(line):
     raise ValueError(line)
@@ -49,7 +49,7 @@ def sha256(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
-def deal(corpus, size, shards):
+def blocks_of(corpus, size, shards):
     """Yield (shard, line number, line), size abstracts each in turn; blank lines do not count."""
     count = 0
     with open(corpus, "rb") as file:
@@ -67,14 +67,14 @@ def cut_corpus(args):
             refuse(f"{args.corpus}: not what {args.folder} was cut from; delete that folder, or "
                    "give another --work")
         return
-    enough = (shards - 1) * ABSTRACTS + 1  # for one hand each
+    enough = (shards - 1) * ABSTRACTS + 1  # for one block each
     with open(args.corpus, "rb") as file:
         count = sum(1 for _ in itertools.islice(filter(bytes.strip, file), enough))
     if count < shards:
         refuse(f"{args.corpus}: {count} abstracts for {shards} shards; lower --shards")
     size = ABSTRACTS if count == enough else count // shards // ROWS * ROWS or 1
     shutil.rmtree(new, ignore_errors=True)
-    for shard, rows in itertools.groupby(deal(args.corpus, size, shards), itemgetter(0)):
+    for shard, rows in itertools.groupby(blocks_of(args.corpus, size, shards), itemgetter(0)):
         (new / str(shard)).mkdir(parents=True, exist_ok=True)
         with open(new / str(shard) / "corpus.jsonl", "ab") as file:
             file.writelines(line for _, _, line in rows)
@@ -83,7 +83,7 @@ def cut_corpus(args):
     new.rename(args.folder)
 
 def size_of(args):
-    """Return how many abstracts were dealt at a time."""
+    """Return how many abstracts a block has."""
     return json.loads(Path(args.folder, "cut.json").read_text())["size"]
 
 def original(line, args):
@@ -91,8 +91,8 @@ def original(line, args):
     found = re.match(rf"{re.escape(str(Path(args.folder)))}/(\d+)/corpus.jsonl:(\d+)(.*)", line)
     if not found:
         return line
-    dealt = deal(args.corpus, size_of(args), args.shards)
-    numbers = (number for shard, number, _ in dealt if shard == int(found[1]))
+    rows = blocks_of(args.corpus, size_of(args), args.shards)
+    numbers = (number for shard, number, _ in rows if shard == int(found[1]))
     return f"{args.corpus}:{next(itertools.islice(numbers, int(found[2]) - 1, None))}{found[3]}"
 
 def cut_run(args, numbers):
@@ -104,8 +104,8 @@ def cut_run(args, numbers):
     if len(claims) < args.shards:
         refuse(f"{args.run}: {len(claims)} claims for {args.shards} shards; lower --shards")
     size = CLAIMS if len(claims) >= CLAIMS * args.shards else 1
-    hands = places // size
-    shards = (hands * args.shards + args.shards // 2) // (hands.max() + 1) + 1
+    blocks = places // size
+    shards = (blocks * args.shards + args.shards // 2) // (blocks.max() + 1) + 1
     for number in numbers:
         write(f"{args.folder}/{number}/run.tsv", table[shards == number])
 
