@@ -371,11 +371,10 @@ def fuse_runs(runs, weights, method, k, order):
     return fused.iloc[np.lexsort((ties, -fused["score"], claim))]
 
 # -------------------- Examples
-def targets(scores, middle, scale):
-    """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
-    middle = scores.mean() if middle is None else middle
-    scale = 1 / (4 * (scores.std() or 1)) if scale is None else scale
-    return np.clip(0.5 + scale * (scores - middle), 0, 1).round(6)
+def targets(scores, kind, middle, scale):
+    """Return sigmoid(scale (score - middle)), or scores from 0 to 1 as they are."""
+    from scipy.special import expit
+    return (expit(scale * (scores - middle)) if kind == "sigmoid" else scores).round(6)
 
 def draw(names, count, how, rng):
     """Return count of names (best first): the best, the worst or random ones."""
@@ -473,9 +472,9 @@ def fuse(args):
 
 def mine(args):
     """Write training examples: evidence, and negatives drawn from a run."""
-    scored, any_nei = args.targets == "score", args.nei_of == "any"
+    scored, any_nei = args.targets != "label", args.nei_of == "any"
     if scored and args.shape != "pairs":
-        fail("--targets score", "needs --shape pairs")
+        fail(f"--targets {args.targets}", "needs --shape pairs")
     paths = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
     task = task_of(args, args.qrels, args.corpus, *paths)
     if up_to_date(args, task, args.out):
@@ -484,7 +483,9 @@ def mine(args):
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
     for path in paths:
         run = read_table(path, RUN, abstract_id=corpus)
-        run["score"] = targets(run["score"].to_numpy(), args.middle, args.scale)
+        run["score"] = targets(run["score"].to_numpy(), args.targets, args.middle, args.scale)
+        if scored and not run["score"].between(0, 1).all():
+            fail(path, "scores below 0 or above 1 are no targets; take --targets sigmoid")
         found = by_claim(run, "score")
     judged, nei = by_claim(qrels, "label"), qrels["abstract_id"][qrels["label"] == "NEI"]
     pool = POOLS["both" if any_nei else args.pool]
@@ -549,10 +550,10 @@ def main():
         add("--pool", choices=POOLS, default="both", help="what may be a negative")
         add("--nei-of", choices=["same", "any"], default="same",
             help="any: NEI abstracts of all claims; no run is read")
-        add("--targets", choices=["label", "score"], default="label",
-            help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
-        add("--middle", type=between(-1e9), help="by default the mean score")
-        add("--scale", type=between(0), help="by default 1 / (4 sd) of the scores")
+        add("--targets", choices=["label", "score", "sigmoid"], default="label",
+            help="score: the top of the run with its scores; sigmoid: of SCALE (score - MIDDLE)")
+        add("--middle", type=between(-1e9), default=0, help="score of the target 0.5")
+        add("--scale", type=between(0), default=1, help="factor before the sigmoid")
         add("--gold", action="store_true", help="with scores: evidence has target 1")
         add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
     args = parser.parse_args(words)
