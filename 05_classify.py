@@ -691,8 +691,9 @@ def learn(model, pairs, labels, held, folder, args):
     from sentence_transformers.cross_encoder import evaluation, losses
 
     def make(how):
+        model[0].processing_kwargs = {}  # the trainer also tokenises claims alone
         trainer = cross_encoder.CrossEncoderTrainer(model, how, data, loss=loss, evaluator=measure)
-        limit_length(model, args.max_length)  # behind the trainer, which tokenises claims alone
+        limit_length(model, args.max_length)
         return trainer
 
     _, claims, texts = zip(*pairs)
@@ -738,6 +739,7 @@ def train(args):
     parts, labels = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
     log = learn(model, pairs, labels, held, parts, args)
     facts["best_F1"] = max(line.get("eval_f1_weighted", 0.0) for line in log)
+    model.config.stance_temperature = 1.0
     if held.sum() >= CALIBRATE:
         logits = logits_of(model, [pairs[row] for row in np.flatnonzero(held)], args)
         facts["temperature"] = model.config.stance_temperature = calibrate(logits, gold[held])

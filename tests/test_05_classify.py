@@ -220,6 +220,15 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     assert set(re.findall(r"embeddings|layer\.\d|pooler|classifier", learnt)) == learning
     assert model.config.id2label == dict(enumerate(NLI))
 
+def test_a_trained_model_is_trained_further_and_forgets_its_temperature(toy, call):
+    tiny(toy / "nli", NLI)
+    words, config = ("train", "--epochs", 1, "--max-length", 24), toy / "first/config.json"
+    facts(call(SCRIPT, *words, "--model", "nli", "--out", "first", cwd=toy))
+    old = json.loads(config.read_text())
+    config.write_text(json.dumps(old | {"stance_temperature": 9.0}))
+    facts(call(SCRIPT, *words, "--model", "first", "--out", "second", cwd=toy))
+    assert json.loads((toy / "second/config.json").read_text()) == old | {"stance_temperature": 1.0}
+
 def test_accumulation_changes_neither_loss_nor_weights(tmp_path, models):
     held, found = np.zeros(16, dtype=bool), []
     folder = tiny(tmp_path / "nli", NLI)
