@@ -446,11 +446,14 @@ def tokenise(analyser, texts):
 
 def count_terms(analyser, texts):
     """Return ({term: column}, counts: CSC, texts x terms, tokens of each text). By all cores."""
+    from joblib import cpu_count
     from scipy import sparse
     from tqdm.auto import tqdm
     chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
-    vocabulary, tokens, lengths, cores = {}, [], [], min(os.cpu_count(), len(chunks))
-    with multiprocessing.Pool(cores, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+    vocabulary, tokens, lengths = {}, [], []
+    cores = int(os.environ.get("OMP_NUM_THREADS") or cpu_count())  # Ray's limit; SLURM's
+    quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.Pool(min(cores, len(chunks)), *quiet) as pool:
         found = pool.imap(functools.partial(tokenise, analyser), chunks)
         for terms, ids, sizes in tqdm(found, "tokenise", len(chunks), unit=" shards"):
             columns = [vocabulary.setdefault(term, len(vocabulary)) for term in terms]

@@ -518,6 +518,32 @@ def score_run(pairs, score, graph, args):
             break
     return table
 
+def look_up(path, scores, pairs):
+    """Return the rows of pairs with the scores, {pair: score}, of an earlier run."""
+    for claim, name in pairs:
+        if (claim, name) not in scores:
+            fail(path, f"no score of claim {claim}, abstract {name}; rerank all of --run with it")
+    return [(*pair, scores[pair], False) for pair in pairs]
+
+def scored(number, task, pairs, claims, texts, graph, args):
+    """Return the table of score_run with the scores of a model or of an earlier run."""
+    name = args.model[number]
+    if name.endswith(".tsv"):
+        known = read_table(name, RUN).set_index(KEY)["score"].to_dict()
+        return score_run(pairs, functools.partial(look_up, name, known), graph, args)
+    model = open_model(functools.partial(load_reranker, args=args), name, args, args.dtype)
+    pool = None
+    if len(args.device) > 1 and type(model[0]).__name__ != "MonoT5":
+        pool = model.start_multi_process_pool(args.device)
+    score = functools.partial(score_pairs, model, args.batch_size, pool)
+    path = parts_of(args.out, task, args) / f"{number}.jsonl"
+    score = functools.partial(score_groups, claims, texts, score, path)
+    try:
+        return score_run(pairs, score, graph, args)
+    finally:
+        if pool:
+            model.stop_multi_process_pool(pool)
+
 def combined(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
     from scipy.special import expit
@@ -560,19 +586,9 @@ def rerank(args):
     if args.graph:
         graph = read_graph(args.graph, task["inputs"][str(Path(args.corpus))], args.neighbours)
     pairs, order = list(map(tuple, run[KEY].values)), {name: n for n, name in enumerate(texts)}
-    parts, runs, models = parts_of(args.out, task, args), [], []
+    runs, models = [], []
     for number, name in enumerate(args.model):
-        model = open_model(functools.partial(load_reranker, args=args), name, args, args.dtype)
-        pool = None
-        if len(args.device) > 1 and type(model[0]).__name__ != "MonoT5":
-            pool = model.start_multi_process_pool(args.device)
-        score = functools.partial(score_pairs, model, args.batch_size, pool)
-        score = functools.partial(score_groups, claims, texts, score, parts / f"{number}.jsonl")
-        try:
-            table = score_run(pairs, score, graph, args)
-        finally:
-            if pool:
-                model.stop_multi_process_pool(pool)
+        table = scored(number, task, pairs, claims, texts, graph, args)
         ties = table.duplicated(["claim_id", "score"])
         models.append({"model": name, "pairs": len(table), "equal_scores": int(ties.sum()),
                        "truncated": int(table["truncated"].sum())})
@@ -587,7 +603,7 @@ def rerank(args):
     facts = {"rows": len(table), "models": models}
     with written(args.out, task, **facts) as path:
         table.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    remove(parts)
+    remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
 # -------------------- Train
@@ -718,7 +734,7 @@ def main():
     if job == "rerank":
         add("--run", default=f"{work}/{split}/hybrid.tsv", help="run to rerank")
         add("--model", nargs="+", default=[f"{work}/models/reranker"], help="folders or hub ids: "
-            "cross-encoders, causal rerankers, multi-vector models, monoT5")
+            "cross-encoders, causal rerankers, multi-vector models, monoT5; a .tsv: its scores")
         add("--out", default=f"{work}/{split}/rerank.tsv", help="reranked run")
         add("--depth", type=count, default=20, help="candidates per claim")
         add("--top-k", type=between(0, kind=int), default=0, help="abstracts per claim; 0: all")

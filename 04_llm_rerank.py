@@ -248,8 +248,15 @@ def request_of(body):
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
+def answer_in(text):
+    """Return a reply without its thoughts, whose opening tag some servers leave out."""
+    return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
+
 def read_replies(path):
-    """Return ({custom_id: reply}, unusable lines). A reply has content, logprobs and error."""
+    """Return ({custom_id: reply}, unusable lines). A reply has content, logprobs and error.
+
+    Logprobs that may begin with thoughts are left out.
+    """
     replies, unusable = {}, 0
     lines = Path(path).read_text("utf-8", "replace").split("\n") if Path(path).exists() else []
     for line in filter(str.strip, lines):
@@ -257,27 +264,35 @@ def read_replies(path):
             record = json.loads(line)
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
-            text = choice["message"].get("content") or choice["message"].get("refusal") or ""
+            message = choice["message"]
+            text, thoughts = message.get("content") or "", message.get("reasoning")
             text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
-            reply = {"content": text, "logprobs": choice.get("logprobs"), "error": error}
+            thoughts = thoughts or message.get("reasoning_content") or answer_in(text) != text
+            reply = {"content": answer_in(text), "error": error,
+                     "logprobs": None if thoughts else choice.get("logprobs")}
             replies[record["custom_id"]] = reply  # the last one counts
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += line is not lines[-1]  # that one is torn, and asked again
     return replies, unusable
 
 def carry_on(dialogues, replies):
-    """Run dialogues as far as replies reach; return results (else None), waiting requests."""
+    """Run dialogues as far as replies reach; return results (else None), waiting requests.
+
+    Of these, only the earliest turns, so that a restart does not batch other turns with them.
+    """
     results, waiting = [], {}
     for dialogue in dialogues:
         results.append(None)
+        turn = 0
         try:
             request = next(dialogue)
             while request["custom_id"] in replies:
                 request = dialogue.send(replies[request["custom_id"]])
-            waiting[request["custom_id"]] = request
+                turn += 1
+            waiting.setdefault(turn, {})[request["custom_id"]] = request
         except StopIteration as end:
             results[-1] = end.value
-    return results, list(waiting.values())
+    return results, list(waiting[min(waiting)].values()) if waiting else []
 # --- end of dialogues
 
 NEUTRAL |= {"requests", "replies", "retry_errors", "timeout", "retries", "dry_run"}
@@ -346,16 +361,11 @@ def body_of(turns, limit, args, field, schema, **more):
     return {name: value for name, value in (body | args.extra).items() if value is not None}
 
 # -------------------- Replies
-def answer_in(text):
-    """Return a reply without its thinking, whose opening tag some servers leave out."""
-    return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
-
 def parse_permutation(text, n, wanted=0):
     """Return a permutation of range(n), and "perfect", "repaired" or "useless" (as in RankGPT).
 
     Bracketed numbers count alone if there are any; missing ones follow in their old order.
     """
-    text = answer_in(text)
     marks = re.findall(r"\[(\d{1,6})\]", text) or re.findall(r"\d{1,6}", text)
     order = [place - 1 for place in dict.fromkeys(map(int, marks)) if 1 <= place <= n]
     quality = "repaired" if order else "useless"
@@ -368,17 +378,17 @@ def parse_yes(reply):
 
     P(YES) / (P(YES) + P(NO)) at the first token that may be either; else 1 or 0 by the text.
     """
-    text, mass = answer_in(reply["content"]), {"YES": 0.0, "NO": 0.0}
+    mass = {"YES": 0.0, "NO": 0.0}
     with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
         for token in reply["logprobs"]["content"]:
-            if any(mass.values()) or text != reply["content"]:  # found, or thoughts come first
+            if any(mass.values()):
                 break
             for top in token["top_logprobs"]:
                 word = top["token"].strip(" \n\"'*").upper()
                 for name in mass:
                     if word and name.startswith(word):  # a token may be a part of YES
                         mass[name] += math.exp(min(0, top["logprob"]))
-    named = set(re.findall(r"\w+", text.upper())) & set(mass)
+    named = set(re.findall(r"\w+", reply["content"].upper())) & set(mass)
     if not any(mass.values()) and len(named) == 1:
         mass[named.pop()] = 1.0
     total = sum(mass.values())
@@ -470,14 +480,14 @@ def fuse_run(run, seen, keys, texts, args):
 def most_tokens(body):
     """Return the most tokens (prompt, reply) that a call may be billed: a token has a byte."""
     limits = [body.get(name) or 0 for name in ("max_tokens", "max_completion_tokens")]
-    limit = (max(limits) or UNLIMITED) * (body.get("n") or 1)
+    limit = (max(limits) or UNLIMITED) * int(body.get("n") or 1)
     return np.array([len(json.dumps(body["messages"])), limit])
 
 def used_tokens(completion, most):
-    """Return the tokens in usage, or the most where usage is not two natural numbers."""
+    """Return the tokens in usage, or the most where usage is not two numbers above 0."""
     with contextlib.suppress(TypeError, LookupError):
         counts = [completion["usage"][name] for name in ("prompt_tokens", "completion_tokens")]
-        if all(type(count) is int and count >= 0 for count in counts):
+        if all(type(count) is int and count > 0 for count in counts):
             return np.array(counts)
     return most
 
@@ -537,12 +547,12 @@ def fetch(client, request, args):
             return store(args.replies, record_of(request, found, tokens))
         except openai.APIError as failure:
             status = getattr(failure, "status_code", 500)
+            retries = failure.request.headers.get("x-stainless-retry-count", 0)
+            calls += int(retries) + (status >= 500)  # other refusals cost nothing
             if status in FATAL or type(failure) is openai.APIConnectionError:
                 if calls:  # they brought no reply, and may have been billed
                     store(args.replies, {"billed_at_most": (calls * most).tolist()})
                 raise
-            retries = failure.request.headers.get("x-stainless-retry-count", 0)
-            calls += int(retries) + (status >= 500)  # other refusals cost nothing
             error = {"code": status, "message": str(failure)[:500]}
             break
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as failure:
@@ -613,7 +623,7 @@ def load_local(name, device):
         rows = model.get_input_embeddings().num_embeddings
     except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
-    if not rows / 2 <= len(tokenizer) <= rows or not tokenizer.chat_template:
+    if not rows / 2 <= len(tokenizer) <= rows + 64 or not tokenizer.chat_template:
         fail(name, f"{len(tokenizer)} tokens for {rows} embeddings, or no chat template")
     tokenizer.pad_token, tokenizer.padding_side = tokenizer.pad_token or tokenizer.eos_token, "left"
     return tokenizer, model
@@ -625,8 +635,14 @@ def choices_of(body):
         return tuple(field["enum"])
     return ()
 
-def generate(tokenizer, model, bodies, limit, choices):
-    """Return chat completions of request bodies, decoded greedily.
+def check_logits(_, logits):
+    """Stop at logits that are NaN, as half precision makes where it overflows."""
+    if logits.isnan().any():
+        fail("--model", "its output is NaN; use --device cpu, or a GPU that has bf16")
+    return logits
+
+def generate(tokenizer, model, bodies, limit, choices, template):
+    """Return chat completions of request bodies, decoded greedily; template: JSON of its flags.
 
     Of choices, the one with the likeliest first token is the reply, with the logprobs of all.
     """
@@ -634,7 +650,7 @@ def generate(tokenizer, model, bodies, limit, choices):
     batch = tokenizer.apply_chat_template(
         [body["messages"] for body in bodies], add_generation_prompt=True, padding=True,
         return_tensors="pt", return_dict=True, sanitize_control_tokens=True,
-        **{"enable_thinking": False} | bodies[0].get("chat_template_kwargs", {}))
+        **{"enable_thinking": False} | json.loads(template))
     context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
     start = batch["input_ids"].shape[1]
     if start + limit > context:
@@ -642,14 +658,13 @@ def generate(tokenizer, model, bodies, limit, choices):
     with torch.inference_mode():
         out = model.generate(
             **batch.to(model.device), max_new_tokens=1 if choices else limit, do_sample=False,
-            output_logits=bool(choices), return_dict_in_generate=True)
+            logits_processor=[check_logits], output_logits=bool(choices),
+            return_dict_in_generate=True)
     if not choices:
         texts = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
         return [{"choices": [{"message": {"content": text}}]} for text in texts]
     first = [tokenizer(choice, add_special_tokens=False)["input_ids"][0] for choice in choices]
     found, scores = [], out.logits[0].float().log_softmax(-1)[:, first]
-    if not scores.isfinite().all():
-        fail("--model", "its output is NaN; use --device cpu, or a GPU that has bf16")
     for row in scores.tolist():
         top = [{"token": text, "logprob": value} for text, value in zip(choices, row)]
         choice = {"message": {"content": choices[np.argmax(row)]},
@@ -663,7 +678,9 @@ def ask_local(waiting, args):
     tokenizer, model = load_local(waiting[0]["body"]["model"], args.device[0])
     groups, bar = {}, tqdm(total=len(waiting), desc="ask")
     for request in sorted(waiting, key=lambda one: -len(str(one["body"]["messages"]))):
-        form = request["body"].get("max_tokens") or 1024, choices_of(request["body"])
+        body = request["body"]
+        template = json.dumps(body.get("chat_template_kwargs", {}), sort_keys=True)
+        form = body.get("max_tokens") or 1024, choices_of(body), template
         groups.setdefault(form, []).append(request)
     for form, group in groups.items():
         for start in range(0, len(group), args.batch_size):
@@ -681,6 +698,12 @@ def settle(args):
         fail("--base-url", "it may hold a password; put the key into OPENAI_API_KEY")
     if args.max_cost < math.inf and not args.price_in + args.price_out:
         fail("--max-cost", "give --price-in and --price-out, too")
+    if Path(args.requests).resolve() == Path(args.replies).resolve():
+        fail("--requests", "it is --replies, too; give another file")
+    try:
+        most_tokens({"messages": []} | args.extra)
+    except (TypeError, ValueError) as error:
+        fail("--extra", f"{error}; limits are numbers")
 
 def answer(waiting, args):
     """Print what requests may cost, then have them answered; --backend none ends with status 3."""
@@ -712,17 +735,20 @@ def ask(args):
                 continue
             try:
                 request = json.loads(line)
-                request["body"] = {"model": args.model} | request["body"]
+                request["body"] = {"model": args.model} | request["body"] | args.extra
                 name, _ = request["custom_id"], list(request["body"]["messages"])
-            except (ValueError, LookupError, TypeError):
+                most_tokens(request["body"])
+                if name not in replies or args.retry_errors and replies[name]["error"]:
+                    waiting[name] = request
+            except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{args.requests}:{number}", "not a request of the OpenAI Batch API")
-            if name not in replies or args.retry_errors and replies[name]["error"]:
-                waiting[name] = request
     answer(list(waiting.values()), args)
     replies, unusable = read_replies(args.replies)
     failed = sum(bool(reply["error"]) for reply in replies.values())
+    cost = round(spent_on(args.replies, args), 4)
     print(f"{args.replies}: {len(replies)} replies, {failed} failed; see --retry-errors")
-    return {"made": [args.replies], "replies": len(replies), "failed": failed, "unusable": unusable}
+    return {"made": [args.replies] * (not args.dry_run), "replies": len(replies), "failed": failed,
+            "unusable": unusable, "cost_at_most": cost}
 
 def read_inputs(args, shots):
     """Return claims {id: text}, abstracts {id: text}, the run, and the turns of --fewshot."""
@@ -770,11 +796,11 @@ def rerank(args):
     """Ask for an order of every claim's candidates and fuse it with the scores of the run."""
     if args.step > args.window or args.fewshot and args.method == "pointwise":
         fail("--step --fewshot", "want step <= window; --method pointwise shows no examples")
+    args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
+    args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     settle(args)
     args.structured = args.structured or args.backend == "transformers"
     args.force = args.force or args.retry_errors
-    args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
-    args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if args.fewshot]
     task = task_of(args, args.run, args.claims, args.corpus, *shots, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -794,7 +820,8 @@ def rerank(args):
     if counts["useless"] + counts["failed"]:
         print("warning: useless and failed replies changed no order, or count as 0.5; see "
               f"{args.replies}, --max-tokens, --retry-errors", file=sys.stderr)
-    return {"made": [args.out], "rows": len(run), "replies": counts, "unusable": unusable}
+    return {"made": [args.out], "rows": len(run), "replies": counts, "unusable": unusable,
+            "cost_at_most": round(spent_on(args.replies, args), 4)}
 
 # -------------------- Command line
 def json_object(text):
@@ -832,7 +859,7 @@ def main():
         add("--structured", action="store_true", help="ask for JSON; local models always do")
         add("--temperature", type=amount, default=0.0, help="not for local models: greedy")
         add("--max-tokens", type=whole, default=0, help="of a reply (0: what its form needs)")
-        add("--extra", type=json_object, default={}, help="JSON of parameters; null drops one")
+    add("--extra", type=json_object, default={}, help="JSON of parameters; null drops one")
     add("--backend", choices=backends,
         help="default: openai with --base-url or OPENAI_API_KEY, else transformers")
     add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="or LLM_BASE_URL")

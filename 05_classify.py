@@ -50,7 +50,12 @@ SPELLINGS = {   # of labels in replies and in NLI heads
     "SUPPORTS": r"support\w*|entail\w*", "REFUTES": r"refut\w*|contradict\w*",
     "NEI": r"nei|not[ _-]?enough[ _-]?(info\w*|evidence)|neutral"
            r"|(insufficient|inadequate)[ _](info\w*|evidence)",
-    "EVIDENCE": r"(?<!no )evidence", "UNKNOWN": r"unknown|no evidence"}
+    "EVIDENCE": r"evidence", "UNKNOWN": r"unknown"}
+WORDS = {"SUPPORTS": "SUPPORTS ENTAILS", "REFUTES": "REFUTES CONTRADICTS",  # as replies begin
+         "NEI": "NEI NOT_ENOUGH NEUTRAL INSUFFICIENT"}
+NO_EVIDENCE = r"(\b(no|not|insufficient|without|lacks?)|n't)(\s+\w+){0,3}?\s+evidence"
+GUESS = {"error": None, "logprobs": None, "content": "EVIDENCE that SUPPORTS\n" + "".join(
+    f"{number}: 1\n" for number in range(1, 1000))}  # for --dry-run: any form of question
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
        "--max-cost")  # for 04_llm_rerank.py ask
 
@@ -353,8 +358,15 @@ def request_of(body):
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
+def answer_in(text):
+    """Return a reply without its thoughts, whose opening tag some servers leave out."""
+    return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
+
 def read_replies(path):
-    """Return ({custom_id: reply}, unusable lines). A reply has content, logprobs and error."""
+    """Return ({custom_id: reply}, unusable lines). A reply has content, logprobs and error.
+
+    Logprobs that may begin with thoughts are left out.
+    """
     replies, unusable = {}, 0
     lines = Path(path).read_text("utf-8", "replace").split("\n") if Path(path).exists() else []
     for line in filter(str.strip, lines):
@@ -362,27 +374,35 @@ def read_replies(path):
             record = json.loads(line)
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
-            text = choice["message"].get("content") or choice["message"].get("refusal") or ""
+            message = choice["message"]
+            text, thoughts = message.get("content") or "", message.get("reasoning")
             text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
-            reply = {"content": text, "logprobs": choice.get("logprobs"), "error": error}
+            thoughts = thoughts or message.get("reasoning_content") or answer_in(text) != text
+            reply = {"content": answer_in(text), "error": error,
+                     "logprobs": None if thoughts else choice.get("logprobs")}
             replies[record["custom_id"]] = reply  # the last one counts
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += line is not lines[-1]  # that one is torn, and asked again
     return replies, unusable
 
 def carry_on(dialogues, replies):
-    """Run dialogues as far as replies reach; return results (else None), waiting requests."""
+    """Run dialogues as far as replies reach; return results (else None), waiting requests.
+
+    Of these, only the earliest turns, so that a restart does not batch other turns with them.
+    """
     results, waiting = [], {}
     for dialogue in dialogues:
         results.append(None)
+        turn = 0
         try:
             request = next(dialogue)
             while request["custom_id"] in replies:
                 request = dialogue.send(replies[request["custom_id"]])
-            waiting[request["custom_id"]] = request
+                turn += 1
+            waiting.setdefault(turn, {})[request["custom_id"]] = request
         except StopIteration as end:
             results[-1] = end.value
-    return results, list(waiting.values())
+    return results, list(waiting[min(waiting)].values()) if waiting else []
 # --- end of dialogues
 
 NEUTRAL.update(("ask", "backend", "base_url", "dry_run", "replies", "requests", "retry_errors"))
@@ -404,19 +424,17 @@ def pairs_of(table, claims, texts):
     return pairs
 
 # -------------------- Classifier
-def thought(reply):
-    """Return a reply without its thinking, whose tags may lack their beginning or end."""
-    return re.sub(r"^.*</think>|<think>.*", " ", reply, flags=re.DOTALL)
-
 def parse_label(reply, labels=LABELS):
     """Return the one label that a reply, else its last line, names in any spelling, or None.
 
     A negated verb ("does not support") or an infinitive ("to refute it") names no label.
     """
     verbs = r"(?:support|refut|contradict|entail)\w*"
-    negated = rf"(\b(not|never|cannot|nor|neither)|n't)\s+(\w+\s+)?{verbs}"
+    negated = rf"(\b(no|not|never|cannot|nor|neither)|n't)\s+(\w+\s+){{0,2}}{verbs}"
     infinitive = rf"\bto {verbs}(\s+or\s+{verbs})?"
-    reply = re.sub(f"{negated}|{infinitive}", " ", thought(reply), flags=re.IGNORECASE).strip()
+    if "UNKNOWN" in labels:
+        reply = re.sub(NO_EVIDENCE, " UNKNOWN ", reply, flags=re.IGNORECASE)
+    reply = re.sub(f"{negated}|{infinitive}", " ", reply, flags=re.IGNORECASE).strip()
     for text in (reply, reply.split("\n")[-1]):
         found = []
         for label in labels:
@@ -469,9 +487,10 @@ def logits_of(model, pairs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
     import torch
     inputs = [(claim, text) if model.claim_first else (text, claim) for _, claim, text in pairs]
+    cpu = len(args.device) == 1 and model.device.type == "cpu"  # several: a pool leaves it there
     found = model.predict(
         inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True,
-        batch_size=args.batch_size or (8 if model.device.type == "cpu" else 64),
+        batch_size=args.batch_size or (8 if cpu else 64),
         device=args.device if len(args.device) > 1 else None)
     found = np.reshape(found, (-1, 3)).astype(float)[:, head_order(model.config)]
     for row in np.flatnonzero(~np.isfinite(found).all(axis=1))[:1]:
@@ -488,7 +507,7 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
 
 def probabilities_of(model, pairs, args):
     """Return probabilities (pairs, 3) in the order of LABELS."""
-    temperature = getattr(model.config, "stance_temperature", 1.0) if args.calibrate else 1.0
+    temperature = getattr(model.config, "stance_temperature", 1.0)
     shares = getattr(model.config, "stance_shares", (1, 1, 1))
     return calibrated(logits_of(model, pairs, args), temperature, shares, args.adjust)
 
@@ -824,8 +843,8 @@ def chat(args, text, limit, name="", values=None, shown=()):
 
 def parse_digits(reply, n):
     """Return labels of n pairs from lines "number: digit" or n bare digits; None if missing."""
-    reply, found, names = thought(reply), {}, ("NEI", "SUPPORTS", "REFUTES")
-    line = r"^\W*(?:pair\s*)?(\d{1,6})\W*[:.)=>-]+\W*([012])\b"
+    found, names = {}, ("NEI", "SUPPORTS", "REFUTES")
+    line = r"^\W*(?:pair\s*)?(\d{1,6})[^\w\n]*[:.)=>-]+[^\w\n]*([012])\b"
     for number, digit in re.findall(line, reply, re.MULTILINE | re.IGNORECASE):
         found.setdefault(int(number), names[int(digit)])
     digits = re.findall(r"\d+", reply)
@@ -840,7 +859,10 @@ def chances_of(logprobs, labels):
             sums = dict.fromkeys(labels, 0.0)
             for top in token["top_logprobs"] or [token]:
                 word = top["token"].strip(" \n\t\"'*`").upper()
-                begun = [label for label in labels if word and label.startswith(word)]
+                begun = []
+                for label in labels if word else ():
+                    names = WORDS.get(label, label).split()
+                    begun += [label] * any(name.startswith(word) for name in names)
                 if len(begun) == 1:
                     sums[begun[0]] += np.exp(top["logprob"])
             total = sum(sums.values())
@@ -861,8 +883,9 @@ def ask_label(question, labels, pair, args, shown=()):
         label = parse_label(reply["content"], labels)
         if label or reply["error"]:
             break
-    thinks = thought(reply["content"]) != reply["content"]  # its logprobs begin with the thoughts
-    chances = None if thinks else chances_of(reply["logprobs"], labels)
+    chances = chances_of(reply["logprobs"], labels)
+    if chances and label and not chances[labels.index(label)]:
+        chances = None  # they are about other words than the label's
     return label, chances, bool(reply["error"])
 
 def one_step(pairs, args, shown):
@@ -895,15 +918,18 @@ def batch(pairs, args, shown):
 STRATEGIES = dict.fromkeys(QUESTIONS, one_step) | {"zero-shot-two-step": two_steps, "batch": batch}
 
 def few_shot(claims_path, qrels_path, args, claims, texts):
-    """Return messages with training claims, each with an abstract of each label that it has."""
+    """Return messages with training claims, an abstract per label; the claims that 04 shows."""
     known = dict(read_table(claims_path, CLAIMS)[CLAIMS].to_numpy())
     if set(known.values()) & set(claims.values()):
         fail(claims_path, "it has claims that are asked about; take another --split")
     qrels = read_table(qrels_path, QRELS, claim_id=known, abstract_id=texts, label=LABELS)
-    drawn = qrels.sample(frac=1, random_state=args.seed).drop_duplicates(["claim_id", "label"])
-    most = drawn["claim_id"].value_counts().index[: args.fewshot]
+    order = np.random.default_rng(args.seed).permutation(len(qrels))
+    drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
+    labels = drawn.groupby("claim_id", sort=False)["label"].agg(set)
+    sizes = labels[labels.map(lambda known: "NEI" in known and len(known) > 1)].map(len)
+    most = sizes.sort_values(ascending=False, kind="stable").index[: args.fewshot]
     if len(most) < args.fewshot:
-        fail(qrels_path, f"it judges {len(most)} claims; lower --fewshot")
+        fail(qrels_path, f"{len(most)} claims have evidence and NEI; lower --fewshot")
     rows, messages = drawn[drawn["claim_id"].isin(most)], []
     for pair, label in zip(pairs_of(rows, known, texts), rows["label"]):
         prompt = prompt_of(QUESTIONS[args.strategy], LABELS, pair, args)
@@ -912,20 +938,23 @@ def few_shot(claims_path, qrels_path, args, claims, texts):
 
 def answer(waiting, args, retry):
     """Have 04_llm_rerank.py ask answer what waits; without it, say how to, and end with 3."""
+    path = args.requests + ".dry-run" * args.dry_run
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in waiting]
-    Path(args.requests).write_text("".join(lines), encoding="utf-8")
+    Path(path).write_text("".join(lines), encoding="utf-8")
     script = Path(sys.argv[0]).with_name("04_llm_rerank.py")
     if (args.backend == "none" and not args.dry_run) or not script.exists():
         print(f"{len(waiting)} requests wait. Append replies to {args.replies} and run this again; "
               "they come from 04_llm_rerank.py ask, OpenAI's batch queue, or\n"
-              f"vllm run-batch -i {args.requests} -o new.jsonl --model {args.model}")
-        print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
+              f"vllm run-batch -i {path} -o new.jsonl --model {args.model}")
+        print(json.dumps({"made": [path], "waiting": len(waiting)}))
         sys.exit(3)
     backend = args.backend.replace("none", "openai")  # for the forecast
-    words = ["ask", args.requests, "--replies", args.replies, "--backend", backend,
+    words = ["ask", path, "--replies", args.replies, "--backend", backend,
              "--base-url", args.base_url, "--device", *args.device, *args.ask]
     words += ["--retry-errors"] * retry + ["--dry-run"] * args.dry_run
     status = subprocess.run([sys.executable, script, *words], check=False).returncode
+    if args.dry_run:
+        remove(path)
     if status or args.dry_run:
         sys.exit(status)
 
@@ -934,13 +963,20 @@ def llm(args, pairs, claims, texts):
     shown = few_shot(*args.shots, args, claims, texts) if args.shots else []
     size = args.pairs_per_prompt if args.strategy == "batch" else 1
     groups = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    before, retry = None, args.retry_errors
+    before, retry, expected, guesses = None, args.retry_errors, [], {}
     while True:
         replies, unusable = read_replies(args.replies)
         if retry:
             replies = {name: reply for name, reply in replies.items() if not reply["error"]}
+        replies |= guesses
         dialogues = [STRATEGIES[args.strategy](group, args, shown) for group in groups]
         found, waiting = carry_on(dialogues, replies)
+        if args.dry_run and waiting:  # goes on as if every reply were usable
+            guesses |= {request["custom_id"]: GUESS for request in waiting}
+            expected += waiting
+            continue
+        if args.dry_run:
+            answer(expected, args, retry)
         if not waiting:
             break
         if waiting == before:
@@ -966,7 +1002,7 @@ def main():
     job, parser, shared, words = command_line("classify", "train", "llm", "combine")
     add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
     place, whole, count = f"{work}/{split}", between(0, kind=int), between(1, kind=int)
-    parser.set_defaults(model=None, shots=[], top_k=0, batch_size=0, ask=[], calibrate=True)
+    parser.set_defaults(model=None, shots=[], top_k=0, batch_size=0, ask=[])
     add("--claims", default=f"{data}/claims.{split}.tsv", help="the claims")
     add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
     add("--max-length", type=between(8, kind=int), default=512, help="tokens of a pair")
@@ -994,8 +1030,6 @@ def main():
         add("--evidence-model", help="other classifier, which picks sentences for --aggregate")
         add("--adjust", type=between(0, 1), default=0.0,
             help="1: as if classes were balanced (classifiers only)")
-        add("--no-calibrate", dest="calibrate", action="store_false",
-            default=argparse.SUPPRESS, help="leave probabilities without temperature scaling")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     if job in ("classify", "llm"):
         add("--run", default=f"{place}/llm.tsv", help="the run whose pairs are labelled")
@@ -1036,6 +1070,8 @@ def main():
         args.structured |= args.backend == "transformers"  # it needs the schema
         args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
+        if Path(args.requests).resolve() == Path(args.replies).resolve():
+            fail("--requests", "it is --replies, too; give another file")
     label = {"classify": classify, "llm": llm, "combine": combine}.get(job)
     finish(functools.partial(judge, label) if label else train, args)
 

@@ -339,12 +339,18 @@ def translated(path):
         table["rank"] = table.groupby("claim_id").cumcount() + 1
     for column in {"rank", "score", "relevance"} & set(table):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
-    if "tag" in table:  # trec_eval ranks by score, whatever the ranks say
-        table["rank"] = table.groupby("claim_id")["score"].rank("first", ascending=False)
+    if "tag" in table:  # as trec_eval: by score, then by id backwards, whatever the ranks say
+        order = table.sort_values(["score", "abstract_id"], ascending=False)
+        table["rank"] = order.groupby("claim_id").cumcount() + 1
     if "rank" in table and "score" not in table:
         table["score"] = -table["rank"]
     if "relevance" in table:
         reject(path, table, table["relevance"].isna(), "the relevance is not a number")
+        unjudged = table["relevance"] < 0
+        if unjudged.any():
+            print(f"warning: {path}: {unjudged.sum()} rows of relevance below 0 are left out, as "
+                  "not judged", file=sys.stderr)
+        table = table[~unjudged].copy()
         table["label"] = np.where(table["relevance"] > 0, RELEVANT, "NEI")
     elif "label" in table:
         labels = table["label"].str.upper().str.replace(r"[\s_]", "", regex=True)

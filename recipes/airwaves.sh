@@ -59,7 +59,7 @@ scibert rerank e5 10
 stage "6  The table and the submission; comparisons are with E5 (section 5.3)"
 table checkthat $T/{e5,bm25,rerank}.tsv
 python 06_evaluate.py submission $D $T/rerank.tsv --task checkthat4b
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
 stage "tables  Table 2: tokens of posts and of the collection's fields"
 python recipes/count_tokens.py $DATA --model $E5
@@ -70,7 +70,7 @@ if [ "$SMALL" != 1 ]; then
   python recipes/word2vec.py $LEMMAS --out $T/word2vec.tsv
   ROWS="$ROWS word2vec-raw word2vec"
 fi
-stage "tables  Table 1: other encoders, E5 as it comes, smaller batches"
+stage "tables  Table 1: other encoders, E5 without fine-tuning, smaller batches"
 dense e5-untuned --dense-model $E5 "${TWO[@]}"
 for name in $(few all-MiniLM-L6-v2 multi-qa-mpnet-base-dot-v1 msmarco-bert-base-dot-v5); do
   tune $name $(model sentence-transformers/$name $MINILM) pairs 64 "${TWO[@]}"

@@ -38,12 +38,12 @@ rerank union rerank $GRAPH
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,union,rerank}.tsv
 python 06_evaluate.py submission $D $T/rerank.tsv --task climatecheck2025
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
 stage "tables  Each retriever and their union reranked, without the graph; the graph behind BM25"
 for run in bm25 dense union; do rerank $run $run-rerank; done
 rerank bm25 bm25-graph $GRAPH
-stage "tables  The encoder as it comes"
+stage "tables  The encoder without fine-tuning"
 python 01_index.py $D --indexes dense --dense-model $DENSE --out $WORK/index-untuned \
   $(small --max-length 64)
 python 02_retrieve.py $D --retrievers dense --top-k 50 --index $WORK/index-untuned --out $T/untuned

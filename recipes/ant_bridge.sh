@@ -23,7 +23,7 @@ rerank() {
   python 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $2 --depth 1000 \
     --top-k 500 --out $WORK/train/$(basename $2).tsv $(small --depth 5 --max-length 64)
   python 02_retrieve.py mine $D $WORK/train/$(basename $2).tsv --shape tuples --hard 5 \
-    --from-top 500 --easy 10 --easy-from corpus --pool unjudged --seed $1 \
+    --from-top 500 --easy 10 --easy-from corpus --seed $1 \
     --out $WORK/train/examples-$1.jsonl $(small --hard 1 --easy 1)
   python 03_rerank.py train $D $WORK/train/examples-$1.jsonl --model $2 --loss margin --margin $4 \
     --batch-size $3 --epochs 1 --lr 1e-5 --seed $1 --out $WORK/models/reranker-$1 \
@@ -57,16 +57,18 @@ label 50 verdicts
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
 stage "tables  Each reranker alone; fusion with k = 60"
 fuse 60 rerank-k60
-stage "tables  The rerankers as they come"
+stage "tables  The rerankers without fine-tuning"
+ROWS=
 for model in $LARGE $M3; do
   python 03_rerank.py $D --model $model --run $T/bm25.tsv --depth ${DEPTH:-5000} --top-k 10 \
     --out $T/$(basename $model)-untuned.tsv $(small --depth 20 --max-length 256)
+  ROWS="$ROWS $T/$(basename $model)-untuned.tsv"
 done
 stage "tables  Figure 2: one pair a prompt"
 label 1 one-pair $(small --top-k 2)
-table climatecheck2025 $T/{verdicts,one-pair,bm25}.tsv $T/*-untuned.tsv \
+table climatecheck2025 $T/{verdicts,one-pair,bm25}.tsv $ROWS \
   $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv --out $T/tables.tsv

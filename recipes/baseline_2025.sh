@@ -28,7 +28,7 @@ python 05_classify.py llm $D --run $T/rerank.tsv --strategy verifier $YI --out $
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
 stage "tables  The cross-encoder behind BM25 alone"
 rerank bm25 bm25-rerank

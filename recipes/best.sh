@@ -16,12 +16,15 @@ case ${LLM:=$SIZE} in 4B) JUDGE=Qwen/Qwen3-4B-Instruct-2507 ;; *) JUDGE=Qwen/Qwe
 for size in $SIZE ${EMBEDDER:=$SIZE} ${RERANKER:=$SIZE} $LLM; do
   case $size in 0.6B | 4B | 8B) ;; *) refuse "SIZE: '$size'; give 0.6B, 4B or 8B" ;; esac
 done
-if [ -n "$SMALL${LLM_BASE_URL:-}" ]; then
+QUICK='--extra {"chat_template_kwargs":{"enable_thinking":false}}'  # answers without reasoning
+if [ -n "$SMALL${LLM_MODEL:-}" ]; then
   ANSWERS=$(llm $JUDGE)
+elif [ -n "${LLM_BASE_URL:-}" ]; then
+  ANSWERS="$QUICK $(llm $JUDGE)"
 else
   command -v vllm > /dev/null || refuse "vllm: not installed, and it will be asked; or LLM_BASE_URL"
   VLLM="--max-model-len 16384 ${VLLM:-}"
-  ANSWERS='--extra {"chat_template_kwargs":{"enable_thinking":false}} --backend none --model '$JUDGE
+  ANSWERS="$QUICK --backend none --model $JUDGE"
 fi
 EMBEDDING=$(model Qwen/Qwen3-Embedding-$EMBEDDER $MINILM)
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)

@@ -10,7 +10,7 @@ stage() { printf '\n------------------------------------------------------------
 python data/download.py models
 python data/download.py climate-fever
 
-stage "1, 2  BM25, MiniLM and SPLADE as they come, RRF, z-scores"
+stage "1, 2  BM25, MiniLM and SPLADE without fine-tuning, RRF, z-scores"
 python 01_index.py $D
 python 01_index.py graph $D --neighbours 10
 for split in train dev test; do

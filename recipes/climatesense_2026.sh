@@ -19,7 +19,7 @@ python 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $LARGE -
 # rerank NUMBER MODEL BATCH MARGIN: train a reranker, and keep its best 500
 rerank() {
   python 02_retrieve.py mine $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 \
-    --easy 10 --easy-from corpus --pool unjudged --seed $1 --out $WORK/train/examples-$1.jsonl \
+    --easy 10 --easy-from corpus --seed $1 --out $WORK/train/examples-$1.jsonl \
     $(small --hard 1 --easy 1)
   python 03_rerank.py train $D $WORK/train/examples-$1.jsonl --model $2 --loss margin --margin $4 \
     --batch-size $3 --epochs 1 --lr 1e-5 --seed $1 --out $WORK/models/reranker-$1 \
@@ -51,7 +51,7 @@ label zero-shot-one-step verdicts
 stage "6  The table and the submission"
 table climatecheck2026 $T/{bm25,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2026
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
 stage "tables  Each reranker alone; fusion with k = 60; stance in two steps"
 fuse 60 rerank-k60

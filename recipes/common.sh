@@ -6,9 +6,9 @@
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
-#   SMALL=weights   small models, but the full amount of work
+#   SMALL=weights   small models, but the full amount of work (the language model reads 40 words)
 #   LLM_BASE_URL    endpoint of the language model
-#   OPENAI_API_KEY  its key; a key alone means OpenAI
+#   OPENAI_API_KEY  its key; alone it means OpenAI, in a rehearsal together with LLM_MODEL only
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -44,7 +44,9 @@ few() { if [ "$SMALL" = 1 ]; then echo "$1"; else echo "$@"; fi; }
 # packaged one in this process
 llm() {
   local there=${LLM_BASE_URL:-}
-  case ${LLM_MODEL:-$1} in gpt-* | "${LLM_MODEL:-}") there=$there${OPENAI_API_KEY:-} ;; esac
+  if [ -n "${LLM_MODEL:-}" ] || [[ -z $SMALL && $1 = gpt-* ]]; then
+    there=$there${OPENAI_API_KEY:-}
+  fi
   if [ -n "$there" ]; then
     echo "--backend openai --model ${LLM_MODEL:-$1}"
   elif [ -n "$SMALL" ]; then
@@ -73,7 +75,16 @@ ask() {
 table() {
   if [ -e "$DATA/qrels.test.tsv" ]; then
     python 06_evaluate.py $D "${@:2}" --measures $1 --published "$SYSTEM"
+  else
+    echo "no table without $DATA/qrels.test.tsv, which the organisers keep (data/README.md)"
   fi
+}
+
+# further WORD QRELS: end the recipe here, unless it was called with the word tables
+further() {
+  [ "$1" = tables ] || exit 0
+  local qrels=${2:-$DATA/qrels.test.tsv}
+  [ -e $qrels ] || refuse "tables: they need $qrels, which the organisers keep (data/README.md)"
 }
 
 MINILM=data/models/minilm

@@ -47,5 +47,6 @@ fi
 
 stage "6  Evaluate: ClimateCheck 2025, and a page to look at"
 T=work/demo/test
+shopt -s nullglob  # llm_verdicts.tsv is there if an endpoint has answered
 python 06_evaluate.py $T/{bm25,dense,splade,hybrid,rerank,llm,llm-pointwise,verdicts}.tsv \
-  --report $T/report.html
+  $T/llm_verdict[s].tsv --report $T/report.html

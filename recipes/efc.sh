@@ -42,9 +42,9 @@ python 05_classify.py llm $D --run $T/rerank.tsv --strategy reasoning --timeout 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
-stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and as it comes"
+stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not"
 python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   $(small --epochs 1 --max-length 64 --lr 1e-4)
@@ -54,7 +54,7 @@ if [ -z "$SMALL" ]; then  # the small model has not learned NLI
   python 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
   NLI=$T/deberta-nli.tsv
 fi
-stage "tables  Retrieval: E5 as it comes; the cross-encoder behind BM25 alone"
+stage "tables  Retrieval: E5 without fine-tuning; the cross-encoder behind BM25 alone"
 python 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm25.tsv \
   --top-k 150 --out $T/untuned
 cp $T/untuned/dense.tsv $T/dense-untuned.tsv

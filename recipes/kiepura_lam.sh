@@ -68,7 +68,7 @@ label zero-shot-hybrid verdicts
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,splade,dense,hybrid,rerank,llm,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
 stage "tables  Table 3: the other prompts"
 ROWS=verdicts
@@ -96,16 +96,18 @@ for name in $(few deberta roberta); do
   ROWS="$ROWS $name $name-scifact $name-tuned"
 done
 table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table3.tsv
+# No figures of Tables 4 to 7 are at hand
+measure() { python 06_evaluate.py $D "${@:2}" --measures $1; }
 stage "tables  Table 4: RankGPT without examples"
 rankgpt 0.4 llm-zero-shot
-table climatecheck2025 $T/{llm,llm-zero-shot}.tsv --out $T/table4.tsv
+measure climatecheck2025 $T/{llm,llm-zero-shot}.tsv --out $T/table4.tsv
 stage "tables  Table 5: alpha; the replies are there"
 ROWS=llm
 for alpha in $(few 0 0.2 0.6 0.8 1); do
   rankgpt $alpha alpha-$alpha $SHOTS
   ROWS="$ROWS alpha-$alpha"
 done
-table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table5.tsv
+measure climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table5.tsv
 
 stage "tables  Table 6: retrievers, pairs and all three, each alone and reranked; and RankGPT"
 W6=$WORK/table6
@@ -122,9 +124,9 @@ for run in $(few bm25 splade dense bm25-splade bm25-dense splade-dense); do
   rerank $W6/$run.tsv $run-rerank
   ROWS="$ROWS $run-rerank"
 done
-table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) $W6/*.tsv --out $T/table6.tsv
+measure climatecheck2025 $(printf "$T/%s.tsv " $ROWS) $W6/*.tsv --out $T/table6.tsv
 stage "tables  Table 7: retrievers and their pairs by depth"
 W7=$WORK/table7
 python 02_retrieve.py $D --top-k 800 --out $W7
 for pair in "${PAIRS[@]}"; do fuse $pair 800 $W7 $W7; done
-table "$(printf "R@%s " {1..8}00)" $W7/*.tsv --out $T/table7.tsv
+measure "$(printf "R@%s " {1..8}00)" $W7/*.tsv --out $T/table7.tsv

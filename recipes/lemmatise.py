@@ -9,13 +9,14 @@ Lemmas are lower-cased. Words and numbers are kept, stopwords of spaCy are not.
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
 Writes  OUT/corpus.jsonl and OUT/claims.SPLIT.tsv with lemmas in place of texts, OUT/qrels.SPLIT.tsv
-        as they are
+        as they are; OUT/meta.json: the pipeline and the sha256 of what was read
 
 Examples
     pip install spacy && python -m spacy download en_core_web_sm
     python recipes/lemmatise.py data/checkthat4b work/checkthat4b/lemmas
 """
 import argparse
+import hashlib
 import json
 import shutil
 import sys
@@ -37,8 +38,12 @@ def main():
     parser.add_argument("out", type=Path, help="folder for the lemmatised copy")
     parser.add_argument("--pipeline", default="en_core_web_sm", help="spaCy pipeline or its folder")
     args = parser.parse_args()
-    done = args.out / "corpus.jsonl"  # written last
-    if done.exists():
+    paths = [args.data / "corpus.jsonl", *args.data.glob("claims.*.tsv")]
+    paths += args.data.glob("qrels.*.tsv")
+    marks = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(paths)}
+    task = json.dumps({"pipeline": args.pipeline, "inputs": marks}, indent=1)
+    done = args.out / "meta.json"  # written last
+    if done.exists() and done.read_text() == task:
         print(f"up to date: {args.out}")
         return
     try:
@@ -49,6 +54,7 @@ def main():
               f"python -m spacy download {args.pipeline}", file=sys.stderr)
         sys.exit(2)
     args.out.mkdir(parents=True, exist_ok=True)
+    done.unlink(missing_ok=True)
     for path in sorted(args.data.glob("qrels.*.tsv")):
         shutil.copy(path, args.out)
     for path in sorted(args.data.glob("claims.*.tsv")):
@@ -58,12 +64,13 @@ def main():
         claims.to_csv(args.out / path.name, sep="\t", index=False)
     records = [json.loads(line) for line in open(args.data / "corpus.jsonl", encoding="utf-8")]
     texts = [f"{record.get('title') or ''} {record.get('abstract') or ''}" for record in records]
-    new = done.with_suffix(".tmp")
+    new = args.out / "corpus.tmp"
     with open(new, "w", encoding="utf-8") as file:
         for record, text in zip(records, lemmas_of(texts, nlp)):
             line = {"abstract_id": record["abstract_id"], "abstract": text}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    new.replace(done)
+    new.replace(args.out / "corpus.jsonl")
+    done.write_text(task)
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,7 @@
 """
 Run stages 1, 2, 3 and 5 on many machines: shards.py cuts and merges files, Ray starts the scripts.
 
-index     cuts corpus.jsonl into --shards, blocks of 4,096 in turn; 01_index.py for each
+index     splits corpus.jsonl into --shards, blocks of 4,096 in turn; 01_index.py for each
 retrieve  02_retrieve.py for each; the best rows of all for each retriever, and their RRF
 rerank    cuts --run by claims; 03_rerank.py for each part; joins what they write
 classify  the same with 05_classify.py

@@ -24,7 +24,7 @@ order splade 40 llm
 stage "6  The table and the submission"
 table climatecheck2025 $T/{splade,llm}.tsv
 python 06_evaluate.py submission $D $T/llm.tsv --task climatecheck2025
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}"
 
 stage "tables  BM25 in place of SPLADE; 20 abstracts in the prompt"
 python 01_index.py $D --indexes bm25

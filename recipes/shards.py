@@ -1,7 +1,7 @@
 """
 Cut a corpus or a run into shards, run a script on one, merge what they made; see on_ray.py.
 
-Bad input raises ValueError with the line to print, whatever may be tried again RuntimeError.
+Bad input raises ValueError with the line to print, a failure that may be retried RuntimeError.
 """
 import hashlib
 import itertools
@@ -25,6 +25,7 @@ SCRIPTS = {"index": "01_index.py", "retrieve": "02_retrieve.py", "rerank": "03_r
 ABSTRACTS = 4096  # of a block: SHARD of 01_index.py, so that the same texts share its batches
 CLAIMS = 1024     # cut at multiples of it: whole groups of 03_rerank.py (GROUP) at any --depth
 ROWS = 32         # smaller blocks are its multiples: kernels treat odd rows apart
+PLACES = {"work", "corpus", "index", "run", "out"}  # flags that differ from shard to shard
 
 def refuse(line):
     raise ValueError(line)
@@ -67,6 +68,8 @@ def cut_corpus(args):
             refuse(f"{args.corpus}: not what {args.folder} was cut from; delete that folder, or "
                    "give another --work")
         return
+    if args.job != "index":
+        refuse(f"{args.folder}: no such folder; run index with the same --shards first")
     enough = (shards - 1) * ABSTRACTS + 1  # for one block each
     with open(args.corpus, "rb") as file:
         count = sum(1 for _ in itertools.islice(filter(bytes.strip, file), enough))
@@ -147,7 +150,10 @@ def run(args, number):
         facts = start(SCRIPTS[args.job], [*words, *args.words], folder / f"{args.job}.log")
         return facts | {"seconds": round(time.monotonic() - begun, 1)}
     except ValueError as error:
-        return {"error": original(str(error), args)}
+        line = original(str(error), args)
+        if args.run and "unknown abstract_id" in line:
+            line = f"{line}, or give the corpus of {args.run} (--corpus)"
+        return {"error": line}
     except OSError as error:
         return {"error": f"{error.filename}: {error.strerror} on {socket.gethostname()}; cut first "
                          "(index --only 0/N), and share the folder under one path on all nodes"}
@@ -188,11 +194,22 @@ def merge_runs(args, claims, kinds, top_k):
                 file.write(line)
     new.rename(out / "candidates.jsonl")
 
+def check_flags(folders, name):
+    """Refuse files of shards that other flags made, as after a job array that failed in part."""
+    known = None
+    for folder in folders:
+        made = json.loads(Path(folder, f"{name}.meta.json").read_bytes())["arguments"]
+        flags = {flag: value for flag, value in made.items() if flag not in PLACES}
+        if known not in (None, flags):
+            refuse(f"{folder}/{name}: made with other flags than the shard before; run it again")
+        known = flags
+
 def merge(args):
     """Join what rerank or classify made; merge the runs of retrieve, and fuse its retrievers."""
+    folders = [Path(args.folder, str(number)) for number in range(1, args.shards + 1)]
     if args.run:
-        parts = [read(f"{args.folder}/{number}/out.tsv") for number in range(1, args.shards + 1)]
-        write(args.out, pd.concat(parts))
+        check_flags(folders, "out.tsv")
+        write(args.out, pd.concat([read(folder / "out.tsv") for folder in folders]))
     if args.job != "retrieve":
         return
     add = (parser := ArgumentParser(add_help=False)).add_argument  # flags of 02_retrieve.py
@@ -201,6 +218,9 @@ def merge(args):
     add("--top-k", type=int, default=100)
     add("--rrf-k", default=60)
     flags, out = parser.parse_known_args(args.words)[0], f"{args.work}/{args.split}"
+    for kind in flags.retrievers:
+        check_flags(folders, f"index/{kind}")
+        check_flags(folders, f"{args.split}/{kind}.tsv")
     merge_runs(args, flags.claims, flags.retrievers, flags.top_k)
     runs = [f"{out}/{kind}.tsv" for kind in flags.retrievers]
     if len(runs) > 1:

@@ -54,7 +54,8 @@ feedback() {
 student() {
   E="$D --split train" R=$WORK/train
   judge feedback-$2 bm25 100 verifier-$2
-  rerank $1 $MONO_T5 --verdicts $R/feedback-$2.tsv --alpha $3
+  rerank monot5 $MONO_T5
+  rerank $1 $R/monot5.tsv --verdicts $R/feedback-$2.tsv --alpha $3
   python 02_retrieve.py mine $D $R/$1.tsv --targets score --from-top 20 --gold \
     --keep-claims-without-evidence --out $R/$1.jsonl
   python 03_rerank.py train $D $R/$1.jsonl --model $SCIBERT --loss l1 --lr 1e-5 --batch-size 64 \
@@ -72,23 +73,23 @@ stage "5, 6  Verdicts of another verifier on the best 3, 5 and 10; the tables"
 classifier classifier
 for k in 3 5 10; do each judge verdicts-$k verirel $k classifier; done
 each evaluate metrics bm25 verirel verdicts-{3,5,10}
-[ "${1:-}" = tables ] || exit 0
+further "${1:-}" $folder/qrels.$judged.tsv
 
 stage "tables  monoT5 as it is, and after medical passages; a student of monoT5 alone"
 each rerank monot5 $MONO_T5
 each rerank monot5-med $MONO_T5_MED
 student student-monot5 5 0
 stage "tables  10 and 20 negatives; ComboScorer itself"
-combine() { # N
+combo() { # N
   judge feedback-$1 bm25 ${DEPTH:-2000} verifier-$1
-  rerank combo-$1 $MONO_T5 --verdicts $R/feedback-$1.tsv --alpha 0.5
+  rerank combo-$1 $R/monot5.tsv --verdicts $R/feedback-$1.tsv --alpha 0.5
 }
-each combine 5
+each combo 5
 ROWS="bm25 bm25-nltk monot5 monot5-med student-monot5 combo-5 verirel"
 for n in $(few 10 20); do
   feedback $n
   student verirel-$n $n 0.5
-  each combine $n
+  each combo $n
   ROWS="$ROWS combo-$n verirel-$n"
 done
 stage "tables  BM25 over NLTK's words without stems, as in the authors' code"

@@ -136,6 +136,11 @@ def test_rerank_in_every_way(toy, run, call, refused):
     both = reranked("--verdicts", "v.tsv", "--alpha", 0.3).merge(after, on=KEY)
     sigmoid = 1 / (1 + np.exp(-both["score_y"]))
     assert np.allclose(both["score_x"], 0.3 * 0.6 + 0.7 * sigmoid, atol=1e-6)
+    words = ("--model", "two.tsv", "--verdicts", "v.tsv", "--alpha", 0.3)  # an earlier run
+    again = reranked(*words).merge(both, on=KEY)
+    assert len(again) == 12 and np.allclose(again["score"], again["score_x"], atol=1e-4)
+    words += ("--run", "work/demo/test/hybrid.tsv", "--out", "no.tsv", "--depth")
+    refused(toy, SCRIPT, *words, 5, said="two.tsv: no score of claim c3")
 
     facts(call("01_index.py", "--indexes", "dense", "--dense-model", "tiny", cwd=toy))
     facts(call("01_index.py", "graph", cwd=toy))

@@ -27,6 +27,7 @@ from conftest import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 SCRIPT, SECRET = "04_llm_rerank.py", "sk-secret-0123456789"
 HYBRID, OUT = "work/demo/test/hybrid.tsv", "work/demo/test/llm.tsv"
@@ -36,7 +37,7 @@ SIZES = {"order": (3,), "best": (4, 2)}  # of three; the two best of four
 
 @pytest.mark.parametrize(("what", "reply", "read"), replies(*SIZES))
 def test_an_order_is_parsed_and_repaired(what, reply, read):
-    order, quality = KIT.parse_permutation(reply, *SIZES[what])
+    order, quality = KIT.parse_permutation(KIT.answer_in(reply), *SIZES[what])
     assert " ".join([*(str(place + 1) for place in order), quality]) == read
 
 @given(st.text("[]>0123456789 ,abc\n-."), st.integers(1, 25))
@@ -46,7 +47,7 @@ def test_any_text_gives_a_permutation(reply, n):
 @pytest.mark.parametrize(("_", "reply", "read"), replies("yes"))
 def test_the_probability_of_yes_comes_from_the_text_where_logprobs_are_odd(_, reply, read):
     for logprobs in (None, 7, {}, {"content": [{"top_logprobs": [{"token": 3}]}]}):
-        said = {"content": reply, "logprobs": logprobs, "error": None}
+        said = {"content": KIT.answer_in(reply), "logprobs": logprobs, "error": None}
         assert "{:g} {}".format(*KIT.parse_yes(said)) == read
 
 def test_the_probability_of_yes_comes_from_logprobs():
@@ -55,7 +56,6 @@ def test_the_probability_of_yes_comes_from_logprobs():
     tokens = [{"top_logprobs": [{"token": '{"', "logprob": 0.0}]}, {"top_logprobs": top}]
     reply = {"content": "No", "logprobs": {"content": tokens}, "error": None}
     assert KIT.parse_yes(reply) == (pytest.approx((0.3 + 0.1) / (0.3 + 0.1 + 0.1)), "perfect")
-    assert KIT.parse_yes(reply | {"content": "<think>maybe</think>no"}) == (0, "perfect")
     for odd in (math.nan, math.inf, 1e9):
         top[0]["logprob"] = odd
         assert 0 <= KIT.parse_yes(reply)[0] <= 1
@@ -63,8 +63,25 @@ def test_the_probability_of_yes_comes_from_logprobs():
 def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     replies, unusable = KIT.read_replies(ROOT / "tests" / "engine.jsonl")
     said = {name: reply["content"] for name, reply in replies.items() if not reply["error"]}
-    assert said == {"a": "later", "b": "one two", "c": ""} and set("de") < set(replies)
+    assert said == {"a": "later", "b": "one two", "c": "", "t": " no", "u": "no", "v": "no"}
+    assert [replies[name]["logprobs"] for name in "tuv"] == [None, None, 7]  # not of thoughts
+    assert set("de") < set(replies)
     assert unusable == 6 and KIT.read_replies(tmp_path / "none") == ({}, 0)
+
+def test_dialogues_carry_on_turn_by_turn():
+    def dialogue(name, turns):
+        for turn in range(turns):
+            yield {"custom_id": f"{name}{turn}"}
+        return name
+    replies, asked = {"a0": 0}, []  # as after a kill: dialogue a is one turn ahead
+    while True:
+        dialogues = dialogue("a", 3), dialogue("b", 2), dialogue("c", 1)
+        found, waiting = KIT.carry_on(dialogues, replies)
+        asked.append(" ".join(request["custom_id"] for request in waiting))
+        replies |= {request["custom_id"]: 0 for request in waiting}
+        if not waiting:
+            break
+    assert asked == ["b0 c0", "a1 b1", "a2", ""] and found == ["a", "b", "c"]
 
 def settings(**other):
     """What prompts ask of the arguments."""
@@ -284,6 +301,14 @@ def test_the_bill_stays_below_max_cost_whatever_usage_says(toy, rerank, endpoint
         assert done.returncode == 0 if enough else "is pledged" in done.stderr
         assert enough or 4 <= len(server.asked) <= 15
 
+def test_calls_that_end_with_502_count_for_max_cost(toy, rerank, endpoint):
+    server = endpoint(lambda prompt: {"status": 502, "text": "away"})
+    words = ("--price-out", 10_000, "--max-tokens", 100, "--retries", 1, "--max-cost", 7)
+    for _ in range(9):
+        done = rerank(server, *words)
+        assert done.returncode == 2
+    assert "is pledged" in done.stderr and 4 <= len(server.asked) <= 7
+
 def test_the_dry_run_forecasts_all_windows_and_writes_nothing(toy, rerank, endpoint, contents):
     server, before = endpoint(last_first), contents(toy)
     words = ("--dry-run", "--price-out", 1, "--depth", 6, "--window", 4, "--step", 2)
@@ -309,3 +334,8 @@ def test_a_local_model_orders_by_its_first_logits_and_is_not_asked_twice(toy, ca
     assert read(toy / OUT).equals(whole) and (toy / REPLIES).read_text().count("\n") == 10
     words = (*words[:-1], "listwise", "--depth", 2)  # free text, of any quality
     assert sum(facts(call(*words, cwd=toy))["replies"].values()) == 3
+    weights = load_file(toy / "llm/model.safetensors")
+    weights["model.norm.weight"] *= math.nan  # as half precision may make
+    save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})
+    done = call(*words, "--out", "nan.tsv", cwd=toy)
+    assert done.returncode == 2 and "output is NaN" in done.stderr

@@ -179,6 +179,14 @@ def test_other_formats_score_as_ours_directly_and_converted(toy, call, form):
     assert sorted(converted) == sorted(hybrid)
     assert read(toy / f"{gold}.tsv")[KEY].values.tolist() == [row[:2] for row in judged]
 
+def test_trec_ties_and_unjudged_rows_are_as_in_trec_eval(tmp_path, capsys):
+    run, gold = tmp_path / "run", tmp_path / "gold"
+    run.write_text("c Q0 a 1 1.5 x\nc Q0 b 2 1.5 x\nc Q0 d 3 2 x\n")
+    gold.write_text("c 0 a 1\nc 0 b -1\nc 0 d 0\n")
+    assert KIT.read_any(str(run), RUN)["abstract_id"].tolist() == ["d", "b", "a"]
+    assert KIT.read_any(str(gold), QRELS)["abstract_id"].tolist() == ["a", "d"]
+    assert "1 rows of relevance below 0" in capsys.readouterr().err
+
 @pytest.mark.parametrize(("text", "wanted", "warned"), [
     # a tweet that begins with a quotation mark, written by a tool that does not quote
     ('7\t"Polar bears\n8\tx\n9\t"Ice" melts\n', ['"Polar bears', "x", '"Ice" melts'], True),
