@@ -84,7 +84,7 @@ def test_structured_replies_and_parameters_of_requests():
     assert list(schema["properties"]["label"]["enum"]) == LABELS
     assert "logprobs" not in body and body["top_k"] == 1 and body["top_logprobs"] == 20
 
-@given(some=st.floats(0, 1), way=st.floats(0, 1))
+@given(some=st.floats(1e-6, 1), way=st.floats(0, 1 - 1e-6))
 def test_two_steps_multiply_their_probabilities(some, way):
     first = {"content": "EVIDENCE", "logprobs": logprobs(EVIDENCE=some, UNKNOWN=1 - some)}
     then = {"content": "REFUTES", "logprobs": logprobs(SUPPORTS=way, REFUTES=1 - way)}
