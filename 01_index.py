@@ -42,6 +42,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -203,13 +204,19 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        meta.write_text(text, encoding="utf-8")
+        replace(meta, text)
     finally:
         remove(new)
+
+def replace(path, text):
+    """Write a text beside its place, then rename it."""
+    new = Path(f"{path}.tmp")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -238,6 +245,12 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
+def device_name(text):
+    """An argparse type: a device."""
+    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
+    return text
+
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -252,7 +265,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -287,7 +300,8 @@ def open_model(load, name, args, dtype="auto", **how):
     try:
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
-        words = len(model.tokenizer)
+        table = model.tokenizer
+        words = len(table) if hasattr(table, "__len__") else table.get_vocab_size()
         for place in args.device[1:]:
             torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
@@ -297,6 +311,14 @@ def open_model(load, name, args, dtype="auto", **how):
     if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
+def follow(parent):
+    """End a worker of several devices with its parent, even one that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+if __name__ == "__mp_main__":
+    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
 # --- end of models
 
 # --- training (same in 01, 03 and 05)
@@ -365,6 +387,10 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     if measure:
         trainer.add_callback(EarlyStoppingCallback(args.patience))
     trainer.train(resume_from_checkpoint=checkpoint)
+    if best := trainer.state.best_model_checkpoint:  # the trainer keeps the last one if that fails
+        weights = {"dtype": torch.float32, "use_safetensors": True}
+        best = type(model)(best, device="cpu", trust_remote_code=False, model_kwargs=weights)
+        model.load_state_dict(best.state_dict())
     return trainer.state.log_history
 # --- end of training
 
@@ -381,6 +407,9 @@ def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
     fields, corpus = args.fields.replace(", ", ",").split(","), read_corpus(args.corpus)
     texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
+    for field in fields:
+        if not any(record.get(field) for record in corpus.values()):
+            print(f"warning: {args.corpus}: no record has a {field}", file=sys.stderr)
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts
@@ -532,6 +561,8 @@ def encode_shard(encoder, texts, how, args, rows):
     part = list(texts.values())[rows]
     found = encoder.encode_document(part, show_progress_bar=True, **how)
     if args.kind == "dense":
+        norms = np.linalg.norm(found, axis=1, keepdims=True)  # of half precision, not quite 1
+        found = found / np.maximum(norms, 1e-12)
         made, sums = {"embeddings": found.astype(np.float16)}, found.sum(axis=1)
     else:
         found = found.coalesce()
@@ -550,6 +581,7 @@ def encode_shard(encoder, texts, how, args, rows):
 
 def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
+    import torch
     from scipy import sparse
     from sentence_transformers import SentenceTransformer, SparseEncoder
     load = SentenceTransformer if args.kind == "dense" else SparseEncoder
@@ -560,6 +592,8 @@ def index_vectors(texts, folder, args, task):
                "save_to_cpu": True}
     if len(args.device) > 1:
         how["pool"] = encoder.start_multi_process_pool(args.device)
+        how["chunk_size"] = -(-SHARD // len(args.device))
+        torch.cuda.empty_cache()  # the model has moved into the workers
     make = functools.partial(encode_shard, encoder, texts, how, args)
     try:
         made = shards(args, task, len(texts), make)
@@ -606,7 +640,7 @@ def read_examples(path, claims, texts):
                 example = json.loads(line)
                 names = [example["positive"], *example["negatives"]]
                 rows.append([claims[example["claim_id"]], *(texts[name] for name in names)])
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
     return rows
 
@@ -631,6 +665,8 @@ def dev_evaluator(paths, prompts, texts, args):
     qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"],
                        claim_id=claims.index, abstract_id=texts, label=LABELS)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
+    if evidence.empty:
+        fail(paths[1], "no evidence to evaluate on; give another --dev-split")
     drawn = np.random.default_rng(args.seed).permutation(list(texts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     return InformationRetrievalEvaluator(

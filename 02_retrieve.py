@@ -28,6 +28,7 @@ import re
 import resource
 import shutil
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -165,13 +166,19 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        meta.write_text(text, encoding="utf-8")
+        replace(meta, text)
     finally:
         remove(new)
+
+def replace(path, text):
+    """Write a text beside its place, then rename it."""
+    new = Path(f"{path}.tmp")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -200,6 +207,12 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
+def device_name(text):
+    """An argparse type: a device."""
+    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
+    return text
+
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -214,7 +227,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -249,7 +262,8 @@ def open_model(load, name, args, dtype="auto", **how):
     try:
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
-        words = len(model.tokenizer)
+        table = model.tokenizer
+        words = len(table) if hasattr(table, "__len__") else table.get_vocab_size()
         for place in args.device[1:]:
             torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
@@ -259,6 +273,14 @@ def open_model(load, name, args, dtype="auto", **how):
     if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
+def follow(parent):
+    """End a worker of several devices with its parent, even one that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+if __name__ == "__mp_main__":
+    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
 # --- end of models
 
 # -------------------- Search: scores for each claim
@@ -360,7 +382,7 @@ def fuse_runs(runs, weights, method, k, order):
             points = 1 / (k + run["rank"])  # Cormack et al. 2009
         if method == "union":
             points = 1 / run["rank"]
-        if method == "zscore":
+        if method == "zscore" and len(run):
             points = points.groupby("claim_id").transform(zscores)
         check_finite(weight * points, "--weights", "rescale them or the runs")
         columns.append(weight * points)
@@ -387,7 +409,7 @@ def pair(kind, claim, name, **value):
 
 def examples_of(claim, evidence, top, rest, args):
     """Yield evidence and negatives drawn from top and rest; labels have only negatives, as NEI."""
-    rng = np.random.default_rng([abs(args.seed), *claim.encode()])  # other claims change no draw
+    rng = np.random.default_rng([args.seed, *claim.encode()])  # other claims change no draw
     if args.shape == "tuples":
         for name in evidence:
             drawn = draw(top, args.hard, args.draw, rng) + draw(rest, args.easy, "random", rng)
@@ -424,6 +446,7 @@ def write_run(rows, claims, path, args, task):
 
 def retrieve(args):
     """Write a run for each index, and their fusion."""
+    args.retrievers = list(dict.fromkeys(args.retrievers))
     folders = [Path(args.index, kind) for kind in args.retrievers]
     task = task_of(args, args.claims, args.corpus, *folders, *args.restrict)
     names = args.retrievers + ["hybrid"] * (len(folders) > 1)

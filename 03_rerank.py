@@ -41,6 +41,7 @@ import re
 import resource
 import shutil
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -184,13 +185,19 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        meta.write_text(text, encoding="utf-8")
+        replace(meta, text)
     finally:
         remove(new)
+
+def replace(path, text):
+    """Write a text beside its place, then rename it."""
+    new = Path(f"{path}.tmp")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -219,6 +226,12 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
+def device_name(text):
+    """An argparse type: a device."""
+    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
+    return text
+
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -233,7 +246,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -268,7 +281,8 @@ def open_model(load, name, args, dtype="auto", **how):
     try:
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
-        words = len(model.tokenizer)
+        table = model.tokenizer
+        words = len(table) if hasattr(table, "__len__") else table.get_vocab_size()
         for place in args.device[1:]:
             torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
@@ -278,6 +292,14 @@ def open_model(load, name, args, dtype="auto", **how):
     if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
+def follow(parent):
+    """End a worker of several devices with its parent, even one that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+if __name__ == "__mp_main__":
+    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
 # --- end of models
 
 # --- training (same in 01, 03 and 05)
@@ -346,6 +368,10 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     if measure:
         trainer.add_callback(EarlyStoppingCallback(args.patience))
     trainer.train(resume_from_checkpoint=checkpoint)
+    if best := trainer.state.best_model_checkpoint:  # the trainer keeps the last one if that fails
+        weights = {"dtype": torch.float32, "use_safetensors": True}
+        best = type(model)(best, device="cpu", trust_remote_code=False, model_kwargs=weights)
+        model.load_state_dict(best.state_dict())
     return trainer.state.log_history
 # --- end of training
 
@@ -385,7 +411,7 @@ def read_graph(folder, corpus, neighbours):
                 raise ValueError(f"{name} is damaged or made from another corpus")
         ids = json.loads(Path(folder, "abstract_ids.json").read_bytes())
         places = np.load(Path(folder, "neighbours.npy"))[:, :neighbours]
-        return dict(zip(ids, np.array(ids)[places].tolist()))
+        return dict(zip(ids, np.array(ids, object)[places].tolist()))
     except (OSError, ValueError, LookupError, TypeError) as error:
         fail(folder, f"no neighbour graph ({error}); make it with 01_index.py graph --force")
 
@@ -421,7 +447,7 @@ def load_reranker(name, args, **how):
     from sentence_transformers.util import load_file_path
     from transformers import AutoConfig
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    kind, train = (config.architectures or [""])[0].partition("For")[2], "epochs" in args
+    kind, train = (config.architectures or [""])[0].rpartition("For")[2], "epochs" in args
     if saved := load_file_path(name, "config_sentence_transformers.json"):
         kind = json.loads(Path(saved).read_bytes()).get("model_type")
     if train or kind in ("CrossEncoder", "SequenceClassification", "CausalLM"):
@@ -468,9 +494,14 @@ def score_pairs(model, batch_size, pool, pairs):
     if hasattr(model, "predict"):
         pairs, flags = truncated(model, pairs)
         logits = torch.nn.Identity()
-        return model.predict(pairs, batch_size=batch_size, pool=pool, activation_fn=logits), flags
+        size = pool and -(-len(pairs) // len(pool["processes"]))
+        scores = model.predict(
+            pairs, batch_size=batch_size, pool=pool, chunk_size=size, activation_fn=logits)
+        return scores, flags
     claims, texts = map(list, zip(*pairs))  # late interaction: MaxSim of token vectors
-    claims = model.encode_query(claims, batch_size=batch_size, pool=pool)
+    once = list(dict.fromkeys(claims))
+    vectors = dict(zip(once, model.encode_query(once, batch_size=batch_size, pool=pool)))
+    claims = [vectors[claim] for claim in claims]
     texts = model.encode_document(texts, batch_size=batch_size, pool=pool)
     return model.similarity_pairwise(claims, texts).float(), [False] * len(pairs)
 
@@ -531,10 +562,16 @@ def scored(number, task, pairs, claims, texts, graph, args):
     if name.endswith(".tsv"):
         known = read_table(name, RUN).set_index(KEY)["score"].to_dict()
         return score_run(pairs, functools.partial(look_up, name, known), graph, args)
+    import torch
     model = open_model(functools.partial(load_reranker, args=args), name, args, args.dtype)
+    if args.verdicts and not hasattr(model, "predict"):
+        fail("--verdicts", f"the sums of {name} are no logits; take a cross-encoder")
     pool = None
     if len(args.device) > 1 and type(model[0]).__name__ != "MonoT5":
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # vectors come back as files
         pool = model.start_multi_process_pool(args.device)
+        torch.cuda.empty_cache()  # the model has moved into the workers
     score = functools.partial(score_pairs, model, args.batch_size, pool)
     path = parts_of(args.out, task, args) / f"{number}.jsonl"
     score = functools.partial(score_groups, claims, texts, score, path)
@@ -670,6 +707,8 @@ def dev_evaluator(model, paths, texts, depth):
     qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known)
     qrels, run = qrels[qrels["label"] != "NEI"], read_table(paths[2], RUN, **known)
     run = run[(run["rank"] <= depth) & run["claim_id"].isin(qrels["claim_id"])]
+    if run.empty:
+        fail(paths[2], "no candidates of dev claims with evidence; give another --dev-run")
     pairs, _ = truncated(model, [(claims[claim], texts[name]) for claim, name in run[KEY].values])
     run = run.assign(text=[text for _, text in pairs])
     for claim, rows in run.groupby("claim_id", sort=False):

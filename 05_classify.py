@@ -36,6 +36,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -187,13 +188,19 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        meta.write_text(text, encoding="utf-8")
+        replace(meta, text)
     finally:
         remove(new)
+
+def replace(path, text):
+    """Write a text beside its place, then rename it."""
+    new = Path(f"{path}.tmp")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -222,6 +229,12 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
+def device_name(text):
+    """An argparse type: a device."""
+    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
+    return text
+
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -236,7 +249,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -271,7 +284,8 @@ def open_model(load, name, args, dtype="auto", **how):
     try:
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
-        words = len(model.tokenizer)
+        table = model.tokenizer
+        words = len(table) if hasattr(table, "__len__") else table.get_vocab_size()
         for place in args.device[1:]:
             torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
@@ -281,6 +295,14 @@ def open_model(load, name, args, dtype="auto", **how):
     if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
+def follow(parent):
+    """End a worker of several devices with its parent, even one that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+if __name__ == "__mp_main__":
+    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
 # --- end of models
 
 # --- training (same in 01, 03 and 05)
@@ -349,6 +371,10 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     if measure:
         trainer.add_callback(EarlyStoppingCallback(args.patience))
     trainer.train(resume_from_checkpoint=checkpoint)
+    if best := trainer.state.best_model_checkpoint:  # the trainer keeps the last one if that fails
+        weights = {"dtype": torch.float32, "use_safetensors": True}
+        best = type(model)(best, device="cpu", trust_remote_code=False, model_kwargs=weights)
+        model.load_state_dict(best.state_dict())
     return trainer.state.log_history
 # --- end of training
 
@@ -491,6 +517,7 @@ def logits_of(model, pairs, args):
     found = model.predict(
         inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True,
         batch_size=args.batch_size or (8 if cpu else 64),
+        chunk_size=-(-len(inputs) // len(args.device)),
         device=args.device if len(args.device) > 1 else None)
     found = np.reshape(found, (-1, 3)).astype(float)[:, head_order(model.config)]
     for row in np.flatnonzero(~np.isfinite(found).all(axis=1))[:1]:

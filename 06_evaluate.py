@@ -203,13 +203,19 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        meta.write_text(text, encoding="utf-8")
+        replace(meta, text)
     finally:
         remove(new)
+
+def replace(path, text):
+    """Write a text beside its place, then rename it."""
+    new = Path(f"{path}.tmp")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -238,6 +244,12 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
+def device_name(text):
+    """An argparse type: a device."""
+    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
+    return text
+
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -252,7 +264,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", default=["auto"], help="cpu, cuda, mps, or several: cuda:0 cuda:1")
+    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words

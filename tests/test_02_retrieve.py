@@ -202,6 +202,8 @@ def test_an_empty_run_a_full_disk_a_second_command_ctrl_c_and_leftovers(toy, run
     tsv(toy / "a.tsv", RUN, [])
     done = call(SCRIPT, "fuse", "a.tsv", "--out", "d.tsv", cwd=toy)
     assert "d.tsv: 0 rows, 0 claims" in done.stdout
+    words = ("fuse", "a.tsv", "work/demo/test/hybrid.tsv", "--method", "zscore", "--out", "e.tsv")
+    assert "e.tsv: 18 rows, 3 claims" in call(SCRIPT, *words, cwd=toy).stdout
     tsv(toy / "b.tsv", RUN, [(n, "0002", 1, n / 3) for n in range(500)])
     words = ("fuse", "b.tsv", "--out", "c.tsv")
     facts(call(SCRIPT, *words, cwd=toy))

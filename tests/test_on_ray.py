@@ -63,11 +63,14 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
     assert same(folder, "bm25.tsv")
     found = (folder / "work/many/test/candidates.jsonl").read_bytes().splitlines(keepends=True)
     assert 200 < len(found) < 305 and found == [line for line in lines if line in found]
+    on_ray(folder, "retrieve", "--only", "3/3", "--", "--retrievers", "bm25", "--top-k", "7")
+    assert "3/test/bm25.tsv: made with other flags" in shard("retrieve", 0)
     corpus.write_bytes(b"".join(lines[:-1]))
     assert "shards-3 was cut from" in shard("index", 0)
     (folder / "ray.py").write_text("raise ImportError")
     for words, said in {
             "index --shards 400": "304 abstracts for 400 shards", "index --only 4/3": "I from 0",
+            "retrieve --only 0/2": "run index with the same --shards first",
             f"rerank --only 1/26 --run {runs[0]}": "25 claims", "index -- --out=x": "not behind --",
             "rerank --only 1/2": "work/many/test/hybrid.tsv: No such file"}.items():
         assert said in on_ray(folder, *words.split())
