@@ -30,6 +30,7 @@ Examples
 import argparse
 import atexit
 import contextlib
+import ctypes
 import functools
 import hashlib
 import io
@@ -42,7 +43,6 @@ import resource
 import shutil
 import signal
 import sys
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -81,6 +81,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
 START, LOCKS = time.monotonic(), []
 
 def fail(where, what):
@@ -166,8 +167,7 @@ def task_of(args, *files, models=()):
         mark = next(filter(Path.is_file, marks), None)
         if not mark and str(path) not in map(str, models):
             fail(path, "no such file or index; make it with the script before this one")
-        data = mark.open("rb") if mark else io.BytesIO()
-        with data:
+        with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
     return task
 
@@ -177,15 +177,16 @@ def up_to_date(args, task, *outs):
     same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
     for path in map(Path, outs):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, made = FileLock(f"{path}.lock"), {}
+        lock, made = FileLock(f"{path}.lock"), {"arguments": {}}
         try:
             LOCKS.append(lock.acquire(timeout=0))
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
         with contextlib.suppress(OSError, ValueError):
-            made = json.loads(Path(f"{path}.meta.json").read_bytes())
-        ours = made.get("arguments", {}).get("job") == args.job
+            text, made = Path(f"{path}.meta.json").read_bytes(), {}
+            made = json.loads(text)
+        ours = made.get("arguments", vars(args)).get("job") == args.job  # also a torn one
         if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()
@@ -204,19 +205,13 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        replace(meta, text)
+        meta.write_text(text, encoding="utf-8")
     finally:
         remove(new)
-
-def replace(path, text):
-    """Write a text beside its place, then rename it."""
-    new = Path(f"{path}.tmp")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -245,12 +240,6 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
-def device_name(text):
-    """An argparse type: a device."""
-    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
-    return text
-
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -265,7 +254,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
+    add("--device", nargs="+", choices=DEVICES, metavar="D", default=["auto"], help="cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -300,8 +289,7 @@ def open_model(load, name, args, dtype="auto", **how):
     try:
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
-        table = model.tokenizer
-        words = len(table) if hasattr(table, "__len__") else table.get_vocab_size()
+        words = len(model.tokenizer.get_vocab())
         for place in args.device[1:]:
             torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
@@ -311,14 +299,6 @@ def open_model(load, name, args, dtype="auto", **how):
     if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
-def follow(parent):
-    """End a worker of several devices with its parent, even one that was killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-if __name__ == "__mp_main__":
-    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
 # --- end of models
 
 # --- training (same in 01, 03 and 05)
@@ -348,9 +328,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     """
     import torch
     from transformers import EarlyStoppingCallback, ProgressCallback, logging
-
-    class Epochs(ProgressCallback):
-        """One bar, and one line an epoch."""
+    class Epochs(ProgressCallback):  # one bar, and one line an epoch
         def on_log(self, how, state, control, logs, **_):
             if not np.isfinite(logs.get("loss", 0)):
                 fail("--lr", "the loss is not a finite number; lower it")
@@ -377,20 +355,18 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     bf16 = gpu and torch.cuda.is_bf16_supported(False)
     trainer = make(arguments(
         str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
-        data_seed=args.seed, gradient_accumulation_steps=args.accumulate, bf16=bf16,
-        fp16=gpu and not bf16, use_cpu=model.device.type == "cpu", dataloader_pin_memory=False,
-        save_strategy="epoch", save_total_limit=2, logging_strategy="epoch", report_to="none",
-        logging_nan_inf_filter=False, restore_callback_states_from_checkpoint=True,
-        disable_tqdm=False, **more))
+        gradient_accumulation_steps=args.accumulate, bf16=bf16, fp16=gpu and not bf16,
+        use_cpu=model.device.type == "cpu", dataloader_pin_memory=False, save_strategy="epoch",
+        save_total_limit=2, logging_strategy="epoch", report_to="none", disable_tqdm=False,
+        logging_nan_inf_filter=False, restore_callback_states_from_checkpoint=True, **more))
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(Epochs)
     if measure:
         trainer.add_callback(EarlyStoppingCallback(args.patience))
     trainer.train(resume_from_checkpoint=checkpoint)
     if best := trainer.state.best_model_checkpoint:  # the trainer keeps the last one if that fails
-        weights = {"dtype": torch.float32, "use_safetensors": True}
-        best = type(model)(best, device="cpu", trust_remote_code=False, model_kwargs=weights)
-        model.load_state_dict(best.state_dict())
+        how = {"trust_remote_code": False, "model_kwargs": {"use_safetensors": True}}
+        model.load_state_dict(type(model)(best, device="cpu", **how).state_dict())
     return trainer.state.log_history
 # --- end of training
 
@@ -827,3 +803,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__" and sys.platform == "linux":  # a worker of several devices
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with its parent

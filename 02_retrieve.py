@@ -28,7 +28,6 @@ import re
 import resource
 import shutil
 import sys
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -43,6 +42,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
 START, LOCKS = time.monotonic(), []
 
 def fail(where, what):
@@ -128,8 +128,7 @@ def task_of(args, *files, models=()):
         mark = next(filter(Path.is_file, marks), None)
         if not mark and str(path) not in map(str, models):
             fail(path, "no such file or index; make it with the script before this one")
-        data = mark.open("rb") if mark else io.BytesIO()
-        with data:
+        with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
     return task
 
@@ -139,15 +138,16 @@ def up_to_date(args, task, *outs):
     same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
     for path in map(Path, outs):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, made = FileLock(f"{path}.lock"), {}
+        lock, made = FileLock(f"{path}.lock"), {"arguments": {}}
         try:
             LOCKS.append(lock.acquire(timeout=0))
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
         with contextlib.suppress(OSError, ValueError):
-            made = json.loads(Path(f"{path}.meta.json").read_bytes())
-        ours = made.get("arguments", {}).get("job") == args.job
+            text, made = Path(f"{path}.meta.json").read_bytes(), {}
+            made = json.loads(text)
+        ours = made.get("arguments", vars(args)).get("job") == args.job  # also a torn one
         if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()
@@ -166,19 +166,13 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        replace(meta, text)
+        meta.write_text(text, encoding="utf-8")
     finally:
         remove(new)
-
-def replace(path, text):
-    """Write a text beside its place, then rename it."""
-    new = Path(f"{path}.tmp")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -207,12 +201,6 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
-def device_name(text):
-    """An argparse type: a device."""
-    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
-    return text
-
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -227,7 +215,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
+    add("--device", nargs="+", choices=DEVICES, metavar="D", default=["auto"], help="cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -262,8 +250,7 @@ def open_model(load, name, args, dtype="auto", **how):
     try:
         weights = {"dtype": precision, "use_safetensors": True}
         model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
-        table = model.tokenizer
-        words = len(table) if hasattr(table, "__len__") else table.get_vocab_size()
+        words = len(model.tokenizer.get_vocab())
         for place in args.device[1:]:
             torch.empty(0, device=place)  # raises if there is no such device
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
@@ -273,14 +260,6 @@ def open_model(load, name, args, dtype="auto", **how):
     if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
-def follow(parent):
-    """End a worker of several devices with its parent, even one that was killed."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-if __name__ == "__mp_main__":
-    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
 # --- end of models
 
 # -------------------- Search: scores for each claim
@@ -393,10 +372,11 @@ def fuse_runs(runs, weights, method, k, order):
     return fused.iloc[np.lexsort((ties, -fused["score"], claim))]
 
 # -------------------- Examples
-def targets(scores, kind, middle, scale):
-    """Return sigmoid(scale (score - middle)), or scores from 0 to 1 as they are."""
-    from scipy.special import expit
-    return (expit(scale * (scores - middle)) if kind == "sigmoid" else scores).round(6)
+def targets(scores, middle, scale):
+    """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
+    middle = scores.mean() if middle is None else middle
+    scale = 1 / (4 * (scores.std() or 1)) if scale is None else scale
+    return np.clip(0.5 + scale * (scores - middle), 0, 1).round(6)
 
 def draw(names, count, how, rng):
     """Return count of names (best first): the best, the worst or random ones."""
@@ -495,9 +475,9 @@ def fuse(args):
 
 def mine(args):
     """Write training examples: evidence, and negatives drawn from a run."""
-    scored, any_nei = args.targets != "label", args.nei_of == "any"
+    scored, any_nei = args.targets == "score", args.nei_of == "any"
     if scored and args.shape != "pairs":
-        fail(f"--targets {args.targets}", "needs --shape pairs")
+        fail("--targets score", "needs --shape pairs")
     paths = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
     task = task_of(args, args.qrels, args.corpus, *paths)
     if up_to_date(args, task, args.out):
@@ -506,9 +486,7 @@ def mine(args):
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
     for path in paths:
         run = read_table(path, RUN, abstract_id=corpus)
-        run["score"] = targets(run["score"].to_numpy(), args.targets, args.middle, args.scale)
-        if scored and not run["score"].between(0, 1).all():
-            fail(path, "scores below 0 or above 1 are no targets; take --targets sigmoid")
+        run["score"] = targets(run["score"].to_numpy(), args.middle, args.scale)
         found = by_claim(run, "score")
     judged, nei = by_claim(qrels, "label"), qrels["abstract_id"][qrels["label"] == "NEI"]
     pool = POOLS["both" if any_nei else args.pool]
@@ -573,10 +551,10 @@ def main():
         add("--pool", choices=POOLS, default="both", help="what may be a negative")
         add("--nei-of", choices=["same", "any"], default="same",
             help="any: NEI abstracts of all claims; no run is read")
-        add("--targets", choices=["label", "score", "sigmoid"], default="label",
-            help="score: the top of the run with its scores; sigmoid: of SCALE (score - MIDDLE)")
-        add("--middle", type=between(-1e9), default=0, help="score of the target 0.5")
-        add("--scale", type=between(0), default=1, help="factor before the sigmoid")
+        add("--targets", choices=["label", "score"], default="label",
+            help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
+        add("--middle", type=between(-1e9), help="by default the mean score")
+        add("--scale", type=between(0), help="by default 1 / (4 sd) of the scores")
         add("--gold", action="store_true", help="with scores: evidence has target 1")
         add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
     args = parser.parse_args(words)

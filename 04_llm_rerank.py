@@ -51,6 +51,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
 START, LOCKS = time.monotonic(), []
 
 def fail(where, what):
@@ -136,8 +137,7 @@ def task_of(args, *files, models=()):
         mark = next(filter(Path.is_file, marks), None)
         if not mark and str(path) not in map(str, models):
             fail(path, "no such file or index; make it with the script before this one")
-        data = mark.open("rb") if mark else io.BytesIO()
-        with data:
+        with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
     return task
 
@@ -147,15 +147,16 @@ def up_to_date(args, task, *outs):
     same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
     for path in map(Path, outs):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, made = FileLock(f"{path}.lock"), {}
+        lock, made = FileLock(f"{path}.lock"), {"arguments": {}}
         try:
             LOCKS.append(lock.acquire(timeout=0))
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
         with contextlib.suppress(OSError, ValueError):
-            made = json.loads(Path(f"{path}.meta.json").read_bytes())
-        ours = made.get("arguments", {}).get("job") == args.job
+            text, made = Path(f"{path}.meta.json").read_bytes(), {}
+            made = json.loads(text)
+        ours = made.get("arguments", vars(args)).get("job") == args.job  # also a torn one
         if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()
@@ -174,19 +175,13 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        replace(meta, text)
+        meta.write_text(text, encoding="utf-8")
     finally:
         remove(new)
-
-def replace(path, text):
-    """Write a text beside its place, then rename it."""
-    new = Path(f"{path}.tmp")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -215,12 +210,6 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
-def device_name(text):
-    """An argparse type: a device."""
-    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
-    return text
-
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -235,7 +224,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
+    add("--device", nargs="+", choices=DEVICES, metavar="D", default=["auto"], help="cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -254,21 +243,20 @@ def finish(job, args):
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers
 
+THOUGHTS = "reasoning", "reasoning_content"  # where servers put them, if not into the reply
+
+def answer_in(text):
+    """Return a reply without its thoughts, whose opening tag some servers leave out."""
+    return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
+
 # --- dialogues (same in 04 and 05)
 def request_of(body):
     """Return the line of the OpenAI Batch API for a body; custom_id is the hash of the body."""
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
-def answer_in(text):
-    """Return a reply without its thoughts, whose opening tag some servers leave out."""
-    return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
-
 def read_replies(path):
-    """Return ({custom_id: reply}, unusable lines). A reply has content, logprobs and error.
-
-    Logprobs that may begin with thoughts are left out.
-    """
+    """Return ({custom_id: {content, logprobs, error}}, unusable lines), without thoughts."""
     replies, unusable = {}, 0
     lines = Path(path).read_text("utf-8", "replace").split("\n") if Path(path).exists() else []
     for line in filter(str.strip, lines):
@@ -276,34 +264,26 @@ def read_replies(path):
             record = json.loads(line)
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
-            message = choice["message"]
-            text, thoughts = message.get("content") or "", message.get("reasoning")
+            text = choice["message"].get("content") or ""
             text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
-            thoughts = thoughts or message.get("reasoning_content") or answer_in(text) != text
-            reply = {"content": answer_in(text), "error": error,
-                     "logprobs": None if thoughts else choice.get("logprobs")}
-            replies[record["custom_id"]] = reply  # the last one counts
+            thinks = any(map(choice["message"].get, THOUGHTS)) or answer_in(text) != text
+            reply = {"content": answer_in(text), "error": error, "logprobs": choice.get("logprobs")}
+            replies[record["custom_id"]] = reply | ({"logprobs": None} if thinks else {})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += line is not lines[-1]  # that one is torn, and asked again
     return replies, unusable
 
 def carry_on(dialogues, replies):
-    """Run dialogues as far as replies reach; return results (else None), waiting requests.
-
-    Of these, only the earliest turns, so that a restart does not batch other turns with them.
-    """
-    results, waiting = [], {}
-    for dialogue in dialogues:
-        results.append(None)
-        turn = 0
+    """Run dialogues as far as replies reach; return results (else None), earliest waiting turns."""
+    results, waiting = [None] * len(dialogues), {}
+    for place, dialogue in enumerate(dialogues):
         try:
-            request = next(dialogue)
+            turn, request = 0, next(dialogue)
             while request["custom_id"] in replies:
-                request = dialogue.send(replies[request["custom_id"]])
-                turn += 1
+                turn, request = turn + 1, dialogue.send(replies[request["custom_id"]])
             waiting.setdefault(turn, {})[request["custom_id"]] = request
         except StopIteration as end:
-            results[-1] = end.value
+            results[place] = end.value
     return results, list(waiting[min(waiting)].values()) if waiting else []
 # --- end of dialogues
 
@@ -787,7 +767,7 @@ def converse(topics, args):
         replies = {name: reply for name, reply in replies.items() if not reply["error"]}
     expected, before = [], None
     while True:
-        results, waiting = carry_on(dialogues_about(*topics, args), replies)
+        results, waiting = carry_on([*dialogues_about(*topics, args)], replies)
         if not waiting:
             break
         if args.dry_run:  # goes on as if every reply were usable

@@ -80,6 +80,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
 START, LOCKS = time.monotonic(), []
 
 def fail(where, what):
@@ -165,8 +166,7 @@ def task_of(args, *files, models=()):
         mark = next(filter(Path.is_file, marks), None)
         if not mark and str(path) not in map(str, models):
             fail(path, "no such file or index; make it with the script before this one")
-        data = mark.open("rb") if mark else io.BytesIO()
-        with data:
+        with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
     return task
 
@@ -176,15 +176,16 @@ def up_to_date(args, task, *outs):
     same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
     for path in map(Path, outs):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, made = FileLock(f"{path}.lock"), {}
+        lock, made = FileLock(f"{path}.lock"), {"arguments": {}}
         try:
             LOCKS.append(lock.acquire(timeout=0))
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
         with contextlib.suppress(OSError, ValueError):
-            made = json.loads(Path(f"{path}.meta.json").read_bytes())
-        ours = made.get("arguments", {}).get("job") == args.job
+            text, made = Path(f"{path}.meta.json").read_bytes(), {}
+            made = json.loads(text)
+        ours = made.get("arguments", vars(args)).get("job") == args.job  # also a torn one
         if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()
@@ -203,19 +204,13 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         made = task | {"command": sys.argv, "packages": modules} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        replace(meta, json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
         new.rename(path)
-        replace(meta, text)
+        meta.write_text(text, encoding="utf-8")
     finally:
         remove(new)
-
-def replace(path, text):
-    """Write a text beside its place, then rename it."""
-    new = Path(f"{path}.tmp")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
 
 def remove(*paths):
     """Delete files and folders, where they exist."""
@@ -244,12 +239,6 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
-def device_name(text):
-    """An argparse type: a device."""
-    if not re.fullmatch(r"auto|cpu|(cuda|mps|xpu|npu)(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text} is none; give auto, cpu, cuda, cuda:0 cuda:1")
-    return text
-
 def command_line(*jobs):
     """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
     words = sys.argv[1:]
@@ -264,7 +253,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", type=device_name, default=["auto"], help="cpu, cuda, cuda:0 cuda:1")
+    add("--device", nargs="+", choices=DEVICES, metavar="D", default=["auto"], help="cuda:0 cuda:1")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words

@@ -50,12 +50,12 @@ train() {
 }
 python 02_retrieve.py $D --split train --retrievers dense --index $W/index-tuned --top-k 32 \
   --restrict $W/tuned/train/hybrid.tsv --out $W/tuned/cosines
-# Both take claims without evidence, too: 24,544 and 19,942 pairs.
-python 02_retrieve.py mine $D $W/tuned/cosines/dense.tsv --targets sigmoid --middle 0.45 --scale 10 \
+# Both take claims without evidence, too: 24,544 and 19,942 pairs. Hardly a target is clipped.
+python 02_retrieve.py mine $D $W/tuned/cosines/dense.tsv --targets score --middle 0.53 --scale 1.6 \
   --from-top 32 --keep-claims-without-evidence --out $W/train/cosines.jsonl
 train $W/train/cosines.jsonl --model $W/models/encoder --loss bce --lr 1e-4 --epochs 1 \
   --out $W/models/cosines
-python 02_retrieve.py mine $D $W/tuned/train/z.tsv --targets sigmoid --scale 2 \
+python 02_retrieve.py mine $D $W/tuned/train/z.tsv --targets score --middle 2 --scale 0.16 \
   --from-top 26 --keep-claims-without-evidence --out $W/train/scores.jsonl
 train $W/train/scores.jsonl --model $W/models/cosines --loss bce --lr 1e-4 --epochs 1 \
   --out $W/models/scores

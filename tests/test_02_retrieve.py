@@ -127,9 +127,8 @@ def test_targets_and_examples_by_hand():
     assert draw("abcd", 2, "best", rng) == "ab" and draw("abcd", 2, "worst", rng) == "dc"
     assert len({tuple(draw("abcd", 2, "random", rng)) for _ in range(300)}) == 4 * 3
     assert sorted(draw("abcd", 9, "random", rng)) == list("abcd") and not draw("", 1, "random", rng)
-    assert targets(np.array([0, 0.25]), "score", 2, 9).tolist() == [0, 0.25]
-    assert targets(np.array([2, 2 + np.log(3)]), "sigmoid", 2, 1).tolist() == [0.5, 0.75]
-    assert targets(np.array([2 - np.log(3)]), "sigmoid", 2, 2).tolist() == [0.1]  # 1 / (1 + 9)
+    assert targets(np.array([1.0, 2, 9]), 2, 0.25).tolist() == [0.25, 0.5, 1]
+    assert targets(np.array([1.0, 3]), None, None).tolist() == [0.25, 0.75]  # mean 2, sd 1
     args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best", seed=1)
     found = examples_of("c", ["p", "q"], ["x", "y"], ["z"], args)
     assert [(row["kind"], row["abstract_id"], row["target"]) for row in found] == [
@@ -163,17 +162,15 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
     if "any" not in words:
         assert skipped == 1 and seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
 
-def test_scores_as_targets_with_gold_evidence(toy, call, refused):
+def test_scores_as_targets_with_gold_evidence(toy, call):
     tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])
-    words = "--targets score --gold --from-top 2 --qrels q.tsv"
+    words = "--targets score --gold --from-top 2 --middle 0.5 --scale 0.5 --qrels q.tsv"
     words = ("mine", *words.split(), "--split", "test", "--out", "x.jsonl")
     assert facts(call(SCRIPT, *words, cwd=toy))["skipped_claims_without_evidence"] == 2
     assert [tuple(row.values()) for row in records(toy / "x.jsonl")] == [
-        ("score", "c3", "0003", 1), ("score", "c3", "0002", 0.5), ("evidence", "c3", "0001", 1)]
+        ("score", "c3", "0003", 0.75), ("score", "c3", "0002", 0.5), ("evidence", "c3", "0001", 1)]
     words += ("--keep-claims-without-evidence",)
     assert facts(call(SCRIPT, *words, cwd=toy))["examples"] == 7
-    tsv(toy / "high.tsv", RUN, [("c3", "0003", 1, 1.5)])
-    refused(toy, SCRIPT, *words, "high.tsv", said="high.tsv: scores below 0 or above 1")
 
 @pytest.mark.parametrize(("text", "line"), [
     *cases("bad_tables.tsv"), ('claim_id|claim;1|"open' + ";2|sun" * 30_000, 2)])
