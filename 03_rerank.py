@@ -158,16 +158,15 @@ def up_to_date(args, task, *outs):
     same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
     for path in map(Path, outs):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock, made = FileLock(f"{path}.lock"), {"arguments": {}}
+        lock, meta, made = FileLock(f"{path}.lock"), Path(f"{path}.meta.json"), {}
         try:
             LOCKS.append(lock.acquire(timeout=0))
         except Timeout:
             fail(path, "another command is making it; wait until that one ends")
         atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
         with contextlib.suppress(OSError, ValueError):
-            text, made = Path(f"{path}.meta.json").read_bytes(), {}
-            made = json.loads(text)
-        ours = made.get("arguments", vars(args)).get("job") == args.job  # also a torn one
+            made = json.loads(meta.read_bytes())
+        ours = meta.exists() and made.get("arguments", vars(args)).get("job") == args.job
         if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
             fail(path, "this command reads it, or did not make it; give another --out")
         same = same and path.exists() and task.items() <= made.items()

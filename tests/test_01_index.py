@@ -16,6 +16,12 @@ from transformers import AutoTokenizer
 SCRIPT, INDEX = "01_index.py", "work/demo/index"
 KIT = load(SCRIPT)
 
+def test_an_index_with_torn_provenance_is_made_again(toy, call):
+    for text in ('{"argum', ""):
+        assert facts(call(SCRIPT, "--indexes", "bm25", cwd=toy))["made"]
+        (toy / "work/demo/index/bm25.meta.json").write_text(text)
+    assert facts(call(SCRIPT, "--indexes", "bm25", cwd=toy))["made"]
+
 def test_text_joins_the_fields_that_are_not_empty():
     text_of = KIT.text_of
     record = {"title": "Ice ", "abstract": "melts", "journal": None, "by": ["A", "B"], "year": 20}
