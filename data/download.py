@@ -32,6 +32,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections import Counter
@@ -486,14 +487,26 @@ def refuse_foreign_files(target, name):
         if path.exists() and not (made and re.fullmatch(ours, head)):
             fail(path, "not made by this script, or changed since; move it, or give another --out")
 
+def unpack(archive, folder):
+    """Unpack an archive; a member of a tar file that leaves the folder, or a link, is refused."""
+    if archive.suffix == ".zip":  # its reader leaves no folder
+        shutil.unpack_archive(archive, folder)
+        return
+    with tarfile.open(archive) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
+        for member in tar:
+            path = (folder / member.name).resolve()
+            if not path.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+                raise ValueError(f"{member.name} is outside its folder, or a link")
+            tar.extract(member, folder)
+
 def convert(entry, source, folder, made, args):
     """Make the files of a data set in a new folder; return the counts."""
     finished, raw = folder / "finished", folder / "raw"
     finished.mkdir()
     try:
         if source and source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
-            safe = {} if source.suffix == ".zip" else {"filter": "data"}  # nothing outside raw
-            shutil.unpack_archive(source, raw, **safe)
+            unpack(source, raw)
             source = raw
         counts = write_dataset(finished, args.name, CONVERTERS[args.name](source, args))
     except Exception as error:  # damaged files raise anything, and so do hostile pickles
