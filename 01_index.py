@@ -253,7 +253,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", choices=DEVICES, metavar="D", default=["auto"], help="cuda:0 cuda:1")
+    add("--device", nargs="+", choices=DEVICES, metavar="cuda:0", default=["auto"], help="or cpu")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -384,7 +384,7 @@ def read_texts(args):
     texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     for field in fields:
         if not any(record.get(field) for record in corpus.values()):
-            print(f"warning: {args.corpus}: no record has a {field}", file=sys.stderr)
+            print(f"warning: {args.corpus}: no record has the field {field}", file=sys.stderr)
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts

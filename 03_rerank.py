@@ -234,7 +234,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", choices=DEVICES, metavar="D", default=["auto"], help="cuda:0 cuda:1")
+    add("--device", nargs="+", choices=DEVICES, metavar="cuda:0", default=["auto"], help="or cpu")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -543,8 +543,9 @@ def scored(number, task, pairs, claims, texts, graph, args):
         fail("--verdicts", f"the sums of {name} are no logits; take a cross-encoder")
     pool = None
     if len(args.device) > 1 and type(model[0]).__name__ != "MonoT5":
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # vectors come back as files
+        with contextlib.suppress(ValueError):  # vectors come back as open files; macOS has a limit
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
     score = functools.partial(score_pairs, model, args.batch_size, pool)

@@ -223,7 +223,7 @@ def command_line(*jobs):
     add("--work", default="work/demo", help="folder of everything made from them")
     add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
     add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", choices=DEVICES, metavar="D", default=["auto"], help="cuda:0 cuda:1")
+    add("--device", nargs="+", choices=DEVICES, metavar="cuda:0", default=["auto"], help="or cpu")
     add("--force", action="store_true", help="make outputs again, from the start")
     shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
     return job, parser, shared, words
@@ -726,7 +726,8 @@ def ask(args):
                 continue
             try:
                 request = json.loads(line)
-                request["body"] = {"model": args.model} | request["body"] | args.extra
+                body = {"model": args.model} | request["body"] | args.extra
+                request["body"] = {key: body[key] for key in body if body[key] is not None}
                 name, _ = request["custom_id"], list(request["body"]["messages"])
                 most_tokens(request["body"])
                 if name not in replies or args.retry_errors and replies[name]["error"]:
