@@ -34,7 +34,8 @@ from pathlib import Path
 
 import numpy as np
 
-CLAIMS, ROWS = 128, 65_536  # of one matrix product: 0.2 GiB at 394,269 abstracts
+SHAPES = {"pairs": ["abstract_id", "target"], "labels": ["abstract_id", "label"],
+          "tuples": ["positive", "negatives"]}
 POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
 
 # --- helpers (same in all six scripts)
@@ -281,48 +282,32 @@ def check_finite(scores, where, what):
     if count:
         fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {what}")
 
-def sum_postings(folder, ending, abstracts, queries):
+def sum_postings(folder, ending, meta, queries):
     """Yield the scores (abstracts,) of each query (terms, weights), in float32."""
     from scipy.sparse import csc_matrix
     paths = [f"{folder}/{name}{ending}" for name in ("data", "indices", "indptr")]
     parts = tuple(np.load(path, mmap_mode="r") for path in paths)
-    matrix = csc_matrix(parts, shape=(abstracts, len(parts[2]) - 1))
+    matrix = csc_matrix(parts, shape=(meta["abstracts"], len(parts[2]) - 1))
     return (matrix[:, terms] @ weights for terms, weights in queries)
 
 def search_bm25(folder, meta, claims, args):
     import bm25s
     from Stemmer import Stemmer
-    how = dict(meta["analyser"], return_ids=False, show_progress=False)
-    if how.pop("name") == "default":
-        how["stemmer"] = Stemmer(how["stemmer"])
-    known = json.loads((folder / "vocab.index.json").read_bytes())
-    queries = []
-    for words in bm25s.tokenize(claims, **how):
+    _, *how, stemmer = meta["analyser"].values()
+    how.append(Stemmer(stemmer) if stemmer else None)
+    known, queries = json.loads((folder / "vocab.index.json").read_bytes()), []
+    for words in bm25s.tokenize(claims, *how, return_ids=False, show_progress=False):
         terms = [known[word] for word in words if word in known]
         queries.append((terms, np.ones(len(terms), np.float32)))
-    return sum_postings(folder, ".csc.index.npy", meta["abstracts"], queries)
+    return sum_postings(folder, ".csc.index.npy", meta, queries)
 
 def encode(load, meta, claims, args):
     model = meta["model"]
-    if task_of(args, models=[model])["inputs"] != {str(Path(model)): meta["model_sha256"]}:
+    if meta["model_sha256"] not in task_of(args, models=[model])["inputs"].values():
         fail(model, f"not the model of the {meta['kind']} index; make that again: 01_index.py")
     encoder = open_model(load, model, args, "fp32")
     encoder.max_seq_length = meta["max_length"]
     return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
-
-def search_dense(folder, meta, claims, args):
-    import torch
-    from sentence_transformers import SentenceTransformer
-    queries = encode(SentenceTransformer, meta, claims, args)
-    vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
-    return inner_products(vectors, torch.nn.functional.normalize(queries))
-
-def inner_products(vectors, queries):
-    """Yield vectors @ query (abstracts,) in float32 for each query, exact, block by block."""
-    import torch
-    for part in queries.split(CLAIMS):
-        blocks = [part @ block.to(part.device).float().T for block in vectors.split(ROWS)]
-        yield from torch.cat(blocks, dim=1).cpu().numpy()
 
 def search_splade(folder, meta, claims, args):
     from sentence_transformers import SparseEncoder
@@ -331,7 +316,21 @@ def search_splade(folder, meta, claims, args):
     if meta["activation"] == "relu":
         weights = np.expm1(weights)  # the encoder gives log(1 + ReLU)
     queries = [(terms[rows == row], weights[rows == row]) for row in range(len(claims))]
-    return sum_postings(folder, ".npy", meta["abstracts"], queries)
+    return sum_postings(folder, ".npy", meta, queries)
+
+def search_dense(folder, meta, claims, args):
+    import torch
+    from sentence_transformers import SentenceTransformer
+    queries = torch.nn.functional.normalize(encode(SentenceTransformer, meta, claims, args))
+    vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
+    return inner_products(vectors, queries)
+
+def inner_products(vectors, queries):
+    """Yield vectors @ query (abstracts,) in float32 for each query, exact, block by block."""
+    import torch
+    for part in queries.split(128):  # scores of 0.2 GiB at 394,269 abstracts
+        blocks = [part @ block.to(part.device).float().T for block in vectors.split(65_536)]
+        yield from torch.cat(blocks, dim=1).cpu().numpy()
 
 SEARCH = {"bm25": search_bm25, "dense": search_dense, "splade": search_splade}
 
@@ -344,65 +343,51 @@ def top_k(scores, k):
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
 # -------------------- Fusion
-def zscores(scores):
-    """Return scores (n,) in standard deviations, shifted: the lowest is 0."""
-    shares = (scores - scores.min()) / (np.ptp(scores) or 1)
-    return shares / (np.std(shares.to_numpy()) or 1)
-
-def fuse_runs(runs, weights, method, k, order):
-    """Return rows (claim_id, abstract_id, score), best first; ties by order {abstract_id: row}."""
+def fuse_runs(runs, weights, method, k, ids):
+    """Return rows (claim_id, abstract_id, score), best first; ties as in ids, else as in runs."""
     import pandas as pd
-    columns = []
+    parts = []
     for run, weight in zip(runs, weights):
-        run = run.set_index(RUN[:2])
         points = run["score"]
         if method == "rrf":
             points = 1 / (k + run["rank"])  # Cormack et al. 2009
         if method == "union":
             points = 1 / run["rank"]
-        if method == "zscore" and len(run):
-            points = points.groupby("claim_id").transform(zscores)
-        check_finite(weight * points, "--weights", "rescale them or the runs")
-        columns.append(weight * points)
-    table = pd.concat(columns, axis=1)
-    fused = table.max(axis=1) if method in ("union", "top") else table.sum(axis=1)
-    fused = fused.rename("score").reset_index()
-    claim, ties = fused["claim_id"].factorize()[0], fused["abstract_id"].map(order)
-    return fused.iloc[np.lexsort((ties, -fused["score"], claim))]
+        if method == "zscore":  # the lowest is 0
+            of_claim = points.groupby(run["claim_id"]).transform
+            points = (points - of_claim("min")) / of_claim("std", ddof=0).replace(0, 1)
+        parts.append(run.assign(score=weight * points))
+    table = pd.concat(parts).set_index(RUN[:2])["score"]
+    pairs = table.sort_values().groupby(level=RUN[:2])  # the same terms give the same sum
+    how = "max" if method in ("union", "top") else "sum"
+    fused = pairs.agg(how, skipna=False).reindex(table.index.unique()).reset_index()
+    place = pd.Index(list(ids)).get_indexer(fused["abstract_id"])
+    return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
 
-# -------------------- Examples
-def targets(scores, middle, scale):
-    """Return 0.5 + scale (score - middle) within 0 and 1; by default the mean and 1 / (4 sd)."""
-    middle = scores.mean() if middle is None else middle
-    scale = 1 / (4 * (scores.std() or 1)) if scale is None else scale
-    return np.clip(0.5 + scale * (scores - middle), 0, 1).round(6)
-
+# -------------------- Examples: rows of kind, claim_id and the fields in SHAPES
 def draw(names, count, how, rng):
     """Return count of names (best first): the best, the worst or random ones."""
     if how == "random":
         return [names[row] for row in rng.choice(len(names), min(count, len(names)), False)]
     return names[:count] if how == "best" else names[::-1][:count]
 
-def pair(kind, claim, name, **value):
-    return {"kind": kind, "claim_id": claim, "abstract_id": name} | value
-
 def examples_of(claim, evidence, top, rest, args):
-    """Yield evidence and negatives drawn from top and rest; labels have only negatives, as NEI."""
+    """Yield evidence, and negatives drawn from top and rest."""
     rng = np.random.default_rng([args.seed, *claim.encode()])  # other claims change no draw
     if args.shape == "tuples":
         for name in evidence:
             drawn = draw(top, args.hard, args.draw, rng) + draw(rest, args.easy, "random", rng)
-            yield {"kind": "evidence", "claim_id": claim, "positive": name, "negatives": drawn}
+            yield "evidence", claim, name, drawn
         return
-    times, value = 1, {"target": 0.0}
-    if args.shape == "labels":
-        times, value, evidence = len(evidence), {"label": "NEI"}, []
+    times, value = 1, 0.0
+    if args.shape == "labels":  # negatives alone, as many as tuples have
+        times, value, evidence = len(evidence), "NEI", []
     for name in evidence:
-        yield pair("evidence", claim, name, target=1.0)
+        yield "evidence", claim, name, 1.0
     for name in draw(top, times * args.hard, args.draw, rng):
-        yield pair("hard", claim, name, **value)
+        yield "hard", claim, name, value
     for name in draw(rest, times * args.easy, "random", rng):
-        yield pair("easy", claim, name, **value)
+        yield "easy", claim, name, value
 
 # -------------------- Jobs
 def by_claim(table, column):
@@ -416,7 +401,6 @@ def write_run(rows, claims, path, args, task):
     run = pd.DataFrame(rows, columns=[*RUN[:2], "score"])
     run["rank"] = run.groupby("claim_id").cumcount() + 1
     run = run.loc[run["rank"] <= args.top_k, RUN]
-    check_finite(run["score"].astype(float), path, "rescale the runs or weights")
     empty = claims - run["claim_id"].nunique()
     with written(path, task, rows=len(run), claims_without_rows=empty) as new:
         run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
@@ -425,35 +409,34 @@ def write_run(rows, claims, path, args, task):
 
 def retrieve(args):
     """Write a run for each index, and their fusion."""
-    args.retrievers = list(dict.fromkeys(args.retrievers))
     folders = [Path(args.index, kind) for kind in args.retrievers]
     task = task_of(args, args.claims, args.corpus, *folders, *args.restrict)
     names = args.retrievers + ["hybrid"] * (len(folders) > 1)
-    paths = [f"{Path(args.out, name)}.tsv" for name in names]
+    paths = [f"{args.out}/{name}.tsv" for name in names]
     if up_to_date(args, task, *paths):
         return {"made": []}
     claims, runs, seconds = read_table(args.claims, ["claim_id", "claim"]), [], {}
     if claims.empty:
         fail(args.claims, "no claims; add one a line")
-    for kind, folder, path in zip(args.retrievers, folders, paths):
-        meta, rows = open_index(folder, task["inputs"][str(Path(args.corpus))]), []
-        ids = json.loads((folder / "abstract_ids.json").read_bytes())
-        order = {name: row for row, name in enumerate(ids)}
-        tables = [read_table(table, RUN, abstract_id=order) for table in args.restrict]
-        earlier = [by_claim(table, "rank") for table in tables]
-        found, start = SEARCH[kind](folder, meta, list(claims["claim"]), args), time.monotonic()
+    metas = [open_index(folder, task["inputs"][str(Path(args.corpus))]) for folder in folders]
+    ids = json.loads((folders[0] / "abstract_ids.json").read_bytes())
+    for table in args.restrict:
+        candidates = by_claim(read_table(table, RUN, abstract_id=ids), "rank")
+    for kind, folder, meta, path in zip(args.retrievers, folders, metas, paths):
+        found, rows = SEARCH[kind](folder, meta, claims["claim"].tolist(), args), []
+        start = time.monotonic()
         for claim, scores in zip(claims["claim_id"], found):
             check_finite(scores, folder, "make it again with --dtype fp32")
-            for run in earlier:
-                few = [order[name] for name in run.get(claim, {})]
-                scores[np.delete(np.arange(len(ids)), few)] = -np.inf
+            if args.restrict:
+                few = candidates.get(claim, {})
+                scores[[name not in few for name in ids]] = -np.inf
             best = top_k(scores, args.top_k)
             best = best[scores[best] > (-np.inf if kind == "dense" else 0)]  # 0: no common term
-            rows += [(claim, ids[row], float(scores[row])) for row in best]
+            rows += [(claim, ids[row], scores[row]) for row in best]
         seconds[kind] = round(time.monotonic() - start, 2)
         runs.append(write_run(rows, len(claims), path, args, task))
     if len(runs) > 1:
-        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, order)
+        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, ids)
         write_run(fused, len(claims), paths[-1], args, task)
     return {"made": paths, "search_seconds": seconds}
 
@@ -464,29 +447,26 @@ def fuse(args):
     task = task_of(args, *args.runs, *args.corpus)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    corpus = read_corpus(*args.corpus) if args.corpus else {}
-    order = {name: row for row, name in enumerate(corpus)}
-    np.seterr(all="ignore")  # write_run refuses what overflows
+    ids = read_corpus(*args.corpus) if args.corpus else ()
     runs = [read_table(path, RUN) for path in args.runs]
-    fused = fuse_runs(runs, weights, args.method, args.rrf_k, order)
+    fused = fuse_runs(runs, weights, args.method, args.rrf_k, ids)
+    check_finite(fused["score"], args.out, "rescale the runs or weights")
     write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
     return {"made": [args.out]}
 
 def mine(args):
     """Write training examples: evidence, and negatives drawn from a run."""
     scored, any_nei = args.targets == "score", args.nei_of == "any"
-    if scored and args.shape != "pairs":
-        fail("--targets score", "needs --shape pairs")
-    paths = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
-    task = task_of(args, args.qrels, args.corpus, *paths)
+    if scored and (args.shape != "pairs" or None in (args.middle, args.scale)):
+        fail("--targets score", "needs --shape pairs, --middle and --scale")
+    runs = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
+    task = task_of(args, args.qrels, args.corpus, *runs)
     if up_to_date(args, task, args.out):
         return {"made": []}
     corpus, found, examples, skipped = read_corpus(args.corpus), {}, [], 0
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
-    for path in paths:
-        run = read_table(path, RUN, abstract_id=corpus)
-        run["score"] = targets(run["score"].to_numpy(), args.middle, args.scale)
-        found = by_claim(run, "score")
+    for run in runs:
+        found = by_claim(read_table(run, RUN, abstract_id=corpus), "score")
     judged, nei = by_claim(qrels, "label"), qrels["abstract_id"][qrels["label"] == "NEI"]
     pool = POOLS["both" if any_nei else args.pool]
     for claim in judged | found:
@@ -498,8 +478,10 @@ def mine(args):
         if scored:
             gold = evidence if args.gold else []
             top = [name for name in list(scores)[: args.from_top] if name not in gold]
-            examples += [pair("score", claim, name, target=scores[name]) for name in top]
-            examples += [pair("evidence", claim, name, target=1.0) for name in gold]
+            for name in top:
+                target = np.clip(0.5 + args.scale * (scores[name] - args.middle), 0, 1)
+                examples.append(("score", claim, name, target.round(6)))
+            examples += [("evidence", claim, name, 1.0) for name in gold]
             continue
         ranked = list(scores | labels)  # last, NEI that the run lacks
         first = dict.fromkeys(nei if any_nei else ranked[: args.from_top])
@@ -507,13 +489,16 @@ def mine(args):
         rest = corpus if args.easy_from == "corpus" else ranked
         rest = [name for name in rest if labels.get(name) in pool and name not in first]
         examples += examples_of(claim, evidence, top, rest, args)
+    fields = ["kind", "claim_id", *SHAPES[args.shape]]
     facts = {"examples": len(examples), "skipped_claims_without_evidence": skipped}
     with written(args.out, task, **facts) as new, open(new, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(one, ensure_ascii=False) + "\n" for one in examples)
+        for row in examples:
+            file.write(json.dumps(dict(zip(fields, row)), ensure_ascii=False) + "\n")
     return {"made": [args.out], **facts}
 
 def main():
-    job, parser, shared, words = command_line("retrieve", "fuse", "mine")
+    jobs = {"retrieve": retrieve, "fuse": fuse, "mine": mine}
+    job, parser, shared, words = command_line(*jobs)
     add, data, folder = parser.add_argument, shared.data, f"{shared.work}/{shared.split}"
     count = between(0, kind=int)
     if job != "fuse":
@@ -532,13 +517,13 @@ def main():
             help="union: best rank; top: best score")
         add("--weights", nargs="+", type=between(0), help="one a run")
     if job != "mine":
-        add("--top-k", type=between(1, kind=int), default=100, help="abstracts kept per claim")
+        add("--top-k", type=between(1, kind=int), default=100, help="abstracts per claim")
         add("--rrf-k", type=count, default=60, help="k of reciprocal rank fusion")
     else:
         add("run", nargs="?", default=f"{folder}/hybrid.tsv", help="source of negatives")
         add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="judged pairs")
         add("--out", default=f"{folder}/examples.jsonl", help="training examples")
-        add("--shape", choices=["pairs", "tuples", "labels"], default="pairs",
+        add("--shape", choices=SHAPES, default="pairs",
             help="pairs for 03; tuples for 01 and 03; labels (NEI only) for 05")
         add("--hard", type=count, default=4,
             help="negatives from the top of the run, per claim; tuples, labels: per evidence")
@@ -552,12 +537,11 @@ def main():
             help="any: NEI abstracts of all claims; no run is read")
         add("--targets", choices=["label", "score"], default="label",
             help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
-        add("--middle", type=between(-1e9), help="by default the mean score")
-        add("--scale", type=between(0), help="by default 1 / (4 sd) of the scores")
-        add("--gold", action="store_true", help="with scores: evidence has target 1")
+        add("--middle", type=between(-1e9), help="score that becomes 0.5")
+        add("--scale", type=between(0), help="what a score of one more adds")
+        add("--gold", action="store_true", help="scores: evidence has target 1")
         add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
-    args = parser.parse_args(words)
-    finish({"retrieve": retrieve, "fuse": fuse, "mine": mine}[job], args)
+    finish(jobs[job], parser.parse_args(words))
 
 if __name__ == "__main__":
     main()
