@@ -415,17 +415,19 @@ def retrieve(args):
     paths = [f"{args.out}/{name}.tsv" for name in names]
     if up_to_date(args, task, *paths):
         return {"made": []}
-    claims, runs, seconds = read_table(args.claims, ["claim_id", "claim"]), [], {}
+    claims = read_table(args.claims, ["claim_id", "claim"])
     if claims.empty:
         fail(args.claims, "no claims; add one a line")
-    metas = [open_index(folder, task["inputs"][str(Path(args.corpus))]) for folder in folders]
+    searches, runs, seconds = [], [], {}
+    for kind, folder in zip(args.retrievers, folders):
+        meta = open_index(folder, task["inputs"][str(Path(args.corpus))])
+        searches.append(SEARCH[kind](folder, meta, claims["claim"].tolist(), args))
     ids = json.loads((folders[0] / "abstract_ids.json").read_bytes())
     for table in args.restrict:
         candidates = by_claim(read_table(table, RUN, abstract_id=ids), "rank")
-    for kind, folder, meta, path in zip(args.retrievers, folders, metas, paths):
-        found, rows = SEARCH[kind](folder, meta, claims["claim"].tolist(), args), []
-        start = time.monotonic()
-        for claim, scores in zip(claims["claim_id"], found):
+    for kind, folder, search, path in zip(args.retrievers, folders, searches, paths):
+        rows, start = [], time.monotonic()
+        for claim, scores in zip(claims["claim_id"], search):
             check_finite(scores, folder, "make it again with --dtype fp32")
             if args.restrict:
                 few = candidates.get(claim, {})

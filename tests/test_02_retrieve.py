@@ -72,6 +72,8 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run
     for model, said in (("minilm", "3 of 12 scores are NaN"), ("splade-tiny", "not the model")):
         path.write_text(json.dumps(meta | {"model": f"data/models/{model}"}))
         refused(toy, SCRIPT, "--retrievers", "dense", "--out", "new", said=said)
+    words = ("--retrievers", "bm25", "dense", "--out", "new")  # nor is BM25's run written
+    refused(toy, SCRIPT, *words, said="not the model")
 
 @pytest.mark.parametrize("method", ["lucene", "bm25l", "bm25+"])
 def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, run, call, method):
@@ -115,30 +117,29 @@ def test_fusion_equals_the_arithmetic_by_hand(method, expected, alone):
     best = sorted(expected, key=expected.get, reverse=True)
     assert list(zip(fused["claim_id"], fused["abstract_id"])) == [*zip("111", best), ("2", "d")]
 
-@pytest.mark.parametrize(("order", "expected"), [({}, "zya"), ({"a": 0, "y": 1, "z": 2}, "ayz")])
-def test_ties_are_broken_by_the_corpus_else_by_the_order_of_runs(order, expected):
-    runs = [pd.DataFrame([("1", name, 1, 1.0)], columns=RUN) for name in "zya"]
-    fused = KIT.fuse_runs(runs, [1, 1, 1], "rrf", 60, order)
-    assert "".join(fused["abstract_id"]) == expected
+@pytest.mark.parametrize(("ids", "expected"), [("", "zya"), ("ayz", "ayz")])
+def test_ties_are_broken_by_the_corpus_else_by_the_order_of_runs(ids, expected):
+    ranks = [(10, 4, 1), (1, 4, 10), (4, 10, 1)]  # float sums differ unless their order is the same
+    for places in (ranks, np.eye(3) + 1):
+        runs = [pd.DataFrame(zip("111", "zya", row, row), columns=RUN) for row in zip(*places)]
+        fused = KIT.fuse_runs(runs, [1, 1, 1], "rrf", 60, ids)
+        assert "".join(fused["abstract_id"]) == expected
 
-def test_targets_and_examples_by_hand():
-    rng = np.random.default_rng(0)
-    draw, targets, examples_of = KIT.draw, KIT.targets, KIT.examples_of
+def test_examples_by_hand():
+    rng, draw, examples_of = np.random.default_rng(0), KIT.draw, KIT.examples_of
     assert draw("abcd", 2, "best", rng) == "ab" and draw("abcd", 2, "worst", rng) == "dc"
     assert len({tuple(draw("abcd", 2, "random", rng)) for _ in range(300)}) == 4 * 3
     assert sorted(draw("abcd", 9, "random", rng)) == list("abcd") and not draw("", 1, "random", rng)
-    assert targets(np.array([1.0, 2, 9]), 2, 0.25).tolist() == [0.25, 0.5, 1]
-    assert targets(np.array([1.0, 3]), None, None).tolist() == [0.25, 0.75]  # mean 2, sd 1
     args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best", seed=1)
-    found = examples_of("c", ["p", "q"], ["x", "y"], ["z"], args)
-    assert [(row["kind"], row["abstract_id"], row["target"]) for row in found] == [
-        ("evidence", "p", 1), ("evidence", "q", 1), ("hard", "x", 0), ("easy", "z", 0)]
+    assert list(examples_of("c", ["p", "q"], ["x", "y"], ["z"], args)) == [
+        ("evidence", "c", "p", 1), ("evidence", "c", "q", 1), ("hard", "c", "x", 0),
+        ("easy", "c", "z", 0)]
     args.shape, args.draw = "labels", "worst"  # for each evidence abstract
     assert list(examples_of("c", ["p", "q"], ["x", "y", "w"], [], args)) == [
-        {"kind": "hard", "claim_id": "c", "abstract_id": name, "label": "NEI"} for name in "wy"]
+        ("hard", "c", "w", "NEI"), ("hard", "c", "y", "NEI")]
     args.shape = "tuples"
     assert list(examples_of("c", ["p"], ["x", "y"], ["z"], args)) == [
-        {"kind": "evidence", "claim_id": "c", "positive": "p", "negatives": ["y", "z"]}]
+        ("evidence", "c", "p", ["y", "z"])]
 
 @pytest.mark.parametrize("words", [
     "--hard 2 --easy 9 --from-top 3", "--shape tuples --hard 2 --easy 3 --easy-from corpus",
@@ -151,6 +152,9 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
         tsv(toy / "q.tsv", judged, judged.values)
         skipped = facts(call(SCRIPT, *mine, "--force", cwd=toy))["skipped_claims_without_evidence"]
         seen.append(records(toy / "x.jsonl"))
+    fields = {tuple(row)[2:] for row in seen[0]}
+    assert len(fields) == 1 and fields < {
+        ("abstract_id", "target"), ("abstract_id", "label"), ("positive", "negatives")}
     for row in seen[0]:
         own = [row.get("abstract_id")] * (row["kind"] != "evidence")
         drawn |= {(row["claim_id"], name) for name in row.get("negatives", own)}
@@ -162,13 +166,14 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
     if "any" not in words:
         assert skipped == 1 and seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
 
-def test_scores_as_targets_with_gold_evidence(toy, call):
+def test_scores_as_targets_with_gold_evidence(toy, call, refused):
     tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])
-    words = "--targets score --gold --from-top 2 --middle 0.5 --scale 0.5 --qrels q.tsv"
-    words = ("mine", *words.split(), "--split", "test", "--out", "x.jsonl")
+    words = "mine --qrels q.tsv --split test --out x.jsonl --targets score --gold --from-top 2"
+    refused(toy, SCRIPT, *words.split(), said="--middle")
+    words = (*words.split(), "--middle", 0.6, "--scale", 2)
     assert facts(call(SCRIPT, *words, cwd=toy))["skipped_claims_without_evidence"] == 2
     assert [tuple(row.values()) for row in records(toy / "x.jsonl")] == [
-        ("score", "c3", "0003", 0.75), ("score", "c3", "0002", 0.5), ("evidence", "c3", "0001", 1)]
+        ("score", "c3", "0003", 1), ("score", "c3", "0002", 0.3), ("evidence", "c3", "0001", 1)]
     words += ("--keep-claims-without-evidence",)
     assert facts(call(SCRIPT, *words, cwd=toy))["examples"] == 7
 
