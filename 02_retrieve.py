@@ -423,17 +423,19 @@ def retrieve(args):
         meta = open_index(folder, task["inputs"][str(Path(args.corpus))])
         searches.append(SEARCH[kind](folder, meta, claims["claim"].tolist(), args))
     ids = json.loads((folders[0] / "abstract_ids.json").read_bytes())
+    order = {name: row for row, name in enumerate(ids)}
     for table in args.restrict:
-        candidates = by_claim(read_table(table, RUN, abstract_id=ids), "rank")
+        candidates = by_claim(read_table(table, RUN, abstract_id=order), "rank")
     for kind, folder, search, path in zip(args.retrievers, folders, searches, paths):
         rows, start = [], time.monotonic()
+        low = -np.inf if kind == "dense" else 0  # no common term
         for claim, scores in zip(claims["claim_id"], search):
             check_finite(scores, folder, "make it again with --dtype fp32")
             if args.restrict:
-                few = candidates.get(claim, {})
-                scores[[name not in few for name in ids]] = -np.inf
+                few = [order[name] for name in candidates.get(claim, {})]
+                scores[np.delete(np.arange(len(ids)), few)] = low
             best = top_k(scores, args.top_k)
-            best = best[scores[best] > (-np.inf if kind == "dense" else 0)]  # 0: no common term
+            best = best[scores[best] > low]
             rows += [(claim, ids[row], scores[row]) for row in best]
         seconds[kind] = round(time.monotonic() - start, 2)
         runs.append(write_run(rows, len(claims), path, args, task))
@@ -479,10 +481,10 @@ def mine(args):
             continue
         if scored:
             gold = evidence if args.gold else []
-            top = [name for name in list(scores)[: args.from_top] if name not in gold]
-            for name in top:
+            for name in list(scores)[: args.from_top]:
                 target = np.clip(0.5 + args.scale * (scores[name] - args.middle), 0, 1)
-                examples.append(("score", claim, name, target.round(6)))
+                if name not in gold:
+                    examples.append(("score", claim, name, target.round(6)))
             examples += [("evidence", claim, name, 1.0) for name in gold]
             continue
         ranked = list(scores | labels)  # last, NEI that the run lacks
