@@ -301,7 +301,9 @@ def search_bm25(folder, meta, claims, args):
         queries.append((terms, np.ones(len(terms), np.float32)))
     return sum_postings(folder, ".csc.index.npy", meta, queries)
 
-def encode(load, meta, claims, args):
+def encode(meta, claims, args):
+    import sentence_transformers as library
+    load = library.SparseEncoder if meta["kind"] == "splade" else library.SentenceTransformer
     model = meta["model"]
     if meta["model_sha256"] not in task_of(args, models=[model])["inputs"].values():
         fail(model, f"not the model of the {meta['kind']} index; make that again: 01_index.py")
@@ -310,8 +312,7 @@ def encode(load, meta, claims, args):
     return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
 def search_splade(folder, meta, claims, args):
-    from sentence_transformers import SparseEncoder
-    vectors = encode(SparseEncoder, meta, claims, args).cpu().coalesce()
+    vectors = encode(meta, claims, args).cpu().coalesce()
     (rows, terms), weights = vectors.indices().numpy(), vectors.values().numpy()
     if meta["activation"] == "relu":
         weights = np.expm1(weights)  # the encoder gives log(1 + ReLU)
@@ -320,8 +321,7 @@ def search_splade(folder, meta, claims, args):
 
 def search_dense(folder, meta, claims, args):
     import torch
-    from sentence_transformers import SentenceTransformer
-    queries = torch.nn.functional.normalize(encode(SentenceTransformer, meta, claims, args))
+    queries = torch.nn.functional.normalize(encode(meta, claims, args))
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     return inner_products(vectors, queries)
 
@@ -535,14 +535,14 @@ def main():
         add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
         add("--easy", type=count, default=0, help="random negatives from the rest, counted alike")
         add("--easy-from", choices=["run", "corpus"], default="run",
-            help="where the rest is: behind these ranks, or in the corpus")
+            help="the rest: behind these ranks, or all of the corpus")
         add("--pool", choices=POOLS, default="both", help="what may be a negative")
         add("--nei-of", choices=["same", "any"], default="same",
             help="any: NEI abstracts of all claims; no run is read")
         add("--targets", choices=["label", "score"], default="label",
-            help="score: the top of the run with 0.5 + SCALE (score - MIDDLE)")
-        add("--middle", type=between(-1e9), help="score that becomes 0.5")
-        add("--scale", type=between(0), help="what a score of one more adds")
+            help="score: the top of the run with 0.5 + SCALE (score - MIDDLE), clipped")
+        add("--middle", type=between(-1e9))
+        add("--scale", type=between(0))
         add("--gold", action="store_true", help="scores: evidence has target 1")
         add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
     finish(jobs[job], parser.parse_args(words))
