@@ -269,6 +269,13 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     done = rerank(server, "--alpha", 0, "--retry-errors")
     assert facts(done)["replies"]["perfect"] == 3 and len(server.asked) == 4
 
+def test_what_failed_is_asked_again_in_every_window(toy, rerank, endpoint):
+    number, filtered = itertools.count(1), {"status": 400, "text": "filtered"}
+    server = endpoint(lambda prompt: filtered if next(number) in (1, 5) else last_first(prompt))
+    words = ("--depth", 6, "--window", 4, "--step", 2, "--concurrency", 1)  # two windows a claim
+    assert facts(rerank(server, *words))["replies"]["failed"] == 2
+    assert facts(rerank(server, *words, "--retry-errors"))["replies"]["perfect"] == 6
+
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, rerank, endpoint, status):
     many(toy, 60)
