@@ -354,10 +354,10 @@ def body_of(turns, limit, args, **more):
     body |= {"seed": args.seed, "max_tokens": args.max_tokens or limit} | more
     if args.structured:
         *_, field, schema = FORMS[args.method]
-        schema = {"type": "object", "properties": {field: schema}, "required": [field],
-                  "additionalProperties": False}
-        schema = {"name": field, "strict": True, "schema": schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": {
+            "name": field, "strict": True, "schema": {
+                "type": "object", "properties": {field: schema}, "required": [field],
+                "additionalProperties": False}}}
     return with_extra(body, args)
 
 # -------------------- Replies
@@ -378,21 +378,18 @@ def parse_yes(reply):
 
     P(YES) / (P(YES) + P(NO)) at the first token that may be either; else 1 or 0 by the text.
     """
-    mass = {"YES": 0.0, "NO": 0.0}
     with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
         for token in reply["logprobs"]["content"]:
-            if any(mass.values()):
-                break
+            mass = {"YES": 0.0, "NO": 0.0}
             for top in token["top_logprobs"]:
                 word = top["token"].strip(" \n\"'*").upper()
                 for name in mass:
                     if word and name.startswith(word):  # a token may be a part of YES
                         mass[name] += math.exp(min(0, top["logprob"]))
-    named = set(re.findall(r"\w+", reply["content"].upper())) & set(mass)
-    if not any(mass.values()) and len(named) == 1:
-        mass[named.pop()] = 1.0
-    total = sum(mass.values())
-    return (mass["YES"] / total, "perfect") if total else (0.5, "useless")
+            if any(mass.values()):
+                return mass["YES"] / sum(mass.values()), "perfect"
+    named = set(re.findall(r"\w+", reply["content"].upper())) & {"YES", "NO"}
+    return (float("YES" in named), "perfect") if len(named) == 1 else (0.5, "useless")
 
 # -------------------- Dialogues
 def ask_twice(turns, limit, parse, args, **more):
