@@ -490,10 +490,10 @@ def used_tokens(completion, most=0):
 def price(tokens, args):
     return float(np.dot(tokens, [args.price_in, args.price_out])) / 1e6
 
-def spent_on(path, args):
-    """Return what all replies in a file may have cost, with calls that failed before them."""
+def spent_on_replies(args):
+    """Return what all of --replies may have cost, with calls that failed before them."""
     tokens = np.zeros(2)
-    for line in open(path, "rb") if Path(path).exists() else ():
+    for line in open(args.replies, "rb") if Path(args.replies).exists() else ():
         with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
             record = json.loads(line)  # other engines write no billed_at_most
             tokens += record.get("billed_at_most") or used_tokens(record["response"]["body"])
@@ -501,7 +501,7 @@ def spent_on(path, args):
 
 def affordable(waiting, args):
     """Return the requests, from the first, that --max-cost can pay with all their retries."""
-    left = args.max_cost - spent_on(args.replies, args)
+    left = args.max_cost - spent_on_replies(args)
     worst = [price(most_tokens(one["body"]), args) * (1 + args.retries) for one in waiting]
     if worst[0] > left:
         fail("--max-cost", f"{left:.4f} is left, {worst[0]:.4f} is pledged for the next call and "
@@ -535,7 +535,7 @@ def refuse_torn(response):
         json.loads(response.read())["choices"][0]["message"].get("content")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         if response.request.method == "POST" and response.is_success:
-            response.status_code = 520
+            response.status_code = 520  # an answer that proxies cannot read
 
 def fetch(client, request, args):
     """Store the completion for a request, or the error of one that fails for good."""
@@ -548,7 +548,7 @@ def fetch(client, request, args):
         billed = used_tokens(completion, most)
     except openai.APIError as failure:
         end, status = failure, getattr(failure, "status_code", 500)
-        error = {"code": status, "message": str(failure)[:500]}
+        error = {"code": status, "message": f"{failure} {failure.body or ''}"[:500]}
         billed = most * (status >= 500)  # other refusals cost nothing
     billed = billed + most * int(end.request.headers["x-stainless-retry-count"])
     if error and (error["code"] in FATAL or type(end) is openai.APIConnectionError):
@@ -583,7 +583,8 @@ def ask_endpoint(waiting, args):
     except (openai.OpenAIError, httpx2.InvalidURL, OSError) as error:
         pool.shutdown(cancel_futures=True)  # replies under way are stored
         what = without_key(f"{error} {error.__cause__ or ''}")
-        fail(f"{args.base_url or 'the endpoint'} to {args.replies}", f"{what}; run again to go on")
+        where = f"{args.base_url or 'the endpoint'} to {args.replies}"
+        fail(where, f"{what}; check the address, or run again to go on")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -696,7 +697,7 @@ def forecast(dialogues, replies, args):
     tokens = sum((most_tokens(request["body"]) for request in expected), np.zeros(2)) / [4, 1]
     print(f"{len(expected)} requests wait: about {tokens[0]:.0f} prompt tokens, at most "
           f"{tokens[1]:.0f} reply tokens, cost about {price(tokens, args):.4f}; replies so far "
-          f"cost at most {spent_on(args.replies, args):.4f}")
+          f"cost at most {spent_on_replies(args):.4f}")
 
 def converse(dialogues, args):
     """Carry the dialogues that dialogues() begins to their ends; return results and facts."""
@@ -710,7 +711,7 @@ def converse(dialogues, args):
     while True:
         results, waiting = carry_on(dialogues(), replies)
         if not waiting:
-            cost = round(spent_on(args.replies, args), 4)
+            cost = round(spent_on_replies(args), 4)
             return results, {"unusable": unusable, "cost_at_most": cost}
         BACKENDS[args.backend](waiting, args)
         found, unusable = read_replies(args.replies)
