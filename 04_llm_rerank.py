@@ -45,7 +45,7 @@ WINDOW, STEP = 20, 10  # Sun et al. 2023 (RankGPT), section 3.2
 UNLIMITED = 100_000    # tokens of a reply that a request does not limit
 FATAL = (401, 402, 403, 404, 429, 502, 503)  # after all retries, they stop everything
 KEY = os.environ.get("OPENAI_API_KEY", "").strip()
-STORING = threading.Lock()
+STORING, STOPPED = threading.Lock(), threading.Event()
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -537,8 +537,8 @@ def refuse_torn(response):
         if response.request.method == "POST" and response.is_success:
             response.status_code = 520  # an answer that proxies cannot read
 
-def fetch(client, request, args):
-    """Store the completion for a request, or the error of one that fails for good."""
+def answer_to(client, request, args):
+    """Return the record of a completion, or of an error if the request fails for good."""
     import httpx2
     import openai
     most, completion, error = most_tokens(request["body"]), None, None
@@ -555,7 +555,18 @@ def fetch(client, request, args):
         if billed.any():
             store(args.replies, {"billed_at_most": billed.tolist()})
         raise end
-    store(args.replies, record_of(request, completion, billed, error))
+    return record_of(request, completion, billed, error)
+
+def fetch(client, request, args):
+    """Store the answer to a request, unless another one has met a fault that stops them all."""
+    if STOPPED.is_set():
+        return
+    try:
+        record = answer_to(client, request, args)
+        store(args.replies, record)
+    except BaseException:
+        STOPPED.set()
+        raise
 
 def ask_endpoint(waiting, args):
     """Answer requests by an OpenAI-compatible server, as many at a time as --max-cost allows."""
@@ -581,12 +592,10 @@ def ask_endpoint(waiting, args):
                 call.result()
             waiting = waiting[len(now) :]
     except (openai.OpenAIError, httpx2.InvalidURL, OSError) as error:
-        pool.shutdown(cancel_futures=True)  # replies under way are stored
+        pool.shutdown()  # replies under way are stored
         what = without_key(f"{error} {error.__cause__ or ''}")
         where = f"{args.base_url or 'the endpoint'} to {args.replies}"
         fail(where, f"{what}; check the address, or run again to go on")
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 # -------------------- Backend transformers
 @functools.cache

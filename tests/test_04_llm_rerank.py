@@ -232,7 +232,7 @@ def test_200_dialogues_through_faults_are_the_same_as_without(toy, rerank, endpo
 def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, run, rerank, endpoint):
     many(toy, 60)
     server = endpoint(last_first)
-    kill = kill_before("store(args.replies, record_of(request, completion, billed, error))", 40)
+    kill = kill_before("store(args.replies, record)", 40)
     assert rerank(server, "--concurrency", 1, by=run, edits=kill).returncode == -9
     kept = (toy / REPLIES).read_bytes()
     assert kept.count(b"\n") == 39 and not (toy / OUT).exists()
