@@ -138,8 +138,8 @@ def test_presentations_are_shuffled_and_their_ranks_averaged():
 def test_fusion_worked_by_hand():
     fuse = KIT.fuse
     # before 8, 6, 4 -> 1, 1/2, 0; the LLM's order third, first, second -> 1/2, 0, 1
-    assert fuse([8, 6, 4], [2, 0, 1], 0.4).tolist() == pytest.approx([0.4 + 0.6 / 2, 0.4 / 2, 0.6])
-    assert fuse([8, 6, 4], [2, 0, 1], 1).tolist() == [1, 1 / 2, 0]
+    assert fuse([8, 6, 4], [2, 3, 1], 0.4).tolist() == pytest.approx([0.4 + 0.6 / 2, 0.4 / 2, 0.6])
+    assert fuse([8, 6, 4], [2, 3, 1], 1).tolist() == [1, 1 / 2, 0]
     assert fuse([5, 5], [1, 0], 0.5).tolist() == [0, 0.5]  # equal scores are 0
     assert fuse([3], [0], 0.4).tolist() == [0.6]
     rows = [("a", name, rank, 1.0) for rank, name in enumerate("wxyz", 1)] + [("b", "w", 1, 5.0)]
@@ -232,7 +232,7 @@ def test_200_dialogues_through_faults_are_the_same_as_without(toy, rerank, endpo
 def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, run, rerank, endpoint):
     many(toy, 60)
     server = endpoint(last_first)
-    kill = kill_before("return store(args.replies, record_of(request, found, tokens))", 40)
+    kill = kill_before("store(args.replies, record)", 40)
     assert rerank(server, "--concurrency", 1, by=run, edits=kill).returncode == -9
     kept = (toy / REPLIES).read_bytes()
     assert kept.count(b"\n") == 39 and not (toy / OUT).exists()
@@ -268,6 +268,13 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     server.reply = last_first
     done = rerank(server, "--alpha", 0, "--retry-errors")
     assert facts(done)["replies"]["perfect"] == 3 and len(server.asked) == 4
+
+def test_what_failed_is_asked_again_in_every_window(toy, rerank, endpoint):
+    number, filtered = itertools.count(1), {"status": 400, "text": "filtered"}
+    server = endpoint(lambda prompt: filtered if next(number) in (1, 5) else last_first(prompt))
+    words = ("--depth", 6, "--window", 4, "--step", 2, "--concurrency", 1)  # two windows a claim
+    assert facts(rerank(server, *words))["replies"]["failed"] == 2
+    assert facts(rerank(server, *words, "--retry-errors"))["replies"]["perfect"] == 6
 
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, rerank, endpoint, status):
