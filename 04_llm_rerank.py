@@ -539,22 +539,23 @@ def refuse_torn(response):
 
 def answer_to(client, request, args):
     """Return the record of a completion, or of an error if the request fails for good."""
-    import httpx2
     import openai
-    most, completion, error = most_tokens(request["body"]), None, None
+    body, completion, error = request["body"], None, None
+    most = most_tokens(body)
     try:
-        end = client.post("/chat/completions", cast_to=httpx2.Response, body=request["body"])
-        completion = end.json()
-        billed = used_tokens(completion, most)
+        raw = client.chat.completions.with_raw_response.create(
+            model=body["model"], messages=body["messages"], extra_body=body)
+        completion = json.loads(raw.content)
+        billed = used_tokens(completion, most) + most * raw.retries_taken
     except openai.APIError as failure:
-        end, status = failure, getattr(failure, "status_code", 500)
+        status = getattr(failure, "status_code", 500)
         error = {"code": status, "message": f"{failure} {failure.body or ''}"[:500]}
-        billed = most * (status >= 500)  # other refusals cost nothing
-    billed = billed + most * int(end.request.headers["x-stainless-retry-count"])
-    if error and (error["code"] in FATAL or type(end) is openai.APIConnectionError):
-        if billed.any():
-            store(args.replies, {"billed_at_most": billed.tolist()})
-        raise end
+        calls = int(failure.request.headers.get("x-stainless-retry-count", 0))
+        billed = most * (calls + (status >= 500))  # other refusals cost nothing
+        if status in FATAL or type(failure) is openai.APIConnectionError:
+            if billed.any():
+                store(args.replies, {"billed_at_most": billed.tolist()})
+            raise
     return record_of(request, completion, billed, error)
 
 def fetch(client, request, args):
@@ -572,17 +573,19 @@ def ask_endpoint(waiting, args):
     """Answer requests by an OpenAI-compatible server, as many at a time as --max-cost allows."""
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
-    import httpx2
     import openai
     from tqdm.auto import tqdm
     if not (KEY.isascii() and KEY.isprintable()):
         fail("OPENAI_API_KEY", "it holds a character that no key has; copy it again")
-    pool = ThreadPoolExecutor(args.concurrency)
     try:
         client = openai.OpenAI(
             base_url=args.base_url or None, api_key=KEY or "none",  # local servers want none
             timeout=args.timeout, max_retries=args.retries,
             http_client=openai.DefaultHttpxClient(event_hooks={"response": [refuse_torn]}))
+    except Exception as error:  # of the library below openai: an address that is none
+        fail("--base-url", f"{error}; want http://HOST:PORT/v1")
+    pool = ThreadPoolExecutor(args.concurrency)
+    try:
         with contextlib.suppress(openai.APIStatusError):  # a server without this list
             client.with_options(max_retries=1).models.with_raw_response.list()
         while waiting:
@@ -591,7 +594,7 @@ def ask_endpoint(waiting, args):
             for call in tqdm(as_completed(calls), "ask", len(calls)):
                 call.result()
             waiting = waiting[len(now) :]
-    except (openai.OpenAIError, httpx2.InvalidURL, OSError) as error:
+    except (openai.OpenAIError, OSError) as error:
         pool.shutdown()  # replies under way are stored
         what = without_key(f"{error} {error.__cause__ or ''}")
         where = f"{args.base_url or 'the endpoint'} to {args.replies}"
