@@ -30,6 +30,7 @@ import ctypes
 import functools
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -44,19 +45,16 @@ import numpy as np
 
 CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
 COLUMNS = ["p_supports", "p_refutes", "p_nei"]
-EVIDENCE = ["abstract_id", "rank", "label", "probability", "sentence"]
 CALIBRATE = 30  # with fewer held-out pairs, no temperature is fitted
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 SPELLINGS = {   # of labels in replies and in NLI heads
     "SUPPORTS": r"support\w*|entail\w*", "REFUTES": r"refut\w*|contradict\w*",
-    "NEI": r"nei|not[ _-]?enough[ _-]?(info\w*|evidence)|neutral"
-           r"|(insufficient|inadequate)[ _](info\w*|evidence)",
-    "EVIDENCE": r"evidence", "UNKNOWN": r"unknown"}
-WORDS = {"SUPPORTS": "SUPPORTS ENTAILS", "REFUTES": "REFUTES CONTRADICTS",  # as replies begin
-         "NEI": "NEI NOT_ENOUGH NEUTRAL INSUFFICIENT"}
+    "NEI": r"nei|neutral|(not[ _-]?enough|insufficient|inadequate)[ _-]?(info\w*|evidence)",
+    "EVIDENCE": "evidence", "UNKNOWN": "unknown"}
+VERB = r"(support|refut|contradict|entail)\w*"
+DENIED = (rf"((\b(no|not|never|cannot|nor|neither)|n't)\s+(\w+\s+){{0,2}}|\bto ){VERB}"
+          rf"(\s+or\s+{VERB})?")
 NO_EVIDENCE = r"(\b(no|not|insufficient|without|lacks?)|n't)(\s+\w+){0,3}?\s+evidence"
-GUESS = {"error": None, "logprobs": None, "content": "EVIDENCE that SUPPORTS\n" + "".join(
-    f"{number}: 1\n" for number in range(1, 1000))}  # for --dry-run: any form of question
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
        "--max-cost")  # for 04_llm_rerank.py ask
 
@@ -409,44 +407,39 @@ def read_texts(args):
 
 def pairs_of(table, claims, texts):
     """Return (both ids, claim, title and abstract) for each row of a table."""
-    pairs = []
-    for row in table.itertuples():
-        text = " ".join(texts[row.abstract_id]).strip()
-        pairs.append((f"{row.claim_id} {row.abstract_id}", claims[row.claim_id], text))
-    return pairs
+    return [(f"{claim} {name}", claims[claim], " ".join(texts[name]).strip())
+            for claim, name in table[QRELS[:2]].to_numpy()]
 
-# -------------------- Classifier
 def parse_label(reply, labels=LABELS):
     """Return the one label that a reply, else its last line, names in any spelling, or None.
 
-    A negated verb ("does not support") or an infinitive ("to refute it") names no label.
+    Denied verbs ("does not support") and infinitives ("to refute it") name no label.
     """
-    verbs = r"(?:support|refut|contradict|entail)\w*"
-    negated = rf"(\b(no|not|never|cannot|nor|neither)|n't)\s+(\w+\s+){{0,2}}{verbs}"
-    infinitive = rf"\bto {verbs}(\s+or\s+{verbs})?"
+    reply = reply.lower()
     if "UNKNOWN" in labels:
-        reply = re.sub(NO_EVIDENCE, " UNKNOWN ", reply, flags=re.IGNORECASE)
-    reply = re.sub(f"{negated}|{infinitive}", " ", reply, flags=re.IGNORECASE).strip()
+        reply = re.sub(NO_EVIDENCE, " unknown ", reply)
+    reply = re.sub(DENIED, " ", reply).strip()
     for text in (reply, reply.split("\n")[-1]):
         found = []
         for label in labels:
-            if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text, re.IGNORECASE):
+            if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text):
                 found.append(label)
         if len(found) == 1:
             return found[0]
     return None
 
+# -------------------- Classifier
 def head_order(config):
     """Return the places of LABELS among a model's outputs, None if it has other outputs."""
-    names = [parse_label(str(config.id2label[place])) for place in range(config.num_labels)]
-    known = sorted(map(str, names)) == sorted(LABELS)
-    return [names.index(label) for label in LABELS] if known else None
+    places = {parse_label(str(name)): place for place, name in config.id2label.items()}
+    known = config.num_labels == 3 and set(places) == set(LABELS)
+    return [places[label] for label in LABELS] if known else None
 
-def limit_length(model, length, claim_first=True):
+def limit_length(model, length):
     """Truncate pairs to so many tokens, the abstract only; in NLI the abstract comes first."""
-    model.claim_first = claim_first
+    model.claim_first = hasattr(model.config, "stance_shares")  # it was trained here
     model.max_seq_length = min(length, model.max_seq_length or length)
-    abstract = "only_second" if claim_first else "only_first"
+    abstract = "only_second" if model.claim_first else "only_first"
     model[0].processing_kwargs = {"text": {"truncation": abstract}}
 
 def open_classifier(name, args):
@@ -456,10 +449,9 @@ def open_classifier(name, args):
     if not head_order(model.config):
         fail(name, f"its {model.num_labels} labels are not {LABELS}: train it with 05_classify.py "
              "train; a reranker, with one label, is for 03_rerank.py")
-    trained_here = hasattr(model.config, "stance_shares")
-    if args.adjust and not trained_here:
+    limit_length(model, args.max_length)
+    if args.adjust and not model.claim_first:
         fail(name, "it has no class shares for --adjust; train it with 05_classify.py train")
-    limit_length(model, args.max_length, trained_here)
     return model
 
 def tokens_of(model, claim, text):
@@ -479,12 +471,12 @@ def logits_of(model, pairs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
     import torch
     inputs = [(claim, text) if model.claim_first else (text, claim) for _, claim, text in pairs]
-    cpu = len(args.device) == 1 and model.device.type == "cpu"  # several: a pool leaves it there
+    pool = args.device if len(args.device) > 1 else None
+    cpu = model.device.type == "cpu" and not pool  # a pool leaves the model there
     found = model.predict(
-        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True,
+        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True, device=pool,
         batch_size=args.batch_size or (8 if cpu else 64),
-        chunk_size=-(-len(inputs) // len(args.device)),
-        device=args.device if len(args.device) > 1 else None)
+        chunk_size=-(-len(inputs) // len(args.device)))
     found = np.reshape(found, (-1, 3)).astype(float)[:, head_order(model.config)]
     for row in np.flatnonzero(~np.isfinite(found).all(axis=1))[:1]:
         fail(pairs[row][0], "its output is NaN; use --dtype fp32, or train at less --lr")
@@ -504,33 +496,26 @@ def probabilities_of(model, pairs, args):
     shares = getattr(model.config, "stance_shares", (1, 1, 1))
     return calibrated(logits_of(model, pairs, args), temperature, shares, args.adjust)
 
-def classify(args, pairs, claims, texts):
-    model = open_classifier(args.model, args)
-    facts = {"truncated": count_truncated(model, pairs)}
-    found = probabilities_of(model, pairs, args)
-    return np.array(LABELS)[found.argmax(axis=1)], found, model, facts
-
-def combine(args, pairs, claims, texts):
-    """Take the label with the highest mean probability or most votes."""
+# -------------------- Verdicts
+def combine(args, names):
+    """Return the labels with the highest mean probability or most votes, and the means."""
     import pandas as pd
-    columns, names, tables = [*RUN, "label", *COLUMNS], [name for name, _, _ in pairs], []
+    votes, chances = [], []
     for path in args.run:
-        table = read_table(path, columns, claim_id=claims, abstract_id=texts, label=LABELS)
+        table = read_table(path, [*RUN, "label", *COLUMNS], label=LABELS)
         table.index = table["claim_id"] + " " + table["abstract_id"]
         for name in table.index.symmetric_difference(names)[:1]:
             fail(path, f"{name} is not in this and {args.run[0]}; label one run")
-        chances = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
-        for name in table.index[~((chances >= 0) & (chances <= 1)).all(axis=1)][:1]:
+        found = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
+        for name in found.index[(found != found.clip(0, 1)).any(axis=1)][:1]:
             fail(path, f"a probability of {name} is not from 0 to 1; fix the row")
-        tables.append(chances.assign(label=table["label"]).loc[names])
-    scores = mean = np.mean([table[COLUMNS] for table in tables], axis=0)
+        votes.append(table.loc[names, ["label"]].to_numpy() == LABELS)
+        chances.append(found.loc[names])
+    scores = mean = np.mean(chances, axis=0)
     if args.method == "majority":
-        labels = np.array([table["label"] for table in tables])
-        votes = np.stack([(labels == label).sum(axis=0) for label in LABELS], axis=1)
-        scores = votes + mean / 10  # the mean breaks ties
-    return np.array(LABELS)[scores.argmax(axis=1)], mean, None, {}
+        scores = np.sum(votes, axis=0) + mean / 10  # the mean breaks ties
+    return np.array(LABELS)[scores.argmax(axis=1)], mean
 
-# -------------------- Verdicts
 def claim_verdict(support, refute):
     """Return the verdict on a claim, and the share of support, from summed probabilities."""
     if not support + refute:
@@ -539,18 +524,17 @@ def claim_verdict(support, refute):
     verdict = "SUPPORTED" if share > 0.5 else "REFUTED"
     return "DISPUTED" if min(share, 1 - share) >= DISPUTE else verdict, round(share, 6)
 
-def sentences_of(text):
-    """Split a text behind . ? ! if a capital, digit, bracket or quotation mark follows."""
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", text) if text else []
-
 def sentences_read(model, claim, title, abstract):
-    """Return the sentences of an abstract that begin within the truncated input."""
-    sentences = sentences_of(abstract)
-    for place in range(len(sentences)):
-        before = " ".join([title, *sentences[:place]])
-        if tokens_of(model, claim, before) >= model.max_seq_length:
-            return sentences[:place]
-    return sentences
+    """Return the sentences of an abstract that begin within the truncated input.
+
+    They end with . ? ! if a capital, digit, bracket or quotation mark follows.
+    """
+    read = []
+    for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", abstract) if abstract else ():
+        if tokens_of(model, claim, " ".join([title, *read])) >= model.max_seq_length:
+            break
+        read.append(sentence)
+    return read
 
 def evidence_sentences(model, rows, claims, texts, args):
     """Return for each row the sentence without which its label is least probable."""
@@ -569,29 +553,25 @@ def evidence_sentences(model, rows, claims, texts, args):
 
 def aggregate(verdicts, model, claims, texts, args):
     """Yield one verdict per claim as JSON, with evidence sentences if there is a model."""
-    places = verdicts["label"].map(LABELS.index)
-    chances = verdicts[COLUMNS].to_numpy()[np.arange(len(verdicts)), places]
-    verdicts = verdicts.assign(probability=chances, sentence=None)
-    if model:
-        found = evidence_sentences(model, verdicts[places < 2], claims, texts, args)
-        verdicts.loc[places < 2, "sentence"] = found
-    groups = dict(list(verdicts.groupby("claim_id")))
+    labels = verdicts.groupby("claim_id")["label"].agg(list)
+    rows = verdicts[verdicts["label"] != "NEI"]
+    chances = np.where(rows["label"] == "SUPPORTS", rows["p_supports"], rows["p_refutes"])
+    found = evidence_sentences(model, rows, claims, texts, args) if model else None
+    rows = rows.assign(probability=chances, sentence=found)
+    groups = dict(list(rows.groupby("claim_id")))
     for name, claim in claims.items():
-        rows = groups.get(name, verdicts[:0])
-        sums = [rows.loc[rows["label"] == label, "probability"].sum() for label in LABELS[:2]]
-        verdict, share = claim_verdict(*sums)
+        evidence = groups.get(name, rows[:0])
+        sums = evidence.groupby("label")["probability"].sum()
+        verdict, share = claim_verdict(sums.get("SUPPORTS", 0), sums.get("REFUTES", 0))
         line = {"claim_id": name, "claim": claim, "verdict": verdict, "support": share}
-        line |= {label: int((rows["label"] == label).sum()) for label in LABELS}
-        evidence = rows.loc[rows["label"] != "NEI", EVIDENCE].round(6)
-        line["evidence"] = evidence.to_dict("records")
+        line |= {label: labels.get(name, []).count(label) for label in LABELS}
+        shown = ["abstract_id", "rank", "label", "probability", "sentence"]
+        line["evidence"] = evidence[shown].round(6).to_dict("records")
         yield json.dumps(line, ensure_ascii=False) + "\n"
 
-def judge(label, args):
-    """Write verdicts and --aggregate.
-
-    label: classify, combine or llm; returns labels, probabilities, the model if any, and facts.
-    """
-    runs = args.run if isinstance(args.run, list) else [args.run]
+def judge(args):
+    """Label the pairs of a run; write verdicts and --aggregate."""
+    runs, job = np.atleast_1d(args.run).tolist(), args.job.split()[-1]
     models = [name for name in (args.model, args.evidence_model) if name]
     task = task_of(args, *runs, *args.shots, args.claims, args.corpus, models=models)
     outs = [path for path in (args.out, args.aggregate) if path]
@@ -600,7 +580,17 @@ def judge(label, args):
     claims, texts = read_texts(args)
     run = read_table(runs[0], RUN, claim_id=claims, abstract_id=texts)[RUN]
     run = run[run["rank"] <= (args.top_k or len(run))].reset_index(drop=True)
-    labels, found, model, facts = label(args, pairs_of(run, claims, texts), claims, texts)
+    pairs, model, facts = pairs_of(run, claims, texts), None, {}
+    if job == "classify":
+        model = open_classifier(args.model, args)
+        facts["truncated"] = count_truncated(model, pairs)
+        found = probabilities_of(model, pairs, args)
+        labels = np.array(LABELS)[found.argmax(axis=1)]
+    elif job == "combine":
+        labels, found = combine(args, [name for name, _, _ in pairs])
+    else:
+        shown = few_shot(*args.shots, args, claims, texts) if args.shots else []
+        labels, found, facts = llm(pairs, shown, args)
     verdicts = run.assign(label=labels)
     verdicts[COLUMNS] = np.reshape(found, (-1, 3))
     facts |= {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
@@ -847,15 +837,14 @@ def parse_digits(reply, n):
 
 def chances_of(logprobs, labels):
     """Return the probabilities of labels by the first token that begins one, else None."""
+    import regex  # it knows which words may begin a match
     with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError, OverflowError):
         for token in logprobs["content"]:
             sums = dict.fromkeys(labels, 0.0)
             for top in token["top_logprobs"] or [token]:
-                word = top["token"].strip(" \n\t\"'*`").upper()
-                begun = []
-                for label in labels if word else ():
-                    names = WORDS.get(label, label).split()
-                    begun += [label] * any(name.startswith(word) for name in names)
+                word = top["token"].strip(" \n\t\"'*`").lower()
+                begun = [label for label in labels
+                         if regex.fullmatch(SPELLINGS[label], word, partial=True)]
                 if len(begun) == 1:
                     sums[begun[0]] += np.exp(top["logprob"])
             total = sum(sums.values())
@@ -876,8 +865,8 @@ def ask_label(question, labels, pair, args, shown=()):
         label = parse_label(reply["content"], labels)
         if label or reply["error"]:
             break
-    chances = chances_of(reply["logprobs"], labels)
-    if chances and label and not chances[labels.index(label)]:
+    chances = label and chances_of(reply["logprobs"], labels)
+    if chances and not chances[labels.index(label)]:
         chances = None  # they are about other words than the label's
     return label, chances, bool(reply["error"])
 
@@ -918,9 +907,9 @@ def few_shot(claims_path, qrels_path, args, claims, texts):
     qrels = read_table(qrels_path, QRELS, claim_id=known, abstract_id=texts, label=LABELS)
     order = np.random.default_rng(args.seed).permutation(len(qrels))
     drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
-    labels = drawn.groupby("claim_id", sort=False)["label"].agg(set)
-    sizes = labels[labels.map(lambda known: "NEI" in known and len(known) > 1)].map(len)
-    most = sizes.sort_values(ascending=False, kind="stable").index[: args.fewshot]
+    drawn = drawn.groupby("claim_id").filter(
+        lambda rows: len(rows) > 1 and "NEI" in set(rows["label"]))
+    most = drawn["claim_id"].value_counts().index[: args.fewshot]  # those with all labels first
     if len(most) < args.fewshot:
         fail(qrels_path, f"{len(most)} claims have evidence and NEI; lower --fewshot")
     rows, messages = drawn[drawn["claim_id"].isin(most)], []
@@ -929,8 +918,8 @@ def few_shot(claims_path, qrels_path, args, claims, texts):
         messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": label}]
     return messages
 
-def answer(waiting, args, retry):
-    """Have 04_llm_rerank.py ask answer what waits; without it, say how to, and end with 3."""
+def answer(waiting, args):
+    """Have 04_llm_rerank.py ask answer requests; without it, say how to, and end with 3."""
     path = args.requests + ".dry-run" * args.dry_run
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in waiting]
     Path(path).write_text("".join(lines), encoding="utf-8")
@@ -944,48 +933,46 @@ def answer(waiting, args, retry):
     backend = args.backend.replace("none", "openai")  # for the forecast
     words = ["ask", path, "--replies", args.replies, "--backend", backend,
              "--base-url", args.base_url, "--device", *args.device, *args.ask]
-    words += ["--retry-errors"] * retry + ["--dry-run"] * args.dry_run
+    words += ["--retry-errors"] * args.retry_errors + ["--dry-run"] * args.dry_run
     status = subprocess.run([sys.executable, script, *words], check=False).returncode
     if args.dry_run:
         remove(path)
     if status or args.dry_run:
         sys.exit(status)
 
-def llm(args, pairs, claims, texts):
+def llm(pairs, shown, args):
     """Carry on a dialogue per pair or batch; a pair without a usable reply becomes NEI."""
-    shown = few_shot(*args.shots, args, claims, texts) if args.shots else []
     size = args.pairs_per_prompt if args.strategy == "batch" else 1
     groups = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    before, retry, expected, guesses = None, args.retry_errors, [], {}
+    replies, unusable = read_replies(args.replies)
+    if args.retry_errors:
+        replies = {name: reply for name, reply in replies.items() if not reply["error"]}
+    waiting, expected = None, []
     while True:
-        replies, unusable = read_replies(args.replies)
-        if retry:
-            replies = {name: reply for name, reply in replies.items() if not reply["error"]}
-        replies |= guesses
         dialogues = [STRATEGIES[args.strategy](group, args, shown) for group in groups]
-        found, waiting = carry_on(dialogues, replies)
-        if args.dry_run and waiting:  # goes on as if every reply were usable
-            guesses |= {request["custom_id"]: GUESS for request in waiting}
-            expected += waiting
-            continue
-        if args.dry_run:
-            answer(expected, args, retry)
+        before, (found, waiting) = waiting, carry_on(dialogues, replies)
         if not waiting:
             break
         if waiting == before:
             fail(args.replies, "04_llm_rerank.py ask has left requests unanswered")
-        answer(waiting, args, retry)
-        before, retry = waiting, False
+        if args.dry_run:  # as if every reply were usable; an error ends questions
+            guess = {"content": "EVIDENCE SUPPORTS", "error": True, "logprobs": None}
+            replies |= {request["custom_id"]: guess for request in waiting}
+            expected += waiting
+        else:
+            answer(waiting, args)
+            replies, unusable = read_replies(args.replies)
+    if args.dry_run:
+        answer(expected, args)
     facts = {"unusable": 0, "failed": 0, "with_probabilities": 0, "unusable_lines": unusable}
     labels, probabilities = [], []
-    for label, chances, failed in sum(found, []):
-        labels.append(label or "NEI")
-        one_hot = [float(name == labels[-1]) for name in LABELS]
-        probabilities.append(label and chances or one_hot)
+    for label, chances, failed in itertools.chain(*found):
         facts["unusable"] += not label
         facts["failed"] += failed
-        facts["with_probabilities"] += bool(label and chances)
-    return labels, probabilities, None, facts
+        facts["with_probabilities"] += bool(chances)
+        labels.append(label or "NEI")
+        probabilities.append(chances or [float(name == labels[-1]) for name in LABELS])
+    return labels, probabilities, facts
 
 # -------------------- Main
 def json_object(text):
@@ -1065,8 +1052,7 @@ def main():
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
         if Path(args.requests).resolve() == Path(args.replies).resolve():
             fail("--requests", "it is --replies, too; give another file")
-    label = {"classify": classify, "llm": llm, "combine": combine}.get(job)
-    finish(functools.partial(judge, label) if label else train, args)
+    finish(train if job == "train" else judge, args)
 
 if __name__ == "__main__":
     main()
