@@ -504,11 +504,10 @@ def combine(args, names):
     for path in args.run:
         table = read_table(path, [*RUN, "label", *COLUMNS], label=LABELS)
         table.index = table["claim_id"] + " " + table["abstract_id"]
-        for name in table.index.symmetric_difference(names)[:1]:
-            fail(path, f"{name} is not in this and {args.run[0]}; label one run")
         found = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
-        for name in found.index[(found != found.clip(0, 1)).any(axis=1)][:1]:
-            fail(path, f"a probability of {name} is not from 0 to 1; fix the row")
+        wrong = found.index[(found != found.clip(0, 1)).any(axis=1)]
+        for name in wrong.union(table.index.symmetric_difference(names))[:1]:
+            fail(path, f"{name} is not in {args.run[0]}, too, with probabilities from 0 to 1")
         votes.append(table.loc[names, ["label"]].to_numpy() == LABELS)
         chances.append(found.loc[names])
     scores = mean = np.mean(chances, axis=0)
@@ -572,9 +571,9 @@ def aggregate(verdicts, model, claims, texts, args):
 def judge(args):
     """Label the pairs of a run; write verdicts and --aggregate."""
     runs, job = np.atleast_1d(args.run).tolist(), args.job.split()[-1]
-    models = [name for name in (args.model, args.evidence_model) if name]
+    models = [*filter(None, (args.model, args.evidence_model))]
     task = task_of(args, *runs, *args.shots, args.claims, args.corpus, models=models)
-    outs = [path for path in (args.out, args.aggregate) if path]
+    outs = [*filter(None, (args.out, args.aggregate))]
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims, texts = read_texts(args)
@@ -611,23 +610,24 @@ def read_examples(path, claims, texts):
     rows = []
     for number, line in enumerate(open(path, encoding="utf-8-sig", errors="replace"), 1):
         try:
-            rows.append([str(json.loads(line)[name]) for name in QRELS])
-            _ = claims[rows[-1][0]], texts[rows[-1][1]], LABELS.index(rows[-1][2])
+            claim, text, label = (str(json.loads(line)[name]) for name in QRELS)
+            _ = claims[claim], texts[text], LABELS.index(label)
         except (ValueError, LookupError, TypeError, RecursionError):
             fail(f"{path}:{number}", "not a known claim_id, abstract_id and label; see "
                  "02_retrieve.py mine --shape labels")
+        rows.append([claim, text, label])
     return pd.DataFrame(rows, columns=QRELS)
 
 def held_out(table, share, split_by, seed):
     """Return which rows are held out, stratified by label; by claim, claims are kept together."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-    kind, groups, rows = StratifiedKFold, None, []
+    kind, groups, held = StratifiedKFold, None, np.zeros(len(table), dtype=bool)
     if split_by == "claim":
         kind, groups = StratifiedGroupKFold, table["claim_id"]
     with contextlib.suppress(ValueError, ZeroDivisionError):  # no label has a pair for each fold
         folds = kind(round(1 / share), shuffle=True, random_state=seed)
-        rows = next(folds.split(table, table["label"], groups))[1]
-    return np.isin(np.arange(len(table)), rows)
+        held[next(folds.split(table, table["label"], groups))[1]] = True
+    return held
 
 def class_weights(labels):
     """Return inverse class frequencies (3,) that sum to 3; 0 for a class without pairs."""
@@ -663,15 +663,13 @@ def calibrate(logits, labels):
 def with_head(name, seed, model_kwargs, **how):
     """Return a CrossEncoder with its own head for the three labels, else with a new one."""
     from sentence_transformers import CrossEncoder
-    from transformers import logging, set_seed
+    from transformers import AutoConfig, logging, set_seed
     logging.set_verbosity_error()  # a new head is intended
-    model = CrossEncoder(name, model_kwargs=model_kwargs, **how)
+    if not head_order(AutoConfig.from_pretrained(name, trust_remote_code=False)):
+        how |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
+        model_kwargs |= {"ignore_mismatched_sizes": True}
     set_seed(seed)
-    if head_order(model.config):
-        return model
-    return CrossEncoder(
-        name, num_labels=3, config_kwargs={"id2label": dict(enumerate(LABELS))},
-        model_kwargs=model_kwargs | {"ignore_mismatched_sizes": True}, **how)
+    return CrossEncoder(name, model_kwargs=model_kwargs, **how)
 
 def freeze(model, what):
     """Freeze "none", "encoder" (all but pooler and head), or embeddings and so many layers."""
@@ -734,20 +732,20 @@ def train(args):
         fail(args.qrels, "no pair is SUPPORTS or REFUTES; take another split")
     model = open_model(with_head, args.model, args, "fp32", seed=args.seed)
     freeze(model.model, args.freeze)
-    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
+    shares = (counts.clip(1) / len(table)).tolist()
+    model.config.update({"stance_shares": shares, "stance_temperature": 1.0})
+    limit_length(model, args.max_length)
     held = held_out(table, args.held_out, args.split_by, args.seed)
     facts = {"pairs": dict(zip(LABELS, counts.tolist())), "held_out": int(held.sum()),
              "truncated": count_truncated(model, pairs)}
     parts, labels = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
     log = learn(model, pairs, labels, held, parts, args)
     facts["best_F1"] = max(line.get("eval_f1_weighted", 0.0) for line in log)
-    model.config.stance_temperature = 1.0
     if held.sum() >= CALIBRATE:
         logits = logits_of(model, [pairs[row] for row in np.flatnonzero(held)], args)
         facts["temperature"] = model.config.stance_temperature = calibrate(logits, gold[held])
     else:
         print(f"warning: below {CALIBRATE} held-out pairs, no temperature", file=sys.stderr)
-    model.config.stance_shares = (counts.clip(1) / len(table)).tolist()
     with written(args.out, task, log=log, **facts) as path:
         model.save_pretrained(str(path), create_model_card=False)
     remove(parts)
