@@ -420,10 +420,8 @@ def parse_label(reply, labels=LABELS):
         reply = re.sub(NO_EVIDENCE, " unknown ", reply)
     reply = re.sub(DENIED, " ", reply).strip()
     for text in (reply, reply.split("\n")[-1]):
-        found = []
-        for label in labels:
-            if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text):
-                found.append(label)
+        found = [label for label in labels
+                 if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text)]
         if len(found) == 1:
             return found[0]
     return None
@@ -868,26 +866,26 @@ def ask_label(question, labels, pair, args, shown=()):
         chances = None  # they are about other words than the label's
     return label, chances, bool(reply["error"])
 
-def one_step(pairs, args, shown):
-    return [(yield from ask_label(QUESTIONS[args.strategy], LABELS, pairs[0], args, shown))]
-
-def two_steps(pairs, args, shown):
-    """Ask for evidence, then for its direction. P(NEI) = P(UNKNOWN)."""
-    label, some, failed = yield from ask_label(
-        QUESTIONS[args.strategy], ("EVIDENCE", "UNKNOWN"), pairs[0], args)
-    if label != "EVIDENCE":
-        return [(label and "NEI", some and [some[0] / 2, some[0] / 2, some[1]], failed)]
-    label, way, failed = yield from ask_label(DIRECTION, LABELS[:2], pairs[0], args)
-    return [(label, some and way and [some[0] * way[0], some[0] * way[1], some[1]], failed)]
+def one_by_one(pairs, args, shown):
+    """Ask for a label; in two steps, for evidence and its direction: P(NEI) = P(UNKNOWN)."""
+    labels = ("EVIDENCE", "UNKNOWN") if args.strategy == "zero-shot-two-step" else LABELS
+    label, chances, failed = yield from ask_label(
+        QUESTIONS[args.strategy], labels, pairs[0], args, shown)
+    if label == "UNKNOWN":
+        label, chances = "NEI", chances and [chances[0] / 2, chances[0] / 2, chances[1]]
+    elif label == "EVIDENCE":
+        label, way, failed = yield from ask_label(DIRECTION, LABELS[:2], pairs[0], args)
+        chances = chances and way and [chances[0] * way[0], chances[0] * way[1], chances[1]]
+    return [(label, chances, failed)]
 
 def batch(pairs, args, shown):
     """Label many pairs by one prompt; ask once more for digits that are missing."""
     labels, values = {}, {"type": "array", "items": {"type": "integer", "enum": [0, 1, 2]}}
     for again in ("", AGAIN):
-        rest, texts = [pair for pair in pairs if not labels.get(pair)], []
-        for number, (_, claim, text) in enumerate(rest, 1):
-            texts.append(f"<pair {number}>\nClaim: {plain(claim)}\n"
-                         f"Abstract: {plain(text, args.max_words)}\n</pair {number}>")
+        rest = [pair for pair in pairs if not labels.get(pair)]
+        texts = [f"<pair {number}>\nClaim: {plain(claim)}\n"
+                 f"Abstract: {plain(text, args.max_words)}\n</pair {number}>"
+                 for number, (_, claim, text) in enumerate(rest, 1)]
         prompt = BATCH.format(n=len(rest), pairs="\n\n".join(texts)) + again
         reply = yield chat(args, prompt, 8 * len(rest) + 24, "digits", values)
         labels |= zip(rest, parse_digits(reply["content"], len(rest)))
@@ -895,7 +893,7 @@ def batch(pairs, args, shown):
             break
     return [(labels[pair], None, bool(reply["error"]) and not labels[pair]) for pair in pairs]
 
-STRATEGIES = dict.fromkeys(QUESTIONS, one_step) | {"zero-shot-two-step": two_steps, "batch": batch}
+STRATEGIES = dict.fromkeys(QUESTIONS, one_by_one) | {"batch": batch}
 
 def few_shot(claims_path, qrels_path, args, claims, texts):
     """Return messages with training claims, an abstract per label; the claims that 04 shows."""
@@ -997,8 +995,7 @@ def main():
         add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
         add("--batch-size", dest="step", type=count, default=32, help="pairs per step")
         add("--accumulate", type=count, default=1, help="forward passes per step")
-        add("--held-out", type=between(0, 0.5), default=0.1,
-            help="share of the pairs that chooses epoch and temperature")
+        add("--held-out", type=between(0, 0.5), default=0.1, help="for epoch and temperature")
         add("--split-by", choices=("claim", "instance"), default="claim", help="of --held-out")
         add("--patience", type=count, default=3, help="epochs without gain before stopping")
     else:
@@ -1006,8 +1003,7 @@ def main():
         add("--out", default=f"{place}/{name}.tsv", help="the verdicts")
         add("--aggregate", help="JSONL file for one verdict per claim")
         add("--evidence-model", help="other classifier, which picks sentences for --aggregate")
-        add("--adjust", type=between(0, 1), default=0.0,
-            help="1: as if classes were balanced (classifiers only)")
+        add("--adjust", type=between(0, 1), default=0.0, help="1: classifiers as if balanced")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     if job in ("classify", "llm"):
         add("--run", default=f"{place}/llm.tsv", help="the run whose pairs are labelled")
