@@ -51,9 +51,9 @@ SPELLINGS = {   # of labels in replies and in NLI heads
     "SUPPORTS": r"support\w*|entail\w*", "REFUTES": r"refut\w*|contradict\w*",
     "NEI": r"nei|neutral|(not[ _-]?enough|insufficient|inadequate)[ _-]?(info\w*|evidence)",
     "EVIDENCE": "evidence", "UNKNOWN": "unknown"}
-VERB = r"(support|refut|contradict|entail)\w*"
+VERB = f"({SPELLINGS['SUPPORTS']}|{SPELLINGS['REFUTES']})"
 DENIED = (rf"((\b(no|not|never|cannot|nor|neither)|n't)\s+(\w+\s+){{0,2}}|\bto ){VERB}"
-          rf"(\s+or\s+{VERB})?")
+          rf"(,?\s+or\s+{VERB})?")
 NO_EVIDENCE = r"(\b(no|not|insufficient|without|lacks?)|n't)(\s+\w+){0,3}?\s+evidence"
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
        "--max-cost")  # for 04_llm_rerank.py ask
@@ -452,18 +452,16 @@ def open_classifier(name, args):
         fail(name, "it has no class shares for --adjust; train it with 05_classify.py train")
     return model
 
-def tokens_of(model, claim, text):
-    """Return the number of tokens of a pair before truncation."""
-    return len(model.tokenizer(claim, text, verbose=False)["input_ids"])
+def room_left(model, claim, text):
+    """Return how many tokens a pair is below the limit; below 0, it is truncated."""
+    return model.max_seq_length - len(model.tokenizer(claim, text, verbose=False)["input_ids"])
 
 def count_truncated(model, pairs):
     """Return how many abstracts are truncated. A claim that leaves them no room is refused."""
-    truncated = 0
-    for name, claim, text in pairs:
-        if tokens_of(model, claim, "a") > model.max_seq_length:
+    for name, claim, _ in pairs:
+        if room_left(model, claim, "a") < 0:
             fail(name, "the claim leaves no room for the abstract; raise --max-length")
-        truncated += tokens_of(model, claim, text) > model.max_seq_length
-    return truncated
+    return sum(room_left(model, claim, text) < 0 for _, claim, text in pairs)
 
 def logits_of(model, pairs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
@@ -505,7 +503,7 @@ def combine(args, names):
         found = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
         wrong = found.index[(found != found.clip(0, 1)).any(axis=1)]
         for name in wrong.union(table.index.symmetric_difference(names))[:1]:
-            fail(path, f"{name} is not in {args.run[0]}, too, with probabilities from 0 to 1")
+            fail(path, f"{name} is not in this and {args.run[0]} with probabilities from 0 to 1")
         votes.append(table.loc[names, ["label"]].to_numpy() == LABELS)
         chances.append(found.loc[names])
     scores = mean = np.mean(chances, axis=0)
@@ -528,7 +526,7 @@ def sentences_read(model, claim, title, abstract):
     """
     read = []
     for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", abstract) if abstract else ():
-        if tokens_of(model, claim, " ".join([title, *read])) >= model.max_seq_length:
+        if room_left(model, claim, " ".join([title, *read])) <= 0:
             break
         read.append(sentence)
     return read
@@ -568,7 +566,7 @@ def aggregate(verdicts, model, claims, texts, args):
 
 def judge(args):
     """Label the pairs of a run; write verdicts and --aggregate."""
-    runs, job = np.atleast_1d(args.run).tolist(), args.job.split()[-1]
+    job, runs = args.job.split()[-1], [args.run] if isinstance(args.run, str) else args.run
     models = [*filter(None, (args.model, args.evidence_model))]
     task = task_of(args, *runs, *args.shots, args.claims, args.corpus, models=models)
     outs = [*filter(None, (args.out, args.aggregate))]
@@ -817,24 +815,24 @@ def chat(args, text, limit, name="", values=None, shown=()):
                   "additionalProperties": False}
         schema = {"name": name, "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    body |= args.extra
+    body |= args.extra  # null drops a parameter
     return request_of({key: value for key, value in body.items() if value is not None})
 
 def parse_digits(reply, n):
     """Return labels of n pairs from lines "number: digit" or n bare digits; None if missing."""
-    found, names = {}, ("NEI", "SUPPORTS", "REFUTES")
+    names = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}
     line = r"^\W*(?:pair\s*)?(\d{1,6})[^\w\n]*[:.)=>-]+[^\w\n]*([012])\b"
-    for number, digit in re.findall(line, reply, re.MULTILINE | re.IGNORECASE):
-        found.setdefault(int(number), names[int(digit)])
+    lines = re.findall(line, reply, re.MULTILINE | re.IGNORECASE)
     digits = re.findall(r"\d+", reply)
-    if not found and len(digits) == n and set(digits) <= set("012"):
-        return [names[int(digit)] for digit in digits]
+    if not lines and len(digits) == n and set(digits) <= set(names):
+        lines = [*enumerate(digits, 1)]
+    found = {int(number): names[digit] for number, digit in reversed(lines)}  # the first one counts
     return [found.get(number) for number in range(1, n + 1)]
 
 def chances_of(logprobs, labels):
     """Return the probabilities of labels by the first token that begins one, else None."""
     import regex  # it knows which words may begin a match
-    with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError, OverflowError):
+    with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
         for token in logprobs["content"]:
             sums = dict.fromkeys(labels, 0.0)
             for top in token["top_logprobs"] or [token]:
