@@ -566,7 +566,7 @@ def aggregate(verdicts, model, claims, texts, args):
 
 def judge(args):
     """Label the pairs of a run; write verdicts and --aggregate."""
-    job, runs = args.job.split()[-1], [args.run] if isinstance(args.run, str) else args.run
+    runs = [args.run] if isinstance(args.run, str) else args.run
     models = [*filter(None, (args.model, args.evidence_model))]
     task = task_of(args, *runs, *args.shots, args.claims, args.corpus, models=models)
     outs = [*filter(None, (args.out, args.aggregate))]
@@ -576,16 +576,16 @@ def judge(args):
     run = read_table(runs[0], RUN, claim_id=claims, abstract_id=texts)[RUN]
     run = run[run["rank"] <= (args.top_k or len(run))].reset_index(drop=True)
     pairs, model, facts = pairs_of(run, claims, texts), None, {}
-    if job == "classify":
+    if args.job.endswith("llm"):
+        shown = few_shot(*args.shots, args, claims, texts) if args.shots else []
+        labels, found, facts = llm(pairs, shown, args)
+    elif args.job.endswith("combine"):
+        labels, found = combine(args, [name for name, _, _ in pairs])
+    else:
         model = open_classifier(args.model, args)
         facts["truncated"] = count_truncated(model, pairs)
         found = probabilities_of(model, pairs, args)
         labels = np.array(LABELS)[found.argmax(axis=1)]
-    elif job == "combine":
-        labels, found = combine(args, [name for name, _, _ in pairs])
-    else:
-        shown = few_shot(*args.shots, args, claims, texts) if args.shots else []
-        labels, found, facts = llm(pairs, shown, args)
     verdicts = run.assign(label=labels)
     verdicts[COLUMNS] = np.reshape(found, (-1, 3))
     facts |= {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
@@ -701,11 +701,11 @@ def learn(model, pairs, labels, held, folder, args):
     if args.loss == "focal":
         weights = torch.tensor(class_weights(data["label"])).float().to(model.device)
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
-    sampler = {"batch_sampler": balanced} if args.sampler == "balanced" else {}
     return fit(
         make, cross_encoder.CrossEncoderTrainingArguments, model, folder, args,
         "eval_f1_weighted" if held.any() else None, lr_scheduler_type=args.schedule,
-        per_device_train_batch_size=args.step // args.accumulate, **sampler)
+        per_device_train_batch_size=args.step // args.accumulate,
+        batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler")
 
 def train(args):
     """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
@@ -815,7 +815,7 @@ def chat(args, text, limit, name="", values=None, shown=()):
                   "additionalProperties": False}
         schema = {"name": name, "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    body |= args.extra  # null drops a parameter
+    body |= args.extra
     return request_of({key: value for key, value in body.items() if value is not None})
 
 def parse_digits(reply, n):
@@ -983,8 +983,8 @@ def main():
     if job == "train":
         add("--qrels", default=f"{data}/qrels.{split}.tsv", help="the judged pairs")
         add("--examples", nargs="+", default=[], help="of 02_retrieve.py mine --shape labels")
-        add("--model", default="data/models/minilm", help="encoder or NLI model to start from")
-        add("--out", default=f"{work}/models/classifier", help="folder of the trained model")
+        add("--model", default="data/models/minilm", help="encoder or NLI model")
+        add("--out", default=f"{work}/models/classifier", help="the trained model")
         add("--loss", choices=("focal", "cross-entropy"), default="focal", help="focal: gamma 2")
         add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="of pairs")
         add("--freeze", default="none", help="encoder, or embeddings and N lower layers, or none")
@@ -999,12 +999,12 @@ def main():
     else:
         name = {"classify": "verdicts", "llm": "llm_verdicts", "combine": "combined"}[job]
         add("--out", default=f"{place}/{name}.tsv", help="the verdicts")
-        add("--aggregate", help="JSONL file for one verdict per claim")
-        add("--evidence-model", help="other classifier, which picks sentences for --aggregate")
+        add("--aggregate", help="JSONL file: a verdict per claim")
+        add("--evidence-model", help="classifier that picks sentences for --aggregate")
         add("--adjust", type=between(0, 1), default=0.0, help="1: classifiers as if balanced")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     if job in ("classify", "llm"):
-        add("--run", default=f"{place}/llm.tsv", help="the run whose pairs are labelled")
+        add("--run", default=f"{place}/llm.tsv", help="the run to label")
         add("--top-k", type=whole, default=10 * (job == "llm"), help="per claim; 0: all")
     if job == "classify":
         add("--model", default=f"{work}/models/classifier", help="classifier or NLI model")
