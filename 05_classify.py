@@ -45,7 +45,7 @@ import numpy as np
 
 CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
 COLUMNS = ["p_supports", "p_refutes", "p_nei"]
-CALIBRATE = 30  # with fewer held-out pairs, no temperature is fitted
+CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 SPELLINGS = {   # of labels in replies and in NLI heads
     "SUPPORTS": r"support\w*|entail\w*", "REFUTES": r"refut\w*|contradict\w*",
@@ -739,9 +739,8 @@ def train(args):
     facts["best_F1"] = max(line.get("eval_f1_weighted", 0.0) for line in log)
     if held.sum() >= CALIBRATE:
         logits = logits_of(model, [pairs[row] for row in np.flatnonzero(held)], args)
-        facts["temperature"] = model.config.stance_temperature = calibrate(logits, gold[held])
-    else:
-        print(f"warning: below {CALIBRATE} held-out pairs, no temperature", file=sys.stderr)
+        model.config.stance_temperature = calibrate(logits, gold[held])
+    facts["temperature"] = model.config.stance_temperature
     with written(args.out, task, log=log, **facts) as path:
         model.save_pretrained(str(path), create_model_card=False)
     remove(parts)
@@ -846,8 +845,8 @@ def chances_of(logprobs, labels):
                 return [chance / total for chance in sums.values()]
     return None
 
-# Strategies: dialogues over pairs. They return [(label, probabilities, whether a request failed)];
-# label and probabilities are None where no reply gives them.
+# Strategies: dialogues over pairs that return [(label, probabilities, whether a request failed)],
+# with None for what no reply gives.
 def ask_label(question, labels, pair, args, shown=()):
     """Ask for one of labels; once more if the reply names none."""
     prompt = prompt_of(question, labels, pair, args)

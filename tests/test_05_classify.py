@@ -189,9 +189,9 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
 
 def test_only_sentences_that_the_model_reads_are_left_out(tmp_path, models):
     model = KIT.open_classifier(tiny(tmp_path, NLI), arguments())
-    model.max_seq_length, text = 99, "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say so! (Or not.)"
+    text, model.max_seq_length = "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.)", 99
     cut = KIT.sentences_read(model, "ice melts", "", text)
-    assert cut == ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say so!", "(Or not.)"]
+    assert cut == ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say!", "(Or not.)"]
     model.max_seq_length = 24
     abstract = " ".join(f"Sea level rises by {n} now." for n in range(10, 9_000))
     seen = KIT.sentences_read(model, "ice melts", "A title", abstract)
