@@ -397,7 +397,7 @@ def carry_on(dialogues, replies):
 
 NEUTRAL.update(("ask", "backend", "base_url", "dry_run", "replies", "requests", "retry_errors"))
 
-# -------------------- Inputs
+# -------------------- Inputs and labels
 def read_texts(args):
     """Return {claim_id: claim} and {abstract_id: (title, abstract)}."""
     texts = {}
@@ -676,11 +676,8 @@ def freeze(model, what):
         elif what != "none" and ("embeddings" in name or layer and int(layer[1]) < int(what)):
             parameter.requires_grad = False
 
-def learn(model, pairs, labels, held, folder, args):
-    """Train; keep the epoch with the best weighted F1 on held-out pairs. Return the log.
-
-    labels: numbers of the model's outputs.
-    """
+def learn(model, pairs, outputs, held, folder, args):
+    """Train; keep the epoch with the best weighted F1 on held-out pairs. Return the log."""
     import torch
     from datasets import Dataset
     from sentence_transformers import cross_encoder
@@ -693,7 +690,7 @@ def learn(model, pairs, labels, held, folder, args):
         return trainer
 
     _, claims, texts = zip(*pairs)
-    data = Dataset.from_dict({"claim": claims, "abstract": texts, "label": labels})
+    data = Dataset.from_dict({"claim": claims, "abstract": texts, "label": outputs})
     data, dev = data.select(np.flatnonzero(~held)), data.select(np.flatnonzero(held))
     measure = evaluation.CrossEncoderClassificationEvaluator(
         list(zip(dev["claim"], dev["abstract"])), dev["label"], write_csv=False)
@@ -734,8 +731,8 @@ def train(args):
     held = held_out(table, args.held_out, args.split_by, args.seed)
     facts = {"pairs": dict(zip(LABELS, counts.tolist())), "held_out": int(held.sum()),
              "truncated": count_truncated(model, pairs)}
-    parts, labels = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
-    log = learn(model, pairs, labels, held, parts, args)
+    parts, outputs = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
+    log = learn(model, pairs, outputs, held, parts, args)
     facts["best_F1"] = max(line.get("eval_f1_weighted", 0.0) for line in log)
     if held.sum() >= CALIBRATE:
         logits = logits_of(model, [pairs[row] for row in np.flatnonzero(held)], args)
