@@ -30,6 +30,7 @@ import ctypes
 import functools
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -44,19 +45,16 @@ import numpy as np
 
 CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
 COLUMNS = ["p_supports", "p_refutes", "p_nei"]
-EVIDENCE = ["abstract_id", "rank", "label", "probability", "sentence"]
-CALIBRATE = 30  # with fewer held-out pairs, no temperature is fitted
+CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 SPELLINGS = {   # of labels in replies and in NLI heads
     "SUPPORTS": r"support\w*|entail\w*", "REFUTES": r"refut\w*|contradict\w*",
-    "NEI": r"nei|not[ _-]?enough[ _-]?(info\w*|evidence)|neutral"
-           r"|(insufficient|inadequate)[ _](info\w*|evidence)",
-    "EVIDENCE": r"evidence", "UNKNOWN": r"unknown"}
-WORDS = {"SUPPORTS": "SUPPORTS ENTAILS", "REFUTES": "REFUTES CONTRADICTS",  # as replies begin
-         "NEI": "NEI NOT_ENOUGH NEUTRAL INSUFFICIENT"}
+    "NEI": r"nei|neutral|(not[ _-]?enough|insufficient|inadequate)[ _-]?(info\w*|evidence)",
+    "EVIDENCE": "evidence", "UNKNOWN": "unknown"}
+VERB = f"({SPELLINGS['SUPPORTS']}|{SPELLINGS['REFUTES']})"
+DENIED = (rf"((\b(no|not|never|cannot|nor|neither)|n't)\s+(\w+\s+){{0,2}}|\bto ){VERB}"
+          rf"(,?\s+or\s+{VERB})?")
 NO_EVIDENCE = r"(\b(no|not|insufficient|without|lacks?)|n't)(\s+\w+){0,3}?\s+evidence"
-GUESS = {"error": None, "logprobs": None, "content": "EVIDENCE that SUPPORTS\n" + "".join(
-    f"{number}: 1\n" for number in range(1, 1000))}  # for --dry-run: any form of question
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
        "--max-cost")  # for 04_llm_rerank.py ask
 
@@ -399,7 +397,7 @@ def carry_on(dialogues, replies):
 
 NEUTRAL.update(("ask", "backend", "base_url", "dry_run", "replies", "requests", "retry_errors"))
 
-# -------------------- Inputs
+# -------------------- Inputs and labels
 def read_texts(args):
     """Return {claim_id: claim} and {abstract_id: (title, abstract)}."""
     texts = {}
@@ -409,44 +407,37 @@ def read_texts(args):
 
 def pairs_of(table, claims, texts):
     """Return (both ids, claim, title and abstract) for each row of a table."""
-    pairs = []
-    for row in table.itertuples():
-        text = " ".join(texts[row.abstract_id]).strip()
-        pairs.append((f"{row.claim_id} {row.abstract_id}", claims[row.claim_id], text))
-    return pairs
+    return [(f"{claim} {name}", claims[claim], " ".join(texts[name]).strip())
+            for claim, name in table[QRELS[:2]].to_numpy()]
 
-# -------------------- Classifier
 def parse_label(reply, labels=LABELS):
     """Return the one label that a reply, else its last line, names in any spelling, or None.
 
-    A negated verb ("does not support") or an infinitive ("to refute it") names no label.
+    Denied verbs ("does not support") and infinitives ("to refute it") name no label.
     """
-    verbs = r"(?:support|refut|contradict|entail)\w*"
-    negated = rf"(\b(no|not|never|cannot|nor|neither)|n't)\s+(\w+\s+){{0,2}}{verbs}"
-    infinitive = rf"\bto {verbs}(\s+or\s+{verbs})?"
+    reply = reply.lower()
     if "UNKNOWN" in labels:
-        reply = re.sub(NO_EVIDENCE, " UNKNOWN ", reply, flags=re.IGNORECASE)
-    reply = re.sub(f"{negated}|{infinitive}", " ", reply, flags=re.IGNORECASE).strip()
+        reply = re.sub(NO_EVIDENCE, " unknown ", reply)
+    reply = re.sub(DENIED, " ", reply).strip()
     for text in (reply, reply.split("\n")[-1]):
-        found = []
-        for label in labels:
-            if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text, re.IGNORECASE):
-                found.append(label)
+        found = [label for label in labels
+                 if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text)]
         if len(found) == 1:
             return found[0]
     return None
 
+# -------------------- Classifier
 def head_order(config):
     """Return the places of LABELS among a model's outputs, None if it has other outputs."""
-    names = [parse_label(str(config.id2label[place])) for place in range(config.num_labels)]
-    known = sorted(map(str, names)) == sorted(LABELS)
-    return [names.index(label) for label in LABELS] if known else None
+    places = {parse_label(str(name)): place for place, name in config.id2label.items()}
+    known = config.num_labels == 3 and set(places) == set(LABELS)
+    return [places[label] for label in LABELS] if known else None
 
-def limit_length(model, length, claim_first=True):
+def limit_length(model, length):
     """Truncate pairs to so many tokens, the abstract only; in NLI the abstract comes first."""
-    model.claim_first = claim_first
+    model.claim_first = hasattr(model.config, "stance_shares")  # it was trained here
     model.max_seq_length = min(length, model.max_seq_length or length)
-    abstract = "only_second" if claim_first else "only_first"
+    abstract = "only_second" if model.claim_first else "only_first"
     model[0].processing_kwargs = {"text": {"truncation": abstract}}
 
 def open_classifier(name, args):
@@ -456,35 +447,32 @@ def open_classifier(name, args):
     if not head_order(model.config):
         fail(name, f"its {model.num_labels} labels are not {LABELS}: train it with 05_classify.py "
              "train; a reranker, with one label, is for 03_rerank.py")
-    trained_here = hasattr(model.config, "stance_shares")
-    if args.adjust and not trained_here:
+    limit_length(model, args.max_length)
+    if args.adjust and not model.claim_first:
         fail(name, "it has no class shares for --adjust; train it with 05_classify.py train")
-    limit_length(model, args.max_length, trained_here)
     return model
 
-def tokens_of(model, claim, text):
-    """Return the number of tokens of a pair before truncation."""
-    return len(model.tokenizer(claim, text, verbose=False)["input_ids"])
+def room_left(model, claim, text):
+    """Return how many tokens a pair is below the limit; below 0, it is truncated."""
+    return model.max_seq_length - len(model.tokenizer(claim, text, verbose=False)["input_ids"])
 
 def count_truncated(model, pairs):
     """Return how many abstracts are truncated. A claim that leaves them no room is refused."""
-    truncated = 0
-    for name, claim, text in pairs:
-        if tokens_of(model, claim, "a") > model.max_seq_length:
+    for name, claim, _ in pairs:
+        if room_left(model, claim, "a") < 0:
             fail(name, "the claim leaves no room for the abstract; raise --max-length")
-        truncated += tokens_of(model, claim, text) > model.max_seq_length
-    return truncated
+    return sum(room_left(model, claim, text) < 0 for _, claim, text in pairs)
 
 def logits_of(model, pairs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
     import torch
     inputs = [(claim, text) if model.claim_first else (text, claim) for _, claim, text in pairs]
-    cpu = len(args.device) == 1 and model.device.type == "cpu"  # several: a pool leaves it there
+    pool = args.device if len(args.device) > 1 else None
+    cpu = model.device.type == "cpu" and not pool  # a pool leaves the model there
     found = model.predict(
-        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True,
+        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True, device=pool,
         batch_size=args.batch_size or (8 if cpu else 64),
-        chunk_size=-(-len(inputs) // len(args.device)),
-        device=args.device if len(args.device) > 1 else None)
+        chunk_size=-(-len(inputs) // len(args.device)))
     found = np.reshape(found, (-1, 3)).astype(float)[:, head_order(model.config)]
     for row in np.flatnonzero(~np.isfinite(found).all(axis=1))[:1]:
         fail(pairs[row][0], "its output is NaN; use --dtype fp32, or train at less --lr")
@@ -504,33 +492,25 @@ def probabilities_of(model, pairs, args):
     shares = getattr(model.config, "stance_shares", (1, 1, 1))
     return calibrated(logits_of(model, pairs, args), temperature, shares, args.adjust)
 
-def classify(args, pairs, claims, texts):
-    model = open_classifier(args.model, args)
-    facts = {"truncated": count_truncated(model, pairs)}
-    found = probabilities_of(model, pairs, args)
-    return np.array(LABELS)[found.argmax(axis=1)], found, model, facts
-
-def combine(args, pairs, claims, texts):
-    """Take the label with the highest mean probability or most votes."""
-    import pandas as pd
-    columns, names, tables = [*RUN, "label", *COLUMNS], [name for name, _, _ in pairs], []
-    for path in args.run:
-        table = read_table(path, columns, claim_id=claims, abstract_id=texts, label=LABELS)
-        table.index = table["claim_id"] + " " + table["abstract_id"]
-        for name in table.index.symmetric_difference(names)[:1]:
-            fail(path, f"{name} is not in this and {args.run[0]}; label one run")
-        chances = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
-        for name in table.index[~((chances >= 0) & (chances <= 1)).all(axis=1)][:1]:
-            fail(path, f"a probability of {name} is not from 0 to 1; fix the row")
-        tables.append(chances.assign(label=table["label"]).loc[names])
-    scores = mean = np.mean([table[COLUMNS] for table in tables], axis=0)
-    if args.method == "majority":
-        labels = np.array([table["label"] for table in tables])
-        votes = np.stack([(labels == label).sum(axis=0) for label in LABELS], axis=1)
-        scores = votes + mean / 10  # the mean breaks ties
-    return np.array(LABELS)[scores.argmax(axis=1)], mean, None, {}
-
 # -------------------- Verdicts
+def combine(args, names):
+    """Return the labels with the highest mean probability or most votes, and the means."""
+    import pandas as pd
+    votes, chances = [], []
+    for path in args.run:
+        table = read_table(path, [*RUN, "label", *COLUMNS], label=LABELS)
+        table.index = table["claim_id"] + " " + table["abstract_id"]
+        found = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
+        wrong = found.index[(found != found.clip(0, 1)).any(axis=1)]
+        for name in wrong.union(table.index.symmetric_difference(names))[:1]:
+            fail(path, f"{name} is not in this and {args.run[0]} with probabilities from 0 to 1")
+        votes.append(table.loc[names, ["label"]].to_numpy() == LABELS)
+        chances.append(found.loc[names])
+    scores = mean = np.mean(chances, axis=0)
+    if args.method == "majority":
+        scores = np.sum(votes, axis=0) + mean / 10  # the mean breaks ties
+    return np.array(LABELS)[scores.argmax(axis=1)], mean
+
 def claim_verdict(support, refute):
     """Return the verdict on a claim, and the share of support, from summed probabilities."""
     if not support + refute:
@@ -539,18 +519,17 @@ def claim_verdict(support, refute):
     verdict = "SUPPORTED" if share > 0.5 else "REFUTED"
     return "DISPUTED" if min(share, 1 - share) >= DISPUTE else verdict, round(share, 6)
 
-def sentences_of(text):
-    """Split a text behind . ? ! if a capital, digit, bracket or quotation mark follows."""
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", text) if text else []
-
 def sentences_read(model, claim, title, abstract):
-    """Return the sentences of an abstract that begin within the truncated input."""
-    sentences = sentences_of(abstract)
-    for place in range(len(sentences)):
-        before = " ".join([title, *sentences[:place]])
-        if tokens_of(model, claim, before) >= model.max_seq_length:
-            return sentences[:place]
-    return sentences
+    """Return the sentences of an abstract that begin within the truncated input.
+
+    They end with . ? ! if a capital, digit, bracket or quotation mark follows.
+    """
+    read = []
+    for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", abstract) if abstract else ():
+        if room_left(model, claim, " ".join([title, *read])) <= 0:
+            break
+        read.append(sentence)
+    return read
 
 def evidence_sentences(model, rows, claims, texts, args):
     """Return for each row the sentence without which its label is least probable."""
@@ -569,38 +548,44 @@ def evidence_sentences(model, rows, claims, texts, args):
 
 def aggregate(verdicts, model, claims, texts, args):
     """Yield one verdict per claim as JSON, with evidence sentences if there is a model."""
-    places = verdicts["label"].map(LABELS.index)
-    chances = verdicts[COLUMNS].to_numpy()[np.arange(len(verdicts)), places]
-    verdicts = verdicts.assign(probability=chances, sentence=None)
-    if model:
-        found = evidence_sentences(model, verdicts[places < 2], claims, texts, args)
-        verdicts.loc[places < 2, "sentence"] = found
-    groups = dict(list(verdicts.groupby("claim_id")))
+    labels = verdicts.groupby("claim_id")["label"].agg(list)
+    rows = verdicts[verdicts["label"] != "NEI"]
+    chances = np.where(rows["label"] == "SUPPORTS", rows["p_supports"], rows["p_refutes"])
+    found = evidence_sentences(model, rows, claims, texts, args) if model else None
+    rows = rows.assign(probability=chances, sentence=found)
+    groups = dict(list(rows.groupby("claim_id")))
     for name, claim in claims.items():
-        rows = groups.get(name, verdicts[:0])
-        sums = [rows.loc[rows["label"] == label, "probability"].sum() for label in LABELS[:2]]
-        verdict, share = claim_verdict(*sums)
+        evidence = groups.get(name, rows[:0])
+        sums = evidence.groupby("label")["probability"].sum()
+        verdict, share = claim_verdict(sums.get("SUPPORTS", 0), sums.get("REFUTES", 0))
         line = {"claim_id": name, "claim": claim, "verdict": verdict, "support": share}
-        line |= {label: int((rows["label"] == label).sum()) for label in LABELS}
-        evidence = rows.loc[rows["label"] != "NEI", EVIDENCE].round(6)
-        line["evidence"] = evidence.to_dict("records")
+        line |= {label: labels.get(name, []).count(label) for label in LABELS}
+        shown = ["abstract_id", "rank", "label", "probability", "sentence"]
+        line["evidence"] = evidence[shown].round(6).to_dict("records")
         yield json.dumps(line, ensure_ascii=False) + "\n"
 
-def judge(label, args):
-    """Write verdicts and --aggregate.
-
-    label: classify, combine or llm; returns labels, probabilities, the model if any, and facts.
-    """
-    runs = args.run if isinstance(args.run, list) else [args.run]
-    models = [name for name in (args.model, args.evidence_model) if name]
+def judge(args):
+    """Label the pairs of a run; write verdicts and --aggregate."""
+    runs = [args.run] if isinstance(args.run, str) else args.run
+    models = [*filter(None, (args.model, args.evidence_model))]
     task = task_of(args, *runs, *args.shots, args.claims, args.corpus, models=models)
-    outs = [path for path in (args.out, args.aggregate) if path]
+    outs = [*filter(None, (args.out, args.aggregate))]
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims, texts = read_texts(args)
     run = read_table(runs[0], RUN, claim_id=claims, abstract_id=texts)[RUN]
     run = run[run["rank"] <= (args.top_k or len(run))].reset_index(drop=True)
-    labels, found, model, facts = label(args, pairs_of(run, claims, texts), claims, texts)
+    pairs, model, facts = pairs_of(run, claims, texts), None, {}
+    if args.job.endswith("llm"):
+        shown = few_shot(*args.shots, args, claims, texts) if args.shots else []
+        labels, found, facts = llm(pairs, shown, args)
+    elif args.job.endswith("combine"):
+        labels, found = combine(args, [name for name, _, _ in pairs])
+    else:
+        model = open_classifier(args.model, args)
+        facts["truncated"] = count_truncated(model, pairs)
+        found = probabilities_of(model, pairs, args)
+        labels = np.array(LABELS)[found.argmax(axis=1)]
     verdicts = run.assign(label=labels)
     verdicts[COLUMNS] = np.reshape(found, (-1, 3))
     facts |= {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
@@ -621,23 +606,24 @@ def read_examples(path, claims, texts):
     rows = []
     for number, line in enumerate(open(path, encoding="utf-8-sig", errors="replace"), 1):
         try:
-            rows.append([str(json.loads(line)[name]) for name in QRELS])
-            _ = claims[rows[-1][0]], texts[rows[-1][1]], LABELS.index(rows[-1][2])
+            claim, text, label = (str(json.loads(line)[name]) for name in QRELS)
+            _ = claims[claim], texts[text], LABELS.index(label)
         except (ValueError, LookupError, TypeError, RecursionError):
             fail(f"{path}:{number}", "not a known claim_id, abstract_id and label; see "
                  "02_retrieve.py mine --shape labels")
+        rows.append([claim, text, label])
     return pd.DataFrame(rows, columns=QRELS)
 
 def held_out(table, share, split_by, seed):
     """Return which rows are held out, stratified by label; by claim, claims are kept together."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-    kind, groups, rows = StratifiedKFold, None, []
+    kind, groups, held = StratifiedKFold, None, np.zeros(len(table), dtype=bool)
     if split_by == "claim":
         kind, groups = StratifiedGroupKFold, table["claim_id"]
     with contextlib.suppress(ValueError, ZeroDivisionError):  # no label has a pair for each fold
         folds = kind(round(1 / share), shuffle=True, random_state=seed)
-        rows = next(folds.split(table, table["label"], groups))[1]
-    return np.isin(np.arange(len(table)), rows)
+        held[next(folds.split(table, table["label"], groups))[1]] = True
+    return held
 
 def class_weights(labels):
     """Return inverse class frequencies (3,) that sum to 3; 0 for a class without pairs."""
@@ -673,15 +659,13 @@ def calibrate(logits, labels):
 def with_head(name, seed, model_kwargs, **how):
     """Return a CrossEncoder with its own head for the three labels, else with a new one."""
     from sentence_transformers import CrossEncoder
-    from transformers import logging, set_seed
+    from transformers import AutoConfig, logging, set_seed
     logging.set_verbosity_error()  # a new head is intended
-    model = CrossEncoder(name, model_kwargs=model_kwargs, **how)
+    if not head_order(AutoConfig.from_pretrained(name, trust_remote_code=False)):
+        how |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
+        model_kwargs |= {"ignore_mismatched_sizes": True}
     set_seed(seed)
-    if head_order(model.config):
-        return model
-    return CrossEncoder(
-        name, num_labels=3, config_kwargs={"id2label": dict(enumerate(LABELS))},
-        model_kwargs=model_kwargs | {"ignore_mismatched_sizes": True}, **how)
+    return CrossEncoder(name, model_kwargs=model_kwargs, **how)
 
 def freeze(model, what):
     """Freeze "none", "encoder" (all but pooler and head), or embeddings and so many layers."""
@@ -692,11 +676,8 @@ def freeze(model, what):
         elif what != "none" and ("embeddings" in name or layer and int(layer[1]) < int(what)):
             parameter.requires_grad = False
 
-def learn(model, pairs, labels, held, folder, args):
-    """Train; keep the epoch with the best weighted F1 on held-out pairs. Return the log.
-
-    labels: numbers of the model's outputs.
-    """
+def learn(model, pairs, outputs, held, folder, args):
+    """Train; keep the epoch with the best weighted F1 on held-out pairs. Return the log."""
     import torch
     from datasets import Dataset
     from sentence_transformers import cross_encoder
@@ -709,7 +690,7 @@ def learn(model, pairs, labels, held, folder, args):
         return trainer
 
     _, claims, texts = zip(*pairs)
-    data = Dataset.from_dict({"claim": claims, "abstract": texts, "label": labels})
+    data = Dataset.from_dict({"claim": claims, "abstract": texts, "label": outputs})
     data, dev = data.select(np.flatnonzero(~held)), data.select(np.flatnonzero(held))
     measure = evaluation.CrossEncoderClassificationEvaluator(
         list(zip(dev["claim"], dev["abstract"])), dev["label"], write_csv=False)
@@ -717,11 +698,11 @@ def learn(model, pairs, labels, held, folder, args):
     if args.loss == "focal":
         weights = torch.tensor(class_weights(data["label"])).float().to(model.device)
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
-    sampler = {"batch_sampler": balanced} if args.sampler == "balanced" else {}
     return fit(
         make, cross_encoder.CrossEncoderTrainingArguments, model, folder, args,
         "eval_f1_weighted" if held.any() else None, lr_scheduler_type=args.schedule,
-        per_device_train_batch_size=args.step // args.accumulate, **sampler)
+        per_device_train_batch_size=args.step // args.accumulate,
+        batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler")
 
 def train(args):
     """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
@@ -744,20 +725,19 @@ def train(args):
         fail(args.qrels, "no pair is SUPPORTS or REFUTES; take another split")
     model = open_model(with_head, args.model, args, "fp32", seed=args.seed)
     freeze(model.model, args.freeze)
-    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
+    shares = (counts.clip(1) / len(table)).tolist()
+    model.config.update({"stance_shares": shares, "stance_temperature": 1.0})
+    limit_length(model, args.max_length)
     held = held_out(table, args.held_out, args.split_by, args.seed)
     facts = {"pairs": dict(zip(LABELS, counts.tolist())), "held_out": int(held.sum()),
              "truncated": count_truncated(model, pairs)}
-    parts, labels = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
-    log = learn(model, pairs, labels, held, parts, args)
+    parts, outputs = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
+    log = learn(model, pairs, outputs, held, parts, args)
     facts["best_F1"] = max(line.get("eval_f1_weighted", 0.0) for line in log)
-    model.config.stance_temperature = 1.0
     if held.sum() >= CALIBRATE:
         logits = logits_of(model, [pairs[row] for row in np.flatnonzero(held)], args)
-        facts["temperature"] = model.config.stance_temperature = calibrate(logits, gold[held])
-    else:
-        print(f"warning: below {CALIBRATE} held-out pairs, no temperature", file=sys.stderr)
-    model.config.stance_shares = (counts.clip(1) / len(table)).tolist()
+        model.config.stance_temperature = calibrate(logits, gold[held])
+    facts["temperature"] = model.config.stance_temperature
     with written(args.out, task, log=log, **facts) as path:
         model.save_pretrained(str(path), create_model_card=False)
     remove(parts)
@@ -836,26 +816,25 @@ def chat(args, text, limit, name="", values=None, shown=()):
 
 def parse_digits(reply, n):
     """Return labels of n pairs from lines "number: digit" or n bare digits; None if missing."""
-    found, names = {}, ("NEI", "SUPPORTS", "REFUTES")
+    names = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}
     line = r"^\W*(?:pair\s*)?(\d{1,6})[^\w\n]*[:.)=>-]+[^\w\n]*([012])\b"
-    for number, digit in re.findall(line, reply, re.MULTILINE | re.IGNORECASE):
-        found.setdefault(int(number), names[int(digit)])
+    lines = re.findall(line, reply, re.MULTILINE | re.IGNORECASE)
     digits = re.findall(r"\d+", reply)
-    if not found and len(digits) == n and set(digits) <= set("012"):
-        return [names[int(digit)] for digit in digits]
+    if not lines and len(digits) == n and set(digits) <= set(names):
+        lines = [*enumerate(digits, 1)]
+    found = {int(number): names[digit] for number, digit in reversed(lines)}  # the first one counts
     return [found.get(number) for number in range(1, n + 1)]
 
 def chances_of(logprobs, labels):
     """Return the probabilities of labels by the first token that begins one, else None."""
-    with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError, OverflowError):
+    import regex  # it knows which words may begin a match
+    with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
         for token in logprobs["content"]:
             sums = dict.fromkeys(labels, 0.0)
             for top in token["top_logprobs"] or [token]:
-                word = top["token"].strip(" \n\t\"'*`").upper()
-                begun = []
-                for label in labels if word else ():
-                    names = WORDS.get(label, label).split()
-                    begun += [label] * any(name.startswith(word) for name in names)
+                word = top["token"].strip(" \n\t\"'*`").lower()
+                begun = [label for label in labels
+                         if regex.fullmatch(SPELLINGS[label], word, partial=True)]
                 if len(begun) == 1:
                     sums[begun[0]] += np.exp(top["logprob"])
             total = sum(sums.values())
@@ -863,8 +842,8 @@ def chances_of(logprobs, labels):
                 return [chance / total for chance in sums.values()]
     return None
 
-# Strategies: dialogues over pairs. They return [(label, probabilities, whether a request failed)];
-# label and probabilities are None where no reply gives them.
+# Strategies: dialogues over pairs that return [(label, probabilities, whether a request failed)],
+# with None for what no reply gives.
 def ask_label(question, labels, pair, args, shown=()):
     """Ask for one of labels; once more if the reply names none."""
     prompt = prompt_of(question, labels, pair, args)
@@ -876,31 +855,31 @@ def ask_label(question, labels, pair, args, shown=()):
         label = parse_label(reply["content"], labels)
         if label or reply["error"]:
             break
-    chances = chances_of(reply["logprobs"], labels)
-    if chances and label and not chances[labels.index(label)]:
+    chances = label and chances_of(reply["logprobs"], labels)
+    if chances and not chances[labels.index(label)]:
         chances = None  # they are about other words than the label's
     return label, chances, bool(reply["error"])
 
-def one_step(pairs, args, shown):
-    return [(yield from ask_label(QUESTIONS[args.strategy], LABELS, pairs[0], args, shown))]
-
-def two_steps(pairs, args, shown):
-    """Ask for evidence, then for its direction. P(NEI) = P(UNKNOWN)."""
-    label, some, failed = yield from ask_label(
-        QUESTIONS[args.strategy], ("EVIDENCE", "UNKNOWN"), pairs[0], args)
-    if label != "EVIDENCE":
-        return [(label and "NEI", some and [some[0] / 2, some[0] / 2, some[1]], failed)]
-    label, way, failed = yield from ask_label(DIRECTION, LABELS[:2], pairs[0], args)
-    return [(label, some and way and [some[0] * way[0], some[0] * way[1], some[1]], failed)]
+def one_by_one(pairs, args, shown):
+    """Ask for a label; in two steps, for evidence and its direction: P(NEI) = P(UNKNOWN)."""
+    labels = ("EVIDENCE", "UNKNOWN") if args.strategy == "zero-shot-two-step" else LABELS
+    label, chances, failed = yield from ask_label(
+        QUESTIONS[args.strategy], labels, pairs[0], args, shown)
+    if label == "UNKNOWN":
+        label, chances = "NEI", chances and [chances[0] / 2, chances[0] / 2, chances[1]]
+    elif label == "EVIDENCE":
+        label, way, failed = yield from ask_label(DIRECTION, LABELS[:2], pairs[0], args)
+        chances = chances and way and [chances[0] * way[0], chances[0] * way[1], chances[1]]
+    return [(label, chances, failed)]
 
 def batch(pairs, args, shown):
     """Label many pairs by one prompt; ask once more for digits that are missing."""
     labels, values = {}, {"type": "array", "items": {"type": "integer", "enum": [0, 1, 2]}}
     for again in ("", AGAIN):
-        rest, texts = [pair for pair in pairs if not labels.get(pair)], []
-        for number, (_, claim, text) in enumerate(rest, 1):
-            texts.append(f"<pair {number}>\nClaim: {plain(claim)}\n"
-                         f"Abstract: {plain(text, args.max_words)}\n</pair {number}>")
+        rest = [pair for pair in pairs if not labels.get(pair)]
+        texts = [f"<pair {number}>\nClaim: {plain(claim)}\n"
+                 f"Abstract: {plain(text, args.max_words)}\n</pair {number}>"
+                 for number, (_, claim, text) in enumerate(rest, 1)]
         prompt = BATCH.format(n=len(rest), pairs="\n\n".join(texts)) + again
         reply = yield chat(args, prompt, 8 * len(rest) + 24, "digits", values)
         labels |= zip(rest, parse_digits(reply["content"], len(rest)))
@@ -908,7 +887,7 @@ def batch(pairs, args, shown):
             break
     return [(labels[pair], None, bool(reply["error"]) and not labels[pair]) for pair in pairs]
 
-STRATEGIES = dict.fromkeys(QUESTIONS, one_step) | {"zero-shot-two-step": two_steps, "batch": batch}
+STRATEGIES = dict.fromkeys(QUESTIONS, one_by_one) | {"batch": batch}
 
 def few_shot(claims_path, qrels_path, args, claims, texts):
     """Return messages with training claims, an abstract per label; the claims that 04 shows."""
@@ -918,9 +897,9 @@ def few_shot(claims_path, qrels_path, args, claims, texts):
     qrels = read_table(qrels_path, QRELS, claim_id=known, abstract_id=texts, label=LABELS)
     order = np.random.default_rng(args.seed).permutation(len(qrels))
     drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
-    labels = drawn.groupby("claim_id", sort=False)["label"].agg(set)
-    sizes = labels[labels.map(lambda known: "NEI" in known and len(known) > 1)].map(len)
-    most = sizes.sort_values(ascending=False, kind="stable").index[: args.fewshot]
+    drawn = drawn.groupby("claim_id").filter(
+        lambda rows: len(rows) > 1 and "NEI" in set(rows["label"]))
+    most = drawn["claim_id"].value_counts().index[: args.fewshot]  # those with all labels first
     if len(most) < args.fewshot:
         fail(qrels_path, f"{len(most)} claims have evidence and NEI; lower --fewshot")
     rows, messages = drawn[drawn["claim_id"].isin(most)], []
@@ -929,8 +908,8 @@ def few_shot(claims_path, qrels_path, args, claims, texts):
         messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": label}]
     return messages
 
-def answer(waiting, args, retry):
-    """Have 04_llm_rerank.py ask answer what waits; without it, say how to, and end with 3."""
+def answer(waiting, args):
+    """Have 04_llm_rerank.py ask answer requests; without it, say how to, and end with 3."""
     path = args.requests + ".dry-run" * args.dry_run
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in waiting]
     Path(path).write_text("".join(lines), encoding="utf-8")
@@ -944,48 +923,46 @@ def answer(waiting, args, retry):
     backend = args.backend.replace("none", "openai")  # for the forecast
     words = ["ask", path, "--replies", args.replies, "--backend", backend,
              "--base-url", args.base_url, "--device", *args.device, *args.ask]
-    words += ["--retry-errors"] * retry + ["--dry-run"] * args.dry_run
+    words += ["--retry-errors"] * args.retry_errors + ["--dry-run"] * args.dry_run
     status = subprocess.run([sys.executable, script, *words], check=False).returncode
     if args.dry_run:
         remove(path)
     if status or args.dry_run:
         sys.exit(status)
 
-def llm(args, pairs, claims, texts):
+def llm(pairs, shown, args):
     """Carry on a dialogue per pair or batch; a pair without a usable reply becomes NEI."""
-    shown = few_shot(*args.shots, args, claims, texts) if args.shots else []
     size = args.pairs_per_prompt if args.strategy == "batch" else 1
     groups = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    before, retry, expected, guesses = None, args.retry_errors, [], {}
+    replies, unusable = read_replies(args.replies)
+    if args.retry_errors:
+        replies = {name: reply for name, reply in replies.items() if not reply["error"]}
+    waiting, expected = None, []
     while True:
-        replies, unusable = read_replies(args.replies)
-        if retry:
-            replies = {name: reply for name, reply in replies.items() if not reply["error"]}
-        replies |= guesses
         dialogues = [STRATEGIES[args.strategy](group, args, shown) for group in groups]
-        found, waiting = carry_on(dialogues, replies)
-        if args.dry_run and waiting:  # goes on as if every reply were usable
-            guesses |= {request["custom_id"]: GUESS for request in waiting}
-            expected += waiting
-            continue
-        if args.dry_run:
-            answer(expected, args, retry)
+        before, (found, waiting) = waiting, carry_on(dialogues, replies)
         if not waiting:
             break
         if waiting == before:
             fail(args.replies, "04_llm_rerank.py ask has left requests unanswered")
-        answer(waiting, args, retry)
-        before, retry = waiting, False
+        if args.dry_run:  # as if every reply were usable; an error ends questions
+            guess = {"content": "EVIDENCE SUPPORTS", "error": True, "logprobs": None}
+            replies |= {request["custom_id"]: guess for request in waiting}
+            expected += waiting
+        else:
+            answer(waiting, args)
+            replies, unusable = read_replies(args.replies)
+    if args.dry_run:
+        answer(expected, args)
     facts = {"unusable": 0, "failed": 0, "with_probabilities": 0, "unusable_lines": unusable}
     labels, probabilities = [], []
-    for label, chances, failed in sum(found, []):
-        labels.append(label or "NEI")
-        one_hot = [float(name == labels[-1]) for name in LABELS]
-        probabilities.append(label and chances or one_hot)
+    for label, chances, failed in itertools.chain(*found):
         facts["unusable"] += not label
         facts["failed"] += failed
-        facts["with_probabilities"] += bool(label and chances)
-    return labels, probabilities, None, facts
+        facts["with_probabilities"] += bool(chances)
+        labels.append(label or "NEI")
+        probabilities.append(chances or [float(name == labels[-1]) for name in LABELS])
+    return labels, probabilities, facts
 
 # -------------------- Main
 def json_object(text):
@@ -1002,8 +979,8 @@ def main():
     if job == "train":
         add("--qrels", default=f"{data}/qrels.{split}.tsv", help="the judged pairs")
         add("--examples", nargs="+", default=[], help="of 02_retrieve.py mine --shape labels")
-        add("--model", default="data/models/minilm", help="encoder or NLI model to start from")
-        add("--out", default=f"{work}/models/classifier", help="folder of the trained model")
+        add("--model", default="data/models/minilm", help="encoder or NLI model")
+        add("--out", default=f"{work}/models/classifier", help="the trained model")
         add("--loss", choices=("focal", "cross-entropy"), default="focal", help="focal: gamma 2")
         add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="of pairs")
         add("--freeze", default="none", help="encoder, or embeddings and N lower layers, or none")
@@ -1012,20 +989,18 @@ def main():
         add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
         add("--batch-size", dest="step", type=count, default=32, help="pairs per step")
         add("--accumulate", type=count, default=1, help="forward passes per step")
-        add("--held-out", type=between(0, 0.5), default=0.1,
-            help="share of the pairs that chooses epoch and temperature")
+        add("--held-out", type=between(0, 0.5), default=0.1, help="for epoch and temperature")
         add("--split-by", choices=("claim", "instance"), default="claim", help="of --held-out")
         add("--patience", type=count, default=3, help="epochs without gain before stopping")
     else:
         name = {"classify": "verdicts", "llm": "llm_verdicts", "combine": "combined"}[job]
         add("--out", default=f"{place}/{name}.tsv", help="the verdicts")
-        add("--aggregate", help="JSONL file for one verdict per claim")
-        add("--evidence-model", help="other classifier, which picks sentences for --aggregate")
-        add("--adjust", type=between(0, 1), default=0.0,
-            help="1: as if classes were balanced (classifiers only)")
+        add("--aggregate", help="JSONL file: a verdict per claim")
+        add("--evidence-model", help="classifier that picks sentences for --aggregate")
+        add("--adjust", type=between(0, 1), default=0.0, help="1: classifiers as if balanced")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     if job in ("classify", "llm"):
-        add("--run", default=f"{place}/llm.tsv", help="the run whose pairs are labelled")
+        add("--run", default=f"{place}/llm.tsv", help="the run to label")
         add("--top-k", type=whole, default=10 * (job == "llm"), help="per claim; 0: all")
     if job == "classify":
         add("--model", default=f"{work}/models/classifier", help="classifier or NLI model")
@@ -1065,8 +1040,7 @@ def main():
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
         if Path(args.requests).resolve() == Path(args.replies).resolve():
             fail("--requests", "it is --replies, too; give another file")
-    label = {"classify": classify, "llm": llm, "combine": combine}.get(job)
-    finish(functools.partial(judge, label) if label else train, args)
+    finish(train if job == "train" else judge, args)
 
 if __name__ == "__main__":
     main()

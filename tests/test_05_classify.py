@@ -49,6 +49,9 @@ def test_chances_know_other_spellings_and_never_contradict_the_label():
     likely = {"logprobs": logprobs(Not=0.9, SUP=0.05, Contra=0.05)}
     found, _ = talk("zero-shot-one-step", [likely | {"content": "Not enough information"}])
     assert found[0][::2] == ("NEI", False) and found[0][1] == pytest.approx([0.05, 0.05, 0.9])
+    likely = {"logprobs": logprobs(Supported=0.8, Contradicts=0.15, SUP=0.05)}  # whole words, too
+    found, _ = talk("zero-shot-one-step", [likely | {"content": "Supported"}])
+    assert found[0][1] == pytest.approx([0.85, 0.15, 0])
     likely = {"logprobs": logprobs(Maybe=0.9, SUP=0.1)}
     found, _ = talk("zero-shot-one-step", [likely | {"content": "Maybe it is refuted"}])
     assert found == [("REFUTES", None, False)]
@@ -185,9 +188,11 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     assert all(one["sentence"] in texts[one["abstract_id"]] for one in evidence)
 
 def test_only_sentences_that_the_model_reads_are_left_out(tmp_path, models):
-    cut = KIT.sentences_of("Ice fell by 3.5 mm. It rose, e.g. in May? 12 say so! (See there.)")
-    assert cut == ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say so!", "(See there.)"]
     model = KIT.open_classifier(tiny(tmp_path, NLI), arguments())
+    text, model.max_seq_length = "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.)", 99
+    cut = KIT.sentences_read(model, "ice melts", "", text)
+    assert cut == ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say!", "(Or not.)"]
+    model.max_seq_length = 24
     abstract = " ".join(f"Sea level rises by {n} now." for n in range(10, 9_000))
     seen = KIT.sentences_read(model, "ice melts", "A title", abstract)
     # 24 tokens: 3 special ones, 3 of the claim, 2 of the title; 7 of each sentence
