@@ -16,10 +16,10 @@ TEMPLATE = """{% for m in messages %}{% if m.role == 'system' %}<|im_start|>{{ m
 
 def scorer(folder, dtype="fp32", **own):
     """The script's model, and its function from pairs to scores and truncation flags."""
-    args = {"device": ["cpu"], "max_length": 512, "prompt": None, "prompt_name": None} | own
-    load_it = functools.partial(KIT.load_reranker, args=Namespace(**args))
-    model = KIT.open_model(load_it, folder, Namespace(**args), dtype)
-    return model, functools.partial(KIT.score_pairs, model, 2, None)
+    args = Namespace(**{"device": ["cpu"], "batch_size": 2, "max_length": 512, "prompt": None,
+                        "prompt_name": None, "verdicts": None} | own)
+    model = KIT.open_model(KIT.load_reranker, folder, args, dtype, flags=args)
+    return model, functools.partial(KIT.score_pairs, model, None, args)
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_scores_are_those_of_predict_and_only_abstracts_truncated(models, tmp_path, dtype):
@@ -44,8 +44,8 @@ def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     encoder.save_pretrained(str(tmp_path))
     long, pair = ("The sun is hot #sun", "Ice melts. " * 40), ("Up?", "Sea.")
     encoder, score = scorer(tmp_path, max_length=99, prompt_name="judge")
-    (found, cut), [[(claim, text)], _] = score([long, pair]), KIT.truncated(encoder, [long])
-    coded = encoder.preprocess([(claim, text)], prompt="Judge it.")["input_ids"][0]
+    (found, cut), [text] = score([long, pair]), KIT.truncated(encoder, [long])
+    coded = encoder.preprocess([(long[0], text)], prompt="Judge it.")["input_ids"][0]
     seen = encoder.tokenizer.decode(coded)
     assert isinstance(encoder[1], LogitScore) and cut == [1, 0] and len(coded) in range(93, 100)
     assert seen.startswith("<|im_start|>Judge it.\n") and long[1].startswith(text) and text
@@ -87,9 +87,8 @@ def test_mono_t5_scores_true_against_false(models, tmp_path):
 def test_arithmetic_by_hand():
     found = KIT.combined(np.array([0.0, np.log(3)]), np.array([0.5, 0.2]), 0.25)
     np.testing.assert_allclose(found, [0.75 * 0.5 + 0.25 * 0.5, 0.75 * 0.75 + 0.25 * 0.2])
-    rows = [("1", "a", 3, 10.0), ("1", "b", 1, 20.0), ("2", "a", 1, 2.0), ("2", "x", 1, None)]
-    table = pd.DataFrame(rows, columns=[*KEY, "score", "first"])
-    assert KIT.blended(table, 0.25).tolist() == pytest.approx([0.5, -0.5, 0, 0])
+    columns = map(pd.Series, ([3, 1, 1, 1], [10.0, 20.0, 2.0, None], ["1", "1", "2", "2"]))
+    assert KIT.blended(*columns, 0.25).tolist() == pytest.approx([0.5, -0.5, 0, 0])
     rows = [("2", "c", 0.5), ("2", "a", 0.5), ("2", "b", 0.7), ("1", "a", 9.0)]
     table, order = pd.DataFrame(rows, columns=[*KEY, "score"]), {"a": 0, "b": 1, "c": 2}
     run = KIT.ranked(table, order)
