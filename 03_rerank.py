@@ -529,15 +529,16 @@ def combined(logits, stance, alpha):
     from scipy.special import expit
     return (1 - alpha) * expit(logits) + alpha * stance
 
-def z_scores(scores, claims):
-    """(score - mean) / standard deviation in each claim; 0 where all are equal."""
-    by = scores.groupby(claims)
-    return (scores - by.transform("mean")) / by.transform("std", ddof=0).replace(0, 1)
+def blended(table, weight):
+    """(1 - weight) z(score) + weight z(first) in each claim; what first lacks counts lowest.
 
-def blended(scores, first, claims, weight):
-    """(1 - weight) z(score) + weight z(first); what first lacks counts as its lowest."""
-    first = first.fillna(first.groupby(claims).transform("min"))
-    return (1 - weight) * z_scores(scores, claims) + weight * z_scores(first, claims)
+    z: (score - mean) / standard deviation; 0 where all are equal.
+    """
+    scores, claims = table[["score", "first"]], table["claim_id"]
+    scores = scores.fillna(scores.groupby(claims).transform("min"))
+    by = scores.groupby(claims)
+    z = (scores - by.transform("mean")) / by.transform("std", ddof=0).replace(0, 1)
+    return (1 - weight) * z["score"] + weight * z["first"]
 
 def rrf(runs):
     """Sum over runs of 1 / (k + rank), a pair at a time (Cormack et al. 2009)."""
@@ -580,8 +581,7 @@ def rerank(args):
         if args.verdicts:
             table["score"] = combined(table["score"], table["stance"], args.alpha)
         if args.first_stage:
-            columns = table["score"], table["first"], table["claim_id"]
-            table["score"] = blended(*columns, args.first_stage)
+            table["score"] = blended(table, args.first_stage)
         runs.append(ranked(table, order))
     table = ranked(rrf(runs), order) if len(runs) > 1 else runs[0]
     table = table[table["rank"] <= (args.top_k or len(table))]
@@ -651,9 +651,8 @@ def dev_evaluator(model, paths, texts, depth):
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
     claims, samples = read_claims(paths[0]), []
     known = {"claim_id": claims, "abstract_id": texts}
-    qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known)
-    qrels, run = qrels[qrels["label"] != "NEI"], read_table(paths[2], RUN, **known)
-    run = run[(run["rank"] <= depth) & run["claim_id"].isin(qrels["claim_id"])]
+    qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known).query("label != 'NEI'")
+    run = read_table(paths[2], RUN, **known).query("rank <= @depth & claim_id in @qrels.claim_id")
     if run.empty:
         fail(paths[2], "no candidates of dev claims with evidence; give another --dev-run")
     pairs = [(claims[claim], texts[name]) for claim, name in run[KEY].values]

@@ -87,8 +87,9 @@ def test_mono_t5_scores_true_against_false(models, tmp_path):
 def test_arithmetic_by_hand():
     found = KIT.combined(np.array([0.0, np.log(3)]), np.array([0.5, 0.2]), 0.25)
     np.testing.assert_allclose(found, [0.75 * 0.5 + 0.25 * 0.5, 0.75 * 0.75 + 0.25 * 0.2])
-    columns = map(pd.Series, ([3, 1, 1, 1], [10.0, 20.0, 2.0, None], ["1", "1", "2", "2"]))
-    assert KIT.blended(*columns, 0.25).tolist() == pytest.approx([0.5, -0.5, 0, 0])
+    rows = [("1", "a", 3, 10.0), ("1", "b", 1, 20.0), ("2", "a", 1, 2.0), ("2", "x", 1, None)]
+    table = pd.DataFrame(rows, columns=[*KEY, "score", "first"])
+    assert KIT.blended(table, 0.25).tolist() == pytest.approx([0.5, -0.5, 0, 0])
     rows = [("2", "c", 0.5), ("2", "a", 0.5), ("2", "b", 0.7), ("1", "a", 9.0)]
     table, order = pd.DataFrame(rows, columns=[*KEY, "score"]), {"a": 0, "b": 1, "c": 2}
     run = KIT.ranked(table, order)
