@@ -394,8 +394,8 @@ def mono_t5(name, device, model_kwargs, **how):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     class MonoT5(torch.nn.Module):
-        def preprocess(self, pairs, **_):
-            texts = [MONO_T5.format(*pair) for pair in pairs]
+        def preprocess(self, pairs, prompt=None, **_):
+            texts = [(prompt or "") + MONO_T5.format(*pair) for pair in pairs]
             return self.tokenizer(texts, padding=True, return_tensors="pt")
 
         def forward(self, batch):
@@ -458,7 +458,7 @@ def truncated(model, pairs):
 
 # -------------------- Scores
 def score_pairs(model, pool, args, pairs):
-    """Return the scores of (claim, abstract) pairs, and which abstracts are truncated."""
+    """Return the scores of (claim, abstract) pairs as an array, and which ones are truncated."""
     claims, texts = map(list, zip(*pairs))
     if hasattr(model, "encode_query"):  # late interaction: MaxSim of token vectors
         claims = model.encode_query(claims, batch_size=args.batch_size)
@@ -513,7 +513,7 @@ def scored(number, task, pairs, claims, texts, graph, args):
     import torch
     name, pool = args.model[number], None
     model = open_model(load_reranker, name, args, args.dtype, flags=args)
-    if len(args.device) > 1 and hasattr(model, "predict") and hasattr(model[0], "modalities"):
+    if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
     score = functools.partial(score_pairs, model, pool, args)
@@ -575,9 +575,9 @@ def rerank(args):
         else:
             table = scored(number, task, pairs, claims, texts, graph, args)
             table = table.merge(run, on=KEY, how="left")
-        ties = table.duplicated(["claim_id", "score"])
-        models.append({"model": name, "pairs": len(table), "equal_scores": int(ties.sum()),
-                       "truncated": int(table["truncated"].sum())})
+        ties, cut = table.duplicated(["claim_id", "score"]).sum(), table["truncated"].sum()
+        models.append({"model": name, "pairs": len(table), "equal_scores": int(ties),
+                       "truncated": int(cut)})
         if args.verdicts:
             table["score"] = combined(table["score"], table["stance"], args.alpha)
         if args.first_stage:
@@ -593,7 +593,7 @@ def rerank(args):
 
 # -------------------- Train
 def read_examples(path, claims, texts, loss):
-    """Return a table of tuple, place in it (0: the positive, or a pair), claim, abstract, label."""
+    """Return a table of tuple, place (0: the positive, or a pair), claim, abstract, label."""
     import pandas as pd
     rows = []
     with open(path, encoding="utf-8-sig", errors="replace") as file:
@@ -606,9 +606,9 @@ def read_examples(path, claims, texts, loss):
                     names, label = [example["abstract_id"]], float(example["target"])
                 if not 0 <= label <= 1:
                     raise ValueError(f"target {label}")
+                claim = claims[example["claim_id"]]
                 for place, name in enumerate(names):
-                    claim, text = claims[example["claim_id"]], texts[name]
-                    rows.append((number, place, claim, text, 0.0 if place else label))
+                    rows.append((number, place, claim, texts[name], 0.0 if place else label))
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py "
                      "mine, known ids, target 0 to 1")
