@@ -359,32 +359,28 @@ def read_texts(path):
     """Return {abstract_id: title and abstract}."""
     texts = {}
     for name, record in read_corpus(path).items():
-        parts = [str(record.get("title") or ""), record["abstract"]]
-        texts[name] = " ".join(filter(str.strip, parts))
+        texts[name] = f"{record.get('title') or ''} {record['abstract']}".strip()
     return texts
 
-def read_stance(path, run):
-    """Return P(SUPPORTS) + P(REFUTES) for each row of a run, from its verdicts."""
+def read_numbers(path, columns, run, low=-1e9, high=1e9):
+    """Return columns of another table (rows of run, columns); it must have every pair of run."""
     import pandas as pd
-    columns = ["p_supports", "p_refutes"]
     table = run.merge(read_table(path, [*KEY, *columns]), on=KEY, how="left")
-    shares = table[columns].apply(pd.to_numeric, errors="coerce")
-    bad = ~((shares >= 0) & (shares <= 1)).all(axis=1)
-    if bad.any():
-        claim, name = table.loc[bad.idxmax(), KEY]
-        fail(path, f"no p_supports and p_refutes from 0 to 1 of claim {claim}, abstract {name}; "
-             "make the verdicts of this very run with 05_classify.py")
-    return shares.sum(axis=1).to_numpy()
+    numbers = table[columns].apply(pd.to_numeric, errors="coerce").to_numpy()
+    bad = ~((low <= numbers) & (numbers <= high)).all(axis=1)
+    for claim, name in table.loc[bad, KEY].values[:1]:
+        fail(path, f"no {' and '.join(columns)} of claim {claim}, abstract {name}, or out of "
+             "range; make it from this very --run")
+    return numbers
 
-def read_graph(folder, corpus, neighbours):
-    """Return {abstract_id: [neighbours, nearest first]}; corpus: sha256 of the corpus in use."""
+def read_graph(folder, corpus, ids, neighbours):
+    """Return {abstract_id: [neighbours, nearest first]}; corpus: sha256 of that with these ids."""
     try:
         meta = json.loads(Path(folder, "meta.json").read_bytes())
         for name, mark in meta["files"].items():
             data = Path(folder, name).read_bytes()
             if mark != [len(data), zlib.crc32(data)] or meta["corpus"] != corpus:
                 raise ValueError(f"{name} is damaged or made from another corpus")
-        ids = json.loads(Path(folder, "abstract_ids.json").read_bytes())
         places = np.load(Path(folder, "neighbours.npy"))[:, :neighbours]
         return dict(zip(ids, np.array(ids, object)[places].tolist()))
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -393,101 +389,86 @@ def read_graph(folder, corpus, neighbours):
 # -------------------- Models
 def mono_t5(name, device, model_kwargs, **how):
     """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
+    import torch
     from sentence_transformers import CrossEncoder
-    from sentence_transformers.base.modules import InputModule
-    from sentence_transformers.cross_encoder.modules import LogitScore
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    class MonoT5(InputModule):
-        save = None
-
+    class MonoT5(torch.nn.Module):
         def preprocess(self, pairs, prompt=None, **_):
-            texts = [MONO_T5.format(*pair) for pair in pairs]
+            texts = [(prompt or "") + MONO_T5.format(*pair) for pair in pairs]
             return self.tokenizer(texts, padding=True, return_tensors="pt")
 
-        def forward(self, batch, **_):
-            first = batch["input_ids"][:, :1] * 0 + self.t5.config.decoder_start_token_id
-            return {"causal_logits": self.t5(**batch, decoder_input_ids=first).logits}
+        def forward(self, batch):
+            start = batch["input_ids"][:, :1] * 0 + self.t5.config.decoder_start_token_id
+            logits = self.t5(**batch, decoder_input_ids=start).logits[:, 0]
+            true, false = self.tokenizer("true false", add_special_tokens=False)["input_ids"]
+            return {"scores": logits[:, true] - logits[:, false]}
 
     module = MonoT5()
     module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **how, **model_kwargs)
     module.tokenizer = AutoTokenizer.from_pretrained(name, **how)
-    answers = module.tokenizer("true false", add_special_tokens=False)["input_ids"]
-    return CrossEncoder(modules=[module, LogitScore(*answers)], device=device)
+    return CrossEncoder(modules=[module], device=device)
 
-def load_reranker(name, args, **how):
+def load_reranker(name, flags, **how):
     """Load a cross-encoder, a multi-vector model or monoT5, as its folder says."""
     import torch
     from sentence_transformers import CrossEncoder, MultiVectorEncoder
     from sentence_transformers.util import load_file_path
     from transformers import AutoConfig
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    kind, train = (config.architectures or [""])[0].rpartition("For")[2], "epochs" in args
+    kind = str(AutoConfig.from_pretrained(name, trust_remote_code=False).architectures)
     if saved := load_file_path(name, "config_sentence_transformers.json"):
-        kind = json.loads(Path(saved).read_bytes()).get("model_type")
-    if train or kind in ("CrossEncoder", "SequenceClassification", "CausalLM"):
-        model = CrossEncoder(name, default_prompt_name=args.prompt_name, **how)
-    elif kind == "ConditionalGeneration":
+        kind = str(json.loads(Path(saved).read_bytes()).get("model_type"))
+    train = "epochs" in flags
+    if train or re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
+        model = CrossEncoder(name, default_prompt_name=flags.prompt_name, **how)
+    elif "ConditionalGeneration" in kind:
         model = mono_t5(name, **how)
-    elif kind in ("MultiVectorEncoder", "ColBERT") or config.architectures == ["HF_ColBERT"]:
-        print(f"{name} truncates at its own length and takes no prompt", file=sys.stderr)
+    elif re.search("MultiVector|ColBERT", kind) and not flags.verdicts:
+        print(f"{name} has its own length, takes no prompt and one device", file=sys.stderr)
         return MultiVectorEncoder(name, **how)
     else:
-        fail(name, "it has no head, so it is no reranker; 03_rerank.py train makes one of it")
+        fail(name, "it has no head for a logit; 03_rerank.py train makes a reranker of it")
     if model.num_labels != 1:
         fail(name, f"it has {model.num_labels} labels, a reranker has one; see 05_classify.py")
-    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
-    if args.prompt is not None:
-        model.prompts["own"], model.default_prompt_name = args.prompt, "own"
-    if not (train or model.keep_in_fp32_modules):  # in half precision, abstracts get equal scores
-        layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
-        model.set_keep_in_fp32_modules(layers[-1:])
+    model.max_seq_length = min(flags.max_length, model.max_seq_length or flags.max_length)
+    if flags.prompt is not None:
+        model.prompts["own"], model.default_prompt_name = flags.prompt, "own"
+    if not train:
+        model.activation_fn = torch.nn.Identity()
+        if not model.keep_in_fp32_modules:  # in half precision, abstracts get equal scores
+            layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
+            model.set_keep_in_fp32_modules(layers[-1:])
     return model
 
 def truncated(model, pairs):
-    """Truncate abstracts, never claims or template. Return the pairs, and which ones it were."""
-    prompt = model.prompts.get(model.default_prompt_name)
+    """Return the abstracts of (claim, abstract) pairs; only they are cut, no claim or template."""
+    prompt, texts = model.prompts.get(model.default_prompt_name), []
     empty = model.preprocess([(claim, "") for claim, _ in pairs], prompt=prompt)
     # In a chat template, the first and last word may split into more tokens
     limit = model.max_seq_length - 4 * ("message" in model.modalities)
-    rooms = limit - empty["attention_mask"].sum(dim=1)
-    texts, short, flags = list(dict.fromkeys(text for _, text in pairs)), [], []
-    coded = model.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True,
-                            verbose=False)
-    spans = dict(zip(texts, coded["offset_mapping"]))
-    for (claim, text), room in zip(pairs, rooms.tolist()):
-        if room < 1:
+    rooms = (limit - empty["attention_mask"].sum(dim=1)).tolist()
+    coded = model.tokenizer([text for _, text in pairs], add_special_tokens=False, verbose=False)
+    for row, (claim, text) in enumerate(pairs):
+        if rooms[row] < 1:
             fail("--max-length", f"{limit} tokens have no room beside the claim {claim!r:.60}")
-        flags.append(len(spans[text]) > room)
-        short.append((claim, text[: spans[text][room - 1][1]] if flags[-1] else text))
-    return short, flags
+        if len(coded["input_ids"][row]) > rooms[row]:
+            text = text[: coded.token_to_chars(row, rooms[row] - 1).end]
+        texts.append(text)
+    return texts
 
 # -------------------- Scores
-def score_pairs(model, batch_size, pool, pairs):
-    """Return the scores of (claim, abstract) pairs, and which abstracts are truncated."""
-    import torch
-    if hasattr(model, "predict"):
-        pairs, flags = truncated(model, pairs)
-        logits = torch.nn.Identity()
-        size = pool and -(-len(pairs) // len(pool["processes"]))
-        scores = model.predict(
-            pairs, batch_size=batch_size, pool=pool, chunk_size=size, activation_fn=logits)
-        return scores, flags
-    claims, texts = map(list, zip(*pairs))  # late interaction: MaxSim of token vectors
-    once = list(dict.fromkeys(claims))
-    vectors = dict(zip(once, model.encode_query(once, batch_size=batch_size, pool=pool)))
-    claims = [vectors[claim] for claim in claims]
-    texts = model.encode_document(texts, batch_size=batch_size, pool=pool)
-    return model.similarity_pairwise(claims, texts).float(), [False] * len(pairs)
-
-def neighbours_of(scores, graph, beam):
-    """Return the pairs of each claim with unscored neighbours of its beam best abstracts."""
-    new = []
-    for claim, rows in scores.groupby("claim_id", sort=False):
-        best, scored = rows.nlargest(beam, "score")["abstract_id"], set(rows["abstract_id"])
-        near = dict.fromkeys(other for name in best for other in graph.get(name, ()))
-        new += [(claim, name) for name in near if name not in scored]
-    return new
+def score_pairs(model, pool, args, pairs):
+    """Return the scores of (claim, abstract) pairs as an array, and which ones are truncated."""
+    claims, texts = map(list, zip(*pairs))
+    if hasattr(model, "encode_query"):  # late interaction: MaxSim of token vectors
+        claims = model.encode_query(claims, batch_size=args.batch_size)
+        texts = model.encode_document(texts, batch_size=args.batch_size)
+        scores = model.similarity_pairwise(claims, texts)
+        return scores.float().cpu().numpy(), [False] * len(pairs)
+    short, share = truncated(model, pairs), -(-len(pairs) // len(args.device))
+    scores = model.predict(
+        list(zip(claims, short)), batch_size=args.batch_size, pool=pool, chunk_size=share)
+    return scores, [text != whole for text, whole in zip(short, texts)]
 
 def score_groups(claims, texts, score, path, pairs):
     """Score (claim_id, abstract_id) pairs; path holds finished groups, a JSON line each."""
@@ -502,76 +483,62 @@ def score_groups(claims, texts, score, path, pairs):
         for start in tqdm(range(0, len(left), GROUP), desc=f"rerank, {GROUP} pairs each"):
             group = left[start : start + GROUP]
             scores, flags = score([(claims[claim], texts[name]) for claim, name in group])
+            for row in np.flatnonzero(~np.isfinite(scores))[:1]:
+                fail("claim {}, abstract {}".format(*group[row]), "the score is not a finite "
+                     "number; take --dtype fp32, or train with a lower --lr")
             rows = [(*pair, *rest) for pair, *rest in zip(group, scores.tolist(), flags)]
-            for claim, name, number, _ in rows:
-                if not np.isfinite(number):
-                    fail(f"claim {claim}, abstract {name}", "the score is not a finite number; "
-                         "take --dtype fp32, or train with a lower --lr")
             file.write("\n" + json.dumps(rows))
             file.flush()
-            known |= {row[:2]: row for row in rows}
+            known |= dict(zip(group, rows))
     return [known[pair] for pair in pairs]
 
 def score_run(pairs, score, graph, args):
     """Score pairs; with a graph, then neighbours of the best in rounds (AlexUNLP-FMT 2025)."""
     import pandas as pd
-    rows = []
+    rows, seen = [], set()
     for _ in range(1 + args.rounds):
         rows += score(pairs)
-        table = pd.DataFrame(rows, columns=[*KEY, "score", "truncated"])
-        pairs = neighbours_of(table, graph, args.beam)
+        seen.update(pairs)
+        table, near = pd.DataFrame(rows, columns=[*KEY, "score", "truncated"]), {}
+        for claim, group in table.groupby("claim_id", sort=False):
+            for name in group.nlargest(args.beam, "score")["abstract_id"]:
+                near |= dict.fromkeys((claim, other) for other in graph.get(name, ()))
+        pairs = [pair for pair in near if pair not in seen]
         if not pairs:
             break
     return table
 
-def look_up(path, scores, pairs):
-    """Return the rows of pairs with the scores, {pair: score}, of an earlier run."""
-    for claim, name in pairs:
-        if (claim, name) not in scores:
-            fail(path, f"no score of claim {claim}, abstract {name}; rerank all of --run with it")
-    return [(*pair, scores[pair], False) for pair in pairs]
-
 def scored(number, task, pairs, claims, texts, graph, args):
-    """Return the table of score_run with the scores of a model or of an earlier run."""
-    name = args.model[number]
-    if name.endswith(".tsv"):
-        known = read_table(name, RUN).set_index(KEY)["score"].to_dict()
-        return score_run(pairs, functools.partial(look_up, name, known), graph, args)
+    """Return the table of score_run by a model, on several devices if it is a cross-encoder."""
     import torch
-    model = open_model(functools.partial(load_reranker, args=args), name, args, args.dtype)
-    if args.verdicts and not hasattr(model, "predict"):
-        fail("--verdicts", f"the sums of {name} are no logits; take a cross-encoder")
-    pool = None
-    if len(args.device) > 1 and type(model[0]).__name__ != "MonoT5":
-        with contextlib.suppress(ValueError):  # vectors come back as open files; macOS has a limit
-            files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    name, pool = args.model[number], None
+    model = open_model(load_reranker, name, args, args.dtype, flags=args)
+    if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
-    score = functools.partial(score_pairs, model, args.batch_size, pool)
+    score = functools.partial(score_pairs, model, pool, args)
     path = parts_of(args.out, task, args) / f"{number}.jsonl"
     score = functools.partial(score_groups, claims, texts, score, path)
-    try:
-        return score_run(pairs, score, graph, args)
-    finally:
-        if pool:
-            model.stop_multi_process_pool(pool)
+    table = score_run(pairs, score, graph, args)
+    if pool:
+        model.stop_multi_process_pool(pool)
+    return table
 
 def combined(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
     from scipy.special import expit
     return (1 - alpha) * expit(logits) + alpha * stance
 
-def z_scores(scores):
-    """(score - mean) / standard deviation; 0 where all are equal."""
-    return (scores - scores.mean()) / (np.std(scores.to_numpy()) or 1)
-
 def blended(table, weight):
-    """(1 - weight) z(score) + weight z(first) in each claim; what first lacks counts lowest."""
-    by = table.groupby("claim_id")
-    first = table["first"].fillna(by["first"].transform("min"))
-    first = first.groupby(table["claim_id"]).transform(z_scores)
-    return (1 - weight) * by["score"].transform(z_scores) + weight * first
+    """(1 - weight) z(score) + weight z(first) in each claim; what first lacks counts lowest.
+
+    z: (score - mean) / standard deviation; 0 where all are equal.
+    """
+    scores, claims = table[["score", "first"]], table["claim_id"]
+    scores = scores.fillna(scores.groupby(claims).transform("min"))
+    by = scores.groupby(claims)
+    z = (scores - by.transform("mean")) / by.transform("std", ddof=0).replace(0, 1)
+    return (1 - weight) * z["score"] + weight * z["first"]
 
 def rrf(runs):
     """Sum over runs of 1 / (k + rank), a pair at a time (Cormack et al. 2009)."""
@@ -595,17 +562,22 @@ def rerank(args):
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     run = run[run["rank"] <= args.depth].rename(columns={"score": "first"})[[*KEY, "first"]]
     if args.verdicts:
-        run["stance"] = read_stance(args.verdicts, run)
+        shares = read_numbers(args.verdicts, ["p_supports", "p_refutes"], run, 0, 1)
+        run["stance"] = shares.sum(axis=1)
     if args.graph:
-        graph = read_graph(args.graph, task["inputs"][str(Path(args.corpus))], args.neighbours)
+        corpus = task["inputs"][str(Path(args.corpus))]
+        graph = read_graph(args.graph, corpus, list(texts), args.neighbours)
     pairs, order = list(map(tuple, run[KEY].values)), {name: n for n, name in enumerate(texts)}
     runs, models = [], []
     for number, name in enumerate(args.model):
-        table = scored(number, task, pairs, claims, texts, graph, args)
-        ties = table.duplicated(["claim_id", "score"])
-        models.append({"model": name, "pairs": len(table), "equal_scores": int(ties.sum()),
-                       "truncated": int(table["truncated"].sum())})
-        table = table.merge(run, on=KEY, how="left")
+        if name.endswith(".tsv"):
+            table = run.assign(score=read_numbers(name, ["score"], run), truncated=False)
+        else:
+            table = scored(number, task, pairs, claims, texts, graph, args)
+            table = table.merge(run, on=KEY, how="left")
+        ties, cut = table.duplicated(["claim_id", "score"]).sum(), table["truncated"].sum()
+        models.append({"model": name, "pairs": len(table), "equal_scores": int(ties),
+                       "truncated": int(cut)})
         if args.verdicts:
             table["score"] = combined(table["score"], table["stance"], args.alpha)
         if args.first_stage:
@@ -621,42 +593,42 @@ def rerank(args):
 
 # -------------------- Train
 def read_examples(path, claims, texts, loss):
-    """Return a table of tuple, claim, abstract, label; a pair is a tuple of one."""
+    """Return a table of tuple, place (0: the positive, or a pair), claim, abstract, label."""
     import pandas as pd
     rows = []
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
-                example = json.loads(line)
+                example, label = json.loads(line), 1.0
                 if "positive" in example or loss in ("margin", "mnrl"):
-                    names, labels = [example["positive"], *example["negatives"]], [1.0]
+                    names = [example["positive"], *example["negatives"]]
                 else:
-                    names, labels = [example["abstract_id"]], [float(example["target"])]
-                for name, label in zip(names, labels + [0.0] * len(names)):
-                    rows.append((number, claims[example["claim_id"]], texts[name], label))
-                    if not 0 <= label <= 1:
-                        raise ValueError(f"target {label}")
+                    names, label = [example["abstract_id"]], float(example["target"])
+                if not 0 <= label <= 1:
+                    raise ValueError(f"target {label}")
+                claim = claims[example["claim_id"]]
+                for place, name in enumerate(names):
+                    rows.append((number, place, claim, texts[name], 0.0 if place else label))
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py "
-                     "mine, known ids, target 0 to 1; --loss margin and mnrl read tuples only")
-    labels = {row[3] for row in rows}
-    if not any(labels) or (loss == "margin" and 0 not in labels):
+                     "mine, known ids, target 0 to 1")
+    table = pd.DataFrame(rows, columns=["tuple", "place", "claim", "abstract", "label"])
+    if not table["label"].any() or (loss == "margin" and table["label"].all()):
         fail(path, "no positive, or no negative for margin: nothing to learn; mine others")
-    return pd.DataFrame(rows, columns=["tuple", "claim", "abstract", "label"])
+    return table
 
 def rows_of(examples, loss):
     """Return the table that a loss reads."""
     if loss == "margin":  # a row for each negative
-        positives, negatives = examples[examples["label"] == 1], examples[examples["label"] == 0]
-        table = positives.merge(negatives, on=["tuple", "claim"])
+        first = examples["place"] == 0
+        table = examples[first].merge(examples[~first], on=["tuple", "claim"])
         return table[["claim", "abstract_x", "abstract_y"]].assign(label=-1.0)
     if loss == "mnrl":  # as many negatives as all tuples have
-        examples["place"] = examples.groupby("tuple").cumcount().astype(str)
         table = examples.pivot(index=["tuple", "claim"], columns="place", values="abstract")
-        table = table.dropna(axis=1)
+        table = table.dropna(axis=1).rename(columns=str)
         print(f"{len(examples) - table.size} negatives are left out, so that all tuples fit")
         return table.reset_index("claim")
-    table = examples.drop(columns="tuple").drop_duplicates()
+    table = examples[["claim", "abstract", "label"]].drop_duplicates()
     if loss in ("lambda", "listnet", "ranknet"):
         return table.groupby("claim", sort=False, as_index=False).agg(list)
     return table
@@ -665,10 +637,9 @@ def loss_of(model, args):
     """Return the loss on logits that --loss names; mse and l1 compare sigmoids with targets."""
     from sentence_transformers.cross_encoder import losses
     from torch import nn
+    loss = getattr(losses, LOSSES[args.loss])(model)
     if args.loss in ("mse", "l1"):
-        loss = losses.MSELoss(model, activation_fn=nn.Sigmoid())
-    else:
-        loss = getattr(losses, LOSSES[args.loss])(model)
+        loss.activation_fn = nn.Sigmoid()
     if args.loss == "l1":
         loss.loss_fct = nn.L1Loss()
     if args.loss == "margin":  # max(0, margin - (s_pos - s_neg)): a hinge whose label is -1
@@ -680,13 +651,12 @@ def dev_evaluator(model, paths, texts, depth):
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
     claims, samples = read_claims(paths[0]), []
     known = {"claim_id": claims, "abstract_id": texts}
-    qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known)
-    qrels, run = qrels[qrels["label"] != "NEI"], read_table(paths[2], RUN, **known)
-    run = run[(run["rank"] <= depth) & run["claim_id"].isin(qrels["claim_id"])]
+    qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known).query("label != 'NEI'")
+    run = read_table(paths[2], RUN, **known).query("rank <= @depth & claim_id in @qrels.claim_id")
     if run.empty:
         fail(paths[2], "no candidates of dev claims with evidence; give another --dev-run")
-    pairs, _ = truncated(model, [(claims[claim], texts[name]) for claim, name in run[KEY].values])
-    run = run.assign(text=[text for _, text in pairs])
+    pairs = [(claims[claim], texts[name]) for claim, name in run[KEY].values]
+    run = run.assign(text=truncated(model, pairs))
     for claim, rows in run.groupby("claim_id", sort=False):
         samples.append({"query": claims[claim], "documents": rows["text"].tolist(),
                         "positive": rows.merge(qrels, on=KEY)["text"].tolist()})
@@ -713,12 +683,10 @@ def train(args):
     from sentence_transformers import cross_encoder
     transformers.logging.set_verbosity_error()  # a new head is wanted here
     transformers.set_seed(args.seed)
-    model = open_model(functools.partial(load_reranker, args=args), args.model, args, "fp32")
-    pairs, flags = truncated(model, examples[["claim", "abstract"]].values.tolist())
-    table = rows_of(examples.assign(abstract=[text for _, text in pairs]), args.loss)
+    model = open_model(load_reranker, args.model, args, "fp32", flags=args)
+    short = truncated(model, examples[["claim", "abstract"]].values.tolist())
+    table = rows_of(examples.assign(abstract=short), args.loss)
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
-    if dev:
-        print(f"before training: nDCG@10 on dev {evaluator(model)['dev_ndcg@10']:.4f}")
     make = functools.partial(
         cross_encoder.CrossEncoderTrainer, model, evaluator=evaluator, loss=loss_of(model, args),
         train_dataset=Dataset.from_pandas(table, preserve_index=False))
@@ -730,7 +698,8 @@ def train(args):
         lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
         batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler")
     curve = [entry[MEASURE] for entry in log if MEASURE in entry]
-    facts = {"rows": len(table), "truncated": sum(flags), "dev": curve}
+    facts = {"rows": len(table), "dev": curve,
+             "truncated": int((examples["abstract"] != short).sum())}
     with written(args.out, task, device=str(model.device), log=log, **facts) as path:
         model.save_pretrained(str(path), create_model_card=False)
     remove(f"{args.out}.parts")

@@ -16,10 +16,10 @@ TEMPLATE = """{% for m in messages %}{% if m.role == 'system' %}<|im_start|>{{ m
 
 def scorer(folder, dtype="fp32", **own):
     """The script's model, and its function from pairs to scores and truncation flags."""
-    args = {"device": ["cpu"], "max_length": 512, "prompt": None, "prompt_name": None} | own
-    load_it = functools.partial(KIT.load_reranker, args=Namespace(**args))
-    model = KIT.open_model(load_it, folder, Namespace(**args), dtype)
-    return model, functools.partial(KIT.score_pairs, model, 2, None)
+    args = Namespace(**{"device": ["cpu"], "batch_size": 2, "max_length": 512, "prompt": None,
+                        "prompt_name": None, "verdicts": None} | own)
+    model = KIT.open_model(KIT.load_reranker, folder, args, dtype, flags=args)
+    return model, functools.partial(KIT.score_pairs, model, None, args)
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_scores_are_those_of_predict_and_only_abstracts_truncated(models, tmp_path, dtype):
@@ -44,8 +44,8 @@ def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     encoder.save_pretrained(str(tmp_path))
     long, pair = ("The sun is hot #sun", "Ice melts. " * 40), ("Up?", "Sea.")
     encoder, score = scorer(tmp_path, max_length=99, prompt_name="judge")
-    (found, cut), [[(claim, text)], _] = score([long, pair]), KIT.truncated(encoder, [long])
-    coded = encoder.preprocess([(claim, text)], prompt="Judge it.")["input_ids"][0]
+    (found, cut), [text] = score([long, pair]), KIT.truncated(encoder, [long])
+    coded = encoder.preprocess([(long[0], text)], prompt="Judge it.")["input_ids"][0]
     seen = encoder.tokenizer.decode(coded)
     assert isinstance(encoder[1], LogitScore) and cut == [1, 0] and len(coded) in range(93, 100)
     assert seen.startswith("<|im_start|>Judge it.\n") and long[1].startswith(text) and text

@@ -55,10 +55,10 @@ def make_texts(claims, depth):
 def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
     import torch
-    args = argparse.Namespace(device=["auto"], max_length=512, prompt=None, prompt_name=None)
-    load = functools.partial(names["load_reranker"], args=args)
-    model = names["open_model"](load, folder, args, dtype)
-    score = functools.partial(names["score_pairs"], model, batch_size, None)
+    args = argparse.Namespace(device=["auto"], batch_size=batch_size, max_length=512, prompt=None,
+                              prompt_name=None, verdicts=None)
+    model = names["open_model"](names["load_reranker"], folder, args, dtype, flags=args)
+    score = functools.partial(names["score_pairs"], model, None, args)
     score([("a claim", "an abstract")] * 64)  # warms up
     pairs = [(claim, name) for claim, found in candidates.items() for name in found]
     begun = time.monotonic()
