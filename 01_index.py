@@ -158,10 +158,8 @@ def task_of(args, *files, models=()):
 
     Of an index counts its meta.json, of a model its config.json, or its name alone.
     """
-    task = {"arguments": {}, "inputs": {}}
-    for name, value in vars(args).items():
-        if name not in NEUTRAL:
-            task["arguments"][name] = list(value) if isinstance(value, tuple) else value
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
         marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
         mark = next(filter(Path.is_file, marks), None)
@@ -201,8 +199,12 @@ def written(path, task, **facts):
     remove(new)
     try:
         yield new
-        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        made = task | {"command": sys.argv, "packages": modules} | facts | spent()
+        modules = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
+        gpu = "torch" in modules and modules["torch"].cuda.is_initialized()
+        device = modules["torch"].cuda.get_device_name() if gpu else "no GPU of CUDA"
+        packages = {name: module.__version__ for name, module in modules.items()}
+        made = task | {"command": sys.argv, "packages": packages, "device": device}
+        made |= facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
@@ -670,7 +672,7 @@ def index(args):
         if up_to_date(own, task, own.out):
             continue
         texts = texts or read_texts(args)
-        with written(own.out, task, device=args.device) as folder:
+        with written(own.out, task) as folder:
             folder.mkdir()
             build = index_bm25 if kind == "bm25" else index_vectors
             facts, arrays = build(texts, folder, own, task)
@@ -742,7 +744,7 @@ def train(args):
     encoder.max_seq_length = own_length
     facts = {"examples": len(rows), "left_out": left_out,
              "dev_ndcg_at_10": [round(line[NDCG], 4) for line in log if NDCG in line]}
-    with written(args.out, task, device=str(encoder.device), **facts) as folder:
+    with written(args.out, task, **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}

@@ -139,10 +139,8 @@ def task_of(args, *files, models=()):
 
     Of an index counts its meta.json, of a model its config.json, or its name alone.
     """
-    task = {"arguments": {}, "inputs": {}}
-    for name, value in vars(args).items():
-        if name not in NEUTRAL:
-            task["arguments"][name] = list(value) if isinstance(value, tuple) else value
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
         marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
         mark = next(filter(Path.is_file, marks), None)
@@ -182,8 +180,12 @@ def written(path, task, **facts):
     remove(new)
     try:
         yield new
-        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        made = task | {"command": sys.argv, "packages": modules} | facts | spent()
+        modules = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
+        gpu = "torch" in modules and modules["torch"].cuda.is_initialized()
+        device = modules["torch"].cuda.get_device_name() if gpu else "no GPU of CUDA"
+        packages = {name: module.__version__ for name, module in modules.items()}
+        made = task | {"command": sys.argv, "packages": packages, "device": device}
+        made |= facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
@@ -684,7 +686,9 @@ def train(args):
     transformers.logging.set_verbosity_error()  # a new head is wanted here
     transformers.set_seed(args.seed)
     model = open_model(load_reranker, args.model, args, "fp32", flags=args)
-    short = truncated(model, examples[["claim", "abstract"]].values.tolist())
+    pairs, short = examples[["claim", "abstract"]].values.tolist(), []
+    for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
+        short += truncated(model, pairs[start : start + GROUP])
     table = rows_of(examples.assign(abstract=short), args.loss)
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
     make = functools.partial(
@@ -700,7 +704,7 @@ def train(args):
     curve = [entry[MEASURE] for entry in log if MEASURE in entry]
     facts = {"rows": len(table), "dev": curve,
              "truncated": int((examples["abstract"] != short).sum())}
-    with written(args.out, task, device=str(model.device), log=log, **facts) as path:
+    with written(args.out, task, log=log, **facts) as path:
         model.save_pretrained(str(path), create_model_card=False)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}

@@ -129,10 +129,8 @@ def task_of(args, *files, models=()):
 
     Of an index counts its meta.json, of a model its config.json, or its name alone.
     """
-    task = {"arguments": {}, "inputs": {}}
-    for name, value in vars(args).items():
-        if name not in NEUTRAL:
-            task["arguments"][name] = list(value) if isinstance(value, tuple) else value
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
         marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
         mark = next(filter(Path.is_file, marks), None)
@@ -172,8 +170,12 @@ def written(path, task, **facts):
     remove(new)
     try:
         yield new
-        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        made = task | {"command": sys.argv, "packages": modules} | facts | spent()
+        modules = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
+        gpu = "torch" in modules and modules["torch"].cuda.is_initialized()
+        device = modules["torch"].cuda.get_device_name() if gpu else "no GPU of CUDA"
+        packages = {name: module.__version__ for name, module in modules.items()}
+        made = task | {"command": sys.argv, "packages": packages, "device": device}
+        made |= facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
