@@ -56,14 +56,7 @@ ANALYSERS = {  # arguments of bm25s.tokenize: lower, token_pattern, stopwords, s
     "plain": (False, r"\S+", None, None),  # no normalisation: AIRwaves 2025
     "nltk": (True, r"[^\W_]+", "english_plus", None),  # NLTK's 179 stopwords: Ant Bridge 2025
 }
-IDF = {  # exp(idf) of a term in f of n texts, as in bm25s: Kamphuis et al. 2020, table 1
-    "lucene": lambda n, f: 1 + (n - f + 0.5) / (f + 0.5),
-    "robertson": lambda n, f: np.maximum((n - f + 0.5) / (f + 0.5), 1),
-    "atire": lambda n, f: n / f,
-    "bm25l": lambda n, f: (n + 1) / (f + 0.5),
-    "bm25+": lambda n, f: (n + 1) / f,
-}
-DELTA = 0.5    # of BM25L and BM25+, as in bm25s
+METHODS = ("lucene", "robertson", "atire", "bm25l", "bm25+")  # Kamphuis et al. 2020, table 1
 FLAGS = {  # that decide what an index holds
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
@@ -74,7 +67,6 @@ OVERLAP = 50   # tokens that neighbouring windows share: AIRwaves 2025, section 
 ROWS = 64      # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
 WARMUP = 0.1   # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
 DEV_POOL = 10_000  # abstracts that dev claims rank beside the judged ones
-NDCG = "eval_dev_cosine_ndcg@10"
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -381,10 +373,10 @@ def text_of(record, fields, separator=" "):
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
     fields, corpus = args.fields.replace(", ", ",").split(","), read_corpus(args.corpus)
-    texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     for field in fields:
         if not any(record.get(field) for record in corpus.values()):
             print(f"warning: {args.corpus}: no record has the field {field}", file=sys.stderr)
+    texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts
@@ -395,7 +387,7 @@ def shards(args, task, count, make):
     A shard is a folder, written before the next one begins; a restart reads finished shards.
     """
     from tqdm.auto import tqdm
-    folder, paths = parts_of(args.out, task, args), []
+    folder, paths, joined = parts_of(args.out, task, args), [], {}
     for start in tqdm(range(0, count, SHARD), Path(args.out).name, unit=" shards"):
         paths.append(folder / str(start))
         if paths[-1].exists():
@@ -404,24 +396,26 @@ def shards(args, task, count, make):
         remove(new)
         new.mkdir()
         for name, array in make(slice(start, start + SHARD)).items():
-            np.save(new / f"{name}.npy", array)
+            np.save(new / name, array)
         new.rename(paths[-1])
-    joined = {}
-    for name in sorted(path.name for path in paths[0].iterdir()):  # in memory once, not twice
-        mapped = [np.load(path / name, mmap_mode="r") for path in paths]
-        joined[Path(name).stem] = np.concatenate(mapped)
+    for first in sorted(paths[0].iterdir()):  # mapped, so in memory once
+        mapped = [np.load(path / first.name, mmap_mode="r") for path in paths]
+        joined[first.stem] = np.concatenate(mapped)
     return joined
 
 def files_of(folder):
     """Return {name: [size, crc32]} of the files of an index, without meta.json."""
-    paths = sorted(path for path in folder.iterdir() if path.name != "meta.json")
-    files = {path.name: np.memmap(path, mode="r") for path in paths}
-    return {name: [len(data), zlib.crc32(data)] for name, data in files.items()}
+    files = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != "meta.json":
+            data = np.memmap(path, mode="r")
+            files[path.name] = [len(data), zlib.crc32(data)]
+    return files
 
 def complete(folder, names, facts, **arrays):
     """Write the arrays of an index, its abstract_ids.json and its meta.json."""
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
+        np.save(folder / name, array)
     ids = json.dumps(names, ensure_ascii=False)
     (folder / "abstract_ids.json").write_text(ids, encoding="utf-8")
     (folder / "meta.json").write_text(json.dumps(facts | {"files": files_of(folder)}, indent=1))
@@ -436,69 +430,34 @@ def analyser_of(name, language):
     return how
 
 def tokenise(analyser, texts):
-    """Return (sorted terms, ids of all tokens, tokens of each text)."""
+    """Return (token ids of each text, {term: id}) by bm25s."""
     import bm25s
     from Stemmer import Stemmer
     _, *how, stemmer = analyser.values()
-    found = bm25s.tokenize(texts, *how, show_progress=False)
-    stems = list(found.vocab)
-    if stemmer:  # each word once: bm25s looks the stem of each token up
-        stems = Stemmer(stemmer).stemWords(stems)
-    terms, stems = np.unique(np.array(stems, object), return_inverse=True)
-    ids = np.fromiter(itertools.chain.from_iterable(found.ids), np.int32)
-    return terms, stems.astype(np.int32)[ids], [len(row) for row in found.ids]
+    return bm25s.tokenize(texts, *how, stemmer and Stemmer(stemmer), show_progress=False)
 
-def count_terms(analyser, texts):
-    """Return ({term: column}, counts: CSC, texts x terms, tokens of each text). By all cores."""
+def index_bm25(texts, folder, args, task):
+    """Save BM25 postings (Robertson & Zaragoza 2009). All cores tokenise; bm25s does it on one."""
+    import bm25s
     from joblib import cpu_count
-    from scipy import sparse
     from tqdm.auto import tqdm
+    analyser, texts = analyser_of(args.analyser, args.language), list(texts.values())
     chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
-    vocabulary, tokens, lengths = {}, [], []
+    vocabulary, tokens = {}, []
     cores = int(os.environ.get("OMP_NUM_THREADS") or cpu_count())  # Ray's limit; SLURM's
     quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)
     with multiprocessing.Pool(min(cores, len(chunks)), *quiet) as pool:
         found = pool.imap(functools.partial(tokenise, analyser), chunks)
-        for terms, ids, sizes in tqdm(found, "tokenise", len(chunks), unit=" shards"):
-            columns = [vocabulary.setdefault(term, len(vocabulary)) for term in terms]
-            tokens.append(np.array(columns, np.int32)[ids])
-            lengths += sizes
-    tokens = np.concatenate(tokens)
-    parts = np.ones(len(tokens), np.float32), tokens, np.cumsum([0, *lengths], dtype=np.int32)
-    counts = sparse.csr_array(parts, (len(texts), len(vocabulary))).tocsc()
-    counts.sum_duplicates()
-    return vocabulary, counts, np.array(lengths)
-
-def saturation(tf, norm, method, k1):
-    """Term-frequency part of BM25; norm: 1 - b + b * length / mean length of the texts."""
-    if method == "bm25l":
-        tf = tf / norm + DELTA
-        return (k1 + 1) * tf / (k1 + tf)
-    factor = 1 if method in ("lucene", "robertson") else k1 + 1
-    return factor * tf / (k1 * norm + tf) + (DELTA if method == "bm25+" else 0)
-
-def index_bm25(texts, folder, args, task):
-    """Save BM25 postings (Robertson & Zaragoza 2009), those of BM25.index in a tenth of its time.
-
-    BM25L and BM25+ score absent terms, too: that part is left out, as it changes no rank.
-    """
-    import bm25s
-    analyser, method = analyser_of(args.analyser, args.language), args.bm25_method
-    vocabulary, counts, lengths = count_terms(analyser, list(texts.values()))
-    norm = 1 - args.b + args.b * lengths / lengths.mean()
-    frequency = np.diff(counts.indptr)
-    idf = np.log(IDF[method](len(texts), frequency))
-    scores = saturation(counts.data, norm[counts.indices], method, args.k1)
-    scores *= np.repeat(idf.astype(np.float32), frequency)
-    bm25 = bm25s.BM25(args.k1, args.b, DELTA, method)
-    bm25.vocab_dict, bm25.nonoccurrence_array = vocabulary, None
-    if method in ("bm25l", "bm25+"):
-        bm25.nonoccurrence_array = (idf * saturation(0, 1, method, args.k1)).astype(np.float32)
-        scores -= np.repeat(bm25.nonoccurrence_array, frequency)
-    bm25.scores = {"data": scores.astype(np.float32), "indices": counts.indices,
-                   "indptr": counts.indptr, "num_docs": len(texts)}
+        for ids, terms in tqdm(found, "tokenise", len(chunks), unit=" shards"):
+            for term in sorted(terms):  # bm25s numbers stems in the order of a set
+                vocabulary.setdefault(term, len(vocabulary))
+            columns = [vocabulary[term] for term in terms]
+            for text in ids:
+                tokens.append([columns[token] for token in text])
+    bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
+    bm25.index((tokens, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser, "empty": int(sum(lengths == 0))}, {}
+    return {"analyser": analyser, "empty": tokens.count([])}, {}
 
 # -------------------- Dense and SPLADE
 def open_encoder(load, args, dtype):
@@ -506,12 +465,11 @@ def open_encoder(load, args, dtype):
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
     encoder = open_model(load, args.model, args, dtype, prompts=prompts)
     if args.document_prompt is None:
-        passage = encoder.prompts.get("passage", "")
-        encoder.prompts["document"] = encoder.prompts["document"] or passage
+        encoder.prompts["document"] = encoder.prompts["document"] or encoder.prompts.get("passage", "")
     own = encoder.max_seq_length or args.max_length
-    encoder.max_seq_length = limit = min(args.max_length, own)
+    encoder.max_seq_length = min(args.max_length, own)
     if args.pooling == "chunks":
-        encoder.preprocess = functools.partial(windows_of, encoder.tokenizer, limit)
+        encoder.preprocess = functools.partial(windows_of, encoder.tokenizer, encoder.max_seq_length)
         encoder.register_forward_hook(pool_windows)
     return encoder, own
 
@@ -531,28 +489,32 @@ def pool_windows(encoder, _, features):
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
-def encode_shard(encoder, texts, how, args, rows):
-    """Encode a shard (rows: a slice) of texts: vectors, or parts of a CSR matrix of weights."""
-    part = list(texts.values())[rows]
-    found = encoder.encode_document(part, show_progress_bar=True, **how)
+def count_truncated(preprocess, truncated, texts, **how):
+    """Preprocess texts; add to truncated those whose tokenizer has cut windows off."""
+    features = preprocess(texts, **how)
+    with truncated:
+        truncated.value += sum(bool(text.overflowing) for text in features.encodings)
+    return features
+
+def encode_shard(encoder, texts, how, args, truncated, rows):
+    """Encode a shard (rows: a slice) of texts: vectors, or rows, terms and weights."""
+    truncated.value = 0
+    found = encoder.encode_document(list(texts.values())[rows], show_progress_bar=True, **how)
     if args.kind == "dense":
         norms = np.linalg.norm(found, axis=1, keepdims=True)  # of half precision, not quite 1
-        found = found / np.maximum(norms, 1e-12)
-        made, sums = {"embeddings": found.astype(np.float16)}, found.sum(axis=1)
+        vectors = (found / np.maximum(norms, 1e-12)).astype(np.float16)
+        made, bad = {"embeddings": vectors}, np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     else:
         found = found.coalesce()
-        (places, terms), weights = found.indices().numpy(), found.values().float().numpy()
+        (places, terms), weights = found.indices().int().numpy(), found.values().float().numpy()
         if args.activation == "relu":
             weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-        sums = np.bincount(places, weights, len(part))
-        sizes = np.bincount(places, minlength=len(part))
-        made = {"data": weights, "indices": terms.astype(np.int32), "sizes": sizes}
-    if not np.isfinite(sums).all():
-        name = list(texts)[rows.start + np.isfinite(sums).argmin()]
-        fail(f"abstract {name}", "its vector is not finite; use --dtype fp32")
-    prompted = [encoder.prompts["document"] + text for text in part]
-    tokens = encoder.tokenizer(prompted, verbose=False)["input_ids"]
-    return made | {"long": [len(row) > encoder.max_seq_length for row in tokens]}
+        made = {"rows": places + rows.start, "terms": terms, "weights": weights}
+        bad = places[~np.isfinite(weights)]
+    if len(bad):
+        fail(f"abstract {list(texts)[rows.start + bad[0]]}",
+             "its vector is not finite; use --dtype fp32")
+    return made | {"truncated": [truncated.value]}
 
 def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
@@ -561,76 +523,74 @@ def index_vectors(texts, folder, args, task):
     from sentence_transformers import SentenceTransformer, SparseEncoder
     load = SentenceTransformer if args.kind == "dense" else SparseEncoder
     encoder, _ = open_encoder(load, args, args.dtype)
+    truncated = multiprocessing.get_context("spawn").Value("q")  # workers add to it, too
+    if args.pooling != "chunks":
+        encoder.preprocess = functools.partial(count_truncated, encoder[0].preprocess, truncated)
     how = {"batch_size": args.batch_size or 32, "normalize_embeddings": True}
     if args.kind == "splade":  # the logits of 8 x 512 tokens take 0.5 GB
         how = {"batch_size": args.batch_size or 8, "max_active_dims": args.top_terms,
                "save_to_cpu": True}
     if len(args.device) > 1:
         how["pool"] = encoder.start_multi_process_pool(args.device)
-        how["chunk_size"] = -(-SHARD // len(args.device))
         torch.cuda.empty_cache()  # the model has moved into the workers
-    make = functools.partial(encode_shard, encoder, texts, how, args)
+    make = functools.partial(encode_shard, encoder, texts, how, args, truncated)
     try:
         made = shards(args, task, len(texts), make)
     finally:
         if "pool" in how:
             encoder.stop_multi_process_pool(how["pool"])
-    long = made.pop("long")
-    shape = len(texts), encoder.get_embedding_dimension()
-    if args.kind == "splade":
-        rows = made["data"], made["indices"], np.cumsum([0, *made["sizes"]], dtype=np.int32)
-        matrix = sparse.csr_array(rows, shape).tocsc()
-        made = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    facts = {"shape": shape, "max_length": encoder.max_seq_length,
-             "truncated": 0 if args.pooling == "chunks" else int(long.sum()),
+    facts = {"shape": (len(texts), encoder.get_embedding_dimension()),
+             "max_length": encoder.max_seq_length, "truncated": int(made.pop("truncated").sum()),
              "model_sha256": task["inputs"][str(Path(args.model))]}
+    if args.kind == "splade":
+        places = made["rows"], made["terms"]
+        matrix = sparse.coo_array((made["weights"], places), facts["shape"]).tocsc()
+        made = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
     return facts, made
 
 # -------------------- Neighbours
-def cosines(queries, corpus):
-    """Return cosines in millionths as integers; of equal ones, the earlier row is larger."""
-    import torch
-    rounded = (queries @ corpus.T).mul(1e6).round().long()
-    return rounded * len(corpus) - torch.arange(len(corpus), device=corpus.device)
-
 def graph_shard(corpus, k, rows):
-    """Return the k nearest neighbours of a shard (rows) of corpus, unit vectors."""
-    from sentence_transformers.util import semantic_search
-    ids, scores = [], []
-    hits = semantic_search(corpus[rows], corpus, ROWS, len(corpus), k + 1, cosines)
-    for row, found in enumerate(hits, rows.start):
-        others = [hit for hit in found if hit["corpus_id"] != row][:k]
-        ids.append([hit["corpus_id"] for hit in others])
-        scores.append([hit["score"] for hit in others])
-    similarities = (np.array(scores) + ids) // len(corpus) / 1e6
-    return {"neighbours": np.array(ids, np.int32), "similarities": similarities.astype(np.float32)}
+    """Return the k nearest neighbours of a shard (rows: a slice) of corpus, unit vectors.
+
+    A key holds the cosine in millionths and the row: of equal cosines the earlier row is nearer.
+    """
+    import torch
+    order, found = torch.arange(len(corpus), device=corpus.device), []
+    for own in order[rows].split(ROWS):
+        cosines = (corpus[own] @ corpus.T).mul(1e6).round().long()
+        cosines.scatter_(1, own[:, None], -2_000_000)  # no abstract is its own neighbour
+        found.append((cosines * len(corpus) - order).topk(k).values.cpu())
+    keys = torch.cat(found)
+    neighbours = -keys % len(corpus)
+    similarities = (keys + neighbours) // len(corpus) / 1e6
+    return {"neighbours": neighbours.int().numpy(), "similarities": similarities.numpy()}
 
 # -------------------- Training
-def read_examples(path, claims, texts):
-    """Return [claim, positive, negative, ...], all texts, of each tuple of 02_retrieve.py mine."""
+def read_examples(path, claims, texts, loss):
+    """Return (a table of texts: claim, positive, negatives; how many tuples were left out).
+
+    A tuple of 02_retrieve.py mine is left out if it has fewer negatives than others. The triplet
+    loss takes one negative: a tuple with several becomes several rows.
+    """
+    import pandas as pd
     rows = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
-                names = [example["positive"], *example["negatives"]]
-                rows.append([claims[example["claim_id"]], *(texts[name] for name in names)])
+                rows.append({"claim": claims[example["claim_id"]],
+                             "positive": texts[example["positive"]],
+                             "negatives": [texts[name] for name in example["negatives"]]})
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-    return rows
-
-def columns_of(rows, loss):
-    """Return ({column: texts}, number of rows left out for having fewer negatives than others).
-
-    The triplet loss takes one negative: a row with several becomes several rows.
-    """
-    width = 3 if loss == "triplet" else max(map(len, rows), default=2)
-    kept = [row for row in rows if len(row) >= width]
-    left_out = len(rows) - len(kept)
+    table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"])
     if loss == "triplet":
-        kept = [[*row[:2], negative] for row in kept for negative in row[2:]]
-    names = ["claim", "positive", *(f"negative_{place}" for place in range(1, width - 1))]
-    return dict(zip(names, map(list, zip(*kept)))), left_out
+        table = table.explode("negatives")
+    else:
+        negatives = pd.DataFrame(table.pop("negatives").tolist())
+        table = table.join(negatives.add_prefix("negative_"))
+    kept = table.dropna()
+    return kept, len(table) - len(kept)
 
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
@@ -717,9 +677,9 @@ def train(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     texts, claims = read_texts(args), read_table(args.claims, ["claim_id", "claim"])
-    rows = read_examples(args.examples, claims.set_index("claim_id")["claim"], texts)
-    columns, left_out = columns_of(rows, args.loss)
-    if not columns:
+    claims = claims.set_index("claim_id")["claim"]
+    table, left_out = read_examples(args.examples, claims, texts, args.loss)
+    if table.empty:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     one_gpu(args)
     from datasets import Dataset
@@ -727,21 +687,23 @@ def train(args):
     from sentence_transformers import SentenceTransformerTrainer as Trainer
     from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
     encoder, own_length = open_encoder(SentenceTransformer, args, "fp32")
-    prompts = encoder.prompts
-    evaluator = dev_evaluator(dev, prompts, texts, args) if dev else None
-    parts = parts_of(args.out, task, args)
-    # evaluated once before training: again at a restart, it would count against --patience
-    begun = any(path.stat().st_size for path in parts.glob("checkpoint-*/trainer_state.json"))
-    make = functools.partial(Trainer, encoder, train_dataset=Dataset.from_dict(columns),
-                             loss=loss_of(encoder, args), evaluator=evaluator)
-    log = fit(make, Arguments, encoder, parts, args, NDCG if dev else None,
-              eval_on_start=bool(dev and not begun), warmup_steps=WARMUP,
-              per_device_train_batch_size=args.batch,
+    prompts, evaluator, measure, curve = encoder.prompts, None, None, []
+    if dev:
+        evaluator = dev_evaluator(dev, prompts, texts, args)
+        before = evaluator(encoder)
+        measure = f"eval_{evaluator.primary_metric}"
+        curve = [before[evaluator.primary_metric]]
+    make = functools.partial(
+        Trainer, encoder, train_dataset=Dataset.from_pandas(table, preserve_index=False),
+        loss=loss_of(encoder, args), evaluator=evaluator)
+    log = fit(make, Arguments, encoder, parts_of(args.out, task, args), args, measure,
+              warmup_steps=WARMUP, per_device_train_batch_size=args.batch,
               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-              prompts=dict.fromkeys(columns, prompts["document"]) | {"claim": prompts["query"]})
+              prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
+    curve += [line[measure] for line in log if measure in line]
     encoder.max_seq_length = own_length
-    facts = {"examples": len(rows), "left_out": left_out,
-             "dev_ndcg_at_10": [round(line[NDCG], 4) for line in log if NDCG in line]}
+    facts = {"examples": len(table), "left_out": left_out,
+             "dev_ndcg_at_10": [round(value, 4) for value in curve]}
     with written(args.out, task, device=str(encoder.device), **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
     remove(f"{args.out}.parts")
@@ -771,7 +733,7 @@ def main():
         add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to build")
         add("--analyser", choices=ANALYSERS, default="default", help="tokenisation for BM25")
         add("--language", choices=LANGUAGES, default="english", help="of stopwords and stems")
-        add("--bm25-method", choices=IDF, default="lucene", help="variant of BM25")
+        add("--bm25-method", choices=METHODS, default="lucene", help="variant of BM25")
         add("--k1", type=between(1e-9), default=1.5, help="BM25: term-frequency saturation")
         add("--b", type=between(0, 1), default=0.75, help="BM25: length normalisation")
         add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
