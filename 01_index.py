@@ -67,6 +67,7 @@ OVERLAP = 50   # tokens that neighbouring windows share: AIRwaves 2025, section 
 ROWS = 64      # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
 WARMUP = 0.1   # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
 DEV_POOL = 10_000  # abstracts that dev claims rank beside the judged ones
+NDCG = "dev_cosine_ndcg@10"
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -387,20 +388,18 @@ def shards(args, task, count, make):
     A shard is a folder, written before the next one begins; a restart reads finished shards.
     """
     from tqdm.auto import tqdm
-    folder, paths, joined = parts_of(args.out, task, args), [], {}
-    for start in tqdm(range(0, count, SHARD), Path(args.out).name, unit=" shards"):
-        paths.append(folder / str(start))
-        if paths[-1].exists():
-            continue
-        new = folder / "new"
-        remove(new)
-        new.mkdir()
-        for name, array in make(slice(start, start + SHARD)).items():
-            np.save(new / name, array)
-        new.rename(paths[-1])
-    for first in sorted(paths[0].iterdir()):  # mapped, so in memory once
-        mapped = [np.load(path / first.name, mmap_mode="r") for path in paths]
-        joined[first.stem] = np.concatenate(mapped)
+    folder, starts, joined = parts_of(args.out, task, args), range(0, count, SHARD), {}
+    for start in tqdm(starts, Path(args.out).name, unit=" shards"):
+        shard, new = folder / str(start), folder / "new"
+        if not shard.exists():
+            remove(new)
+            new.mkdir()
+            for name, array in make(slice(start, start + SHARD)).items():
+                np.save(new / name, array)
+            new.rename(shard)
+    for file in (folder / "0").iterdir():
+        parts = [np.load(folder / str(start) / file.name, mmap_mode="r") for start in starts]
+        joined[file.stem] = np.concatenate(parts)  # mapped, so in memory once
     return joined
 
 def files_of(folder):
@@ -414,10 +413,10 @@ def files_of(folder):
 
 def complete(folder, names, facts, **arrays):
     """Write the arrays of an index, its abstract_ids.json and its meta.json."""
+    folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
         np.save(folder / name, array)
-    ids = json.dumps(names, ensure_ascii=False)
-    (folder / "abstract_ids.json").write_text(ids, encoding="utf-8")
+    (folder / "abstract_ids.json").write_text(json.dumps(names))
     (folder / "meta.json").write_text(json.dumps(facts | {"files": files_of(folder)}, indent=1))
 
 # -------------------- BM25
@@ -461,25 +460,24 @@ def index_bm25(texts, folder, args, task):
 
 # -------------------- Dense and SPLADE
 def open_encoder(load, args, dtype):
-    """Return an encoder with the prompts, length and pooling of the flags, and its own length."""
+    """Return an encoder with the prompts, length and pooling of the flags."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
     encoder = open_model(load, args.model, args, dtype, prompts=prompts)
-    if args.document_prompt is None:
-        encoder.prompts["document"] = encoder.prompts["document"] or encoder.prompts.get("passage", "")
-    own = encoder.max_seq_length or args.max_length
-    encoder.max_seq_length = min(args.max_length, own)
+    if args.document_prompt is None and not encoder.prompts["document"]:
+        encoder.prompts["document"] = encoder.prompts.get("passage", "")
+    encoder.own_length = encoder.max_seq_length or args.max_length
+    encoder.max_seq_length = min(args.max_length, encoder.own_length)
     if args.pooling == "chunks":
-        encoder.preprocess = functools.partial(windows_of, encoder.tokenizer, encoder.max_seq_length)
+        encoder.preprocess = functools.partial(windows_of, encoder)
         encoder.register_forward_hook(pool_windows)
-    return encoder, own
+    return encoder
 
-def windows_of(tokenizer, limit, texts, prompt="", **_):
+def windows_of(encoder, texts, **how):
     """Return the tokens of all windows of texts; the mapping is 1 where a text begins, else 0."""
-    coded = tokenizer(
-        [(prompt or "") + text for text in texts], truncation=True, max_length=limit, padding=True,
-        stride=min(OVERLAP, limit // 2), return_overflowing_tokens=True, return_tensors="pt")
-    rows = coded["overflow_to_sample_mapping"]
-    return {**coded, "overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
+    cut = {"return_overflowing_tokens": True, "stride": min(OVERLAP, encoder.max_seq_length // 2)}
+    features = encoder[0].preprocess(texts, processing_kwargs={"text": cut}, **how)
+    rows = features["overflow_to_sample_mapping"]
+    return features | {"overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
 
 def pool_windows(encoder, _, features):
     """Pool the windows of a text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
@@ -489,56 +487,53 @@ def pool_windows(encoder, _, features):
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
-def count_truncated(preprocess, truncated, texts, **how):
-    """Preprocess texts; add to truncated those whose tokenizer has cut windows off."""
-    features = preprocess(texts, **how)
-    with truncated:
-        truncated.value += sum(bool(text.overflowing) for text in features.encodings)
-    return features
+def count_truncated(encoder, inputs):
+    """Count the texts of a batch of which a fast tokenizer has cut something off."""
+    cut = [row for row in getattr(inputs[0], "encodings", None) or () if row.overflowing]
+    with encoder.truncated:
+        encoder.truncated.value += len(cut)
 
-def encode_shard(encoder, texts, how, args, truncated, rows):
+def encode_shard(encoder, texts, how, args, rows):
     """Encode a shard (rows: a slice) of texts: vectors, or rows, terms and weights."""
-    truncated.value = 0
-    found = encoder.encode_document(list(texts.values())[rows], show_progress_bar=True, **how)
-    if args.kind == "dense":
-        norms = np.linalg.norm(found, axis=1, keepdims=True)  # of half precision, not quite 1
-        vectors = (found / np.maximum(norms, 1e-12)).astype(np.float16)
-        made, bad = {"embeddings": vectors}, np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    else:
-        found = found.coalesce()
-        (places, terms), weights = found.indices().int().numpy(), found.values().float().numpy()
-        if args.activation == "relu":
-            weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-        made = {"rows": places + rows.start, "terms": terms, "weights": weights}
-        bad = places[~np.isfinite(weights)]
+    import torch
+    encoder.truncated.value = 0
+    names, texts = list(texts)[rows], list(texts.values())[rows]
+    found = encoder.encode_document(texts, show_progress_bar=True, **how).float()
+    bad = (~found.sum(dim=1).to_dense().isfinite()).nonzero()
     if len(bad):
-        fail(f"abstract {list(texts)[rows.start + bad[0]]}",
-             "its vector is not finite; use --dtype fp32")
-    return made | {"truncated": [truncated.value]}
+        fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
+    made = {"truncated": [encoder.truncated.value]}
+    if args.kind == "dense":
+        vectors = torch.nn.functional.normalize(found)
+        return made | {"embeddings": vectors.half().cpu().numpy()}
+    found = found.coalesce()
+    (places, terms), weights = found.indices().int().numpy(), found.values().numpy()
+    if args.activation == "relu":
+        weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
+    return made | {"rows": places + rows.start, "terms": terms, "weights": weights}
 
 def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
+    import sentence_transformers as st
     import torch
     from scipy import sparse
-    from sentence_transformers import SentenceTransformer, SparseEncoder
-    load = SentenceTransformer if args.kind == "dense" else SparseEncoder
-    encoder, _ = open_encoder(load, args, args.dtype)
-    truncated = multiprocessing.get_context("spawn").Value("q")  # workers add to it, too
-    if args.pooling != "chunks":
-        encoder.preprocess = functools.partial(count_truncated, encoder[0].preprocess, truncated)
-    how = {"batch_size": args.batch_size or 32, "normalize_embeddings": True}
-    if args.kind == "splade":  # the logits of 8 x 512 tokens take 0.5 GB
+    if args.kind == "dense":
+        encoder = open_encoder(st.SentenceTransformer, args, args.dtype)
+        how = {"batch_size": args.batch_size or 32, "convert_to_tensor": True}
+    else:  # the logits of 8 x 512 tokens take 0.5 GB
+        encoder = open_encoder(st.SparseEncoder, args, args.dtype)
         how = {"batch_size": args.batch_size or 8, "max_active_dims": args.top_terms,
                "save_to_cpu": True}
+    encoder.truncated = multiprocessing.get_context("spawn").Value("q")  # all devices add to it
+    if args.pooling != "chunks":
+        encoder.register_forward_pre_hook(count_truncated)
     if len(args.device) > 1:
         how["pool"] = encoder.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
-    make = functools.partial(encode_shard, encoder, texts, how, args, truncated)
-    try:
-        made = shards(args, task, len(texts), make)
-    finally:
-        if "pool" in how:
-            encoder.stop_multi_process_pool(how["pool"])
+    make = functools.partial(encode_shard, encoder, texts, how, args)
+    made = shards(args, task, len(texts), make)
+    if "pool" in how:
+        encoder.stop_multi_process_pool(how["pool"])
     facts = {"shape": (len(texts), encoder.get_embedding_dimension()),
              "max_length": encoder.max_seq_length, "truncated": int(made.pop("truncated").sum()),
              "model_sha256": task["inputs"][str(Path(args.model))]}
@@ -578,22 +573,21 @@ def read_examples(path, claims, texts, loss):
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
-                rows.append({"claim": claims[example["claim_id"]],
-                             "positive": texts[example["positive"]],
-                             "negatives": [texts[name] for name in example["negatives"]]})
+                negatives = [texts[name] for name in example["negatives"]]
+                rows.append([claims[example["claim_id"]], texts[example["positive"]], negatives])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
     table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"])
+    width = table["negatives"].str.len()
+    kept = table[width >= (1 if loss == "triplet" else width.max())]
+    left_out = len(table) - len(kept)
     if loss == "triplet":
-        table = table.explode("negatives")
-    else:
-        negatives = pd.DataFrame(table.pop("negatives").tolist())
-        table = table.join(negatives.add_prefix("negative_"))
-    kept = table.dropna()
-    return kept, len(table) - len(kept)
+        return kept.explode("negatives"), left_out
+    negatives = pd.DataFrame(kept["negatives"].tolist(), kept.index).add_prefix("negative_")
+    return kept.drop(columns="negatives").join(negatives), left_out
 
-def dev_evaluator(paths, prompts, texts, args):
-    """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
+def dev_evaluator(paths, prompts, texts):
+    """Return an evaluator: nDCG@10 of dev claims over judged abstracts and the first DEV_POOL."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
     from sentence_transformers.util import cos_sim
     claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
@@ -602,8 +596,7 @@ def dev_evaluator(paths, prompts, texts, args):
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     if evidence.empty:
         fail(paths[1], "no evidence to evaluate on; give another --dev-split")
-    drawn = np.random.default_rng(args.seed).permutation(list(texts))[:DEV_POOL]
-    pool = {*drawn, *qrels["abstract_id"]}
+    pool = {*qrels["abstract_id"], *itertools.islice(texts, DEV_POOL)}
     return InformationRetrievalEvaluator(
         claims.to_dict(), {name: text for name, text in texts.items() if name in pool},
         evidence.to_dict(), name="dev", write_csv=False, query_prompt=prompts["query"],
@@ -631,7 +624,6 @@ def index(args):
             continue
         texts = texts or read_texts(args)
         with written(own.out, task, device=args.device) as folder:
-            folder.mkdir()
             build = index_bm25 if kind == "bm25" else index_vectors
             facts, arrays = build(texts, folder, own, task)
             facts |= {"corpus": task["inputs"][str(Path(args.corpus))], "abstracts": len(texts)}
@@ -657,13 +649,12 @@ def graph(args):
         corpus = torch.from_numpy(np.load(source / "embeddings.npy")).to(device).float()
     except Exception as error:  # a file is missing or empty, no such device
         fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
-    k = min(args.neighbours, len(corpus) - 1)
+    make = functools.partial(graph_shard, corpus, min(args.neighbours, len(corpus) - 1))
     with written(args.out, task, device=device) as folder:
-        folder.mkdir()
-        made = shards(args, task, len(corpus), functools.partial(graph_shard, corpus, k))
+        made = shards(args, task, len(corpus), make)
         complete(folder, names, {"kind": "graph", "corpus": meta["corpus"]}, **made)
     remove(f"{args.out}.parts")
-    return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
+    return {"made": [args.out], "abstracts": len(corpus)}
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
@@ -682,28 +673,25 @@ def train(args):
     if table.empty:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     one_gpu(args)
+    import sentence_transformers as st
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers import SentenceTransformerTrainer as Trainer
-    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
-    encoder, own_length = open_encoder(SentenceTransformer, args, "fp32")
+    encoder = open_encoder(st.SentenceTransformer, args, "fp32")
     prompts, evaluator, measure, curve = encoder.prompts, None, None, []
     if dev:
-        evaluator = dev_evaluator(dev, prompts, texts, args)
-        before = evaluator(encoder)
-        measure = f"eval_{evaluator.primary_metric}"
-        curve = [before[evaluator.primary_metric]]
+        evaluator, measure = dev_evaluator(dev, prompts, texts), f"eval_{NDCG}"
+        curve.append(evaluator(encoder)[NDCG])
     make = functools.partial(
-        Trainer, encoder, train_dataset=Dataset.from_pandas(table, preserve_index=False),
-        loss=loss_of(encoder, args), evaluator=evaluator)
-    log = fit(make, Arguments, encoder, parts_of(args.out, task, args), args, measure,
-              warmup_steps=WARMUP, per_device_train_batch_size=args.batch,
+        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
+        train_dataset=Dataset.from_dict(table.to_dict("list")))
+    log = fit(make, st.SentenceTransformerTrainingArguments, encoder,
+              parts_of(args.out, task, args), args, measure,
+              per_device_train_batch_size=args.batch, warmup_steps=WARMUP,
               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
               prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
     curve += [line[measure] for line in log if measure in line]
-    encoder.max_seq_length = own_length
     facts = {"examples": len(table), "left_out": left_out,
              "dev_ndcg_at_10": [round(value, 4) for value in curve]}
+    encoder.max_seq_length = encoder.own_length
     with written(args.out, task, device=str(encoder.device), **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
     remove(f"{args.out}.parts")
