@@ -67,7 +67,7 @@ OVERLAP = 50   # tokens that neighbouring windows share: AIRwaves 2025, section 
 ROWS = 64      # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
 WARMUP = 0.1   # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
 DEV_POOL = 10_000  # abstracts that dev claims rank beside the judged ones
-NDCG = "dev_cosine_ndcg@10"
+NDCG = "eval_dev_cosine_ndcg@10"
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -676,19 +676,18 @@ def train(args):
     import sentence_transformers as st
     from datasets import Dataset
     encoder = open_encoder(st.SentenceTransformer, args, "fp32")
-    prompts, evaluator, measure, curve = encoder.prompts, None, None, []
-    if dev:
-        evaluator, measure = dev_evaluator(dev, prompts, texts), f"eval_{NDCG}"
-        curve.append(evaluator(encoder)[NDCG])
+    prompts = encoder.prompts
+    evaluator = dev_evaluator(dev, prompts, texts) if dev else None
+    curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]] if dev else []
     make = functools.partial(
         st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
         train_dataset=Dataset.from_dict(table.to_dict("list")))
     log = fit(make, st.SentenceTransformerTrainingArguments, encoder,
-              parts_of(args.out, task, args), args, measure,
+              parts_of(args.out, task, args), args, NDCG if dev else None,
               per_device_train_batch_size=args.batch, warmup_steps=WARMUP,
               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
               prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
-    curve += [line[measure] for line in log if measure in line]
+    curve += [line[NDCG] for line in log if NDCG in line]
     facts = {"examples": len(table), "left_out": left_out,
              "dev_ndcg_at_10": [round(value, 4) for value in curve]}
     encoder.max_seq_length = encoder.own_length
