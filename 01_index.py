@@ -586,10 +586,10 @@ def graph_shard(corpus, k, rows):
 
 # -------------------- Training
 def read_examples(path, claims, texts, loss):
-    """Return (a table of texts: claim, positive, negatives; how many tuples were left out).
+    """Return (texts of tuples of 02_retrieve.py mine: claim, positive, negatives; counts).
 
-    A tuple of 02_retrieve.py mine is left out if it has fewer negatives than others. The triplet
-    loss takes one negative: a tuple with several becomes several rows.
+    Tuples with fewer negatives than others are left out. The triplet loss takes one negative: a
+    tuple with several becomes several rows.
     """
     import pandas as pd
     rows = []
@@ -604,11 +604,11 @@ def read_examples(path, claims, texts, loss):
     table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"])
     width = table["negatives"].str.len()
     kept = table[width >= (1 if loss == "triplet" else width.max())]
-    left_out = len(table) - len(kept)
+    counts = {"examples": len(table), "left_out": len(table) - len(kept)}
     if loss == "triplet":
-        return kept.explode("negatives"), left_out
+        return kept.explode("negatives"), counts
     negatives = pd.DataFrame(kept["negatives"].tolist(), kept.index).add_prefix("negative_")
-    return kept.drop(columns="negatives").join(negatives), left_out
+    return kept.drop(columns="negatives").join(negatives), counts
 
 def dev_evaluator(paths, prompts, texts):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and the first DEV_POOL."""
@@ -693,7 +693,7 @@ def train(args):
         return {"made": []}
     texts, claims = read_texts(args), read_table(args.claims, ["claim_id", "claim"])
     claims = claims.set_index("claim_id")["claim"]
-    table, left_out = read_examples(args.examples, claims, texts, args.loss)
+    table, counts = read_examples(args.examples, claims, texts, args.loss)
     if table.empty:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     one_gpu(args)
@@ -712,8 +712,7 @@ def train(args):
               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
               prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
     curve += [line[NDCG] for line in log if NDCG in line]
-    facts = {"examples": len(table), "left_out": left_out,
-             "dev_ndcg_at_10": [round(value, 4) for value in curve]}
+    facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
     encoder.max_seq_length = encoder.own_length
     with written(args.out, task, device=str(encoder.device), **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
