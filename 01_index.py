@@ -56,14 +56,6 @@ ANALYSERS = {  # arguments of bm25s.tokenize: lower, token_pattern, stopwords, s
     "plain": (False, r"\S+", None, None),  # no normalisation: AIRwaves 2025
     "nltk": (True, r"[^\W_]+", "english_plus", None),  # NLTK's 179 stopwords: Ant Bridge 2025
 }
-IDF = {  # exp(idf) of a term in f of n texts, as in bm25s: Kamphuis et al. 2020, table 1
-    "lucene": lambda n, f: 1 + (n - f + 0.5) / (f + 0.5),
-    "robertson": lambda n, f: np.maximum((n - f + 0.5) / (f + 0.5), 1),
-    "atire": lambda n, f: n / f,
-    "bm25l": lambda n, f: (n + 1) / (f + 0.5),
-    "bm25+": lambda n, f: (n + 1) / f,
-}
-DELTA = 0.5    # of BM25L and BM25+, as in bm25s
 FLAGS = {  # that decide what an index holds
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
@@ -383,10 +375,10 @@ def text_of(record, fields, separator=" "):
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
     fields, corpus = args.fields.replace(", ", ",").split(","), read_corpus(args.corpus)
-    texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     for field in fields:
         if not any(record.get(field) for record in corpus.values()):
             print(f"warning: {args.corpus}: no record has the field {field}", file=sys.stderr)
+    texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts
@@ -397,35 +389,35 @@ def shards(args, task, count, make):
     A shard is a folder, written before the next one begins; a restart reads finished shards.
     """
     from tqdm.auto import tqdm
-    folder, paths = parts_of(args.out, task, args), []
-    for start in tqdm(range(0, count, SHARD), Path(args.out).name, unit=" shards"):
-        paths.append(folder / str(start))
-        if paths[-1].exists():
-            continue
-        new = folder / "new"
-        remove(new)
-        new.mkdir()
-        for name, array in make(slice(start, start + SHARD)).items():
-            np.save(new / f"{name}.npy", array)
-        new.rename(paths[-1])
-    joined = {}
-    for name in sorted(path.name for path in paths[0].iterdir()):  # in memory once, not twice
-        mapped = [np.load(path / name, mmap_mode="r") for path in paths]
-        joined[Path(name).stem] = np.concatenate(mapped)
+    folder, starts, joined = parts_of(args.out, task, args), range(0, count, SHARD), {}
+    for start in tqdm(starts, Path(args.out).name, unit=" shards"):
+        shard, new = folder / str(start), folder / "new"
+        if not shard.exists():
+            remove(new)
+            new.mkdir()
+            for name, array in make(slice(start, start + SHARD)).items():
+                np.save(new / name, array)
+            new.rename(shard)
+    for file in (folder / "0").iterdir():
+        parts = [np.load(folder / str(start) / file.name, mmap_mode="r") for start in starts]
+        joined[file.stem] = np.concatenate(parts)  # mapped, so in memory once
     return joined
 
 def files_of(folder):
     """Return {name: [size, crc32]} of the files of an index, without meta.json."""
-    paths = sorted(path for path in folder.iterdir() if path.name != "meta.json")
-    files = {path.name: np.memmap(path, mode="r") for path in paths}
-    return {name: [len(data), zlib.crc32(data)] for name, data in files.items()}
+    files = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != "meta.json":
+            data = np.memmap(path, mode="r")
+            files[path.name] = [len(data), zlib.crc32(data)]
+    return files
 
 def complete(folder, names, facts, **arrays):
     """Write the arrays of an index, its abstract_ids.json and its meta.json."""
+    folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    ids = json.dumps(names, ensure_ascii=False)
-    (folder / "abstract_ids.json").write_text(ids, encoding="utf-8")
+        np.save(folder / name, array)
+    (folder / "abstract_ids.json").write_text(json.dumps(names))
     (folder / "meta.json").write_text(json.dumps(facts | {"files": files_of(folder)}, indent=1))
 
 # -------------------- BM25
@@ -438,92 +430,80 @@ def analyser_of(name, language):
     return how
 
 def tokenise(analyser, texts):
-    """Return (sorted terms, ids of all tokens, tokens of each text)."""
+    """Return (terms, token ids of all texts, tokens of each text) by bm25s."""
     import bm25s
     from Stemmer import Stemmer
     _, *how, stemmer = analyser.values()
-    found = bm25s.tokenize(texts, *how, show_progress=False)
-    stems = list(found.vocab)
-    if stemmer:  # each word once: bm25s looks the stem of each token up
-        stems = Stemmer(stemmer).stemWords(stems)
-    terms, stems = np.unique(np.array(stems, object), return_inverse=True)
-    ids = np.fromiter(itertools.chain.from_iterable(found.ids), np.int32)
-    return terms, stems.astype(np.int32)[ids], [len(row) for row in found.ids]
+    ids, terms = bm25s.tokenize(texts, *how, stemmer and Stemmer(stemmer), show_progress=False)
+    tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
+    return list(terms), tokens, [len(row) for row in ids]
 
 def count_terms(analyser, texts):
-    """Return ({term: column}, counts: CSC, texts x terms, tokens of each text). By all cores."""
+    """Return ({term: column}, counts: CSC, texts x terms). By all cores."""
     from joblib import cpu_count
     from scipy import sparse
     from tqdm.auto import tqdm
     chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
-    vocabulary, tokens, lengths = {}, [], []
+    vocabulary, tokens, ends = {}, [], [0]
     cores = int(os.environ.get("OMP_NUM_THREADS") or cpu_count())  # Ray's limit; SLURM's
     quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)
     with multiprocessing.Pool(min(cores, len(chunks)), *quiet) as pool:
         found = pool.imap(functools.partial(tokenise, analyser), chunks)
-        for terms, ids, sizes in tqdm(found, "tokenise", len(chunks), unit=" shards"):
-            columns = [vocabulary.setdefault(term, len(vocabulary)) for term in terms]
-            tokens.append(np.array(columns, np.int32)[ids])
-            lengths += sizes
+        for terms, ids, lengths in tqdm(found, "tokenise", len(chunks), unit=" shards"):
+            for term in sorted(terms):  # bm25s numbers stems in the order of a set
+                vocabulary.setdefault(term, len(vocabulary))
+            tokens.append(np.array([vocabulary[term] for term in terms], np.int32)[ids])
+            ends.extend(ends[-1] + np.cumsum(lengths))
     tokens = np.concatenate(tokens)
-    parts = np.ones(len(tokens), np.float32), tokens, np.cumsum([0, *lengths], dtype=np.int32)
+    parts = np.ones(len(tokens), np.int32), tokens, np.array(ends, np.int32)
     counts = sparse.csr_array(parts, (len(texts), len(vocabulary))).tocsc()
     counts.sum_duplicates()
-    return vocabulary, counts, np.array(lengths)
+    return vocabulary, counts
 
-def saturation(tf, norm, method, k1):
-    """Term-frequency part of BM25; norm: 1 - b + b * length / mean length of the texts."""
-    if method == "bm25l":
-        tf = tf / norm + DELTA
-        return (k1 + 1) * tf / (k1 + tf)
-    factor = 1 if method in ("lucene", "robertson") else k1 + 1
-    return factor * tf / (k1 * norm + tf) + (DELTA if method == "bm25+" else 0)
+def bm25_scores(counts, k1, b, method):
+    """Return BM25 scores of counts (CSC, texts x terms) as bm25s has them, in a tenth of its time.
+
+    Kamphuis et al. 2020, table 1: Lucene's exact variant, or Robertson's with idf at least 0.
+    """
+    texts, frequency, lengths = counts.shape[0], np.diff(counts.indptr), counts.sum(axis=1)
+    odds = (texts - frequency + 0.5) / (frequency + 0.5)
+    idf = np.log(1 + odds if method == "lucene" else np.maximum(odds, 1)).astype(np.float32)
+    norm = k1 * (1 - b + b * lengths / lengths.mean())
+    scores = counts.data / (counts.data + norm[counts.indices])
+    return (np.repeat(idf, frequency) * scores).astype(np.float32)
 
 def index_bm25(texts, folder, args, task):
-    """Save BM25 postings (Robertson & Zaragoza 2009), those of BM25.index in a tenth of its time.
-
-    BM25L and BM25+ score absent terms, too: that part is left out, as it changes no rank.
-    """
+    """Save BM25 postings (Robertson & Zaragoza 2009)."""
     import bm25s
     analyser, method = analyser_of(args.analyser, args.language), args.bm25_method
-    vocabulary, counts, lengths = count_terms(analyser, list(texts.values()))
-    norm = 1 - args.b + args.b * lengths / lengths.mean()
-    frequency = np.diff(counts.indptr)
-    idf = np.log(IDF[method](len(texts), frequency))
-    scores = saturation(counts.data, norm[counts.indices], method, args.k1)
-    scores *= np.repeat(idf.astype(np.float32), frequency)
-    bm25 = bm25s.BM25(args.k1, args.b, DELTA, method)
+    vocabulary, counts = count_terms(analyser, list(texts.values()))
+    bm25 = bm25s.BM25(args.k1, args.b, method=method)
     bm25.vocab_dict, bm25.nonoccurrence_array = vocabulary, None
-    if method in ("bm25l", "bm25+"):
-        bm25.nonoccurrence_array = (idf * saturation(0, 1, method, args.k1)).astype(np.float32)
-        scores -= np.repeat(bm25.nonoccurrence_array, frequency)
-    bm25.scores = {"data": scores.astype(np.float32), "indices": counts.indices,
-                   "indptr": counts.indptr, "num_docs": len(texts)}
+    bm25.scores = {"data": bm25_scores(counts, args.k1, args.b, method), "num_docs": len(texts),
+                   "indices": counts.indices, "indptr": counts.indptr}
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser, "empty": int(sum(lengths == 0))}, {}
+    return {"analyser": analyser, "empty": int(sum(counts.sum(axis=1) == 0))}, {}
 
 # -------------------- Dense and SPLADE
 def open_encoder(load, args, dtype):
-    """Return an encoder with the prompts, length and pooling of the flags, and its own length."""
+    """Return an encoder with the prompts, length and pooling of the flags."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
     encoder = open_model(load, args.model, args, dtype, prompts=prompts)
-    if args.document_prompt is None:
-        passage = encoder.prompts.get("passage", "")
-        encoder.prompts["document"] = encoder.prompts["document"] or passage
-    own = encoder.max_seq_length or args.max_length
-    encoder.max_seq_length = limit = min(args.max_length, own)
+    if args.document_prompt is None and not encoder.prompts["document"]:
+        encoder.prompts["document"] = encoder.prompts.get("passage", "")
+    encoder.own_length = encoder.max_seq_length or args.max_length
+    encoder.max_seq_length = min(args.max_length, encoder.own_length)
     if args.pooling == "chunks":
-        encoder.preprocess = functools.partial(windows_of, encoder.tokenizer, limit)
+        encoder.preprocess = functools.partial(windows_of, encoder)
         encoder.register_forward_hook(pool_windows)
-    return encoder, own
+    return encoder
 
-def windows_of(tokenizer, limit, texts, prompt="", **_):
+def windows_of(encoder, texts, **how):
     """Return the tokens of all windows of texts; the mapping is 1 where a text begins, else 0."""
-    coded = tokenizer(
-        [(prompt or "") + text for text in texts], truncation=True, max_length=limit, padding=True,
-        stride=min(OVERLAP, limit // 2), return_overflowing_tokens=True, return_tensors="pt")
-    rows = coded["overflow_to_sample_mapping"]
-    return {**coded, "overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
+    cut = {"return_overflowing_tokens": True, "stride": min(OVERLAP, encoder.max_seq_length // 2)}
+    features = encoder[0].preprocess(texts, processing_kwargs={"text": cut}, **how)
+    rows = features["overflow_to_sample_mapping"]
+    return features | {"overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
 
 def pool_windows(encoder, _, features):
     """Pool the windows of a text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
@@ -533,59 +513,60 @@ def pool_windows(encoder, _, features):
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
+def count_truncated(encoder, inputs):
+    """Count the texts of a batch of which a fast tokenizer has cut something off."""
+    cut = [row for row in getattr(inputs[0], "encodings", None) or () if row.overflowing]
+    with encoder.truncated:
+        encoder.truncated.value += len(cut)
+
 def encode_shard(encoder, texts, how, args, rows):
-    """Encode a shard (rows: a slice) of texts: vectors, or parts of a CSR matrix of weights."""
-    part = list(texts.values())[rows]
-    found = encoder.encode_document(part, show_progress_bar=True, **how)
+    """Encode a shard (rows: a slice) of texts: vectors, or rows, terms and weights."""
+    import torch
+    encoder.truncated.value = 0
+    names, texts = list(texts)[rows], list(texts.values())[rows]
+    found = encoder.encode_document(texts, show_progress_bar=True, **how).float()
+    bad = (~found.sum(dim=1).to_dense().isfinite()).nonzero()
+    if len(bad):
+        fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
+    made = {"truncated": [encoder.truncated.value]}
     if args.kind == "dense":
-        norms = np.linalg.norm(found, axis=1, keepdims=True)  # of half precision, not quite 1
-        found = found / np.maximum(norms, 1e-12)
-        made, sums = {"embeddings": found.astype(np.float16)}, found.sum(axis=1)
-    else:
-        found = found.coalesce()
-        (places, terms), weights = found.indices().numpy(), found.values().float().numpy()
-        if args.activation == "relu":
-            weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-        sums = np.bincount(places, weights, len(part))
-        sizes = np.bincount(places, minlength=len(part))
-        made = {"data": weights, "indices": terms.astype(np.int32), "sizes": sizes}
-    if not np.isfinite(sums).all():
-        name = list(texts)[rows.start + np.isfinite(sums).argmin()]
-        fail(f"abstract {name}", "its vector is not finite; use --dtype fp32")
-    prompted = [encoder.prompts["document"] + text for text in part]
-    tokens = encoder.tokenizer(prompted, verbose=False)["input_ids"]
-    return made | {"long": [len(row) > encoder.max_seq_length for row in tokens]}
+        vectors = torch.nn.functional.normalize(found)
+        return made | {"embeddings": vectors.half().cpu().numpy()}
+    found = found.coalesce()
+    (places, terms), weights = found.indices().int().numpy(), found.values().numpy()
+    if args.activation == "relu":
+        weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
+    return made | {"rows": places + rows.start, "terms": terms, "weights": weights}
 
 def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
+    import sentence_transformers as st
     import torch
     from scipy import sparse
-    from sentence_transformers import SentenceTransformer, SparseEncoder
-    load = SentenceTransformer if args.kind == "dense" else SparseEncoder
-    encoder, _ = open_encoder(load, args, args.dtype)
-    how = {"batch_size": args.batch_size or 32, "normalize_embeddings": True}
-    if args.kind == "splade":  # the logits of 8 x 512 tokens take 0.5 GB
+    if args.kind == "dense":
+        encoder = open_encoder(st.SentenceTransformer, args, args.dtype)
+        how = {"batch_size": args.batch_size or 32, "convert_to_tensor": True}
+    else:  # the logits of 8 x 512 tokens take 0.5 GB
+        encoder = open_encoder(st.SparseEncoder, args, args.dtype)
         how = {"batch_size": args.batch_size or 8, "max_active_dims": args.top_terms,
                "save_to_cpu": True}
+    encoder.truncated = multiprocessing.get_context("spawn").Value("q")  # all devices add to it
+    if args.pooling != "chunks":
+        encoder.register_forward_pre_hook(count_truncated)
     if len(args.device) > 1:
         how["pool"] = encoder.start_multi_process_pool(args.device)
-        how["chunk_size"] = -(-SHARD // len(args.device))
         torch.cuda.empty_cache()  # the model has moved into the workers
     make = functools.partial(encode_shard, encoder, texts, how, args)
-    try:
-        made = shards(args, task, len(texts), make)
-    finally:
-        if "pool" in how:
-            encoder.stop_multi_process_pool(how["pool"])
-    long = made.pop("long")
-    shape = len(texts), encoder.get_embedding_dimension()
-    if args.kind == "splade":
-        rows = made["data"], made["indices"], np.cumsum([0, *made["sizes"]], dtype=np.int32)
-        matrix = sparse.csr_array(rows, shape).tocsc()
-        made = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    facts = {"shape": shape, "max_length": encoder.max_seq_length,
-             "truncated": 0 if args.pooling == "chunks" else int(long.sum()),
+    made = shards(args, task, len(texts), make)
+    if "pool" in how:
+        encoder.stop_multi_process_pool(how["pool"])
+    facts = {"shape": (len(texts), encoder.get_embedding_dimension()),
+             "max_length": encoder.max_seq_length, "truncated": int(made.pop("truncated").sum()),
              "model_sha256": task["inputs"][str(Path(args.model))]}
+    if args.kind == "splade":
+        places = made["rows"], made["terms"]
+        matrix = sparse.coo_array((made["weights"], places), facts["shape"]).tocsc()
+        made = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
     return facts, made
 
 # -------------------- Neighbours
@@ -608,31 +589,30 @@ def graph_shard(corpus, k, rows):
     return {"neighbours": np.array(ids, np.int32), "similarities": similarities.astype(np.float32)}
 
 # -------------------- Training
-def read_examples(path, claims, texts):
-    """Return [claim, positive, negative, ...], all texts, of each tuple of 02_retrieve.py mine."""
+def read_examples(path, claims, texts, loss):
+    """Return (texts of tuples of 02_retrieve.py mine: claim, positive, negatives; counts).
+
+    Tuples with fewer negatives than others are left out. The triplet loss takes one negative: a
+    tuple with several becomes several rows.
+    """
+    import pandas as pd
     rows = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
-                names = [example["positive"], *example["negatives"]]
-                rows.append([claims[example["claim_id"]], *(texts[name] for name in names)])
+                negatives = [texts[name] for name in example["negatives"]]
+                rows.append([claims[example["claim_id"]], texts[example["positive"]], negatives])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-    return rows
-
-def columns_of(rows, loss):
-    """Return ({column: texts}, number of rows left out for having fewer negatives than others).
-
-    The triplet loss takes one negative: a row with several becomes several rows.
-    """
-    width = 3 if loss == "triplet" else max(map(len, rows), default=2)
-    kept = [row for row in rows if len(row) >= width]
-    left_out = len(rows) - len(kept)
+    table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"])
+    width = table["negatives"].str.len()
+    kept = table[width >= (1 if loss == "triplet" else width.max())]
+    counts = {"examples": len(table), "left_out": len(table) - len(kept)}
     if loss == "triplet":
-        kept = [[*row[:2], negative] for row in kept for negative in row[2:]]
-    names = ["claim", "positive", *(f"negative_{place}" for place in range(1, width - 1))]
-    return dict(zip(names, map(list, zip(*kept)))), left_out
+        return kept.explode("negatives"), counts
+    negatives = pd.DataFrame(kept["negatives"].tolist(), kept.index).add_prefix("negative_")
+    return kept.drop(columns="negatives").join(negatives), counts
 
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
@@ -673,7 +653,6 @@ def index(args):
             continue
         texts = texts or read_texts(args)
         with written(own.out, task) as folder:
-            folder.mkdir()
             build = index_bm25 if kind == "bm25" else index_vectors
             facts, arrays = build(texts, folder, own, task)
             facts |= {"corpus": task["inputs"][str(Path(args.corpus))], "abstracts": len(texts)}
@@ -699,13 +678,12 @@ def graph(args):
         corpus = torch.from_numpy(np.load(source / "embeddings.npy")).to(device).float()
     except Exception as error:  # a file is missing or empty, no such device
         fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
-    k = min(args.neighbours, len(corpus) - 1)
-    with written(args.out, task, device=device) as folder:
-        folder.mkdir()
-        made = shards(args, task, len(corpus), functools.partial(graph_shard, corpus, k))
+    make = functools.partial(graph_shard, corpus, min(args.neighbours, len(corpus) - 1))
+    with written(args.out, task) as folder:
+        made = shards(args, task, len(corpus), make)
         complete(folder, names, {"kind": "graph", "corpus": meta["corpus"]}, **made)
     remove(f"{args.out}.parts")
-    return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
+    return {"made": [args.out], "abstracts": len(corpus)}
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
@@ -719,31 +697,28 @@ def train(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     texts, claims = read_texts(args), read_table(args.claims, ["claim_id", "claim"])
-    rows = read_examples(args.examples, claims.set_index("claim_id")["claim"], texts)
-    columns, left_out = columns_of(rows, args.loss)
-    if not columns:
+    claims = claims.set_index("claim_id")["claim"]
+    table, counts = read_examples(args.examples, claims, texts, args.loss)
+    if table.empty:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     one_gpu(args)
+    import sentence_transformers as st
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers import SentenceTransformerTrainer as Trainer
-    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
-    encoder, own_length = open_encoder(SentenceTransformer, args, "fp32")
+    encoder = open_encoder(st.SentenceTransformer, args, "fp32")
     prompts = encoder.prompts
     evaluator = dev_evaluator(dev, prompts, texts, args) if dev else None
-    parts = parts_of(args.out, task, args)
-    # evaluated once before training: again at a restart, it would count against --patience
-    begun = any(path.stat().st_size for path in parts.glob("checkpoint-*/trainer_state.json"))
-    make = functools.partial(Trainer, encoder, train_dataset=Dataset.from_dict(columns),
-                             loss=loss_of(encoder, args), evaluator=evaluator)
-    log = fit(make, Arguments, encoder, parts, args, NDCG if dev else None,
-              eval_on_start=bool(dev and not begun), warmup_steps=WARMUP,
-              per_device_train_batch_size=args.batch,
+    curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]] if dev else []
+    make = functools.partial(
+        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
+        train_dataset=Dataset.from_dict(table.to_dict("list")))
+    log = fit(make, st.SentenceTransformerTrainingArguments, encoder,
+              parts_of(args.out, task, args), args, NDCG if dev else None,
+              per_device_train_batch_size=args.batch, warmup_steps=WARMUP,
               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-              prompts=dict.fromkeys(columns, prompts["document"]) | {"claim": prompts["query"]})
-    encoder.max_seq_length = own_length
-    facts = {"examples": len(rows), "left_out": left_out,
-             "dev_ndcg_at_10": [round(line[NDCG], 4) for line in log if NDCG in line]}
+              prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
+    curve += [line[NDCG] for line in log if NDCG in line]
+    facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
+    encoder.max_seq_length = encoder.own_length
     with written(args.out, task, **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
     remove(f"{args.out}.parts")
@@ -773,7 +748,8 @@ def main():
         add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to build")
         add("--analyser", choices=ANALYSERS, default="default", help="tokenisation for BM25")
         add("--language", choices=LANGUAGES, default="english", help="of stopwords and stems")
-        add("--bm25-method", choices=IDF, default="lucene", help="variant of BM25")
+        add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
+            help="variant of BM25")
         add("--k1", type=between(1e-9), default=1.5, help="BM25: term-frequency saturation")
         add("--b", type=between(0, 1), default=0.75, help="BM25: length normalisation")
         add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import Stemmer
 import torch
-from conftest import ABSTRACTS, facts, load
+from conftest import ABSTRACTS, facts, jsonl, load
 from scipy import sparse
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from transformers import AutoTokenizer
 
 SCRIPT, INDEX = "01_index.py", "work/demo/index"
 KIT = load(SCRIPT)
@@ -39,7 +38,7 @@ def test_analysers(analyser, language, text, expected):
     terms, ids, sizes = KIT.tokenise(KIT.analyser_of(analyser, language), ["", text])
     assert [terms[number] for number in ids] == expected and sizes == [0, len(expected)]
 
-@pytest.mark.parametrize("method", ["lucene", "bm25+"])
+@pytest.mark.parametrize("method", ["lucene", "robertson"])
 def test_postings_are_those_of_bm25s_by_the_arguments_in_meta_json(toy, run, method):
     words = ("--indexes", "bm25", "--bm25-method", method, "--k1", 1.2)
     facts(run(SCRIPT, *words, cwd=toy, edits={"SHARD = 4096": "SHARD = 5"}))  # by three processes
@@ -95,9 +94,11 @@ def test_three_indexes_alone_in_a_folder(toy, run):
     np.testing.assert_allclose(np.load(toy / "two/dense/embeddings.npy"), vectors, atol=1e-3)
 
 def test_windows_cover_a_text_overlap_and_are_pooled(models):
-    tokenizer = AutoTokenizer.from_pretrained(models / "minilm")
+    how = SimpleNamespace(model=models / "minilm", device=["cpu"], max_length=102, pooling="chunks",
+                          query_prompt=None, document_prompt="sea ")
+    encoder = KIT.open_encoder(SentenceTransformer, how, "fp32")
     words = " ".join(map(str, range(100, 400)))
-    coded = KIT.windows_of(tokenizer, 102, [words, "ice"], "sea ")
+    coded = encoder.preprocess([words, "ice"], prompt="sea ")
     assert coded["overflow_to_sample_mapping"].tolist() == [1, 0, 0, 0, 0, 0, 1]
     first, second = coded["input_ids"][:2].tolist()
     assert first[-1 - 50 : -1] == second[1:51] and len(first) == 102
@@ -129,12 +130,16 @@ def test_the_graph_refuses_a_damaged_dense_index(toy, call, refused):
         file.write(b"\xff")
     refused(toy, SCRIPT, "graph", "--force", said="index/dense: its files have changed")
 
-def test_rows_of_examples_by_loss():
-    rows = [["q", "a", "b", "c"], ["q", "d", "e"], ["r", "f"]]
-    assert KIT.columns_of(rows, "triplet") == (
-        {"claim": ["q", "q", "q"], "positive": ["a", "a", "d"], "negative_1": ["b", "c", "e"]}, 1)
-    assert KIT.columns_of(rows, "mnrl") == (
-        {"claim": ["q"], "positive": ["a"], "negative_1": ["b"], "negative_2": ["c"]}, 2)
+@pytest.mark.parametrize(("loss", "rows", "left_out"), [
+    ("triplet", [["q", "a", "b"], ["q", "a", "c"], ["q", "d", "e"]], 1),
+    ("mnrl", [["q", "a", "b", "c"]], 2)])
+def test_rows_of_examples_by_loss(tmp_path, loss, rows, left_out):
+    jsonl(tmp_path / "x", *({"claim_id": claim, "positive": positive, "negatives": negatives}
+                            for claim, positive, *negatives in ("qabc", "qde", "rf")))
+    texts = {letter: letter for letter in "abcdefqr"}
+    found = KIT.read_examples(tmp_path / "x", texts, texts, loss)
+    assert found[0].values.tolist() == rows
+    assert found[1] == {"examples": 3, "left_out": left_out}
 
 def test_training_on_chunks_makes_a_model_of_its_own_length(toy, call):
     words = ("--pooling", "chunks", "--max-length", 60, "--epochs", 1, "--query-prompt", "q: ")

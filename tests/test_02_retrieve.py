@@ -75,7 +75,7 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run
         path.write_text(json.dumps(meta | {"model": f"data/models/{model}"}))
         refused(toy, SCRIPT, "--retrievers", *words, "--out", "new", said=said)
 
-@pytest.mark.parametrize("method", ["lucene", "bm25l", "bm25+"])
+@pytest.mark.parametrize("method", ["lucene", "robertson"])
 def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, run, call, method):
     words = ("--indexes", "bm25", "--analyser", "plain", "--bm25-method", method)
     facts(run("01_index.py", *words, cwd=toy))

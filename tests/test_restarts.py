@@ -11,7 +11,7 @@ import pytest
 from conftest import KEY, LABELS, cases, facts, jsonl, kill_before, tiny, tsv
 
 SMALL = {"01": {"SHARD = 4096": "SHARD = 4"}, "03": {"GROUP = 1024": "GROUP = 4"}, "05": {}}
-STATEMENTS = {"shard": "new.rename(paths[-1])", "score": "scores, flags = score(",
+STATEMENTS = {"shard": "new.rename(shard)", "score": "scores, flags = score(",
               "save": "last = {name: value", "end": "return trainer.state.log_history"}
 NLI = ["contradiction", "neutral", "entailment"]
 TRAIN = "--lr 1e-3 --max-length 24 --batch-size 8"

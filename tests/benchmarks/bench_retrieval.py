@@ -10,6 +10,7 @@ Examples
 """
 import argparse
 import json
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -214,29 +215,31 @@ def encode(folder, results):
     names, cuda = script("01_index.py"), torch.cuda.is_available()
     model = make_encoder(folder / "bert-large") if cuda else ROOT / "data/models/minilm"
     args = SimpleNamespace(device=["auto"], kind="dense")
-    encoder = names["open_model"](SentenceTransformer, model, args)
+    theirs, ours = (names["open_model"](SentenceTransformer, model, args) for _ in range(2))
+    ours.truncated = multiprocessing.Value("q")
+    ours.register_forward_pre_hook(names["count_truncated"])
     with open(folder / "corpus.jsonl", encoding="utf-8") as file:
         lines = [line for line, _ in zip(file, range(4096 if cuda else 512))]
     texts = [json.loads(line)["abstract"] for line in lines]
     by_id, rows = dict(enumerate(texts)), slice(0, len(texts))
-    how = {"batch_size": 32, "normalize_embeddings": True}
+    how = {"batch_size": 32, "convert_to_tensor": True}
     ways = {
-        "ours": lambda: names["encode_shard"](encoder, by_id, how, args, rows),
-        "theirs": lambda: encoder.encode_document(texts),
+        "ours": lambda: names["encode_shard"](ours, by_id, how, args, rows),
+        "theirs": lambda: theirs.encode_document(texts),
     }
     for call in ways.values():
         call()
-    ours, theirs = (min(timed(call)[0] for _ in range(2)) for call in ways.values())
-    what = f"{'BERT-large' if cuda else 'MiniLM'}, {encoder.dtype}"
-    results[f"encode {len(texts)} abstracts, {what}, beside encode(), s"] = (ours, theirs, 1)
+    times = [min(timed(call)[0] for _ in range(2)) for call in ways.values()]
+    what = f"{'BERT-large' if cuda else 'MiniLM'}, {ours.dtype}"
+    results[f"encode {len(texts)} abstracts, {what}, beside encode(), s"] = (*times, 1)
     if cuda:
-        tokens = encoder.tokenizer(texts, truncation=True, max_length=encoder.max_seq_length)
+        tokens = ours.tokenizer(texts, truncation=True, max_length=ours.max_seq_length)
         tokens = sum(map(len, tokens["input_ids"]))
-        weights = sum(p.numel() for n, p in encoder.named_parameters() if "embeddings" not in n)
-        results["tokens per second"] = (tokens / ours, tokens / theirs, None)
+        weights = sum(p.numel() for n, p in ours.named_parameters() if "embeddings" not in n)
+        results["tokens per second"] = (tokens / times[0], tokens / times[1], None)
         for name, peak in PEAK.items():
             if name in torch.cuda.get_device_name():
-                share = [2 * weights * tokens / seconds / peak for seconds in (ours, theirs)]
+                share = [2 * weights * tokens / seconds / peak for seconds in times]
                 results[f"share of {name}'s peak FLOP/s"] = (*share, None)
 
 PARTS = {"build": build, "search": search, "rank_bm25": rank_bm25, "stage": stage, "encode": encode}
