@@ -72,6 +72,7 @@ RENAMED = {"abstract_original_index": "abstract_id", "annotation": "label",  # C
 RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!
 SPELT = {"SUPPORTS": "supports?|supported|entailment",  # without spaces and _
          "REFUTES": "refute[sd]?|contradict(ion)?", "NEI": "nei|notenoughinfo(rmation)?|neutral"}
+PUBLISHED = Path(sys.argv[0]).parent / "recipes" / "published.tsv"
 TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "checkthat4b": 5}  # abstracts a claim
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 
@@ -337,10 +338,9 @@ def translated(path):
     if not table.columns.is_unique:
         fail(f"{path}:1", f"two columns mean the same: {', '.join(table)}; remove one")
     if "preds" in table:  # CheckThat!: a list of ids in the order of rank
-        reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
         lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
         table = table.assign(abstract_id=lists).explode("abstract_id").dropna()
-        table["rank"] = table.groupby("claim_id").cumcount() + 1
+        table["rank"] = table.groupby(level=0).cumcount() + 1
     for column in {"rank", "score", "relevance"} & set(table):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
     if "tag" in table:  # as trec_eval: by score, then by id backwards, whatever the ranks say
@@ -351,15 +351,16 @@ def translated(path):
     if "relevance" in table:
         reject(path, table, table["relevance"].isna(), "the relevance is not a number")
         table["label"] = np.where(table["relevance"] > 0, RELEVANT, "NEI")
-        unjudged = table["relevance"] < 0
-        if unjudged.any():
-            warn(path, f"{unjudged.sum()} rows of relevance below 0 are left out, as not judged")
-        table = table[~unjudged]
+        judged = table["relevance"] >= 0
+        if not judged.all():
+            warn(path, f"{(~judged).sum()} rows of relevance below 0 are left out, as not judged")
+        table = table[judged]
     elif "label" in table:
         labels = table["label"].str.replace(r"[\s_]", "", regex=True)
         for label, pattern in SPELT.items():
             labels[labels.str.fullmatch(pattern, case=False)] = label
-        reject(path, table, ~labels.isin([*LABELS, ""]), f"the label is none of {LABELS}")
+        bad = ~labels.isin([*LABELS, ""])
+        reject(path, table, bad, f"the label is none of {', '.join(LABELS)}")
         table["label"] = labels
     return table
 
@@ -374,8 +375,8 @@ def checked(path, table, columns):
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         expected = table["rank"].groupby(claim).rank("first")
-        reject(path, table, ~np.isfinite(table["score"]), "rank or score is no finite number")
-        reject(path, table, table["rank"] != expected, "the ranks are not 1, 2, 3")
+        bad = (table["rank"] != expected) | ~np.isfinite(table["score"])
+        reject(path, table, bad, "the ranks are not 1, 2, 3, or the score is no finite number")
         table = table.iloc[np.lexsort((expected, claim))].astype({"rank": int})
     return table
 
@@ -496,8 +497,7 @@ def trec_fraction(name, run, qrels, gold):
         for one in ir_measures.iter_calc([measure], *tables):
             values[int(one.query_id)] = one.value
     except Exception:  # of many kinds: no such measure, parameter or package
-        fail("--measures", f"cannot compute {name!r}; take one of --help, {'@k, '.join(RANKED)}@k, "
-             "or one of ir-measures, such as AP")
+        fail("--measures", f"cannot compute {name!r}; see --help")
     return values, np.ones(len(values))
 
 # -------------------- Measures of a run
@@ -601,27 +601,25 @@ def compare(tables, fractions, names, resamples, seed):
     cells["p_holm"] = cells["p_holm"].apply(holm)
     return cells
 
-def curves(found, gold):
-    """Return rows of k, recall at k, success at k."""
+def curve_of(found, gold):
+    """Return a table of k, recall at k, success at k."""
+    import pandas as pd
     claims, rows = max((gold.R > 0).sum(), 1), []
     for k in DEPTHS:
         if k <= found.shape[1]:
             shares = recall(found[:, :k], gold)[0], success(found[:, :k], gold)[0]
             rows.append((k, *(share.sum() / claims for share in shares)))
-    return rows
+    return pd.DataFrame(rows, columns=["k", "recall", "success"])
 
 # -------------------- Tables
-def figures_of(system, path, cells):
-    """Return cells with the published figures of SYSTEM, or SYSTEM:TABLE; NaN where there is none.
-
-    Published rows without a run of that name follow the runs, without values.
-    """
+def figures_of(system, cells):
+    """Return cells with the figures of SYSTEM or SYSTEM:TABLE, whose further rows come last."""
     import pandas as pd
-    table = pd.read_csv(path, sep="\t")
+    table = pd.read_csv(PUBLISHED, sep="\t")
     keys = table["system"] + ":" + table["table"]
     table = table[keys.isin(keys[(keys == system) | (table["system"] == system)][:1])]
     if table.empty:
-        fail("--published", f"no figures of {system} in {path}")
+        fail("--published", f"no figures of {system} in {PUBLISHED}")
     figures = table.pivot(index="row", columns="measure", values="value")
     runs = cells["value"].index.union(table["row"].unique(), sort=False)
     cells = {field: cell.reindex(runs) for field, cell in cells.items()}
@@ -798,13 +796,13 @@ def outs_of(out, *endings):
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
     import pandas as pd
+    outs = outs_of(args.out, *".json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
     files, names = [args.qrels, *args.runs], []
-    outs = outs_of(args.out, ".json", ".md", ".tex", ".cells.tsv", ".claims.tsv", ".curves.tsv")
     if args.report:
         outs.append(args.report)
         files += [args.claims, args.corpus, *filter(os.path.isfile, [args.aggregated])]
-    figures = Path(sys.argv[0]).with_name("recipes") / "published.tsv"
-    files += [figures] if args.published else []
+    if args.published:
+        files.append(PUBLISHED)
     task = task_of(args, *files)
     if up_to_date(args, task, *outs):
         print(Path(outs[2]).read_text(encoding="utf-8"))
@@ -812,34 +810,33 @@ def evaluate(args):
     for word in args.measures:
         names += MEASURES.get(word, word).split(", ")
     qrels = read_any(args.qrels, QRELS)
-    gold, tables, counts, curve, by_claim, sides = gold_of(qrels), {}, {}, [], [], {}
+    gold, tables, counts, by_claim, curve, sides = gold_of(qrels), {}, {}, {}, {}, {}
     stems = [Path(path.removesuffix(".gz")).stem for path in args.runs]
     for path, stem in zip(args.runs, stems):
         name = stem if stems.count(stem) == 1 else path
         run, counts[name] = read_run(path, gold)
-        table, fractions, found = parts_of(run, qrels, gold, [*names, "R@5"], args.depth)
-        by_claim.append(pd.DataFrame(quotients(table), gold.claims, fractions).assign(run=name))
-        curve += [(name, *row) for row in curves(found, gold)]
+        tables[name], fractions, found = parts_of(run, qrels, gold, [*names, "R@5"], args.depth)
+        by_claim[name] = pd.DataFrame(quotients(tables[name]), gold.claims, fractions)
+        curve[name] = curve_of(found, gold)
         sides[name] = side_by_side(run, qrels) if args.report else []
-        tables[name] = table
+    by_claim = pd.concat(by_claim, names=["run"]).reset_index()
+    curve = pd.concat(curve, names=["run"]).reset_index("run")
     cells = compare(tables, fractions, names, args.resamples, args.seed)
     if args.published:
-        cells = figures_of(args.published, figures, cells)
-    by_claim = pd.concat(by_claim).reset_index()[["run", "claim_id", *fractions]]
-    curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
-    shown = cells["value"].fillna(cells.get("published", np.nan))
-    known = [name for name in dict.fromkeys(names) if shown[name].notna().any()]
-    asked = {field: cell[known] for field, cell in cells.items()}
-    values = {run: asked["value"].loc[run].dropna().to_dict() for run in tables}
+        cells = figures_of(args.published, cells)
     long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
     long = long.reset_index(names=["measure", "run"])[["run", "measure", *cells]]
-    contents = [beside(asked["value"].copy(), asked),
+    shown = cells["value"].fillna(cells.get("published", np.nan))
+    known = [name for name in dict.fromkeys(names) if shown[name].notna().any()]
+    cells = {field: cell[known] for field, cell in cells.items()}
+    values = {run: cells["value"].loc[run].dropna().to_dict() for run in tables}
+    contents = [beside(cells["value"].copy(), cells),
                 json.dumps(values, indent=1, ensure_ascii=False) + "\n",
-                markdown(asked), latex(asked), long, by_claim, curve]
+                markdown(cells), latex(cells), long, by_claim, curve]
     if args.report:
-        contents.append(report(args, sides, asked, curve, by_claim))
+        contents.append(report(args, sides, cells, curve, by_claim))
     save(task, dict(zip(outs, contents)), counts=counts)
-    print(texts_of(asked).to_string(index=False), NOTES, sep="\n")
+    print(texts_of(cells).to_string(index=False), NOTES, sep="\n")
     return {"made": outs, "runs": values}
 
 def convert(args):
@@ -953,7 +950,8 @@ def main():
         add("--depth", type=natural, default=10, help="ranks that are submitted, or pooled")
     if job == "evaluate":
         add("--measures", nargs="+", default=["climatecheck2025"],
-            help=f"{', '.join(MEASURES)}, columns of them, any measure of ir-measures")
+            help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, P, R, F1, or any "
+                 "measure of ir-measures, such as AP")
         add("--published", help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv, to stand beside")
         add("--resamples", type=natural, default=2000, help="for intervals and p-values")
         add("--report", help="HTML page to write")
