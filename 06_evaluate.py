@@ -397,21 +397,21 @@ def read_run(path, gold):
 
 # -------------------- Judgements by rank
 def gold_of(qrels):
-    """Return claims, labels by pair as places in LABELS, R relevant and N others of each claim."""
+    """Return claims, R relevant and N other abstracts of each, and whether labels are stances."""
     relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
-    R, both = relevant.sum(), relevant.size()
-    labels = qrels.set_index(QRELS[:2])["label"].replace(RELEVANT, LABELS[0]).map(LABELS.index)
-    return SimpleNamespace(claims=R.index, labels=labels, R=R.to_numpy(float),
-                           N=(both - R).to_numpy(), stance=RELEVANT not in set(qrels["label"]))
+    R = relevant.sum()
+    return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=(relevant.size() - R).to_numpy(),
+                           stance=RELEVANT not in set(qrels["label"]))
 
-def judge(run, gold):
-    """Return gold and given labels by rank, both [claims, depth]."""
+def judge(run, qrels, gold):
+    """Return gold and given labels by rank, as places in LABELS, both [claims, depth]."""
+    places = {RELEVANT: 0} | {label: place for place, label in enumerate(LABELS)}
     rows, ranks = gold.claims.get_indexer(run["claim_id"]), run["rank"].to_numpy() - 1
     found = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
-    said = found.copy()
-    found[rows, ranks] = gold.labels.reindex(run.set_index(QRELS[:2]).index, fill_value=UNJUDGED)
+    said, labels = found.copy(), run[QRELS[:2]].merge(qrels, how="left")["label"]
+    found[rows, ranks] = labels.map(places).fillna(UNJUDGED)
     if "label" in run and gold.stance:
-        said[rows, ranks] = run["label"].map(LABELS.index)
+        said[rows, ranks] = run["label"].map(places)
     return found, said
 
 # -------------------- Measures of a claim
@@ -502,26 +502,27 @@ def trec_fraction(name, run, qrels, gold):
 
 # -------------------- Measures of a run
 def parts_of(run, qrels, gold, names, depth):
-    """Return what measures are made of, [claims, 9 + 2 * fractions], fractions, gold by rank.
+    """Return what measures are made of, [claims, 9 + 2 * fractions]; those by claim; gold by rank.
 
     First come the confusion matrices. They and B-Pref see the first depth ranks.
     """
-    found, said = judge(run, gold)
-    levels = abstract_level(found, said, gold) | {"B-Pref": bpref(found[:, :depth], gold)}
-    needed, fractions = ["Success@1"], {}  # for McNemar's test
+    import pandas as pd
+    found, said = judge(run, qrels, gold)
+    known = abstract_level(found, said, gold) | {"B-Pref": bpref(found[:, :depth], gold)}
+    needed = ["Success@1"]  # for McNemar's test
     for name in names:
         needed += COMPOSED[name][1] if name in COMPOSED else [name]
     for name in needed:
         at_k = re.fullmatch(rf"({'|'.join(RANKED)})@([1-9]\d*)", name)
         if at_k:
-            fractions[name] = RANKED[at_k[1]](found[:, :int(at_k[2])], gold)
-        elif name in levels:
-            fractions[name] = levels[name]
+            known[name] = RANKED[at_k[1]](found[:, :int(at_k[2])], gold)
+    fractions = {name: known[name] for name in needed if name in known}
     for name in needed:
         if name not in {*fractions, "P", "R", "F1"}:
             fractions[name] = trec_fraction(name, run, qrels, gold)
     matrices = confusion(found[:, :depth], said[:, :depth])
-    return np.column_stack([matrices, *sum(fractions.values(), ())]), list(fractions), found
+    parts = np.column_stack([matrices, *sum(fractions.values(), ())])
+    return parts, pd.DataFrame(quotients(parts), gold.claims, list(fractions)), found
 
 def quotients(parts):
     return parts[..., 9::2] / parts[..., 10::2]
@@ -563,13 +564,13 @@ def randomisation(tables, measure, resamples, seed):
 def wilcoxon(apart):
     """Two-sided p of the signed-rank test of differences by claim; NaN where one does not count."""
     from scipy import stats
-    apart = apart[~np.isnan(apart)]
+    apart = apart.dropna()
     return stats.wilcoxon(apart).pvalue if apart.any() else 1.0
 
 def mcnemar(apart):
     """Two-sided exact p that two runs have evidence on top equally often."""
     from scipy import stats
-    gained, lost = np.sum(apart > 0), np.sum(apart < 0)
+    gained, lost = (apart > 0).sum(), (apart < 0).sum()
     return stats.binomtest(gained, max(gained + lost, 1)).pvalue
 
 def holm(p):
@@ -578,25 +579,22 @@ def holm(p):
     stepped = (ordered * np.arange(len(ordered), 0, -1)).cummax()
     return stepped.clip(upper=1).reindex(p.index)
 
-def compare(tables, fractions, names, resamples, seed):
+def compare(tables, by_claim, names, resamples, seed):
     """Return {field: table [runs, measures]}: values, intervals, differences, p-values."""
     import pandas as pd
-    runs, tables = list(tables), np.stack(list(tables.values()))
+    runs, tables, (first, *_) = list(tables), np.stack(list(tables.values())), by_claim.values()
     names = list(dict.fromkeys([*names, "Success@1"]))
-    measure = functools.partial(measures_of, fractions=fractions, names=names)
+    measure = functools.partial(measures_of, fractions=first.columns, names=names)
     values, p = measure(tables.sum(1)), randomisation(tables, measure, resamples, seed)
     low, high = intervals(tables, measure, resamples, seed)
-    apart = quotients(tables) - quotients(tables[0])
-    on_top = apart[..., [fractions.index("Success@1")]]
-    cells = {"value": (values, names), "low": (low, names), "high": (high, names),
-             "difference": (values - values[0], names),
-             "p_randomisation": (p, names), "p_holm": (p, names),
-             "p_wilcoxon": (np.apply_along_axis(wilcoxon, 1, apart), fractions),
-             "p_mcnemar": (np.apply_along_axis(mcnemar, 1, on_top), ["Success@1"])}
-    for field, (cell, columns) in cells.items():
-        cells[field] = pd.DataFrame(cell, runs, columns).reindex(columns=names)
+    apart = [one - first for one in by_claim.values()]
+    cells = {"value": values, "low": low, "high": high, "difference": values - values[0],
+             "p_randomisation": p, "p_holm": p,
+             "p_wilcoxon": [one.apply(wilcoxon) for one in apart],
+             "p_mcnemar": [one[["Success@1"]].apply(mcnemar) for one in apart]}
+    cells = {field: pd.DataFrame(cell, runs, names) for field, cell in cells.items()}
     cells["difference"].iloc[0] = np.nan
-    for field in [field for field in cells if field.startswith("p_")]:
+    for field in list(cells)[4:]:  # p-values
         cells[field] = cells[field].mask(cells["difference"].isna())
     cells["p_holm"] = cells["p_holm"].apply(holm)
     return cells
@@ -815,13 +813,13 @@ def evaluate(args):
     for path, stem in zip(args.runs, stems):
         name = stem if stems.count(stem) == 1 else path
         run, counts[name] = read_run(path, gold)
-        tables[name], fractions, found = parts_of(run, qrels, gold, [*names, "R@5"], args.depth)
-        by_claim[name] = pd.DataFrame(quotients(tables[name]), gold.claims, fractions)
+        tables[name], by_claim[name], found = parts_of(
+            run, qrels, gold, [*names, "R@5"], args.depth)
         curve[name] = curve_of(found, gold)
         sides[name] = side_by_side(run, qrels) if args.report else []
+    cells = compare(tables, by_claim, names, args.resamples, args.seed)
     by_claim = pd.concat(by_claim, names=["run"]).reset_index()
     curve = pd.concat(curve, names=["run"]).reset_index("run")
-    cells = compare(tables, fractions, names, args.resamples, args.seed)
     if args.published:
         cells = figures_of(args.published, cells)
     long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
