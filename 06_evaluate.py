@@ -760,8 +760,8 @@ def report(args, sides, cells, curve, by_claim):
             verdicts[one["claim_id"]] = {"verdict": one["verdict"], "evidence": one["evidence"]}
     except (ValueError, LookupError, TypeError):
         fail(f"{path}:{len(verdicts) + 1}", "not a verdict of 05_classify.py --aggregate")
-    recalls = by_claim.pivot(index="claim_id", columns="run", values="R@5")[list(sides)]
-    recalls = recalls.fillna(2)  # no evidence to find: behind all others
+    # a claim without evidence comes behind all others
+    recalls = by_claim.pivot(index="claim_id", columns="run", values="R@5")[[*sides]].fillna(2)
     data = {"runs": sides, "claims": [], "abstracts": {}}
     for _, name, *_ in sum(sides.values(), []):
         if name in texts:
@@ -795,7 +795,7 @@ def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
     import pandas as pd
     outs = outs_of(args.out, *".json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
-    files, names = [args.qrels, *args.runs], []
+    files = [args.qrels, *args.runs]
     if args.report:
         outs.append(args.report)
         files += [args.claims, args.corpus, *filter(os.path.isfile, [args.aggregated])]
@@ -805,8 +805,7 @@ def evaluate(args):
     if up_to_date(args, task, *outs):
         print(Path(outs[2]).read_text(encoding="utf-8"))
         return {"made": [], "runs": json.loads(Path(outs[1]).read_bytes())}
-    for word in args.measures:
-        names += MEASURES.get(word, word).split(", ")
+    names = ", ".join(MEASURES.get(word, word) for word in args.measures).split(", ")
     qrels = read_any(args.qrels, QRELS)
     gold, tables, counts, by_claim, curve, sides = gold_of(qrels), {}, {}, {}, {}, {}
     stems = [Path(path.removesuffix(".gz")).stem for path in args.runs]
@@ -850,7 +849,7 @@ def convert(args):
         table = table.drop_duplicates(CLAIMS)
         table["claim"] = table["claim"].str.split().str.join(" ")
     table = checked(args.file, table, columns)[columns]
-    if "label" in columns and (table["label"] == RELEVANT).any():
+    if RELEVANT in set(table.get("label", [])):
         warn(args.file, "no stance; SUPPORTS means relevant")
         table = table.replace({"label": {RELEVANT: LABELS[0]}})
     return save(task, {args.out: table}, rows=len(table))
