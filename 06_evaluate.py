@@ -338,6 +338,7 @@ def translated(path):
     if not table.columns.is_unique:
         fail(f"{path}:1", f"two columns mean the same: {', '.join(table)}; remove one")
     if "preds" in table:  # CheckThat!: a list of ids in the order of rank
+        reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
         lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
         table = table.assign(abstract_id=lists).explode("abstract_id").dropna()
         table["rank"] = table.groupby(level=0).cumcount() + 1
