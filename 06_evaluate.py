@@ -25,6 +25,7 @@ import argparse
 import atexit
 import contextlib
 import csv
+import functools
 import gzip
 import hashlib
 import html
@@ -36,6 +37,7 @@ import resource
 import shutil
 import sys
 import time
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -68,12 +70,11 @@ TREC = {4: ["claim_id", "q0", "abstract_id", "relevance"],  # by number of field
 RENAMED = {"abstract_original_index": "abstract_id", "annotation": "label",  # ClimateCheck
            "post_id": "claim_id", "cord_uid": "abstract_id", "tweet_text": "claim"}  # CheckThat!
 RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!
-SPELT = {**dict.fromkeys(["SUPPORTS", "SUPPORT", "SUPPORTED", "ENTAILMENT"], "SUPPORTS"),
-         **dict.fromkeys(["REFUTES", "REFUTE", "REFUTED", "CONTRADICT", "CONTRADICTION"],
-                         "REFUTES"),
-         **dict.fromkeys(["NEI", "NOTENOUGHINFORMATION", "NOTENOUGHINFO", "NEUTRAL"], "NEI")}
+SPELT = {"SUPPORTS": "supports?|supported|entailment",  # without spaces and _
+         "REFUTES": "refute[sd]?|contradict(ion)?", "NEI": "nei|notenoughinfo(rmation)?|neutral"}
+PUBLISHED = Path(sys.argv[0]).parent / "recipes" / "published.tsv"
 TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "checkthat4b": 5}  # abstracts a claim
-SPELLING = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
+OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 
 # --- helpers (same in all six scripts)
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -273,16 +274,22 @@ def finish(job, args):
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers
 
-np.seterr(divide="ignore", invalid="ignore")  # 0 / 0 is NaN: there is no value
+warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
+
+def warn(path, what):
+    print(f"warning: {path}: {what}", file=sys.stderr)
 
 # -------------------- Tables of any format
-def well_quoted(text, delimiter):
-    """Return whether every quotation mark that opens a field closes it, too."""
+def unquoted(text, delimiter):
+    """Return text as TSV without quotation marks. Rows keep their line, fields lose line breaks."""
     rows = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True, skipinitialspace=True)
-    try:
-        return not any("\t" in field and "\n" in field for row in rows for field in row)
-    except csv.Error:
-        return False
+    lines = []
+    for row in rows:
+        if any("\t" in field and "\n" in field for field in row):
+            raise csv.Error
+        lines.append("\t".join(re.sub(r"[\t\n]", " ", field) for field in row))
+        lines += [""] * (rows.line_num - len(lines))
+    return "\n".join(lines)
 
 def read_rows(path):
     """Read a table of any format as strings, under its own column names, indexed by line."""
@@ -293,44 +300,42 @@ def read_rows(path):
             text = file.read()
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         fail(path, f"damaged: {error}")
-    first, quoting = text.partition("\n")[0], csv.QUOTE_NONE
+    first = text.partition("\n")[0]
     delimiter = "\t" if "\t" in first else ","
     names = [name.strip('" ') for name in first.split(delimiter)]
-    header = int("claim_id" in names or "post_id" in names)
+    header = "claim_id" in names or "post_id" in names
     if not header:
         names, delimiter = TREC.get(len(first.split())), r"\s+"
-    elif '"' in text and well_quoted(text, delimiter):
-        quoting = csv.QUOTE_MINIMAL
     elif '"' in text:
-        print(f"warning: {path}: read without quotation marks: one is open", file=sys.stderr)
+        try:
+            text, delimiter = unquoted(text, delimiter), "\t"
+        except csv.Error:
+            warn(path, "read without quotation marks: one is open")
     if not names:
         fail(f"{path}:1", "no column claim_id or post_id, nor the 4 or 6 fields of TREC")
     try:
         table = pd.read_csv(io.StringIO(text), sep=delimiter, header=None, dtype=str,
-                            na_filter=False, skip_blank_lines=False, quoting=quoting,
+                            na_filter=False, skip_blank_lines=False, quoting=csv.QUOTE_NONE,
                             skipinitialspace=True).set_axis(names, axis=1)
     except ValueError as error:  # a row that is longer than the first one
         line = re.findall("line ([0-9]+)", f"{error}, line 1")[0]
         fail(f"{path}:{line}", f"{error}; fix the row")
-    table.index += 1  # the line, if no field has line breaks
-    if quoting == csv.QUOTE_MINIMAL:
-        breaks = table.map(lambda field: field.count("\n")).sum(axis=1)
-        table.index += breaks.cumsum() - breaks
-    table = table[header:]
-    return table[(table != "").any(axis=1)]
+    table.index += 1  # lines
+    return table[(table != "").any(axis=1)].iloc[int(header):]
 
 def reject(path, table, bad, what):
     """End the script at the first row of which bad holds."""
     if np.any(bad):
         row = table.iloc[np.argmax(bad)]
-        values = [str(row[column]) for column in [*RUN, "label"] if column in row]
+        values = row.reindex([*RUN, "label"]).dropna().astype(str)
         fail(f"{path}:{row.name}", f"{what}: {' '.join(values)}; fix the row")
 
 def translated(path):
     """Read a table of any format under our column names, with our ranks, scores and labels."""
     import pandas as pd
     table = read_rows(path)
-    relevant = "cord_uid" in table and "rank" not in table  # CheckThat!: what a post is about
+    if "cord_uid" in table and not {"rank", "preds"} & set(table):
+        table["relevance"] = 1  # CheckThat!: what a post is about
     table = table.rename(columns=RENAMED)
     if not table.columns.is_unique:
         fail(f"{path}:1", f"two columns mean the same: {', '.join(table)}; remove one")
@@ -338,7 +343,7 @@ def translated(path):
         reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
         lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
         table = table.assign(abstract_id=lists).explode("abstract_id").dropna()
-        table["rank"] = table.groupby("claim_id").cumcount() + 1
+        table["rank"] = table.groupby(level=0).cumcount() + 1
     for column in {"rank", "score", "relevance"} & set(table):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
     if "tag" in table:  # as trec_eval: by score, then by id backwards, whatever the ranks say
@@ -348,34 +353,33 @@ def translated(path):
         table["score"] = -table["rank"]
     if "relevance" in table:
         reject(path, table, table["relevance"].isna(), "the relevance is not a number")
-        unjudged = table["relevance"] < 0
-        if unjudged.any():
-            print(f"warning: {path}: {unjudged.sum()} rows of relevance below 0 are left out, as "
-                  "not judged", file=sys.stderr)
-        table = table[~unjudged].copy()
         table["label"] = np.where(table["relevance"] > 0, RELEVANT, "NEI")
+        judged = table["relevance"] >= 0
+        if not judged.all():
+            warn(path, f"{(~judged).sum()} rows of relevance below 0 are left out, as not judged")
+        table = table[judged]
     elif "label" in table:
-        labels = table["label"].str.upper().str.replace(r"[\s_]", "", regex=True)
-        bad = ~labels.isin([*SPELT, ""])
+        labels = table["label"].str.replace(r"[\s_]", "", regex=True)
+        for label, pattern in SPELT.items():
+            labels[labels.str.fullmatch(pattern, case=False)] = label
+        bad = ~labels.isin([*LABELS, ""])
         reject(path, table, bad, f"the label is none of {', '.join(LABELS)}")
-        table["label"] = labels.replace(SPELT)
-    elif relevant:
-        table["label"] = RELEVANT
+        table["label"] = labels
     return table
 
 def checked(path, table, columns):
     """Return a translated table, checked; a run comes by claim and rank."""
     if not set(columns) <= set(table):
         fail(f"{path}:1", f"columns {', '.join(table)}, wanted {', '.join(columns)}")
-    for column in set(table) & {*columns, "label"} - {"rank", "score"}:
-        reject(path, table, table[column].str.strip() == "", f"{column} is empty")
+    for column in table.columns.intersection([*columns, "label"]):
+        reject(path, table, table[column] == "", f"{column} is empty")
     ids = [column for column in columns if column.endswith("_id")]
     reject(path, table, table.duplicated(ids), "there is an earlier row for this")
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         expected = table["rank"].groupby(claim).rank("first")
-        reject(path, table, ~np.isfinite(table["score"]), "rank or score is no finite number")
-        reject(path, table, table["rank"] != expected, "the ranks are not 1, 2, 3")
+        bad = (table["rank"] != expected) | ~np.isfinite(table["score"])
+        reject(path, table, bad, "the ranks are not 1, 2, 3, or the score is no finite number")
         table = table.iloc[np.lexsort((expected, claim))].astype({"rank": int})
     return table
 
@@ -385,75 +389,74 @@ def read_any(path, columns):
 def read_run(path, gold):
     """Return a run's rows for the claims of the qrels, and counts of claims not in both."""
     run = read_any(path, RUN)
-    known = run["claim_id"].isin(gold.claims)
-    missing = len(gold.claims) - run["claim_id"][known].nunique()
-    unknown = run["claim_id"][~known].nunique()
-    if not known.any():
-        fail(path, f"none of its claims is in the qrels, such as {' '.join(gold.claims[:1])}")
-    if missing or unknown:
-        print(f"warning: {path}: {missing} claims without rows (0 in recall, left out of B-Pref), "
-              f"{unknown} others are left out", file=sys.stderr)
-    return run[known], {"claims_missing": missing, "claims_unknown": unknown}
+    wanted, given = set(gold.claims), set(run["claim_id"])
+    if not wanted & given:
+        fail(path, f"none of its claims is in the qrels, such as {gold.claims[0]}")
+    counts = {"claims_missing": len(wanted - given), "claims_unknown": len(given - wanted)}
+    if wanted != given:
+        warn(path, "{} claims without rows (0 in recall, left out of B-Pref), {} others are left "
+             "out".format(*counts.values()))
+    return run[run["claim_id"].isin(wanted)], counts
 
 # -------------------- Judgements by rank
 def gold_of(qrels):
-    """Return claims, labels by pair as places in LABELS, R relevant and N others of each claim."""
+    """Return claims, R relevant and N other abstracts of each, and whether labels are stances."""
     relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
-    R, both = relevant.sum(), relevant.size()
-    labels = qrels.set_index(QRELS[:2])["label"].replace(RELEVANT, LABELS[0]).map(LABELS.index)
-    return SimpleNamespace(claims=R.index, labels=labels, R=R.to_numpy(float),
-                           N=(both - R).to_numpy(), stance=RELEVANT not in set(qrels["label"]))
+    R = relevant.sum()
+    return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=(relevant.size() - R).to_numpy(),
+                           stance=RELEVANT not in set(qrels["label"]))
 
-def judge(run, gold):
-    """Return gold and given labels by rank, both [claims, depth]."""
+def judge(run, qrels, gold):
+    """Return gold and given labels by rank, as places in LABELS, both [claims, depth]."""
+    places = {RELEVANT: 0} | {label: place for place, label in enumerate(LABELS)}
     rows, ranks = gold.claims.get_indexer(run["claim_id"]), run["rank"].to_numpy() - 1
     found = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
-    said = found.copy()
-    found[rows, ranks] = gold.labels.reindex(run.set_index(QRELS[:2]).index, fill_value=UNJUDGED)
-    if "label" in run and gold.stance and RELEVANT not in set(run["label"]):
-        said[rows, ranks] = run["label"].map(LABELS.index)
+    said, labels = found.copy(), run[QRELS[:2]].merge(qrels, how="left")["label"]
+    found[rows, ranks] = labels.map(places).fillna(UNJUDGED)
+    if "label" in run and gold.stance:
+        said[rows, ranks] = run["label"].map(places)
     return found, said
 
 # -------------------- Measures of a claim
-# Each is a fraction by claim: (numerator, denominator), both [claims]. A run's value is the sum of
-# its numerators / the sum of its denominators; a claim with denominator 0 does not count.
+# Each is a fraction by claim: (numerator, denominator), both [claims], of gold labels by rank, cut
+# at rank k. A run's value is the sum of its numerators / the sum of its denominators; a claim with
+# denominator 0 does not count.
 def evidence(labels):
     return (labels == 0) | (labels == 1)  # SUPPORTS or REFUTES
 
 def mean_of(values, counted):
     return np.where(counted, values, 0.0), counted
 
-def recall(found, gold, k):
-    """Share of a claim's evidence in the first k ranks."""
-    return mean_of(evidence(found[:, :k]).sum(1) / gold.R, gold.R > 0)
+def recall(found, gold):
+    """Share of a claim's evidence that is found."""
+    return mean_of(evidence(found).sum(1) / gold.R, gold.R > 0)
 
-def pooled_recall(found, gold, k):
-    """Share of all evidence pairs in the first k ranks (+VeriRel, eq. 7)."""
-    return evidence(found[:, :k]).sum(1), gold.R
+def pooled_recall(found, gold):
+    """Share of all evidence pairs that is found (+VeriRel, eq. 7)."""
+    return evidence(found).sum(1), gold.R
 
-def reciprocal_rank(found, gold, k):
-    """1 / rank of the first evidence in the first k ranks, else 0."""
-    hits = evidence(found[:, :k])
+def reciprocal_rank(found, gold):
+    """1 / rank of the first evidence, 0 without any."""
+    hits = evidence(found)
     return mean_of(hits.any(1) / (hits.argmax(1) + 1), gold.R > 0)
 
-def success(found, gold, k):
-    return mean_of(evidence(found[:, :k]).any(1), gold.R > 0)
+def success(found, gold):
+    return mean_of(evidence(found).any(1), gold.R > 0)
 
-def bpref(found, gold, k):
+def bpref(found, gold):
     """B-Pref of the ClimateCheck organisers; trec_eval has n / min(R, N) inside.
 
     Each relevant abstract adds (1 - n / R) / R, with n judged non-relevant ones above it, at most
     R. Submitted claims with both kinds of judgement count.
     """
-    found, R = found[:, :k], gold.R[:, None]
-    n = np.minimum((found == LABELS.index("NEI")).cumsum(1), R)
+    n = np.minimum((found == LABELS.index("NEI")).cumsum(1), gold.R[:, None])
     counted = (gold.R > 0) & (gold.N > 0) & (found[:, 0] != NOTHING)
-    return mean_of((evidence(found) * (1 - n / R)).sum(1) / gold.R, counted)
+    return mean_of((evidence(found) * (1 - n / gold.R[:, None])).sum(1) / gold.R, counted)
 
-def judged(found, gold, k):
-    """Share of the first k abstracts that are judged."""
-    submitted = np.maximum((found[:, :k] != NOTHING).sum(1), 1)
-    return (found[:, :k] >= 0).sum(1) / submitted, np.ones(len(found))
+def judged(found, gold):
+    """Share of submitted abstracts that are judged."""
+    submitted = np.maximum((found != NOTHING).sum(1), 1)
+    return (found >= 0).sum(1) / submitted, np.ones(len(found))
 
 RANKED = {"R": recall, "pooled R": pooled_recall, "MRR": reciprocal_rank, "Success": success,
           "B-Pref": bpref, "Judged": judged}
@@ -484,11 +487,12 @@ def weighted_prf(table):
 def trec_fraction(name, run, qrels, gold):
     """The fraction of a measure of ir-measures over all claims; ranks stand in for scores."""
     import ir_measures
-    values, tables = np.zeros(len(gold.R)), []
-    relevance, score = (qrels["label"] != "NEI").astype(int), -run["rank"].astype(float)
-    for table in (qrels.assign(relevance=relevance), run.assign(score=score)):
-        claims = gold.claims.get_indexer(table["claim_id"]).astype(str)  # ERR wants numbers
-        tables.append(table.assign(query_id=claims, doc_id=table["abstract_id"]))
+    values = np.zeros(len(gold.R))
+    tables = [qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)),
+              run.assign(score=-run["rank"].astype(float))]
+    for table in tables:
+        table["query_id"] = gold.claims.get_indexer(table["claim_id"]).astype(str)  # for ERR
+        table["doc_id"] = table["abstract_id"]
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         if str(measure).endswith("@0"):
@@ -496,160 +500,152 @@ def trec_fraction(name, run, qrels, gold):
         for one in ir_measures.iter_calc([measure], *tables):
             values[int(one.query_id)] = one.value
     except Exception:  # of many kinds: no such measure, parameter or package
-        fail("--measures", f"cannot compute {name!r}; take {', '.join([*MEASURES, *COMPOSED])}, "
-             f"{'@10, '.join(RANKED)}@10, or one of ir-measures, such as AP")
+        fail("--measures", f"cannot compute {name!r}; see --help")
     return values, np.ones(len(values))
 
 # -------------------- Measures of a run
 def parts_of(run, qrels, gold, names, depth):
-    """Return {name: fraction [claims, 2]} of what measures are made of, and gold labels by rank.
+    """Return what measures are made of, [claims, 9 + 2 * fractions]; those by claim; gold by rank.
 
-    "given" is the confusion matrices [claims, 9]. They and B-Pref see the first depth ranks.
+    First come the confusion matrices. They and B-Pref see the first depth ranks.
     """
-    found, said = judge(run, gold)
-    levels = abstract_level(found, said, gold) | {"B-Pref": bpref(found, gold, depth)}
-    needed, others, fractions = ["Success@1"], [], {}  # for McNemar's test
+    import pandas as pd
+    found, said = judge(run, qrels, gold)
+    known = abstract_level(found, said, gold) | {"B-Pref": bpref(found[:, :depth], gold)}
+    needed = ["Success@1"]  # for McNemar's test
     for name in names:
         needed += COMPOSED[name][1] if name in COMPOSED else [name]
     for name in needed:
         at_k = re.fullmatch(rf"({'|'.join(RANKED)})@([1-9]\d*)", name)
         if at_k:
-            fractions[name] = RANKED[at_k[1]](found, gold, int(at_k[2]))
-        elif name in levels:
-            fractions[name] = levels[name]
-        elif name not in ("P", "R", "F1"):
-            others.append(name)
-    for name in others:
-        fractions[name] = trec_fraction(name, run, qrels, gold)
-    parts = {name: np.stack(fraction, axis=1) for name, fraction in fractions.items()}
-    return {"given": confusion(found[:, :depth], said[:, :depth]), **parts}, found
+            known[name] = RANKED[at_k[1]](found[:, :int(at_k[2])], gold)
+    fractions = {name: known[name] for name in needed if name in known}
+    for name in needed:
+        if name not in {*fractions, "P", "R", "F1"}:
+            fractions[name] = trec_fraction(name, run, qrels, gold)
+    matrices = confusion(found[:, :depth], said[:, :depth])
+    parts = np.column_stack([matrices, *sum(fractions.values(), ())])
+    return parts, pd.DataFrame(quotients(parts), gold.claims, list(fractions)), found
 
-def measures_of(sums, parts, names):
+def quotients(parts):
+    return parts[..., 9::2] / parts[..., 10::2]
+
+def measures_of(sums, fractions, names):
     """Values of measures [..., names] from sums of parts over claims [..., columns]."""
     scores = weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))
-    quotients = np.moveaxis(sums[..., 9::2] / sums[..., 10::2], -1, 0)
-    known = dict(zip(["P", "R", "F1", *list(parts)[1:]], [*scores, *quotients]))
+    columns = np.moveaxis(quotients(sums), -1, 0)
+    known = dict(zip(["P", "R", "F1", *fractions], [*scores, *columns]))
     for name in set(COMPOSED) & set(names):
         how, members = COMPOSED[name]
         known[name] = how([known[member] for member in members], axis=0)
     return np.stack([known[name] for name in names], axis=-1)
 
 # -------------------- Comparison of runs
+# tables: the parts of all runs, [runs, claims, columns]; measure: their sums over claims to values
 def resampled(tables, weights):
     """Sums over claims with weights [resamples, claims], 100 at a time to save memory."""
     batches = np.split(weights, range(100, len(weights), 100))
     return np.concatenate([np.tensordot(batch, tables, (1, 1)) for batch in batches])
 
-def intervals(tables, parts, names, resamples, seed):
-    """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs, names]."""
+def intervals(tables, measure, resamples, seed):
+    """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs, measures]."""
     claims, rng = tables.shape[1], np.random.default_rng(seed)
     draws = rng.multinomial(claims, np.full(claims, 1 / claims), size=resamples)
-    values = measures_of(resampled(tables, draws), parts, names)
-    undefined = np.isnan(values).all(0)
-    bounds = np.nanquantile(np.where(undefined, 0, values), (0.025, 0.975), axis=0)
-    return np.where(undefined, np.nan, bounds)
+    return np.nanquantile(measure(resampled(tables, draws)), (0.025, 0.975), axis=0)
 
-def randomisation(tables, parts, names, resamples, seed):
+def randomisation(tables, measure, resamples, seed):
     """Two-sided p of paired randomisation against the first run (Smucker et al. 2007).
 
     How often swapping two runs' results of random claims gives as large a difference.
     """
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, tables.shape[1]))
     moved, sums = resampled(tables - tables[0], swaps), tables.sum(1)
-    values = measures_of(sums, parts, names)
-    these, those = (measures_of(some, parts, names) for some in (sums - moved, sums[0] + moved))
-    seen = np.abs(values - values[0])
-    beyond = 1 + (np.abs(these - those) >= seen - 1e-12).sum(0)
-    return np.where(np.isnan(seen), np.nan, beyond / (resamples + 1))
+    swapped = measure(sums - moved) - measure(sums[0] + moved)
+    seen = measure(sums) - measure(sums[0])
+    return (1 + (np.abs(swapped) >= np.abs(seen) - 1e-12).sum(0)) / (resamples + 1)
 
-def wilcoxon(these, those):
-    """Two-sided p of the signed-rank test over the claims that count in both runs."""
+def wilcoxon(apart):
+    """Two-sided p of the signed-rank test of differences by claim; NaN where one does not count."""
     from scipy import stats
-    apart = these - those
-    apart = apart[~np.isnan(apart)]
+    apart = apart.dropna()
     return stats.wilcoxon(apart).pvalue if apart.any() else 1.0
 
-def mcnemar(these, those):
+def mcnemar(apart):
     """Two-sided exact p that two runs have evidence on top equally often."""
     from scipy import stats
-    gained, lost = np.sum(these > those), np.sum(these < those)
-    return stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    gained, lost = (apart > 0).sum(), (apart < 0).sum()
+    return stats.binomtest(gained, max(gained + lost, 1)).pvalue
 
-def holm(values):
+def holm(p):
     """p-values corrected for several comparisons (Holm 1979); NaN does not count."""
-    order = np.argsort(values)[: np.isfinite(values).sum()]
-    stepped = np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
-    corrected = np.full(len(values), np.nan)
-    corrected[order] = np.minimum(stepped, 1)
-    return corrected
+    ordered = p.dropna().sort_values()
+    stepped = (ordered * np.arange(len(ordered), 0, -1)).cummax()
+    return stepped.clip(upper=1).reindex(p.index)
 
-def compare(parts, names, resamples, seed):
+def compare(tables, by_claim, names, resamples, seed):
     """Return {field: table [runs, measures]}: values, intervals, differences, p-values."""
     import pandas as pd
-    names, first = list(dict.fromkeys([*names, "Success@1"])), next(iter(parts.values()))
-    tables = np.stack([np.hstack(list(part.values())) for part in parts.values()])
-    values = measures_of(tables.sum(1), first, names)
-    low, high = intervals(tables, first, names, resamples, seed)
-    differences, p = values - values[0], randomisation(tables, first, names, resamples, seed)
-    differences[0] = p[0] = np.nan
-    signed_rank, exact = np.full((2, *values.shape), np.nan)
-    for row, part in enumerate(parts.values()):
-        for place, name in enumerate(names):
-            if row and name in part and not np.isnan(values[row, place]):
-                these, those = (one[name][:, 0] / one[name][:, 1] for one in (part, first))
-                signed_rank[row, place] = wilcoxon(these, those)
-                if name == "Success@1":
-                    exact[row, place] = mcnemar(these, those)
-    cells = {"value": values, "low": low, "high": high, "difference": differences,
-             "p_randomisation": p, "p_holm": np.apply_along_axis(holm, 0, p),
-             "p_wilcoxon": signed_rank, "p_mcnemar": exact}
-    return {field: pd.DataFrame(cell, list(parts), names) for field, cell in cells.items()}
+    runs, tables, (first, *_) = list(tables), np.stack(list(tables.values())), by_claim.values()
+    names = list(dict.fromkeys([*names, "Success@1"]))
+    measure = functools.partial(measures_of, fractions=first.columns, names=names)
+    values, p = measure(tables.sum(1)), randomisation(tables, measure, resamples, seed)
+    low, high = intervals(tables, measure, resamples, seed)
+    apart = [one - first for one in by_claim.values()]
+    cells = {"value": values, "low": low, "high": high, "difference": values - values[0],
+             "p_randomisation": p, "p_holm": p,
+             "p_wilcoxon": [one.apply(wilcoxon) for one in apart],
+             "p_mcnemar": [one[["Success@1"]].apply(mcnemar) for one in apart]}
+    cells = {field: pd.DataFrame(cell, runs, names) for field, cell in cells.items()}
+    cells["difference"].iloc[0] = np.nan
+    for field in list(cells)[4:]:  # p-values
+        cells[field] = cells[field].mask(cells["difference"].isna())
+    cells["p_holm"] = cells["p_holm"].apply(holm)
+    return cells
 
-def curves(found, gold):
-    """Return rows of k, recall at k, success at k."""
-    claims = max((gold.R > 0).sum(), 1)
-    return [(k, recall(found, gold, k)[0].sum() / claims, success(found, gold, k)[0].sum() / claims)
-            for k in DEPTHS if k <= found.shape[1]]
+def curve_of(found, gold):
+    """Return a table of k, recall at k, success at k."""
+    import pandas as pd
+    claims, rows = max((gold.R > 0).sum(), 1), []
+    for k in DEPTHS:
+        if k <= found.shape[1]:
+            shares = recall(found[:, :k], gold)[0], success(found[:, :k], gold)[0]
+            rows.append((k, *(share.sum() / claims for share in shares)))
+    return pd.DataFrame(rows, columns=["k", "recall", "success"])
 
 # -------------------- Tables
-def figures_of(system, path, cells):
-    """Return cells with the published figures of SYSTEM, or SYSTEM:TABLE; NaN where there is none.
-
-    Published rows without a run of that name follow the runs, without values.
-    """
+def figures_of(system, cells):
+    """Return cells with the figures of SYSTEM or SYSTEM:TABLE, whose further rows come last."""
     import pandas as pd
-    (system, _, name), table = system.partition(":"), pd.read_csv(path, sep="\t")
-    table = table[table["system"] == system]
-    table = table[table["table"] == (name or table["table"].iloc[:1].sum())]
+    table = pd.read_csv(PUBLISHED, sep="\t")
+    keys = table["system"] + ":" + table["table"]
+    table = table[keys.isin(keys[(keys == system) | (table["system"] == system)][:1])]
     if table.empty:
-        fail("--published", f"no figures of {system} {name} in {path}")
+        fail("--published", f"no figures of {system} in {PUBLISHED}")
     figures = table.pivot(index="row", columns="measure", values="value")
-    runs = [*cells["value"].index, *table["row"].unique()]
-    cells = {field: cell.reindex(dict.fromkeys(runs)) for field, cell in cells.items()}
+    runs = cells["value"].index.union(table["row"].unique(), sort=False)
+    cells = {field: cell.reindex(runs) for field, cell in cells.items()}
     return cells | {"published": figures.reindex_like(cells["value"])}
 
-def beside(texts, cells):
-    """Return texts with each published figure beside its measure."""
+def beside(table, cells):
+    """Return the table with each published figure beside its measure, and runs as a column."""
     if "published" in cells:
-        figures = cells["published"].dropna(axis=1, how="all")
-        for name in figures:
-            column = figures[name].map("{:.4g}".format).mask(figures[name].isna(), "")
-            texts.insert(texts.columns.get_loc(name) + 1, f"{name} published", column.to_numpy())
-    return texts
+        figures = cells["published"].dropna(axis=1, how="all").map("{:.4g}".format)
+        for name, column in figures.replace("nan", "").items():
+            table.insert(table.columns.get_loc(name) + 1, f"{name} published", column)
+    return table.reset_index(names="run")
 
-def texts_of(cells, first="{}", second="{}", sign="†"):
+def texts_of(cells, best="{}", second="{}", sign="†", bounds=""):
     """The table as texts; patterns mark the best and second, a sign what is significant."""
     values = cells["value"]
     texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, sign, "")
     places = values.round(3).rank(method="dense", ascending=False)
-    best = (places == 1) & (places.max() > 1)  # where all are equal, none is best
-    texts = texts.mask(best, texts.map(first.format)).mask(places == 2, texts.map(second.format))
-    return texts.mask(values.isna(), "-").reset_index(names="run")
+    first = (places == 1) & (places.max() > 1)  # where all are equal, none is best
+    texts = texts.mask(first, texts.map(best.format)).mask(places == 2, texts.map(second.format))
+    return beside((texts + bounds).mask(values.isna(), "-"), cells)
 
 def markdown(cells):
     texts = texts_of(cells, "**{}**", "*{}*")
     texts["run"] = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    texts = beside(texts, cells)
     rows = [list(texts), ["---"] * texts.shape[1], *texts.to_numpy()]
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", NOTES, ""])
 
@@ -659,14 +655,12 @@ def styled(texts, escape):
 
 def latex(cells):
     texts = texts_of(cells, r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$")
-    return styled(beside(texts, cells), "latex").to_latex(hrules=True)
+    return styled(texts, "latex").to_latex(hrules=True)
 
 def html_table(cells):
-    texts = texts_of(cells, "<b>{}</b>", "<i>{}</i>")
     low, high = cells["low"].map("{:.3f}–".format), cells["high"].map("{:.3f}".format)
-    bounds = "<small>" + low + high + "</small>"
-    texts.iloc[:, 1:] += bounds.mask(cells["low"].isna(), "").to_numpy()
-    return styled(beside(texts, cells), "html").to_html(table_uuid="metrics")
+    texts = texts_of(cells, "<b>{}</b>", "<i>{}</i>", bounds="<small>" + low + high + "</small>")
+    return styled(texts, "html").to_html(table_uuid="metrics")
 
 # -------------------- Report
 PAGE = """<!doctype html>
@@ -674,17 +668,16 @@ PAGE = """<!doctype html>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1240px; margin: auto; padding: 1rem }
 small, th, pre { color: #66717e; font-size: .8rem } .hit small, td small { display: block }
-table { border-collapse: collapse; width: 100% }
+table { border-collapse: collapse; width: 100% } svg { max-width: 100%; height: auto }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #dde2e8 }
-tr > :first-child { text-align: left } svg { max-width: 100%; height: auto }
+tr > :first-child { text-align: left } summary { cursor: pointer; overflow-wrap: anywhere }
 nav { position: sticky; top: 0; background: #fff; padding: .5rem 0 }
-input, select { font: inherit; width: 40% } summary { cursor: pointer; overflow-wrap: anywhere }
+input, select { font: inherit; width: 40% } .runs { display: flex; gap: .7rem }
 .card { border: 1px solid #dde2e8; padding: .6rem; margin: .5rem 0; overflow-x: auto }
-.chip { padding: .1rem .4rem; margin-left: .25rem } .runs { display: flex; gap: .7rem }
-.runs > div { flex: 1 0 15rem }
+.chip { padding: .1rem .4rem; margin-left: .25rem } .runs > div { flex: 1 0 15rem }
 .hit { font-size: .82rem; padding: .3rem; margin: .3rem 0; background: #f1f3f5 }
-.missed { outline: 1px dashed #66717e } .SUPPORTS, .RELEVANT { background: #d5efde }
-.REFUTES { background: #fbd9d2 } .NEI { background: #fbf0c4 } mark { background: #ffe45c }
+.SUPPORTS, .RELEVANT { background: #d5efde } .REFUTES { background: #fbd9d2 }
+.NEI { background: #fbf0c4 } mark { background: #ffe45c } .missed { outline: 1px dashed #66717e }
 </style>
 <h1>@TITLE@</h1>
 <div class="card">@TABLE@<pre>@NOTES@</pre></div><div class="card">@PLOT@</div>
@@ -695,19 +688,18 @@ Dashed: evidence that the first ten ranks miss.
 <nav><input id="search" type="search" placeholder="Search claims, ids, verdicts">
 <select id="order"><option value="-1">in the order of the file</option></select>
 <small id="count"></small></nav><div id="claims"></div>
-<script id="data" type="application/json">@DATA@</script>
+<script id="json" type="application/json">@DATA@</script>
 <script>
-const [search, order, count, claims, json] = ["search", "order", "count", "claims", "data"].map(
-  id => document.getElementById(id)), data = JSON.parse(json.textContent);
-const runs = Object.entries(data.runs);
+// An element with an id is a global name.
+const data = JSON.parse(json.textContent), runs = Object.entries(data.runs);
 function make(kind, name, ...children) {  // texts become text nodes, never markup
   const node = document.createElement(kind);
   node.className = name; node.append(...children); return node;
 }
-function hit([, id, rank, gold, said], claim) {
+function hit([, id, gold, rank, said], claim) {
   const [title, text] = data.abstracts[id] ?? ["", ""];
   const sentence = claim.evidence.find(one => one.abstract_id === id)?.sentence;
-  const [before, ...after] = sentence ? text.split(sentence) : [text];
+  const [before, ...after] = text.split(sentence || undefined);
   const marked = after.length ? [make("mark", "", sentence), after.join(sentence)] : [];
   const place = rank > 10 ? `missed, rank ${rank}` : rank || "missed";
   const labels = (gold && ` · gold ${gold}`) + (said && ` · said ${said}`);
@@ -741,27 +733,26 @@ search.oninput();
 
 def plot(curve):
     from matplotlib import figure, rc_context
-    settings = {"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}
-    with rc_context(settings), io.StringIO() as text:
-        table = curve.pivot(index="k", columns="run", values="recall")[curve["run"].unique()]
+    text = io.StringIO()
+    table = curve.pivot(index="k", columns="run", values="recall")[curve["run"].unique()]
+    with rc_context({"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}):
         axes = figure.Figure((9, 3.6), layout="constrained").subplots()
         axes.plot(table, marker=".", label=table.columns)
-        axes.set(xscale="log", xlabel="abstracts read (k)", ylabel="R@k")
-        axes.set_xticks(table.index, table.index)
+        axes.set(xscale="log", xlabel="abstracts read (k)", ylabel="R@k",
+                 xticks=table.index, xticklabels=table.index)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         axes.figure.savefig(text, format="svg", metadata={"Date": None})
-        return re.search("<svg.*", text.getvalue(), re.DOTALL)[0]
+    return re.search("<svg.*", text.getvalue(), re.DOTALL)[0]
 
 def side_by_side(run, qrels):
     """Rows of ten ranks, then the evidence that they miss."""
-    columns = ["claim_id", "abstract_id", "rank", "label", "label_said"]
-    both = run.rename(columns={"label": "label_said"}).merge(qrels[QRELS], how="outer")
-    both = both.reindex(columns=columns).fillna({"rank": 0}).astype({"rank": int})
+    both = run.rename(columns={"label": "said"}).merge(qrels[QRELS], how="outer")
+    both = both.reindex(columns=[*QRELS, "rank", "said"]).fillna({"rank": 0})
     both["below"] = ~both["rank"].between(1, 10)
     both = both[~both["below"] | both["label"].isin([*LABELS[:2], RELEVANT])]
-    both = both.sort_values(["below", "rank"], kind="stable")[columns]
+    both = both.sort_values(["below", "rank"], kind="stable").drop(columns="below")
     return both.astype(object).fillna("").to_numpy().tolist()
 
 def report(args, sides, cells, curve, by_claim):
@@ -772,15 +763,16 @@ def report(args, sides, cells, curve, by_claim):
             verdicts[one["claim_id"]] = {"verdict": one["verdict"], "evidence": one["evidence"]}
     except (ValueError, LookupError, TypeError):
         fail(f"{path}:{len(verdicts) + 1}", "not a verdict of 05_classify.py --aggregate")
-    recalls = by_claim.pivot(index="claim_id", columns="run", values="R@5")[list(sides)]
-    recalls = recalls.fillna(2)  # no evidence to find: behind all others
+    # a claim without evidence comes behind all others
+    recalls = by_claim.pivot(index="claim_id", columns="run", values="R@5")[[*sides]].fillna(2)
     data = {"runs": sides, "claims": [], "abstracts": {}}
     for _, name, *_ in sum(sides.values(), []):
         if name in texts:
             data["abstracts"][name] = str(texts[name].get("title") or ""), texts[name]["abstract"]
-    for claim, text in claims.loc[claims["claim_id"].isin(recalls.index), CLAIMS].to_numpy():
-        one = {"id": claim, "text": text, "verdict": "", "evidence": []} | verdicts.get(claim, {})
-        data["claims"].append(one | {"recall": recalls.loc[claim].tolist()})
+    for claim, text in claims[CLAIMS].to_numpy():
+        if claim in recalls.index:
+            one = {"id": claim, "text": text, "recall": recalls.loc[claim].tolist()}
+            data["claims"].append(one | verdicts.get(claim, {"verdict": "", "evidence": []}))
     title = f"{Path(args.data).name}, {args.split}: {len(recalls)} claims"
     parts = {"TITLE": html.escape(title), "TABLE": html_table(cells), "NOTES": NOTES,
              "PLOT": plot(curve), "DATA": json.dumps(data).replace("<", "\\u003c")}
@@ -788,12 +780,12 @@ def report(args, sides, cells, curve, by_claim):
 
 # -------------------- Jobs
 def save(task, contents, **facts):
-    """Write {path: text, bytes or table}, with facts for the provenance and the last line."""
+    """Write {path: text or table}, with facts for the provenance and the last line."""
     for path, content in contents.items():
-        if hasattr(content, "to_csv"):
+        if not isinstance(content, str):
             content = content.to_csv(sep="\t", index=False, lineterminator="\n")
         with written(path, task, **facts) as temporary:
-            temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+            temporary.write_text(content, encoding="utf-8")
     return {"made": list(contents), **facts}
 
 def outs_of(out, *endings):
@@ -805,52 +797,46 @@ def outs_of(out, *endings):
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
     import pandas as pd
-    files, names = [args.qrels, *args.runs], []
-    outs = outs_of(args.out, ".json", ".md", ".tex", ".cells.tsv", ".claims.tsv", ".curves.tsv")
+    outs = outs_of(args.out, *".json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
+    files = [args.qrels, *args.runs]
     if args.report:
         outs.append(args.report)
         files += [args.claims, args.corpus, *filter(os.path.isfile, [args.aggregated])]
-    figures = Path(sys.argv[0]).with_name("recipes") / "published.tsv"
-    files += [figures] if args.published else []
+    if args.published:
+        files.append(PUBLISHED)
     task = task_of(args, *files)
     if up_to_date(args, task, *outs):
         print(Path(outs[2]).read_text(encoding="utf-8"))
         return {"made": [], "runs": json.loads(Path(outs[1]).read_bytes())}
-    for word in args.measures:
-        names += MEASURES[word].split(", ") if word in MEASURES else [word]
+    names = ", ".join(MEASURES.get(word, word) for word in args.measures).split(", ")
     qrels = read_any(args.qrels, QRELS)
-    gold, parts, counts, curve, by_claim, sides = gold_of(qrels), {}, {}, [], [], {}
+    gold, tables, counts, by_claim, curve, sides = gold_of(qrels), {}, {}, {}, {}, {}
     stems = [Path(path.removesuffix(".gz")).stem for path in args.runs]
     for path, stem in zip(args.runs, stems):
         name = stem if stems.count(stem) == 1 else path
         run, counts[name] = read_run(path, gold)
-        parts[name], found = parts_of(run, qrels, gold, [*names, "R@5"], args.depth)
-        curve += [(name, *row) for row in curves(found, gold)]
-        share = judged(found, gold, 10)[0].mean()
-        if share < 0.5:
-            print(f"warning: {path}: {share:.0%} of the first 10 ranks are judged, the rest counts "
-                  "as no evidence; see 06_evaluate.py pool", file=sys.stderr)
-        measured = {one: part[:, 0] / part[:, 1] for one, part in parts[name].items()}
-        by_claim.append(pd.DataFrame({"run": name, "claim_id": gold.claims} | measured))
+        tables[name], by_claim[name], found = parts_of(
+            run, qrels, gold, [*names, "R@5"], args.depth)
+        curve[name] = curve_of(found, gold)
         sides[name] = side_by_side(run, qrels) if args.report else []
-    cells = compare(parts, names, args.resamples, args.seed)
+    cells = compare(tables, by_claim, names, args.resamples, args.seed)
+    by_claim = pd.concat(by_claim, names=["run"]).reset_index()
+    curve = pd.concat(curve, names=["run"]).reset_index("run")
     if args.published:
-        cells = figures_of(args.published, figures, cells)
-    by_claim = pd.concat(by_claim).drop(columns="given")
-    curve = pd.DataFrame(curve, columns=["run", "k", "recall", "success"])
-    shown = cells["value"].fillna(cells.get("published", np.nan))
-    known = [name for name in dict.fromkeys(names) if shown[name].notna().any()]
-    asked = {field: cell[known] for field, cell in cells.items()}
-    values = {run: asked["value"].loc[run].dropna().to_dict() for run in parts}
+        cells = figures_of(args.published, cells)
     long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
     long = long.reset_index(names=["measure", "run"])[["run", "measure", *cells]]
-    contents = [beside(asked["value"].reset_index(names="run"), asked),
+    shown = cells["value"].fillna(cells.get("published", np.nan))
+    known = [name for name in dict.fromkeys(names) if shown[name].notna().any()]
+    cells = {field: cell[known] for field, cell in cells.items()}
+    values = {run: cells["value"].loc[run].dropna().to_dict() for run in tables}
+    contents = [beside(cells["value"].copy(), cells),
                 json.dumps(values, indent=1, ensure_ascii=False) + "\n",
-                markdown(asked), latex(asked), long, by_claim, curve]
+                markdown(cells), latex(cells), long, by_claim, curve]
     if args.report:
-        contents.append(report(args, sides, asked, curve, by_claim))
+        contents.append(report(args, sides, cells, curve, by_claim))
     save(task, dict(zip(outs, contents)), counts=counts)
-    print(beside(texts_of(asked), asked).to_string(index=False), NOTES, sep="\n")
+    print(texts_of(cells).to_string(index=False), NOTES, sep="\n")
     return {"made": outs, "runs": values}
 
 def convert(args):
@@ -861,13 +847,13 @@ def convert(args):
     table = translated(args.file)
     columns = next((kind for kind in (RUN, QRELS, CLAIMS) if set(kind) <= set(table)), RUN)
     if columns == RUN:
-        columns = RUN + [name for name in table if name == "label" or name.startswith("p_")]
+        columns = [*RUN, *table.filter(regex="^(label$|p_)")]
     if columns == CLAIMS:
         table = table.drop_duplicates(CLAIMS)
-        table["claim"] = table["claim"].str.split().str.join(" ")  # no line breaks and tabs
+        table["claim"] = table["claim"].str.split().str.join(" ")
     table = checked(args.file, table, columns)[columns]
-    if "label" in columns and (table["label"] == RELEVANT).any():
-        print(f"warning: {args.file}: no stance; SUPPORTS means relevant", file=sys.stderr)
+    if RELEVANT in set(table.get("label", [])):
+        warn(args.file, "no stance; SUPPORTS means relevant")
         table = table.replace({"label": {RELEVANT: LABELS[0]}})
     return save(task, {args.out: table}, rows=len(table))
 
@@ -913,11 +899,10 @@ def merge(args):
     reject(args.qrels, qrels, qrels["label"] == RELEVANT, "judged without a stance")
     answers = table[table["label"] != ""] if "label" in table else table
     answers = checked(args.pool, answers, QRELS)[QRELS]
-    merged = pd.concat([qrels, answers]).drop_duplicates(QRELS)
-    differ = merged.duplicated(QRELS[:2])
-    reject(args.pool, merged, differ, "the qrels have another label")
-    merged = merged.iloc[np.argsort(merged["claim_id"].factorize()[0], kind="stable")]
-    return save(task, {args.out: merged}, added=len(merged) - len(qrels),
+    both = pd.concat([qrels, answers]).drop_duplicates(QRELS)
+    reject(args.pool, both, both.duplicated(QRELS[:2]), "the qrels have another label")
+    both = both.iloc[np.argsort(both["claim_id"].factorize()[0], kind="stable")]
+    return save(task, {args.out: both}, added=len(both) - len(qrels),
                 without_label=len(table) - len(answers))
 
 def submission(args):
@@ -938,12 +923,12 @@ def submission(args):
         run = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
         run = run.rename_axis("post_id").rename("preds").reset_index()
     else:
-        run = run.filter([*RUN[:3], "label"]).replace({"label": SPELLING})
+        run = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
     text = run.to_csv(sep="\t" if lists else ",", index=False, lineterminator="\n")
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:  # without a time: same bytes
-        archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
-    return save(task, dict(zip(outs, (text, packed.getvalue()))), claims=len(claims), rows=len(run))
+    facts = {"claims": len(claims), "rows": len(run)}
+    with written(outs[1], task, **facts) as path, zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # no time: same bytes
+    return save(task, {outs[0]: text}, **facts) | {"made": outs}
 
 def main():
     job, parser, shared, words = command_line("evaluate", "convert", "pool", "merge", "submission")
@@ -965,7 +950,8 @@ def main():
         add("--depth", type=natural, default=10, help="ranks that are submitted, or pooled")
     if job == "evaluate":
         add("--measures", nargs="+", default=["climatecheck2025"],
-            help=f"{', '.join(MEASURES)}, columns of them, any measure of ir-measures")
+            help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, P, R, F1, or any "
+                 "measure of ir-measures, such as AP")
         add("--published", help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv, to stand beside")
         add("--resamples", type=natural, default=2000, help="for intervals and p-values")
         add("--report", help="HTML page to write")

@@ -21,6 +21,7 @@ SCRIPT, KIT = "06_evaluate.py", load("06_evaluate.py")
 QRELS, LABELS = [*KEY, "label"], {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
 NAMES = "abcdefghijklmnopqrst"  # of abstracts
 TEST_QRELS = read(TOY / "qrels.test.tsv").values.tolist()
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as the script does itself
 
 def table_of(**claims):
     """Rows of claim="a:S b:N", in order of rank; without labels claim="a b"."""
@@ -30,9 +31,8 @@ def table_of(**claims):
 
 def measure(run, qrels, *names, depth=10):
     """The script's own numbers for one run, as floats."""
-    parts, _ = KIT.parts_of(run, qrels, KIT.gold_of(qrels), names, depth)
-    values = KIT.measures_of(np.hstack(list(parts.values())).sum(0), parts, names)
-    return dict(zip(names, values.tolist()))
+    parts, by_claim, _ = KIT.parts_of(run, qrels, KIT.gold_of(qrels), names, depth)
+    return dict(zip(names, KIT.measures_of(parts.sum(0), by_claim.columns, names).tolist()))
 
 @pytest.mark.parametrize(("run", "judged", "name", "value", "why"), cases("measures.tsv"))
 def test_measures_by_hand(run, judged, name, value, why):
@@ -93,39 +93,51 @@ def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(c
         found = list(measure(run, qrels, *ours.split()).values())
         assert not len(claims) or found == pytest.approx([values[name] for name in wanted])
 
+def compared(runs, qrels, names, resamples=20_000):
+    """The parts of runs, by run; those by claim; what compare() makes of them."""
+    parts, by_claim, gold = {}, {}, KIT.gold_of(qrels)
+    for name, run in runs.items():
+        parts[name], by_claim[name], _ = KIT.parts_of(run, qrels, gold, names, 10)
+    return parts, by_claim, KIT.compare(parts, by_claim, names, resamples, 13)
+
 def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
-    rng, names, parts = np.random.default_rng(2), ["R@5", "B-Pref", "F1", "Subtask II", "R@10"], {}
+    rng, names = np.random.default_rng(2), ["R@5", "B-Pref", "F1", "Subtask II", "R@10"]
     def drawn(count):
         names = rng.permutation(list(NAMES))[:count]
         return " ".join(f"{name}:{rng.choice(list(LABELS))}" for name in names)
     qrels = table_of(**{f"c{place}": drawn(7) for place in range(8)})
-    for one in "ab":
-        run = table_of(**{f"c{place}": drawn(12) for place in range(8)})
-        parts[one] = KIT.parts_of(run, qrels, KIT.gold_of(qrels), names, 10)[0]
-    cells = KIT.compare(parts | {"c": parts["a"]}, names, 20_000, 13)
-    for field in ("difference", "p_holm", "p_wilcoxon"):
+    a, b = (table_of(**{f"c{place}": drawn(12) for place in range(8)}) for _ in "ab")
+    parts, by_claim, cells = compared({"a": a, "b": b, "c": a}, qrels, names)
+    for field in ("difference", "p_holm", "p_wilcoxon", "p_mcnemar"):
         assert cells[field].loc["a"].isna().all()
     assert (cells["p_randomisation"].loc["c"] == 1).all()  # the same run
-    first, second = (np.hstack(list(part.values())) for part in parts.values())
+    first, second, _ = parts.values()
     turns = np.array(list(itertools.product((0, 1), repeat=8)))  # 256 ways to swap eight claims
-    these, those = (KIT.measures_of(sums, parts["a"], names) for sums in (
+    these, those = (KIT.measures_of(sums, by_claim["a"].columns, names) for sums in (
         first.sum(0) + turns @ (second - first), second.sum(0) + turns @ (first - second)))
     exact = np.mean(abs(these - those) >= abs(these - those)[0] - 1e-12, axis=0)
     found = cells["p_randomisation"].loc["b", names].tolist()
     assert found == pytest.approx(exact, abs=0.02)
-    above, below = parts["b"]["R@5"].T
-    theirs = stats.bootstrap(((above / below)[below > 0],), np.mean, method="percentile", rng=5)
+    recalls = by_claim["b"]["R@5"].dropna().to_numpy()
+    theirs = stats.bootstrap((recalls,), np.mean, method="percentile", rng=5)
     found = tuple(cells[field].loc["b", "R@5"] for field in ("low", "high"))
     assert found == pytest.approx(tuple(theirs.confidence_interval), abs=0.015)
 
+def test_there_is_no_p_value_where_the_first_run_has_no_value():
+    qrels, run = table_of(c="a:S b:R", d="b:S"), table_of(c="a:S b:S", d="b:S")
+    runs = {"unlabelled": run.drop(columns="label"), "labelled": run}
+    _, _, cells = compared(runs, qrels, ["abstract P"], resamples=50)
+    for field in ("p_randomisation", "p_holm", "p_wilcoxon"):
+        assert cells[field]["abstract P"].isna().all()
+
 def test_wilcoxon_mcnemar_and_holm():
-    ours, theirs = np.array([1, .5, 0, .2, .9, .4]), np.array([.5, .25, .1, .1, .3, np.nan])
     expected = stats.wilcoxon([.5, .25, -.1, .1, .6]).pvalue  # the sixth counts in one run only
-    assert KIT.wilcoxon(ours, theirs) == pytest.approx(expected)
-    this, that = np.array([1, 1, 1, 1, 0, 1]), np.array([0, 0, 0, 0, 1, 1])
-    assert KIT.mcnemar(this, that) == pytest.approx(2 * (1 + 5) / 2**5)  # 4 against 1: two tails
-    assert KIT.wilcoxon(ours, ours) == KIT.mcnemar(this, this) == 1
-    holm = KIT.holm(np.array([0.01, 0.04, 0.03, np.nan]))
+    apart = pd.Series([.5, .25, -.1, .1, .6, np.nan])
+    assert KIT.wilcoxon(apart) == pytest.approx(expected)
+    apart = pd.Series([1, 1, 1, 1, -1, 0, np.nan])
+    assert KIT.mcnemar(apart) == pytest.approx(2 * (1 + 5) / 2**5)  # 4 against 1: two tails
+    assert KIT.wilcoxon(apart * 0) == KIT.mcnemar(apart * 0) == 1
+    holm = KIT.holm(pd.Series([0.01, 0.04, 0.03, np.nan])).tolist()
     assert holm == pytest.approx([0.03, 0.06, 0.06, np.nan], nan_ok=True)
 
 def test_tables_mark_best_and_second_and_escape_names():
@@ -264,7 +276,7 @@ def test_the_report_shows_texts_as_texts(toy, call):
     assert "gotcha'</script>" not in page and "<u>" not in page
     data = json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
     assert data["claims"][0]["text"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
-    rows = [["c3", "0001", 1, "SUPPORTS", "NEI"], ["c3", "0002", 0, "SUPPORTS", ""]]  # one missed
+    rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 0, ""]]  # one missed
     assert [row for row in data["runs"]["<u>x"] if row[0] == "c3"] == rows
     if not BROWSER:
         pytest.skip("no Chromium: the scripts of the page are not tested")
