@@ -818,6 +818,10 @@ def evaluate(args):
         tables[name], by_claim[name], found = parts_of(
             run, qrels, gold, [*names, "R@5"], args.depth)
         curve[name] = curve_of(found, gold)
+        share = judged(found[:, :10], gold)[0].mean()
+        if share < 0.5:
+            warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
+                 "evidence; see 06_evaluate.py pool")
         sides[name] = side_by_side(run, qrels) if args.report else []
     cells = compare(tables, by_claim, names, args.resamples, args.seed)
     by_claim = pd.concat(by_claim, names=["run"]).reset_index()
