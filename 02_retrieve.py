@@ -309,9 +309,11 @@ def encode(meta, claims, args):
     model = meta["model"]
     if meta["model_sha256"] not in task_of(args, models=[model])["inputs"].values():
         fail(model, f"not the model of the {meta['kind']} index; make that again: 01_index.py")
-    encoder = open_model(load, model, args, "fp32")
+    dtype = "fp32" if meta["dtype"] == "fp32" else "auto"  # fp32 where half precision overflows
+    encoder = open_model(load, model, args, dtype)
     encoder.max_seq_length = meta["max_length"]
-    return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
+    return encoder.encode_query(
+        claims, prompt=meta["query_prompt"], convert_to_tensor=True).float()
 
 def search_splade(folder, meta, claims, args):
     vectors = encode(meta, claims, args).cpu().coalesce()

@@ -79,6 +79,8 @@ def test_three_indexes_alone_in_a_folder(toy, run):
         del files["meta.json"]
         assert meta["files"] == {name: [len(b), zlib.crc32(b)] for name, b in files.items()}
         assert (meta["kind"], meta["abstracts"]) == (kind, 14)
+        made = json.loads((index / f"{kind}.meta.json").read_text())
+        assert made["device"] == "no GPU of CUDA" and made["peak_mib"] and made["packages"]
     texts, vectors = [*ABSTRACTS.values(), "", ""], np.load(index / "dense/embeddings.npy")
     expected = SentenceTransformer(str(toy / "data/models/minilm")).encode_document(texts)
     assert vectors.dtype == np.float16 and ((vectors * expected).sum(axis=1) > 0.999).all()

@@ -161,6 +161,7 @@ def test_outputs_agree_and_are_up_to_date_the_second_time(toy, call):
     assert values["bm25"]["R@2"] == pytest.approx(1 / 6) and "F1" not in values["bm25"]
     assert values["a"]["R@5"] == pytest.approx(1 / 6) and values["a"]["F1"] == 1
     assert "bm25.tsv: 2 claims" in done.stderr and "1 others are left out" in done.stderr
+    assert "of the first 10 ranks are judged" in done.stderr
     table, cells, claims, curves = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t")
                                     for name in ("", ".cells", ".claims", ".curves"))
     shown = cells[(cells["measure"] == "R@5") & (cells["run"] == "bm25")].iloc[0]
