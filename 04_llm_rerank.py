@@ -536,7 +536,7 @@ def refuse_torn(response):
     try:
         json.loads(response.read())["choices"][0]["message"].get("content")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        if response.request.method == "POST" and response.is_success:
+        if response.is_success and not response.request.url.path.endswith("/models"):
             response.status_code = 520  # an answer that proxies cannot read
 
 def answer_to(client, request, args):
@@ -590,11 +590,13 @@ def ask_endpoint(waiting, args):
     try:
         with contextlib.suppress(openai.APIStatusError):  # a server without this list
             client.with_options(max_retries=1).models.with_raw_response.list()
+        bar = tqdm(total=len(waiting), desc="ask")
         while waiting:
             now = affordable(waiting, args)
             calls = [pool.submit(fetch, client, request, args) for request in now]
-            for call in tqdm(as_completed(calls), "ask", len(calls)):
+            for call in as_completed(calls):
                 call.result()
+                bar.update()
             waiting = waiting[len(now) :]
     except (openai.OpenAIError, OSError) as error:
         pool.shutdown()  # replies under way are stored
@@ -603,7 +605,7 @@ def ask_endpoint(waiting, args):
         fail(where, f"{what}; check the address, or run again to go on")
 
 # -------------------- Backend transformers
-@functools.cache
+@functools.lru_cache(1)
 def load_local(name, device):
     """Return tokenizer and model of a folder, hub id or GGUF file."""
     import torch
@@ -678,8 +680,10 @@ def ask_local(waiting, args):
     from tqdm.auto import tqdm
     groups, bar = {}, tqdm(total=len(waiting), desc="ask")
     for request in sorted(waiting, key=lambda one: -len(str(one["body"]["messages"]))):
-        form = json.dumps(request["body"] | {"messages": []}, sort_keys=True)
-        groups.setdefault(form, []).append(request)
+        body = request["body"]
+        form = [body["model"], enum_of(body)]
+        form += map(body.get, ("max_tokens", "chat_template_kwargs"))
+        groups.setdefault(json.dumps(form, sort_keys=True), []).append(request)
     for group in groups.values():
         for start in range(0, len(group), args.batch_size):
             batch = group[start : start + args.batch_size]
@@ -703,13 +707,16 @@ BACKENDS = {"openai": ask_endpoint, "transformers": ask_local, "none": write_req
 
 # -------------------- Jobs
 def forecast(dialogues, replies, args):
-    """Print what requests may cost, now and later, as if every reply were usable."""
-    guess, expected = {"content": "[1] YES", "logprobs": None, "error": None}, []
+    """Print what requests may cost; in a dry run later ones, too, as if replies were usable."""
+    guess = {"content": "[1] YES", "logprobs": None, "error": None}
+    number, tokens = 0, np.zeros(2)
     while waiting := carry_on(dialogues(), replies)[1]:
+        number += len(waiting)
+        tokens += sum(most_tokens(request["body"]) for request in waiting) / [4, 1]
+        if not args.dry_run:
+            break
         replies = replies | {request["custom_id"]: guess for request in waiting}
-        expected += waiting
-    tokens = sum((most_tokens(request["body"]) for request in expected), np.zeros(2)) / [4, 1]
-    print(f"{len(expected)} requests wait: about {tokens[0]:.0f} prompt tokens, at most "
+    print(f"{number} requests wait: about {tokens[0]:.0f} prompt tokens, at most "
           f"{tokens[1]:.0f} reply tokens, cost about {price(tokens, args):.4f}; replies so far "
           f"cost at most {spent_on_replies(args):.4f}")
 
@@ -722,17 +729,19 @@ def converse(dialogues, args):
     if args.dry_run:
         print(json.dumps({"made": []}))
         sys.exit(0)
+    before = None
     while True:
         results, waiting = carry_on(dialogues(), replies)
         if not waiting:
             cost = round(spent_on_replies(args), 4)
             return results, {"unusable": unusable, "cost_at_most": cost}
+        if waiting == before:
+            fail(args.replies, "replies cannot be read; see its last lines")
         BACKENDS[args.backend](waiting, args)
         found, unusable = read_replies(args.replies)
-        asked = {request["custom_id"] for request in waiting}
-        if not asked <= set(found):
-            fail(args.replies, "replies cannot be read; see its last lines")
+        asked = {request["custom_id"] for request in waiting} & set(found)
         replies |= {name: found[name] for name in asked}
+        before = waiting
 
 def once(request):
     """Ask, and return the reply."""
@@ -748,12 +757,14 @@ def ask(args):
                 request = json.loads(line)
                 body = with_extra({"model": args.model} | request["body"], args)
                 json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # can be sent
-                most_tokens(body)
+                most_tokens(body | {"messages": list(body["messages"])})
                 requests[request["custom_id"]] = request | {"body": body}
         except (ValueError, LookupError, TypeError, RecursionError):
             fail(f"{args.requests}:{number}", "not a request of the OpenAI Batch API")
     replies, facts = converse(lambda: [*map(once, requests.values())], args)
     failed = sum(bool(reply["error"]) for reply in replies)
+    if failed:
+        print(f"warning: {failed} requests failed; see --retry-errors", file=sys.stderr)
     return {"made": [args.replies], "replies": len(replies), "failed": failed} | facts
 
 def read_examples(claims_path, qrels_path, claims, texts, args):
@@ -808,6 +819,8 @@ def json_object(text):
     extra = json.loads(text)
     json.dumps(extra, allow_nan=False)
     most_tokens({"messages": []} | extra)
+    if {"model", "messages"} & set(extra):
+        raise ValueError
     return extra
 
 def main():

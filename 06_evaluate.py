@@ -334,9 +334,9 @@ def translated(path):
     """Read a table of any format under our column names, with our ranks, scores and labels."""
     import pandas as pd
     table = read_rows(path)
-    if "cord_uid" in table and not {"rank", "preds"} & set(table):
+    posts, table = "cord_uid" in table, table.rename(columns=RENAMED)
+    if posts and not {"rank", "preds", "label", "relevance"} & set(table):
         table["relevance"] = 1  # CheckThat!: what a post is about
-    table = table.rename(columns=RENAMED)
     if not table.columns.is_unique:
         fail(f"{path}:1", f"two columns mean the same: {', '.join(table)}; remove one")
     if "preds" in table:  # CheckThat!: a list of ids in the order of rank
@@ -371,8 +371,8 @@ def checked(path, table, columns):
     """Return a translated table, checked; a run comes by claim and rank."""
     if not set(columns) <= set(table):
         fail(f"{path}:1", f"columns {', '.join(table)}, wanted {', '.join(columns)}")
-    for column in table.columns.intersection([*columns, "label"]):
-        reject(path, table, table[column] == "", f"{column} is empty")
+    for column in table.columns.intersection({*columns, "label"} - {"rank", "score"}):
+        reject(path, table, table[column].str.strip() == "", f"{column} is empty")
     ids = [column for column in columns if column.endswith("_id")]
     reject(path, table, table.duplicated(ids), "there is an earlier row for this")
     if "rank" in columns:
@@ -391,7 +391,7 @@ def read_run(path, gold):
     run = read_any(path, RUN)
     wanted, given = set(gold.claims), set(run["claim_id"])
     if not wanted & given:
-        fail(path, f"none of its claims is in the qrels, such as {gold.claims[0]}")
+        fail(path, f"none of its claims is in the qrels, such as {' '.join(gold.claims[:1])}")
     counts = {"claims_missing": len(wanted - given), "claims_unknown": len(given - wanted)}
     if wanted != given:
         warn(path, "{} claims without rows (0 in recall, left out of B-Pref), {} others are left "
@@ -413,7 +413,7 @@ def judge(run, qrels, gold):
     found = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
     said, labels = found.copy(), run[QRELS[:2]].merge(qrels, how="left")["label"]
     found[rows, ranks] = labels.map(places).fillna(UNJUDGED)
-    if "label" in run and gold.stance:
+    if "label" in run and gold.stance and RELEVANT not in set(run["label"]):
         said[rows, ranks] = run["label"].map(places)
     return found, said
 
@@ -566,15 +566,19 @@ def randomisation(tables, measure, resamples, seed):
 
 def wilcoxon(apart):
     """Two-sided p of the signed-rank test of differences by claim; NaN where one does not count."""
-    from scipy import stats
     apart = apart.dropna()
-    return stats.wilcoxon(apart).pvalue if apart.any() else 1.0
+    if not apart.any():
+        return 1.0
+    from scipy import stats
+    return stats.wilcoxon(apart).pvalue
 
 def mcnemar(apart):
     """Two-sided exact p that two runs have evidence on top equally often."""
-    from scipy import stats
     gained, lost = (apart > 0).sum(), (apart < 0).sum()
-    return stats.binomtest(gained, max(gained + lost, 1)).pvalue
+    if not gained + lost:
+        return 1.0
+    from scipy import stats
+    return stats.binomtest(gained, gained + lost).pvalue
 
 def holm(p):
     """p-values corrected for several comparisons (Holm 1979); NaN does not count."""
@@ -808,7 +812,9 @@ def evaluate(args):
     if up_to_date(args, task, *outs):
         print(Path(outs[2]).read_text(encoding="utf-8"))
         return {"made": [], "runs": json.loads(Path(outs[1]).read_bytes())}
-    names = ", ".join(MEASURES.get(word, word) for word in args.measures).split(", ")
+    names = []
+    for word in args.measures:
+        names += MEASURES[word].split(", ") if word in MEASURES else [word]
     qrels = read_any(args.qrels, QRELS)
     gold, tables, counts, by_claim, curve, sides = gold_of(qrels), {}, {}, {}, {}, {}
     stems = [Path(path.removesuffix(".gz")).stem for path in args.runs]

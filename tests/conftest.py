@@ -210,8 +210,8 @@ class Endpoint(BaseHTTPRequestHandler):
     sleep (seconds before it answers), drop (hang up without an answer).
     """
 
-    def do_GET(self):
-        self.send_error(404)
+    def do_GET(self):  # HTML: a page to log in, no list of models
+        self.send_error(200 if self.path == "/in" else 404)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

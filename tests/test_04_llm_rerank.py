@@ -269,6 +269,14 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     done = rerank(server, "--alpha", 0, "--retry-errors")
     assert facts(done)["replies"]["perfect"] == 3 and len(server.asked) == 4
 
+def test_replies_that_are_no_completions_stop_nothing(toy, rerank, endpoint):
+    odd = iter([{"raw": b'{"choices": [{"message": {"content": 7}}]}'}])  # is asked again
+    done = facts(rerank(endpoint(lambda prompt: next(odd, None) or last_first(prompt))))
+    assert done["unusable"] == 1 and done["replies"]["perfect"] == 3
+    login = endpoint(lambda prompt: {"status": 302, "text": "", "headers": {"Location": "/in"}})
+    done = facts(rerank(login, "--retries", 1, "--out", "none.tsv"))
+    assert done["replies"]["failed"] == 3
+
 def test_what_failed_is_asked_again_in_every_window(toy, rerank, endpoint):
     number, filtered = itertools.count(1), {"status": 400, "text": "filtered"}
     server = endpoint(lambda prompt: filtered if next(number) in (1, 5) else last_first(prompt))

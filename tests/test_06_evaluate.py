@@ -199,6 +199,8 @@ def test_trec_ties_and_unjudged_rows_are_as_in_trec_eval(tmp_path, capsys):
     assert KIT.read_any(str(run), RUN)["abstract_id"].tolist() == ["d", "b", "a"]
     assert KIT.read_any(str(gold), QRELS)["abstract_id"].tolist() == ["a", "d"]
     assert "1 rows of relevance below 0" in capsys.readouterr().err
+    gold.write_text("post_id\tcord_uid\tlabel\nc\ta\tNEI\n")  # not just what a post is about
+    assert KIT.read_any(str(gold), QRELS)["label"].tolist() == ["NEI"]
 
 @pytest.mark.parametrize(("text", "wanted", "warned"), [
     # a tweet that begins with a quotation mark, written by a tool that does not quote
