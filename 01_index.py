@@ -503,6 +503,7 @@ def windows_of(encoder, texts, **how):
     cut = {"return_overflowing_tokens": True, "stride": min(OVERLAP, encoder.max_seq_length // 2)}
     features = encoder[0].preprocess(texts, processing_kwargs={"text": cut}, **how)
     rows = features["overflow_to_sample_mapping"]
+    features.pop("prompt_length", None)  # only the first window of a text begins with the prompt
     return features | {"overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
 
 def pool_windows(encoder, _, features):
@@ -550,7 +551,8 @@ def index_vectors(texts, folder, args, task):
         encoder = open_encoder(st.SparseEncoder, args, args.dtype)
         how = {"batch_size": args.batch_size or 8, "max_active_dims": args.top_terms,
                "save_to_cpu": True}
-    encoder.truncated = multiprocessing.get_context("spawn").Value("q")  # all devices add to it
+    start = "spawn" if len(args.device) > 1 else "fork"
+    encoder.truncated = multiprocessing.get_context(start).Value("q")  # all devices add to it
     if args.pooling != "chunks":
         encoder.register_forward_pre_hook(count_truncated)
     if len(args.device) > 1:
@@ -605,14 +607,14 @@ def read_examples(path, claims, texts, loss):
                 rows.append([claims[example["claim_id"]], texts[example["positive"]], negatives])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-    table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"])
+    table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"], dtype=object)
     width = table["negatives"].str.len()
     kept = table[width >= (1 if loss == "triplet" else width.max())]
     counts = {"examples": len(table), "left_out": len(table) - len(kept)}
     if loss == "triplet":
         return kept.explode("negatives"), counts
-    negatives = pd.DataFrame(kept["negatives"].tolist(), kept.index).add_prefix("negative_")
-    return kept.drop(columns="negatives").join(negatives), counts
+    negatives = pd.DataFrame(kept["negatives"].tolist(), kept.index, dtype=object)
+    return kept.drop(columns="negatives").join(negatives.add_prefix("negative_")), counts
 
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
@@ -683,7 +685,7 @@ def graph(args):
         made = shards(args, task, len(corpus), make)
         complete(folder, names, {"kind": "graph", "corpus": meta["corpus"]}, **made)
     remove(f"{args.out}.parts")
-    return {"made": [args.out], "abstracts": len(corpus)}
+    return {"made": [args.out], "abstracts": len(corpus), "neighbours": make.args[1]}
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""

@@ -309,11 +309,9 @@ def encode(meta, claims, args):
     model = meta["model"]
     if meta["model_sha256"] not in task_of(args, models=[model])["inputs"].values():
         fail(model, f"not the model of the {meta['kind']} index; make that again: 01_index.py")
-    dtype = "fp32" if meta["dtype"] == "fp32" else "auto"  # fp32 where half precision overflows
-    encoder = open_model(load, model, args, dtype)
+    encoder = open_model(load, model, args, "fp32")
     encoder.max_seq_length = meta["max_length"]
-    return encoder.encode_query(
-        claims, prompt=meta["query_prompt"], convert_to_tensor=True).float()
+    return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
 def search_splade(folder, meta, claims, args):
     vectors = encode(meta, claims, args).cpu().coalesce()
@@ -358,14 +356,17 @@ def fuse_runs(runs, weights, method, k, ids):
         if method == "union":
             points = 1 / run["rank"]
         if method == "zscore":  # the lowest is 0
-            of_claim = points.groupby(run["claim_id"]).transform
-            points = (points - of_claim("min")) / of_claim("std", ddof=0).replace(0, 1)
+            claim = run["claim_id"]
+            points = points - points.groupby(claim).transform("min")
+            points = points / points.groupby(claim).transform("max").replace(0, 1)
+            points = points / points.groupby(claim).transform("std", ddof=0).replace(0, 1)
         parts.append(run.assign(score=weight * points))
     table = pd.concat(parts).set_index(RUN[:2])["score"]
+    check_finite(table, "--weights", "rescale them or the runs")
     pairs = table.sort_values().groupby(level=RUN[:2])  # the same terms give the same sum
     how = "max" if method in ("union", "top") else "sum"
-    fused = pairs.agg(how, skipna=False).reindex(table.index.unique()).reset_index()
-    place = pd.Index(list(ids)).get_indexer(fused["abstract_id"])
+    fused = pairs.agg(how).reindex(table.index.unique()).reset_index()
+    place = pd.Index(list(ids)).get_indexer(fused["abstract_id"]).astype(np.uint64)  # -1: last
     return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
 
 # -------------------- Examples: rows of kind, claim_id and the fields in SHAPES
@@ -413,6 +414,7 @@ def write_run(rows, claims, path, args, task):
 
 def retrieve(args):
     """Write a run for each index, and their fusion."""
+    args.retrievers = list(dict.fromkeys(args.retrievers))
     folders = [Path(args.index, kind) for kind in args.retrievers]
     task = task_of(args, args.claims, args.corpus, *folders, *args.restrict)
     names = args.retrievers + ["hybrid"] * (len(folders) > 1)

@@ -361,10 +361,11 @@ def read_texts(path):
     """Return {abstract_id: title and abstract}."""
     texts = {}
     for name, record in read_corpus(path).items():
-        texts[name] = f"{record.get('title') or ''} {record['abstract']}".strip()
+        parts = [str(record.get("title") or ""), record["abstract"]]
+        texts[name] = " ".join(filter(str.strip, parts))
     return texts
 
-def read_numbers(path, columns, run, low=-1e9, high=1e9):
+def read_numbers(path, columns, run, low=-1e308, high=1e308):
     """Return columns of another table (rows of run, columns); it must have every pair of run."""
     import pandas as pd
     table = run.merge(read_table(path, [*KEY, *columns]), on=KEY, how="left")
@@ -419,7 +420,7 @@ def load_reranker(name, flags, **how):
     from transformers import AutoConfig
     kind = str(AutoConfig.from_pretrained(name, trust_remote_code=False).architectures)
     if saved := load_file_path(name, "config_sentence_transformers.json"):
-        kind = str(json.loads(Path(saved).read_bytes()).get("model_type"))
+        kind = str(json.loads(Path(saved).read_bytes()).get("model_type") or kind)
     train = "epochs" in flags
     if train or re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
         model = CrossEncoder(name, default_prompt_name=flags.prompt_name, **how)
@@ -463,7 +464,9 @@ def score_pairs(model, pool, args, pairs):
     """Return the scores of (claim, abstract) pairs as an array, and which ones are truncated."""
     claims, texts = map(list, zip(*pairs))
     if hasattr(model, "encode_query"):  # late interaction: MaxSim of token vectors
-        claims = model.encode_query(claims, batch_size=args.batch_size)
+        once = list(dict.fromkeys(claims))
+        vectors = dict(zip(once, model.encode_query(once, batch_size=args.batch_size)))
+        claims = [vectors[claim] for claim in claims]
         texts = model.encode_document(texts, batch_size=args.batch_size)
         scores = model.similarity_pairwise(claims, texts)
         return scores.float().cpu().numpy(), [False] * len(pairs)
@@ -521,10 +524,11 @@ def scored(number, task, pairs, claims, texts, graph, args):
     score = functools.partial(score_pairs, model, pool, args)
     path = parts_of(args.out, task, args) / f"{number}.jsonl"
     score = functools.partial(score_groups, claims, texts, score, path)
-    table = score_run(pairs, score, graph, args)
-    if pool:
-        model.stop_multi_process_pool(pool)
-    return table
+    try:
+        return score_run(pairs, score, graph, args)
+    finally:
+        if pool:
+            model.stop_multi_process_pool(pool)
 
 def combined(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
@@ -573,6 +577,8 @@ def rerank(args):
     runs, models = [], []
     for number, name in enumerate(args.model):
         if name.endswith(".tsv"):
+            if args.graph:
+                fail("--graph", f"{name} is no model to score neighbours with; fuse the runs")
             table = run.assign(score=read_numbers(name, ["score"], run), truncated=False)
         else:
             table = scored(number, task, pairs, claims, texts, graph, args)
@@ -613,7 +619,7 @@ def read_examples(path, claims, texts, loss):
                     rows.append((number, place, claim, texts[name], 0.0 if place else label))
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py "
-                     "mine, known ids, target 0 to 1")
+                     "mine, known ids, target 0 to 1; --loss margin and mnrl read tuples only")
     table = pd.DataFrame(rows, columns=["tuple", "place", "claim", "abstract", "label"])
     if not table["label"].any() or (loss == "margin" and table["label"].all()):
         fail(path, "no positive, or no negative for margin: nothing to learn; mine others")
@@ -691,6 +697,8 @@ def train(args):
         short += truncated(model, pairs[start : start + GROUP])
     table = rows_of(examples.assign(abstract=short), args.loss)
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
+    if dev:
+        print(f"before training: nDCG@10 on dev {evaluator(model)['dev_ndcg@10']:.4f}")
     make = functools.partial(
         cross_encoder.CrossEncoderTrainer, model, evaluator=evaluator, loss=loss_of(model, args),
         train_dataset=Dataset.from_pandas(table, preserve_index=False))

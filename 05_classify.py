@@ -663,7 +663,8 @@ def with_head(name, seed, model_kwargs, **how):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig, logging, set_seed
     logging.set_verbosity_error()  # a new head is intended
-    if not head_order(AutoConfig.from_pretrained(name, trust_remote_code=False)):
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    if not head_order(config) or "ForSequenceClassification" not in str(config.architectures):
         how |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
         model_kwargs |= {"ignore_mismatched_sizes": True}
     set_seed(seed)
@@ -739,6 +740,8 @@ def train(args):
     if held.sum() >= CALIBRATE:
         logits = logits_of(model, [pairs[row] for row in np.flatnonzero(held)], args)
         model.config.stance_temperature = calibrate(logits, gold[held])
+    else:
+        print(f"warning: below {CALIBRATE} held-out pairs, temperature 1", file=sys.stderr)
     facts["temperature"] = model.config.stance_temperature
     with written(args.out, task, log=log, **facts) as path:
         model.save_pretrained(str(path), create_model_card=False)
@@ -830,7 +833,7 @@ def parse_digits(reply, n):
 def chances_of(logprobs, labels):
     """Return the probabilities of labels by the first token that begins one, else None."""
     import regex  # it knows which words may begin a match
-    with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
+    with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):  # odd servers
         for token in logprobs["content"]:
             sums = dict.fromkeys(labels, 0.0)
             for top in token["top_logprobs"] or [token]:
@@ -901,7 +904,8 @@ def few_shot(claims_path, qrels_path, args, claims, texts):
     drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
     drawn = drawn.groupby("claim_id").filter(
         lambda rows: len(rows) > 1 and "NEI" in set(rows["label"]))
-    most = drawn["claim_id"].value_counts().index[: args.fewshot]  # those with all labels first
+    sizes = drawn.groupby("claim_id", sort=False).size()  # those with all labels come first
+    most = sizes.sort_values(ascending=False, kind="stable").index[: args.fewshot]
     if len(most) < args.fewshot:
         fail(qrels_path, f"{len(most)} claims have evidence and NEI; lower --fewshot")
     rows, messages = drawn[drawn["claim_id"].isin(most)], []
