@@ -565,6 +565,8 @@ def index_vectors(texts, folder, args, task):
     facts = {"shape": (len(texts), encoder.get_embedding_dimension()),
              "max_length": encoder.max_seq_length, "truncated": int(made.pop("truncated").sum()),
              "model_sha256": task["inputs"][str(Path(args.model))]}
+    if not getattr(encoder.tokenizer, "is_fast", False):  # it does not say what it cuts off
+        facts["truncated"] = "an unknown number"
     if args.kind == "splade":
         places = made["rows"], made["terms"]
         matrix = sparse.coo_array((made["weights"], places), facts["shape"]).tocsc()
@@ -680,12 +682,13 @@ def graph(args):
         corpus = torch.from_numpy(np.load(source / "embeddings.npy")).to(device).float()
     except Exception as error:  # a file is missing or empty, no such device
         fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
-    make = functools.partial(graph_shard, corpus, min(args.neighbours, len(corpus) - 1))
+    k = min(args.neighbours, len(corpus) - 1)
+    make = functools.partial(graph_shard, corpus, k)
     with written(args.out, task) as folder:
         made = shards(args, task, len(corpus), make)
         complete(folder, names, {"kind": "graph", "corpus": meta["corpus"]}, **made)
     remove(f"{args.out}.parts")
-    return {"made": [args.out], "abstracts": len(corpus), "neighbours": make.args[1]}
+    return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
