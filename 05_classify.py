@@ -181,12 +181,10 @@ def written(path, task, **facts):
     remove(new)
     try:
         yield new
-        modules = {name: sys.modules[name] for name in PACKAGES if name in sys.modules}
-        gpu = "torch" in modules and modules["torch"].cuda.is_initialized()
-        device = modules["torch"].cuda.get_device_name() if gpu else "no GPU of CUDA"
-        packages = {name: module.__version__ for name, module in modules.items()}
-        made = task | {"command": sys.argv, "packages": packages, "device": device}
-        made |= facts | spent()
+        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        gpu = "torch" in modules and sys.modules["torch"].cuda
+        device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
+        made = task | {"command": sys.argv, "packages": modules, "device": device} | facts | spent()
         text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
