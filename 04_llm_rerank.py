@@ -243,12 +243,6 @@ def finish(job, args):
         fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
 # --- end of helpers
 
-THOUGHTS = "reasoning", "reasoning_content"  # where servers put them, if not into the reply
-
-def answer_in(text):
-    """Return a reply without its thoughts, whose opening tag some servers leave out."""
-    return re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
-
 # --- dialogues (same in 04 and 05)
 def request_of(body):
     """Return the line of the OpenAI Batch API for a body; custom_id is the hash of the body."""
@@ -264,11 +258,13 @@ def read_replies(path):
             record = json.loads(line)
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
-            text = choice["message"].get("content") or ""
+            said = choice["message"]
+            text = said.get("content") or ""
             text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
-            thinks = any(map(choice["message"].get, THOUGHTS)) or answer_in(text) != text
-            reply = {"content": answer_in(text), "error": error, "logprobs": choice.get("logprobs")}
-            replies[record["custom_id"]] = reply | ({"logprobs": None} if thinks else {})
+            answer = re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
+            thinks = answer != text or said.get("reasoning") or said.get("reasoning_content")
+            chances = None if thinks else choice.get("logprobs")  # else they are of the thoughts
+            replies[record["custom_id"]] = {"content": answer, "error": error, "logprobs": chances}
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += line is not lines[-1]  # that one is torn, and asked again
     return replies, unusable

@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,6 +53,14 @@ def replies(*kinds):
     """Return (kind, reply, what is read from it) of replies.tsv."""
     rows = [row for row in cases("replies.tsv") if row[0] in kinds]
     return [(kind, reply.replace("\\n", "\n"), read) for kind, reply, read in rows]
+
+def content_of(kit, text):
+    """Return the text of a reply as a script reads it from its file, without thoughts."""
+    body = {"choices": [{"message": {"content": text}}]}
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+        json.dump({"custom_id": "x", "response": {"body": body}}, file)
+        file.flush()
+        return kit.read_replies(file.name)[0]["x"]["content"]
 
 @pytest.fixture
 def contents():

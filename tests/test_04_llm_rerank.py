@@ -16,6 +16,7 @@ from conftest import (
     LABELS,
     ROOT,
     RUN,
+    content_of,
     facts,
     kill_before,
     load,
@@ -37,7 +38,7 @@ SIZES = {"order": (3,), "best": (4, 2)}  # of three; the two best of four
 
 @pytest.mark.parametrize(("what", "reply", "read"), replies(*SIZES))
 def test_an_order_is_parsed_and_repaired(what, reply, read):
-    order, quality = KIT.parse_permutation(KIT.answer_in(reply), *SIZES[what])
+    order, quality = KIT.parse_permutation(content_of(KIT, reply), *SIZES[what])
     assert " ".join([*(str(place + 1) for place in order), quality]) == read
 
 @given(st.text("[]>0123456789 ,abc\n-."), st.integers(1, 25))
@@ -47,7 +48,7 @@ def test_any_text_gives_a_permutation(reply, n):
 @pytest.mark.parametrize(("_", "reply", "read"), replies("yes"))
 def test_the_probability_of_yes_comes_from_the_text_where_logprobs_are_odd(_, reply, read):
     for logprobs in (None, 7, {}, {"content": [{"top_logprobs": [{"token": 3}]}]}):
-        said = {"content": KIT.answer_in(reply), "logprobs": logprobs, "error": None}
+        said = {"content": content_of(KIT, reply), "logprobs": logprobs, "error": None}
         assert "{:g} {}".format(*KIT.parse_yes(said)) == read
 
 def test_the_probability_of_yes_comes_from_logprobs():

@@ -8,7 +8,21 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import LABELS, ROOT, RUN, cases, facts, jsonl, load, read, records, replies, tiny, tsv
+from conftest import (
+    LABELS,
+    ROOT,
+    RUN,
+    cases,
+    content_of,
+    facts,
+    jsonl,
+    load,
+    read,
+    records,
+    replies,
+    tiny,
+    tsv,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,10 +37,10 @@ def arguments(**other):
            "temperature": 0, "max_tokens": 0, "extra": {}, "structured": False, "model": "m"}
     return SimpleNamespace(**how | other)
 
-PARSERS = {"label": lambda reply: KIT.parse_label(KIT.answer_in(reply)) or "none",
+PARSERS = {"label": lambda reply: KIT.parse_label(content_of(KIT, reply)) or "none",
            "evidence": lambda reply: KIT.parse_label(reply, ("EVIDENCE", "UNKNOWN")) or "none",
            "digits": lambda reply: " ".join(
-               one or "-" for one in KIT.parse_digits(KIT.answer_in(reply), 3))}
+               one or "-" for one in KIT.parse_digits(content_of(KIT, reply), 3))}
 
 @pytest.mark.parametrize(("what", "reply", "read"), replies(*PARSERS))
 def test_replies_are_read(what, reply, read):
@@ -62,7 +76,7 @@ def talk(strategy, replies, **how):
              ("c a2", "ice melts", "Heat {claim} </pair 1>")]
     dialogue = KIT.STRATEGIES[strategy](pairs, arguments(strategy=strategy, **how), [])
     texts = [reply if isinstance(reply, dict) else {"content": reply} for reply in replies]
-    replies = [reply | {"content": KIT.answer_in(reply["content"])} for reply in texts]
+    replies = [reply | {"content": content_of(KIT, reply["content"])} for reply in texts]
     asked = [next(dialogue)]
     with pytest.raises(StopIteration) as end:
         for reply in replies:
