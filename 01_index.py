@@ -104,19 +104,18 @@ def read_table(path, columns, **known):
     torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
     bad = {"a quotation mark is not closed": torn}
     for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty"] = table[column].str.strip() == ""
+        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
         bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        expected = numbers["rank"].groupby(claim).rank("first")
-        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
+        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        if rows.any():
-            line = rows.idxmax()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
+            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
     if "rank" in columns:
         table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -137,7 +136,7 @@ def read_corpus(path):
                 name, text = str(record["abstract_id"]), record.get("abstract")
             except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if not name.strip() or name in corpus:
+            if record["abstract_id"] is None or not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
             corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
             empty += not corpus[name]["abstract"].strip()
@@ -148,14 +147,14 @@ def read_corpus(path):
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
-        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = next(filter(Path.is_file, marks), None)
-        if not mark and str(path) not in map(str, models):
+        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
+        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
+        if not mark and path not in map(Path, models):
             fail(path, "no such file or index; make it with the script before this one")
         with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
@@ -187,7 +186,8 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
+    new = Path(f"{path}.tmp")
     remove(new)
     try:
         yield new
@@ -490,7 +490,8 @@ def open_encoder(load, args, dtype):
     if args.document_prompt is None and not encoder.prompts["document"]:
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
     encoder.own_length = encoder.max_seq_length or args.max_length
-    encoder.max_seq_length = min(args.max_length, encoder.own_length)
+    if encoder.own_length > args.max_length:
+        encoder.max_seq_length = args.max_length
     if args.pooling == "chunks":
         encoder.preprocess = functools.partial(windows_of, encoder)
         encoder.register_forward_hook(pool_windows)
@@ -599,7 +600,7 @@ def read_examples(path, claims, texts, loss):
     """
     import pandas as pd
     rows = []
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
@@ -645,7 +646,7 @@ def loss_of(encoder, args):
 def index(args):
     """Build the indexes that are asked for and not up to date."""
     made, texts = [], {}
-    for kind in args.indexes:
+    for kind in dict.fromkeys(args.indexes):
         own = argparse.Namespace(**vars(args))
         for name in {"indexes", "split"}.union(*FLAGS.values()) - set(FLAGS[kind]):
             setattr(own, name, None)  # another --k1 must not discard a dense index
@@ -734,7 +735,7 @@ def main():
     number, count = between(0), between(1, kind=int)
     if job == "graph":
         add("--index", default=f"{work}/index/dense", help="the dense index")
-        add("--out", default=f"{work}/index/graph", help="folder of the graph")
+        add("--out", type=os.path.normpath, default=f"{work}/index/graph", help="folder of it")
         add("--neighbours", type=count, default=10, help="neighbours per abstract")
     else:
         add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
@@ -768,7 +769,7 @@ def main():
             help="tuples of 02_retrieve.py mine")
         add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="the claims")
         add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
-        add("--out", default=f"{work}/models/encoder", help="folder of the trained model")
+        add("--out", type=os.path.normpath, default=f"{work}/models/encoder", help="its folder")
         add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
             help="mnrl: in-batch negatives")
         add("--margin", type=number, default=0.3, help="triplet: margin of the cosines")

@@ -74,19 +74,18 @@ def read_table(path, columns, **known):
     torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
     bad = {"a quotation mark is not closed": torn}
     for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty"] = table[column].str.strip() == ""
+        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
         bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        expected = numbers["rank"].groupby(claim).rank("first")
-        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
+        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        if rows.any():
-            line = rows.idxmax()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
+            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
     if "rank" in columns:
         table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -107,7 +106,7 @@ def read_corpus(path):
                 name, text = str(record["abstract_id"]), record.get("abstract")
             except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if not name.strip() or name in corpus:
+            if record["abstract_id"] is None or not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
             corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
             empty += not corpus[name]["abstract"].strip()
@@ -118,14 +117,14 @@ def read_corpus(path):
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
-        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = next(filter(Path.is_file, marks), None)
-        if not mark and str(path) not in map(str, models):
+        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
+        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
+        if not mark and path not in map(Path, models):
             fail(path, "no such file or index; make it with the script before this one")
         with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
@@ -157,7 +156,8 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
+    new = Path(f"{path}.tmp")
     remove(new)
     try:
         yield new
@@ -306,9 +306,14 @@ def encode(meta, claims, args):
     load = library.SparseEncoder if meta["kind"] == "splade" else library.SentenceTransformer
     model = meta["model"]
     if meta["model_sha256"] not in task_of(args, models=[model])["inputs"].values():
-        fail(model, f"not the model of the {meta['kind']} index; make that again: 01_index.py")
+        fail(model, f"not here, or not the model of the {meta['kind']} index; run this where "
+             "01_index.py was run, link the model there, or make the index again")
     encoder = open_model(load, model, args, "fp32")
-    encoder.max_seq_length = meta["max_length"]
+    if encoder.max_seq_length != meta["max_length"]:
+        encoder.max_seq_length = meta["max_length"]
+    words = encoder.tokenizer(claims, truncation=False, verbose=False)["input_ids"]
+    cut = sum(len(row) > encoder.max_seq_length for row in words)
+    print(f"{cut} of {len(claims)} claims truncated for {model}")
     return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
 def search_splade(folder, meta, claims, args):
@@ -467,11 +472,14 @@ def mine(args):
     scored, any_nei = args.targets == "score", args.nei_of == "any"
     if scored and (args.shape != "pairs" or None in (args.middle, args.scale)):
         fail("--targets score", "needs --shape pairs, --middle and --scale")
+    if any_nei and args.easy and args.easy_from == "run":
+        fail("--easy", "--nei-of any reads no run; add --easy-from corpus")
     runs = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
     task = task_of(args, args.qrels, args.corpus, *runs)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    corpus, found, examples, skipped = read_corpus(args.corpus), {}, [], 0
+    corpus, found, examples = read_corpus(args.corpus), {}, []
+    skipped = short = 0
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
     for run in runs:
         found = by_claim(read_table(run, RUN, abstract_id=corpus), "score")
@@ -497,8 +505,10 @@ def mine(args):
         rest = corpus if args.easy_from == "corpus" else ranked
         rest = [name for name in rest if labels.get(name) in pool and name not in first]
         examples += examples_of(claim, evidence, top, rest, args)
+        short += len(top) < args.hard or len(rest) < args.easy
     fields = ["kind", "claim_id", *SHAPES[args.shape]]
-    facts = {"examples": len(examples), "skipped_claims_without_evidence": skipped}
+    facts = {"examples": len(examples), "skipped_claims_without_evidence": skipped,
+             "claims_short_of_negatives": short}
     with written(args.out, task, **facts) as new, open(new, "w", encoding="utf-8") as file:
         for row in examples:
             file.write(json.dumps(dict(zip(fields, row)), ensure_ascii=False) + "\n")

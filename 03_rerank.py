@@ -93,19 +93,18 @@ def read_table(path, columns, **known):
     torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
     bad = {"a quotation mark is not closed": torn}
     for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty"] = table[column].str.strip() == ""
+        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
         bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        expected = numbers["rank"].groupby(claim).rank("first")
-        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
+        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        if rows.any():
-            line = rows.idxmax()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
+            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
     if "rank" in columns:
         table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -126,7 +125,7 @@ def read_corpus(path):
                 name, text = str(record["abstract_id"]), record.get("abstract")
             except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if not name.strip() or name in corpus:
+            if record["abstract_id"] is None or not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
             corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
             empty += not corpus[name]["abstract"].strip()
@@ -137,14 +136,14 @@ def read_corpus(path):
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
-        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = next(filter(Path.is_file, marks), None)
-        if not mark and str(path) not in map(str, models):
+        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
+        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
+        if not mark and path not in map(Path, models):
             fail(path, "no such file or index; make it with the script before this one")
         with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
@@ -176,7 +175,8 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
+    new = Path(f"{path}.tmp")
     remove(new)
     try:
         yield new
@@ -516,11 +516,15 @@ def scored(number, task, pairs, claims, texts, graph, args):
     import torch
     name, pool = args.model[number], None
     model = open_model(load_reranker, name, args, args.dtype, flags=args)
+    if hasattr(model, "predict"):  # a claim that leaves no room ends the script before any score
+        for claim in dict.fromkeys(claim for claim, _ in pairs):
+            truncated(model, [(claims[claim], "")])
     if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
     score = functools.partial(score_pairs, model, pool, args)
     path = parts_of(args.out, task, args) / f"{number}.jsonl"
+    args.force = False  # the next model keeps what this one finishes
     score = functools.partial(score_groups, claims, texts, score, path)
     try:
         return score_run(pairs, score, graph, args)
@@ -746,7 +750,7 @@ def main():
     else:
         add("examples", nargs="?", default=f"{work}/{split}/examples.jsonl", help="pairs or tuples")
         add("--model", default="data/models/minilm", help="encoder or reranker")
-        add("--out", default=f"{work}/models/reranker", help="trained model")
+        add("--out", type=os.path.normpath, default=f"{work}/models/reranker", help="its folder")
         add("--loss", choices=LOSSES, default="bce", help="margin and mnrl need tuples")
         add("--margin", type=positive, default=0.2, help="margin: lead of a positive")
         add("--epochs", type=positive, default=3, help="passes, also fractions")

@@ -83,19 +83,18 @@ def read_table(path, columns, **known):
     torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
     bad = {"a quotation mark is not closed": torn}
     for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty"] = table[column].str.strip() == ""
+        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
         bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        expected = numbers["rank"].groupby(claim).rank("first")
-        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
+        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        if rows.any():
-            line = rows.idxmax()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
+            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
     if "rank" in columns:
         table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -116,7 +115,7 @@ def read_corpus(path):
                 name, text = str(record["abstract_id"]), record.get("abstract")
             except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if not name.strip() or name in corpus:
+            if record["abstract_id"] is None or not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
             corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
             empty += not corpus[name]["abstract"].strip()
@@ -127,14 +126,14 @@ def read_corpus(path):
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
-        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = next(filter(Path.is_file, marks), None)
-        if not mark and str(path) not in map(str, models):
+        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
+        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
+        if not mark and path not in map(Path, models):
             fail(path, "no such file or index; make it with the script before this one")
         with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
@@ -166,7 +165,8 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
+    new = Path(f"{path}.tmp")
     remove(new)
     try:
         yield new
@@ -258,12 +258,10 @@ def read_replies(path):
             record = json.loads(line)
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
-            said = choice["message"]
-            text = said.get("content") or ""
-            text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
-            answer = re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
-            thinks = answer != text or said.get("reasoning") or said.get("reasoning_content")
-            chances = None if thinks else choice.get("logprobs")  # else they are of the thoughts
+            said, *aside = map(choice["message"].get, ("content", "reasoning", "reasoning_content"))
+            text = "".join(one if type(one) is str else one.get("text") or "" for one in said or "")
+            answer, cuts = re.subn(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
+            chances = None if cuts or any(aside) else choice.get("logprobs")  # not of thoughts
             replies[record["custom_id"]] = {"content": answer, "error": error, "logprobs": chances}
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += line is not lines[-1]  # that one is torn, and asked again
@@ -283,8 +281,8 @@ def carry_on(dialogues, replies):
     return results, list(waiting[min(waiting)].values()) if waiting else []
 # --- end of dialogues
 
-CLAIMS = ["claim_id", "claim"]
-NEUTRAL |= {"requests", "replies", "retry_errors", "timeout", "retries", "dry_run"}
+CLAIMS, MARKS = ["claim_id", "claim"], " \n\"'*"  # MARKS may stand around a reply
+NEUTRAL |= {"requests", "retry_errors", "timeout", "retries", "dry_run"}
 NEUTRAL |= {"price_in", "price_out", "max_cost"}
 
 # -------------------- Prompts
@@ -372,17 +370,18 @@ def parse_permutation(text, n, wanted=0):
 def parse_yes(reply):
     """Return the probability of YES and "perfect", or 0.5 and "useless".
 
-    P(YES) / (P(YES) + P(NO)) at the first token that may be either; else 1 or 0 by the text.
+    P(YES) / (P(YES) + P(NO)) at the first token that begins either; else 1 or 0 by the text.
     """
     with contextlib.suppress(TypeError, LookupError, AttributeError):  # whatever a server sends
         for token in reply["logprobs"]["content"]:
             mass = {"YES": 0.0, "NO": 0.0}
+            said = token.get("token", "").strip(MARKS).upper()
             for top in token["top_logprobs"]:
-                word = top["token"].strip(" \n\"'*").upper()
+                word = top["token"].strip(MARKS).upper()
                 for name in mass:
                     if word and name.startswith(word):  # a token may be a part of YES
                         mass[name] += math.exp(min(0, top["logprob"]))
-            if any(mass.values()):
+            if any(name.startswith(said) for name in mass) and any(mass.values()):
                 return mass["YES"] / sum(mass.values()), "perfect"
     named = set(re.findall(r"\w+", reply["content"].upper())) & {"YES", "NO"}
     return (float("YES" in named), "perfect") if len(named) == 1 else (0.5, "useless")
@@ -645,6 +644,8 @@ def generate(bodies, device):
     import torch
     body, (tokenizer, model) = bodies[0], load_local(bodies[0]["model"], device)
     limit, enum = body.get("max_tokens") or 1024, enum_of(body)
+    if any(not isinstance(turn["content"], str) for body in bodies for turn in body["messages"]):
+        fail("--backend", "a local model reads messages whose content is a text")
     batch = tokenizer.apply_chat_template(
         [body["messages"] for body in bodies], add_generation_prompt=True, padding=True,
         return_tensors="pt", return_dict=True, sanitize_control_tokens=True,
@@ -752,7 +753,9 @@ def ask(args):
                 body = with_extra({"model": args.model} | request["body"], args)
                 json.dumps(body, ensure_ascii=False, allow_nan=False).encode()  # can be sent
                 most_tokens(body | {"messages": list(body["messages"])})
-                requests[request["custom_id"]] = request | {"body": body}
+                request |= {"body": body}
+                if requests.setdefault(request["custom_id"], request) != request:
+                    raise ValueError("two requests with one custom_id")
         except (ValueError, LookupError, TypeError, RecursionError):
             fail(f"{args.requests}:{number}", "not a request of the OpenAI Batch API")
     replies, facts = converse(lambda: [*map(once, requests.values())], args)
@@ -788,6 +791,8 @@ def rerank(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     up_to_date(args, task, args.replies, args.requests)  # locks them
+    if args.backend == "transformers":  # replies of other weights are none of this model's
+        args.extra = args.extra | {"weights": task["inputs"][str(Path(args.model))]}
     claims, texts = dict(read_table(args.claims, CLAIMS)[CLAIMS].to_numpy()), {}
     for name, record in read_corpus(args.corpus).items():
         texts[name] = f"{record.get('title') or ''} {record['abstract']}".strip()

@@ -45,6 +45,7 @@ import numpy as np
 
 CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
 COLUMNS = ["p_supports", "p_refutes", "p_nei"]
+SHARD = 2048  # pairs that are classified and stored at once
 CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 SPELLINGS = {   # of labels in replies and in NLI heads
@@ -94,19 +95,18 @@ def read_table(path, columns, **known):
     torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
     bad = {"a quotation mark is not closed": torn}
     for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty"] = table[column].str.strip() == ""
+        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
         bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        expected = numbers["rank"].groupby(claim).rank("first")
-        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
+        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        if rows.any():
-            line = rows.idxmax()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
+            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
     if "rank" in columns:
         table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -127,7 +127,7 @@ def read_corpus(path):
                 name, text = str(record["abstract_id"]), record.get("abstract")
             except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if not name.strip() or name in corpus:
+            if record["abstract_id"] is None or not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
             corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
             empty += not corpus[name]["abstract"].strip()
@@ -138,14 +138,14 @@ def read_corpus(path):
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
-        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = next(filter(Path.is_file, marks), None)
-        if not mark and str(path) not in map(str, models):
+        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
+        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
+        if not mark and path not in map(Path, models):
             fail(path, "no such file or index; make it with the script before this one")
         with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
@@ -177,7 +177,8 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
+    new = Path(f"{path}.tmp")
     remove(new)
     try:
         yield new
@@ -366,12 +367,10 @@ def read_replies(path):
             record = json.loads(line)
             error = record.get("error") or record["response"]["body"].get("error")
             choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
-            said = choice["message"]
-            text = said.get("content") or ""
-            text = text if isinstance(text, str) else "".join(one.get("text") or "" for one in text)
-            answer = re.sub(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
-            thinks = answer != text or said.get("reasoning") or said.get("reasoning_content")
-            chances = None if thinks else choice.get("logprobs")  # else they are of the thoughts
+            said, *aside = map(choice["message"].get, ("content", "reasoning", "reasoning_content"))
+            text = "".join(one if type(one) is str else one.get("text") or "" for one in said or "")
+            answer, cuts = re.subn(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
+            chances = None if cuts or any(aside) else choice.get("logprobs")  # not of thoughts
             replies[record["custom_id"]] = {"content": answer, "error": error, "logprobs": chances}
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += line is not lines[-1]  # that one is torn, and asked again
@@ -391,7 +390,7 @@ def carry_on(dialogues, replies):
     return results, list(waiting[min(waiting)].values()) if waiting else []
 # --- end of dialogues
 
-NEUTRAL.update(("ask", "backend", "base_url", "dry_run", "replies", "requests", "retry_errors"))
+NEUTRAL.update(("aggregate", "ask", "backend", "base_url", "dry_run", "requests", "retry_errors"))
 
 # -------------------- Inputs and labels
 def read_texts(args):
@@ -407,15 +406,21 @@ def pairs_of(table, claims, texts):
             for claim, name in table[QRELS[:2]].to_numpy()]
 
 def parse_label(reply, labels=LABELS):
-    """Return the one label that a reply, else its last line, names in any spelling, or None.
+    """Return the label on the last or first line alone, else the one in a reply or its last line.
 
-    Denied verbs ("does not support") and infinitives ("to refute it") name no label.
+    None if there is none. Denied verbs ("does not support") and infinitives ("to refute it") name
+    no label.
     """
     reply = reply.lower()
     if "UNKNOWN" in labels:
         reply = re.sub(NO_EVIDENCE, " unknown ", reply)
     reply = re.sub(DENIED, " ", reply).strip()
-    for text in (reply, reply.split("\n")[-1]):
+    lines = reply.split("\n")
+    for line in (lines[-1], lines[0]):  # behind a label alone, a reason may name others
+        for label in labels:
+            if re.fullmatch(rf"\W*(label\W+)?({SPELLINGS[label]})\W*", line):
+                return label
+    for text in (reply, lines[-1]):
         found = [label for label in labels
                  if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text)]
         if len(found) == 1:
@@ -444,6 +449,8 @@ def open_classifier(name, args):
         fail(name, f"its {model.num_labels} labels are not {LABELS}: train it with 05_classify.py "
              "train; a reranker, with one label, is for 03_rerank.py")
     limit_length(model, args.max_length)
+    if len(args.device) > 1:
+        model.pool = model.start_multi_process_pool(args.device)
     if args.adjust and not model.claim_first:
         fail(name, "it has no class shares for --adjust; train it with 05_classify.py train")
     return model
@@ -463,10 +470,10 @@ def logits_of(model, pairs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
     import torch
     inputs = [(claim, text) if model.claim_first else (text, claim) for _, claim, text in pairs]
-    pool = args.device if len(args.device) > 1 else None
+    pool = getattr(model, "pool", None)
     cpu = model.device.type == "cpu" and not pool  # a pool leaves the model there
     found = model.predict(
-        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True, device=pool,
+        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True, pool=pool,
         batch_size=args.batch_size or (8 if cpu else 64),
         chunk_size=-(-len(inputs) // len(args.device)))
     found = np.reshape(found, (-1, 3)).astype(float)[:, head_order(model.config)]
@@ -487,6 +494,17 @@ def probabilities_of(model, pairs, args):
     temperature = getattr(model.config, "stance_temperature", 1.0)
     shares = getattr(model.config, "stance_shares", (1, 1, 1))
     return calibrated(logits_of(model, pairs, args), temperature, shares, args.adjust)
+
+def in_shards(model, pairs, task, args):
+    """Return probabilities (pairs, 3); OUT.parts/ holds finished shards."""
+    folder, found = parts_of(args.out, task, args), [np.empty((0, 3))]
+    for start in range(0, len(pairs), SHARD):
+        shard, new = folder / f"{start}.npy", folder / "new.npy"
+        if not shard.exists():
+            np.save(new, probabilities_of(model, pairs[start : start + SHARD], args))
+            new.rename(shard)
+        found.append(np.load(shard))
+    return np.concatenate(found)
 
 # -------------------- Verdicts
 def combine(args, names):
@@ -568,6 +586,10 @@ def judge(args):
     outs = [*filter(None, (args.out, args.aggregate))]
     if up_to_date(args, task, *outs):
         return {"made": []}
+    if args.job.endswith("llm"):
+        up_to_date(args, task, args.requests)  # locks them
+        if args.backend == "transformers":  # replies of other weights are none of this model's
+            args.extra = args.extra | {"weights": task["inputs"][str(Path(args.model))]}
     claims, texts = read_texts(args)
     run = read_table(runs[0], RUN, claim_id=claims, abstract_id=texts)[RUN]
     run = run[run["rank"] <= (args.top_k or len(run))].reset_index(drop=True)
@@ -580,13 +602,14 @@ def judge(args):
     else:
         model = open_classifier(args.model, args)
         facts["truncated"] = count_truncated(model, pairs)
-        found = probabilities_of(model, pairs, args)
+        found = in_shards(model, pairs, task, args)
         labels = np.array(LABELS)[found.argmax(axis=1)]
     verdicts = run.assign(label=labels)
     verdicts[COLUMNS] = np.reshape(found, (-1, 3))
     facts |= {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
     with written(args.out, task, **facts) as path:
         verdicts.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+    remove(f"{args.out}.parts")
     if args.aggregate:
         if args.evidence_model:
             model = open_classifier(args.evidence_model, args)
@@ -824,20 +847,23 @@ def parse_digits(reply, n):
     found = {int(number): names[digit] for number, digit in reversed(lines)}  # the first one counts
     return [found.get(number) for number in range(1, n + 1)]
 
+def begun_by(token, labels):
+    """Return the labels that a token begins."""
+    import regex  # it knows which words may begin a match
+    word = token["token"].strip(" \n\t\"'*`").lower()
+    return [label for label in labels if regex.fullmatch(SPELLINGS[label], word, partial=True)]
+
 def chances_of(logprobs, labels):
     """Return the probabilities of labels by the first token that begins one, else None."""
-    import regex  # it knows which words may begin a match
     with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):  # odd servers
         for token in logprobs["content"]:
             sums = dict.fromkeys(labels, 0.0)
             for top in token["top_logprobs"] or [token]:
-                word = top["token"].strip(" \n\t\"'*`").lower()
-                begun = [label for label in labels
-                         if regex.fullmatch(SPELLINGS[label], word, partial=True)]
+                begun = begun_by(top, labels)
                 if len(begun) == 1:
                     sums[begun[0]] += np.exp(top["logprob"])
             total = sum(sums.values())
-            if 0 < total < np.inf:
+            if 0 < total < np.inf and begun_by(token, labels):
                 return [chance / total for chance in sums.values()]
     return None
 
@@ -908,6 +934,11 @@ def few_shot(claims_path, qrels_path, args, claims, texts):
         messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": label}]
     return messages
 
+def end_with_parent():
+    """Let this process be killed when its parent ends: a killed command pays for nothing more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
 def answer(waiting, args):
     """Have 04_llm_rerank.py ask answer requests; without it, say how to, and end with 3."""
     path = args.requests + ".dry-run" * args.dry_run
@@ -924,7 +955,8 @@ def answer(waiting, args):
     words = ["ask", path, "--replies", args.replies, "--backend", backend,
              "--base-url", args.base_url, "--device", *args.device, *args.ask]
     words += ["--retry-errors"] * args.retry_errors + ["--dry-run"] * args.dry_run
-    status = subprocess.run([sys.executable, script, *words], check=False).returncode
+    status = subprocess.run(
+        [sys.executable, script, *words], check=False, preexec_fn=end_with_parent).returncode
     if args.dry_run:
         remove(path)
     if status or args.dry_run:
@@ -980,7 +1012,7 @@ def main():
         add("--qrels", default=f"{data}/qrels.{split}.tsv", help="the judged pairs")
         add("--examples", nargs="+", default=[], help="of 02_retrieve.py mine --shape labels")
         add("--model", default="data/models/minilm", help="encoder or NLI model")
-        add("--out", default=f"{work}/models/classifier", help="the trained model")
+        add("--out", type=os.path.normpath, default=f"{work}/models/classifier", help="its folder")
         add("--loss", choices=("focal", "cross-entropy"), default="focal", help="focal: gamma 2")
         add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="of pairs")
         add("--freeze", default="none", help="encoder, or embeddings and N lower layers, or none")
@@ -989,7 +1021,7 @@ def main():
         add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
         add("--batch-size", dest="step", type=count, default=32, help="pairs per step")
         add("--accumulate", type=count, default=1, help="forward passes per step")
-        add("--held-out", type=between(0, 0.5), default=0.1, help="for epoch and temperature")
+        add("--held-out", type=between(0, 0.5), default=0.1, help="for epoch and temperature: 1/N")
         add("--split-by", choices=("claim", "instance"), default="claim", help="of --held-out")
         add("--patience", type=count, default=3, help="epochs without gain before stopping")
     else:
@@ -1044,5 +1076,5 @@ def main():
 
 if __name__ == "__main__":
     main()
-elif __name__ == "__mp_main__" and sys.platform == "linux":  # a worker of several devices
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with its parent
+elif __name__ == "__mp_main__":  # a worker of several devices
+    end_with_parent()

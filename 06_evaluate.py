@@ -112,19 +112,18 @@ def read_table(path, columns, **known):
     torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
     bad = {"a quotation mark is not closed": torn}
     for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty"] = table[column].str.strip() == ""
+        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
         numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
         bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        expected = numbers["rank"].groupby(claim).rank("first")
-        bad["ranks are not 1, 2, 3"] = numbers["rank"] != expected
+        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        if rows.any():
-            line = rows.idxmax()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[line, ids])}; fix the row")
+        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
+            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
     if "rank" in columns:
         table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -145,7 +144,7 @@ def read_corpus(path):
                 name, text = str(record["abstract_id"]), record.get("abstract")
             except (ValueError, LookupError, TypeError, RecursionError):
                 fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if not name.strip() or name in corpus:
+            if record["abstract_id"] is None or not name.strip() or name in corpus:
                 fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
             corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
             empty += not corpus[name]["abstract"].strip()
@@ -156,14 +155,14 @@ def read_corpus(path):
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and sha256 of what is read.
 
-    Of an index counts its meta.json, of a model its config.json, or its name alone.
+    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     task = {"arguments": arguments, "inputs": {}}
     for path in map(Path, (*files, *models)):
-        marks = [path, path / "meta.json", Path(f"{path}.meta.json"), path / "config.json"]
-        mark = next(filter(Path.is_file, marks), None)
-        if not mark and str(path) not in map(str, models):
+        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
+        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
+        if not mark and path not in map(Path, models):
             fail(path, "no such file or index; make it with the script before this one")
         with mark.open("rb") if mark else io.BytesIO() as data:
             task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
@@ -195,7 +194,8 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
+    new = Path(f"{path}.tmp")
     remove(new)
     try:
         yield new
@@ -794,6 +794,9 @@ def outs_of(out, *endings):
     paths = [out, *(os.path.splitext(out)[0] + ending for ending in endings)]
     if out in paths[1:]:
         fail("--out", f"{out} is another output's name; give another ending")
+    for path in paths[1:]:
+        if os.path.exists(path) and not os.path.exists(f"{path}.meta.json"):
+            fail(path, "would be replaced, and was not made by this script; give another --out")
     return paths
 
 def evaluate(args):

@@ -68,7 +68,7 @@ train $W/train/margin.jsonl --model $W/models/scores --loss margin --batch-size 
   --epochs 1 --out $W/models/margin
 
 stage "3  On test: alone, margin, an ensemble, with neighbours, both blended"
-rerank() { python 03_rerank.py $D --max-length 96 --depth 30 --run $W/test/z.tsv "$@"; }
+rerank() { python 03_rerank.py $D --max-length 96 --depth 30 --run $W/tuned/test/z.tsv "$@"; }
 rerank --out $W/test/cross-encoder.tsv
 rerank --out $W/test/margin.tsv --model $W/models/margin
 python 02_retrieve.py fuse $D --out $W/test/ensemble.tsv $W/test/{cross-encoder,margin}.tsv
@@ -95,8 +95,8 @@ python 05_classify.py $D --max-length 96 --run $W/test/judged.tsv --model $W/mod
 
 stage "6  Tables"
 python 06_evaluate.py $D --resamples 10000 --report $W/test/report.html $W/test/hybrid.tsv \
-  $W/test/{bm25,dense}.tsv $W/splade/splade.tsv $W/tuned/test/{dense,hybrid}.tsv \
-  $W/triplet/test/dense.tsv $W/test/{z,cross-encoder,margin,ensemble,graph}.tsv \
+  $W/test/{bm25,dense,z}.tsv $W/splade/splade.tsv $W/tuned/test/{dense,hybrid,z}.tsv \
+  $W/triplet/test/dense.tsv $W/test/{cross-encoder,margin,ensemble,graph}.tsv \
   $W/test/{blended,margin-blended}.tsv
 python 06_evaluate.py $D --out $W/test/stance.tsv \
   $W/test/stance.{frozen,focal,entropy,warm,adjusted}.tsv

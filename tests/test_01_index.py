@@ -1,5 +1,6 @@
 """01_index.py: what is indexed, that it is whole, and what training makes."""
 import json
+import shutil
 import zlib
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 import Stemmer
 import torch
 from conftest import ABSTRACTS, facts, jsonl, load
+from safetensors.torch import load_file, save_file
 from scipy import sparse
 from sentence_transformers import SentenceTransformer, SparseEncoder
 
@@ -20,6 +22,19 @@ def test_an_index_with_torn_provenance_is_made_again(toy, call):
         assert facts(call(SCRIPT, "--indexes", "bm25", cwd=toy))["made"]
         (toy / "work/demo/index/bm25.meta.json").write_text(text)
     assert facts(call(SCRIPT, "--indexes", "bm25", cwd=toy))["made"]
+
+def test_an_index_follows_its_link_and_knows_its_model(toy, call, refused):
+    (toy / "disk").mkdir()
+    (toy / INDEX).mkdir(parents=True, exist_ok=True)
+    (toy / INDEX / "dense").symlink_to(toy / "disk")
+    shutil.copytree(toy / "data/models/minilm", toy / "own")
+    words = ("--indexes", "dense", "dense", "--dense-model", "./own/")
+    assert len(facts(call(SCRIPT, *words, cwd=toy))["made"]) == 1
+    assert (toy / INDEX / "dense").is_symlink() and (toy / "disk/meta.json").exists()
+    weights = load_file(toy / "own/model.safetensors")
+    save_file({name: -values for name, values in weights.items()}, toy / "own/model.safetensors")
+    refused(toy, "02_retrieve.py", "--retrievers", "dense", said="not the model of the dense index")
+    assert facts(call(SCRIPT, *words, cwd=toy))["made"]
 
 def test_text_joins_the_fields_that_are_not_empty():
     text_of = KIT.text_of

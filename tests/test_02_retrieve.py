@@ -149,7 +149,9 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
     mine = ("mine", *words.split(), "--qrels", "q.tsv", "--split", "test", "--out", "x.jsonl")
     for judged in (table, table, table[table["claim_id"] != "c4"]):
         tsv(toy / "q.tsv", judged, judged.values)
-        skipped = facts(call(SCRIPT, *mine, "--force", cwd=toy))["skipped_claims_without_evidence"]
+        made = facts(call(SCRIPT, *mine, "--force", cwd=toy))
+        skipped = made["skipped_claims_without_evidence"]
+        assert (made["claims_short_of_negatives"] > 0) == ("9" in words or "unjudged" in words)
         seen.append(records(toy / "x.jsonl"))
     fields = {tuple(row)[2:] for row in seen[0]}
     assert len(fields) == 1 and fields < {
@@ -191,7 +193,8 @@ def test_bytes_of_all_kinds_are_read_and_none_controls_the_terminal(capsys, tmp_
     found = KIT.read_table(path, ["claim_id", "claim"]).values.tolist()
     assert found == [["07", 'a\tb "c"'], ["NA", "d\ne"], ["8", "\ufffd\ufffd"]]
     good = b'{"abstract_id": 1, "abstract": "\xed"}\n{"abstract_id": "\\ud800", "abstract": "a"}\n'
-    for line in (b"[]", b"{", b'{"abstract": ""}', b'{"abstract_id": "1"}', b'{"abstract_id": ""}'):
+    for line in (b"[]", b"{", b'{"abstract": ""}', b'{"abstract_id": "1"}', b'{"abstract_id": ""}',
+                 b'{"abstract_id": null}'):
         path.write_bytes(good + line)
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
     path.write_bytes(good)

@@ -57,6 +57,8 @@ def test_the_probability_of_yes_comes_from_logprobs():
     tokens = [{"top_logprobs": [{"token": '{"', "logprob": 0.0}]}, {"top_logprobs": top}]
     reply = {"content": "No", "logprobs": {"content": tokens}, "error": None}
     assert KIT.parse_yes(reply) == (pytest.approx((0.3 + 0.1) / (0.3 + 0.1 + 0.1)), "perfect")
+    tokens[0] = {"token": "The", "top_logprobs": [{"token": "No", "logprob": -9}]}
+    assert KIT.parse_yes(reply) == (pytest.approx(0.8), "perfect")  # the reply begins with The
     for odd in (math.nan, math.inf, 1e9):
         top[0]["logprob"] = odd
         assert 0 <= KIT.parse_yes(reply)[0] <= 1

@@ -55,6 +55,9 @@ def test_chances_are_those_of_the_first_token_that_begins_a_label():
     chances = KIT.chances_of
     found = chances(logprobs(SUP=0.5, REF=0.2, N=0.1, Support=0.1, the=0.1), LABELS)
     assert found == pytest.approx([0.6 / 0.9, 0.2 / 0.9, 0.1 / 0.9])  # of what begins a label
+    other = {"token": "The", "logprob": -0.1, "top_logprobs": [{"token": "NEI", "logprob": -9}]}
+    said = {"content": [other, *logprobs(SUP=0.6, REF=0.4)["content"]]}
+    assert chances(said, LABELS) == pytest.approx([0.6, 0.4, 0])
     for bad in (None, {}, {"content": [{"token": 7, "top_logprobs": 3}]},
                 {"content": [{"token": "NEI", "logprob": "x", "top_logprobs": None}]}):
         assert chances(bad, LABELS) is None

@@ -43,7 +43,7 @@ def ready(toy, folders):
 @pytest.mark.parametrize(("command", "text", "said"), cases("bad_input.tsv"))
 def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, text, said):
     texts = {"x": text, "run.tsv": HEAD, "verdicts.tsv": HEAD + VERDICTS,
-             "recipes/published.tsv": "system|table|row|measure|value"}
+             "notes.md": "", "recipes/published.tsv": "system|table|row|measure|value"}
     (ready / "recipes").mkdir()
     for name, content in texts.items():
         (ready / name).write_text(content.replace("|", "\t").replace(";", "\n") + "\n")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import KEY, LABELS, cases, facts, jsonl, kill_before, tiny, tsv
 
-SMALL = {"01": {"SHARD = 4096": "SHARD = 4"}, "03": {"GROUP = 1024": "GROUP = 4"}, "05": {}}
+SMALL = {"01": {"SHARD = 4096": "SHARD = 4"}, "03": {"GROUP = 1024": "GROUP = 4"},
+         "05": {"SHARD = 2048": "SHARD = 4"}}
 STATEMENTS = {"shard": "new.rename(shard)", "score": "scores, flags = score(",
               "save": "last = {name: value", "end": "return trainer.state.log_history"}
 NLI = ["contradiction", "neutral", "entailment"]
