@@ -490,8 +490,8 @@ def open_encoder(load, args, dtype):
     if args.document_prompt is None and not encoder.prompts["document"]:
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
     encoder.own_length = encoder.max_seq_length or args.max_length
-    if encoder.own_length > args.max_length:
-        encoder.max_seq_length = args.max_length
+    with contextlib.suppress(AttributeError):  # static embeddings have no limit
+        encoder.max_seq_length = min(args.max_length, encoder.own_length)
     if args.pooling == "chunks":
         encoder.preprocess = functools.partial(windows_of, encoder)
         encoder.register_forward_hook(pool_windows)
@@ -722,7 +722,8 @@ def train(args):
               prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
     curve += [line[NDCG] for line in log if NDCG in line]
     facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
-    encoder.max_seq_length = encoder.own_length
+    if encoder.max_seq_length != encoder.own_length:
+        encoder.max_seq_length = encoder.own_length
     with written(args.out, task, **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
     remove(f"{args.out}.parts")

@@ -302,6 +302,7 @@ def search_bm25(folder, meta, claims, args):
     return sum_postings(folder, ".csc.index.npy", meta, queries)
 
 def encode(meta, claims, args):
+    """Return the vectors of claims, and in meta how many are truncated."""
     import sentence_transformers as library
     load = library.SparseEncoder if meta["kind"] == "splade" else library.SentenceTransformer
     model = meta["model"]
@@ -311,9 +312,9 @@ def encode(meta, claims, args):
     encoder = open_model(load, model, args, "fp32")
     if encoder.max_seq_length != meta["max_length"]:
         encoder.max_seq_length = meta["max_length"]
-    words = encoder.tokenizer(claims, truncation=False, verbose=False)["input_ids"]
-    cut = sum(len(row) > encoder.max_seq_length for row in words)
-    print(f"{cut} of {len(claims)} claims truncated for {model}")
+    if getattr(encoder.tokenizer, "is_fast", False):
+        words = encoder.tokenizer(claims, truncation=False, verbose=False)["input_ids"]
+        meta["truncated_claims"] = sum(len(row) > encoder.max_seq_length for row in words)
     return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
 def search_splade(folder, meta, claims, args):
@@ -403,16 +404,18 @@ def by_claim(table, column):
     groups = table.groupby("claim_id", sort=False)
     return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
 
-def write_run(rows, claims, path, args, task):
+def write_run(rows, claims, path, args, task, truncated=0):
     """Write the --top-k first rows of each claim. Return the run."""
     import pandas as pd
     run = pd.DataFrame(rows, columns=[*RUN[:2], "score"])
     run["rank"] = run.groupby("claim_id").cumcount() + 1
     run = run.loc[run["rank"] <= args.top_k, RUN]
     empty = claims - run["claim_id"].nunique()
-    with written(path, task, rows=len(run), claims_without_rows=empty) as new:
+    facts = {"rows": len(run), "claims_without_rows": empty, "truncated_claims": truncated}
+    with written(path, task, **facts) as new:
         run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{path}: {len(run)} rows, {claims} claims, {empty} of them without rows")
+    print(f"{path}: {len(run)} rows, {claims} claims, {empty} of them without rows, "
+          f"{truncated} truncated")
     return run
 
 def retrieve(args):
@@ -430,12 +433,12 @@ def retrieve(args):
     searches, runs, seconds = [], [], {}
     for kind, folder in zip(args.retrievers, folders):
         meta = open_index(folder, task["inputs"][str(Path(args.corpus))])
-        searches.append(SEARCH[kind](folder, meta, claims["claim"].tolist(), args))
+        searches.append((SEARCH[kind](folder, meta, claims["claim"].tolist(), args), meta))
     ids = json.loads((folders[0] / "abstract_ids.json").read_bytes())
     order = {name: row for row, name in enumerate(ids)}
     for table in args.restrict:
         candidates = by_claim(read_table(table, RUN, abstract_id=order), "rank")
-    for kind, folder, search, path in zip(args.retrievers, folders, searches, paths):
+    for kind, folder, (search, meta), path in zip(args.retrievers, folders, searches, paths):
         rows, start = [], time.monotonic()
         low = -np.inf if kind == "dense" else 0  # no common term
         for claim, scores in zip(claims["claim_id"], search):
@@ -447,7 +450,8 @@ def retrieve(args):
             best = best[scores[best] > low]
             rows += [(claim, ids[row], scores[row]) for row in best]
         seconds[kind] = round(time.monotonic() - start, 2)
-        runs.append(write_run(rows, len(claims), path, args, task))
+        truncated = meta.get("truncated_claims", 0)
+        runs.append(write_run(rows, len(claims), path, args, task, truncated))
     if len(runs) > 1:
         fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, ids)
         write_run(fused, len(claims), paths[-1], args, task)
