@@ -67,12 +67,13 @@ python 02_retrieve.py mine $D $W/tuned/train/z.tsv --shape tuples --hard 2 --fro
 train $W/train/margin.jsonl --model $W/models/scores --loss margin --batch-size 8 --lr 2e-5 \
   --epochs 1 --out $W/models/margin
 
-stage "3  On test: alone, margin, an ensemble, with neighbours, both blended"
+stage "3  On test: labels, margin (better on dev), an ensemble, with neighbours, blended"
 rerank() { python 03_rerank.py $D --max-length 96 --depth 30 --run $W/tuned/test/z.tsv "$@"; }
 rerank --out $W/test/cross-encoder.tsv
 rerank --out $W/test/margin.tsv --model $W/models/margin
 python 02_retrieve.py fuse $D --out $W/test/ensemble.tsv $W/test/{cross-encoder,margin}.tsv
-rerank --out $W/test/graph.tsv --graph $W/index/graph --rounds 2 --neighbours 5 --beam 5
+rerank --out $W/test/graph.tsv --model $W/models/margin --graph $W/index/graph \
+  --rounds 2 --neighbours 5 --beam 5
 rerank --out $W/test/blended.tsv --first-stage 0.5
 rerank --out $W/test/margin-blended.tsv --first-stage 0.5 --model $W/test/margin.tsv
 
