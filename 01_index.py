@@ -736,7 +736,7 @@ def main():
     number, count = between(0), between(1, kind=int)
     if job == "graph":
         add("--index", default=f"{work}/index/dense", help="the dense index")
-        add("--out", type=os.path.normpath, default=f"{work}/index/graph", help="folder of it")
+        add("--out", type=os.path.normpath, default=f"{work}/index/graph", help="graph folder")
         add("--neighbours", type=count, default=10, help="neighbours per abstract")
     else:
         add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
@@ -770,7 +770,7 @@ def main():
             help="tuples of 02_retrieve.py mine")
         add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="the claims")
         add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
-        add("--out", type=os.path.normpath, default=f"{work}/models/encoder", help="its folder")
+        add("--out", type=os.path.normpath, default=f"{work}/models/encoder", help="model folder")
         add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
             help="mnrl: in-batch negatives")
         add("--margin", type=number, default=0.3, help="triplet: margin of the cosines")

@@ -414,8 +414,9 @@ def write_run(rows, claims, path, args, task, truncated=0):
     facts = {"rows": len(run), "claims_without_rows": empty, "truncated_claims": truncated}
     with written(path, task, **facts) as new:
         run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{path}: {len(run)} rows, {claims} claims, {empty} of them without rows, "
-          f"{truncated} truncated")
+    print(f"{path}: {len(run)} rows, {claims} claims, {empty} of them without rows")
+    if truncated:
+        print(f"{truncated} of these claims are truncated")
     return run
 
 def retrieve(args):

@@ -517,8 +517,7 @@ def scored(number, task, pairs, claims, texts, graph, args):
     name, pool = args.model[number], None
     model = open_model(load_reranker, name, args, args.dtype, flags=args)
     if hasattr(model, "predict"):  # a claim that leaves no room ends the script before any score
-        for claim in dict.fromkeys(claim for claim, _ in pairs):
-            truncated(model, [(claims[claim], "")])
+        truncated(model, [(claims[claim], "") for claim in dict(pairs)])
     if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
@@ -750,7 +749,7 @@ def main():
     else:
         add("examples", nargs="?", default=f"{work}/{split}/examples.jsonl", help="pairs or tuples")
         add("--model", default="data/models/minilm", help="encoder or reranker")
-        add("--out", type=os.path.normpath, default=f"{work}/models/reranker", help="its folder")
+        add("--out", type=os.path.normpath, default=f"{work}/models/reranker", help="trained model")
         add("--loss", choices=LOSSES, default="bce", help="margin and mnrl need tuples")
         add("--margin", type=positive, default=0.2, help="margin: lead of a positive")
         add("--epochs", type=positive, default=3, help="passes, also fractions")

@@ -281,7 +281,8 @@ def carry_on(dialogues, replies):
     return results, list(waiting[min(waiting)].values()) if waiting else []
 # --- end of dialogues
 
-CLAIMS, MARKS = ["claim_id", "claim"], " \n\"'*"  # MARKS may stand around a reply
+CLAIMS = ["claim_id", "claim"]
+MARKS = " \n\"'*"  # may stand around YES and NO
 NEUTRAL |= {"requests", "retry_errors", "timeout", "retries", "dry_run"}
 NEUTRAL |= {"price_in", "price_out", "max_cost"}
 

@@ -1012,7 +1012,7 @@ def main():
         add("--qrels", default=f"{data}/qrels.{split}.tsv", help="the judged pairs")
         add("--examples", nargs="+", default=[], help="of 02_retrieve.py mine --shape labels")
         add("--model", default="data/models/minilm", help="encoder or NLI model")
-        add("--out", type=os.path.normpath, default=f"{work}/models/classifier", help="its folder")
+        add("--out", type=os.path.normpath, default=f"{work}/models/classifier", help="the model")
         add("--loss", choices=("focal", "cross-entropy"), default="focal", help="focal: gamma 2")
         add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="of pairs")
         add("--freeze", default="none", help="encoder, or embeddings and N lower layers, or none")
