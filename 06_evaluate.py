@@ -45,6 +45,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
+# --- constants (same in all six scripts)
+LABELS = ("SUPPORTS", "REFUTES", "NEI")
+RUN = ["claim_id", "abstract_id", "rank", "score"]
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
+# --- end of constants
+
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
 MEASURES = {
     "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
@@ -75,202 +81,6 @@ SPELT = {"SUPPORTS": "supports?|supported|entailment",  # without spaces and _
 PUBLISHED = Path(sys.argv[0]).parent / "recipes" / "published.tsv"
 TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "checkthat4b": 5}  # abstracts a claim
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
-
-# --- helpers (same in all six scripts)
-LABELS = ("SUPPORTS", "REFUTES", "NEI")
-RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
-PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
-START, LOCKS = time.monotonic(), []
-
-def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
-    line = " ".join(f"error: {where}: {what}".split())
-    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
-    sys.exit(2)
-
-def read_table(path, columns, **known):
-    """Read a TSV file as strings; a run by claim and rank, with rank and score as numbers.
-
-    known: the values that a column may hold. The first bad row ends the script, with its line.
-    """
-    import pandas as pd
-    try:
-        table = pd.read_csv(path, sep="\t", header=None, dtype=str, na_filter=False,
-                            skip_blank_lines=False, encoding="utf-8-sig", encoding_errors="replace")
-    except ValueError as error:  # an open quotation mark, a row longer than the header
-        [(kind, line)] = re.findall(r"(line|row) (\d+)", str(error))[:1] or [("line", 1)]
-        line = int(line) + (kind == "row")  # pandas counts rows from 0
-        fail(f"{path}:{line}", f"{error}; check its quotation marks; see 06_evaluate.py convert")
-    header = table.iloc[0].tolist()
-    if not set(columns) <= set(header) or len(set(header)) < len(header):
-        fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
-    table = table.set_axis(header, axis=1).set_axis(table.index + 1).iloc[1:]  # lines from 1
-    table = table[(table != "").any(axis=1)]
-    ids = [column for column in columns if column.endswith("_id")]
-    torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
-    bad = {"a quotation mark is not closed": torn}
-    for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
-    bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
-    bad["there is an earlier row for this"] = table.duplicated(ids)
-    if "rank" in columns:
-        claim = table["claim_id"].factorize()[0]
-        numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
-    for what, rows in bad.items():
-        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
-            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
-    if "rank" in columns:
-        table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
-        table = table.iloc[np.lexsort((table["rank"], claim))]
-    return table.reset_index(drop=True)
-
-def read_corpus(path):
-    """Read {abstract_id: record} in file order; an abstract that is not a text becomes ""."""
-    corpus, empty = {}, 0
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                if "\\ud" in line.lower():  # lone surrogates become U+FFFD
-                    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
-                    record = json.loads(text.decode("utf-16", "replace"))
-                name, text = str(record["abstract_id"]), record.get("abstract")
-            except (ValueError, LookupError, TypeError, RecursionError):
-                fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if record["abstract_id"] is None or not name.strip() or name in corpus:
-                fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
-            corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
-            empty += not corpus[name]["abstract"].strip()
-    if empty:
-        print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
-    return corpus
-
-def task_of(args, *files, models=()):
-    """Return what decides the bytes of an output: arguments, and sha256 of what is read.
-
-    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
-    """
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
-    task = {"arguments": arguments, "inputs": {}}
-    for path in map(Path, (*files, *models)):
-        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
-        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
-        if not mark and path not in map(Path, models):
-            fail(path, "no such file or index; make it with the script before this one")
-        with mark.open("rb") if mark else io.BytesIO() as data:
-            task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
-    return task
-
-def up_to_date(args, task, *outs):
-    """Return whether this very task made outs. Locks them until the process ends."""
-    from filelock import FileLock, Timeout
-    same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
-    for path in map(Path, outs):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock, meta, made = FileLock(f"{path}.lock"), Path(f"{path}.meta.json"), {}
-        try:
-            LOCKS.append(lock.acquire(timeout=0))
-        except Timeout:
-            fail(path, "another command is making it; wait until that one ends")
-        atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
-        with contextlib.suppress(OSError, ValueError):
-            made = json.loads(meta.read_bytes())
-        ours = meta.exists() and made.get("arguments", vars(args)).get("job") == args.job
-        if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
-            fail(path, "this command reads it, or did not make it; give another --out")
-        same = same and path.exists() and task.items() <= made.items()
-    for path in outs if same else ():
-        remove(f"{path}.parts")  # left by a process that was killed at its very end
-        print(f"up to date: {path}")
-    return same
-
-@contextlib.contextmanager
-def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
-    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
-    new = Path(f"{path}.tmp")
-    remove(new)
-    try:
-        yield new
-        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-        gpu = "torch" in modules and sys.modules["torch"].cuda
-        device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
-        made = task | {"command": sys.argv, "packages": modules, "device": device} | facts | spent()
-        text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
-        if path.is_dir():
-            remove(path)
-        new.rename(path)
-        meta.write_text(text, encoding="utf-8")
-    finally:
-        remove(new)
-
-def remove(*paths):
-    """Delete files and folders, where they exist."""
-    for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-def spent():
-    """Return seconds and peak memory (MiB) of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak //= 1024 if sys.platform == "linux" else 1024**2
-    return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
-
-if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
-    os.environ.setdefault("TQDM_MININTERVAL", "10")
-    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
-
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # the docstring as it stands, and defaults but None
-        return action.help if action.default is None else super()._get_help_string(action)
-
-def between(low, high=1e9, kind=float):
-    """Return an argparse type: a number from low to high."""
-    def number(text):
-        if not low <= kind(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text} is not a number from {low:g} to {high:g}")
-        return kind(text)
-    return number
-
-def command_line(*jobs):
-    """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
-    words = sys.argv[1:]
-    job = words.pop(0) if words and words[0] in jobs else jobs[0]
-    parser = argparse.ArgumentParser(
-        description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
-        allow_abbrev=False)
-    parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job}")
-    add = parser.add_argument
-    add("--data", default="data/demo", help="folder of corpus, claims and qrels")
-    add("--work", default="work/demo", help="folder of everything made from them")
-    add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
-    add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", choices=DEVICES, metavar="cuda:0", default=["auto"], help="or cpu")
-    add("--force", action="store_true", help="make outputs again, from the start")
-    shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-    return job, parser, shared, words
-
-def finish(job, args):
-    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
-    try:
-        print(json.dumps(job(args) | spent(), ensure_ascii=False))
-    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
-        os._exit(130)  # without tearing libraries down, which takes seconds
-    except OSError as error:
-        fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
-    except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower() or "illegal" in repr(error):
-            raise
-        fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
-# --- end of helpers
 
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
@@ -979,6 +789,199 @@ def main():
         if not args.runs:
             fail(made, "no run; name runs, or make some with 02_retrieve.py")
     finish(globals()[job], args)
+
+# --- helpers (same in all six scripts)
+PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
+START, LOCKS = time.monotonic(), []
+
+def fail(where, what):
+    """Bad input or usage: one line on stderr, exit status 2."""
+    line = " ".join(f"error: {where}: {what}".split())
+    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    sys.exit(2)
+
+def read_table(path, columns, **known):
+    """Read a TSV file as strings; a run by claim and rank, with rank and score as numbers.
+
+    known: the values that a column may hold. The first bad row ends the script, with its line.
+    """
+    import pandas as pd
+    try:
+        table = pd.read_csv(path, sep="\t", header=None, dtype=str, na_filter=False,
+                            skip_blank_lines=False, encoding="utf-8-sig", encoding_errors="replace")
+    except ValueError as error:  # an open quotation mark, a row longer than the header
+        [(kind, line)] = re.findall(r"(line|row) (\d+)", str(error))[:1] or [("line", 1)]
+        line = int(line) + (kind == "row")  # pandas counts rows from 0
+        fail(f"{path}:{line}", f"{error}; check its quotation marks; see 06_evaluate.py convert")
+    header = table.iloc[0].tolist()
+    if not set(columns) <= set(header) or len(set(header)) < len(header):
+        fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
+    table = table.set_axis(header, axis=1).set_axis(table.index + 1).iloc[1:]  # lines from 1
+    table = table[(table != "").any(axis=1)]
+    ids = [column for column in columns if column.endswith("_id")]
+    torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
+    bad = {"a quotation mark is not closed": torn}
+    for column in [*columns, header[-1]]:  # a short row has no last field
+        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
+    bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
+    bad["there is an earlier row for this"] = table.duplicated(ids)
+    if "rank" in columns:
+        claim = table["claim_id"].factorize()[0]
+        numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
+        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
+    for what, rows in bad.items():
+        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
+            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
+            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
+    if "rank" in columns:
+        table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
+        table = table.iloc[np.lexsort((table["rank"], claim))]
+    return table.reset_index(drop=True)
+
+def read_corpus(path):
+    """Read {abstract_id: record} in file order; an abstract that is not a text becomes ""."""
+    corpus, empty = {}, 0
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                if "\\ud" in line.lower():  # lone surrogates become U+FFFD
+                    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
+                    record = json.loads(text.decode("utf-16", "replace"))
+                name, text = str(record["abstract_id"]), record.get("abstract")
+            except (ValueError, LookupError, TypeError, RecursionError):
+                fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
+            if record["abstract_id"] is None or not name.strip() or name in corpus:
+                fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
+            corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
+            empty += not corpus[name]["abstract"].strip()
+    if empty:
+        print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
+    return corpus
+
+def task_of(args, *files, models=()):
+    """Return what decides the bytes of an output: arguments, and sha256 of what is read.
+
+    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
+    """
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    task = {"arguments": arguments, "inputs": {}}
+    for path in map(Path, (*files, *models)):
+        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
+        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
+        if not mark and path not in map(Path, models):
+            fail(path, "no such file or index; make it with the script before this one")
+        with mark.open("rb") if mark else io.BytesIO() as data:
+            task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
+    return task
+
+def up_to_date(args, task, *outs):
+    """Return whether this very task made outs. Locks them until the process ends."""
+    from filelock import FileLock, Timeout
+    same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
+    for path in map(Path, outs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock, meta, made = FileLock(f"{path}.lock"), Path(f"{path}.meta.json"), {}
+        try:
+            LOCKS.append(lock.acquire(timeout=0))
+        except Timeout:
+            fail(path, "another command is making it; wait until that one ends")
+        atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            made = json.loads(meta.read_bytes())
+        ours = meta.exists() and made.get("arguments", vars(args)).get("job") == args.job
+        if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
+            fail(path, "this command reads it, or did not make it; give another --out")
+        same = same and path.exists() and task.items() <= made.items()
+    for path in outs if same else ():
+        remove(f"{path}.parts")  # left by a process that was killed at its very end
+        print(f"up to date: {path}")
+    return same
+
+@contextlib.contextmanager
+def written(path, task, **facts):
+    """Yield a temporary path. What is made there becomes path, whole, with its provenance."""
+    meta, path = Path(f"{path}.meta.json"), Path(path).resolve()  # behind a symbolic link
+    new = Path(f"{path}.tmp")
+    remove(new)
+    try:
+        yield new
+        modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+        gpu = "torch" in modules and sys.modules["torch"].cuda
+        device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
+        made = task | {"command": sys.argv, "packages": modules, "device": device} | facts | spent()
+        text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+        meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
+        if path.is_dir():
+            remove(path)
+        new.rename(path)
+        meta.write_text(text, encoding="utf-8")
+    finally:
+        remove(new)
+
+def remove(*paths):
+    """Delete files and folders, where they exist."""
+    for path in map(Path, paths):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+def spent():
+    """Return seconds and peak memory (MiB) of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak //= 1024 if sys.platform == "linux" else 1024**2
+    return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
+
+if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
+    os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    def _get_help_string(self, action):  # the docstring as it stands, and defaults but None
+        return action.help if action.default is None else super()._get_help_string(action)
+
+def between(low, high=1e9, kind=float):
+    """Return an argparse type: a number from low to high."""
+    def number(text):
+        if not low <= kind(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text} is not a number from {low:g} to {high:g}")
+        return kind(text)
+    return number
+
+def command_line(*jobs):
+    """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
+    words = sys.argv[1:]
+    job = words.pop(0) if words and words[0] in jobs else jobs[0]
+    parser = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
+        allow_abbrev=False)
+    parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
+    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job}")
+    add = parser.add_argument
+    add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+    add("--work", default="work/demo", help="folder of everything made from them")
+    add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
+    add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
+    add("--device", nargs="+", choices=DEVICES, metavar="cuda:0", default=["auto"], help="or cpu")
+    add("--force", action="store_true", help="make outputs again, from the start")
+    shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+    return job, parser, shared, words
+
+def finish(job, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+    try:
+        print(json.dumps(job(args) | spent(), ensure_ascii=False))
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
+        os._exit(130)  # without tearing libraries down, which takes seconds
+    except OSError as error:
+        fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in repr(error).lower() or "illegal" in repr(error):
+            raise
+        fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
+# --- end of helpers
 
 if __name__ == "__main__":
     main()
