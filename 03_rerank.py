@@ -490,7 +490,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "rerank.tsv": "03_rerank.py", "llm.tsv": "04_llm_rerank.py",
     "classifier": "05_classify.py train", "verdicts.tsv": "05_classify.py",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
-START, LOCKS = time.monotonic(), []
+START, LOCKS, WARNINGS = time.monotonic(), [], []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -498,7 +498,9 @@ def printable(text):
     return "".join(c if c.isprintable() else "?" for c in line)
 
 def warn(where, what):
-    print(printable(f"warning: {where}: {what}"), file=sys.stderr)
+    """Print a line on stderr, and keep it for the provenance of outputs."""
+    WARNINGS.append(printable(f"warning: {where}: {what}"))
+    print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -525,7 +527,7 @@ def read_lines(path):
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
     if not filled_lines:
-        fail(path, "the file is empty; a table needs a header, a corpus one abstract a line")
+        fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
 
 def unquoted(fields):
     """Return a column of texts without the quotation marks that pandas puts around a field."""
@@ -709,6 +711,8 @@ def up_to_date(args, task, *outs):
     for path in outs if fresh else ():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
+    for line in made.get("warnings", []) if fresh else ():
+        print(line, file=sys.stderr)
     return fresh
 
 @contextlib.contextmanager
@@ -722,7 +726,8 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         gpu = "torch" in modules and sys.modules["torch"].cuda
         device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
-        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device}
+        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device,
+                "warnings": WARNINGS}
         text = json.dumps(task | made | facts | spent(), indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
@@ -802,8 +807,8 @@ def arguments_of(parser, jobs):
     if words and words[0] in ("-h", "--help"):
         parser.parse_args(words)
     job = words.pop(0) if words and words[0] in jobs else names[0]
-    first = words[0] if words and words[0] not in names else ""
-    if job == names[0] and not Path(first).exists():  # may be a misspelt job
+    first = words[0] if words else ""
+    if job == names[0] and first[:1] != "-" and not Path(first).exists():  # a misspelt job?
         for near in difflib.get_close_matches(first, names, 1, 0.7):
             fail(script, f"no job {first}; did you mean {near}?")
     args, unknown = jobs[job].parse_known_args(words)
