@@ -489,7 +489,11 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "examples.jsonl": "02_retrieve.py mine", "reranker": "03_rerank.py train",
     "rerank.tsv": "03_rerank.py", "llm.tsv": "04_llm_rerank.py",
     "classifier": "05_classify.py train", "verdicts.tsv": "05_classify.py",
+    "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
+    "pool.tsv": "06_evaluate.py pool",
+    **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), [], []
 
 def printable(text):
@@ -574,7 +578,10 @@ def read_table(path, columns, **known):
         bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
         for number in rows.index[rows][:1]:
-            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row")
+            value = table.loc[number].get(what.removeprefix("unknown "), "")
+            what = f"{what} {value!r:.60}" if value else what
+            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
+                 "see data/convert.py")
     if "rank" in columns:
         table = table.assign(rank=values["rank"].astype(int), score=values["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -791,8 +798,7 @@ def command_line(*functions):
         add("--data", default="data/demo", help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
             "the data folder)")
-        add("--split", default="train" if name in ("train", "mine") else "test",
-            help="which claims")
+        add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
         add("--force", action="store_true", help="make outputs again, from the start")
@@ -853,6 +859,17 @@ def finish(args):
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 
+# --- hub (same in 01, 02, 03, 04 and 05)
+def offline_without_hub(name):
+    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
+    from huggingface_hub import constants, get_session
+    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=5)
+        except Exception:  # whatever its HTTP library raises
+            constants.HF_HUB_OFFLINE = True
+# --- end of hub
+
 # --- models (same in 01, 02, 03 and 05)
 def precision_of(args):
     """Return fp32, bf16 or fp16: --dtype, or what auto means: fp32 on a CPU, half on a GPU."""
@@ -862,15 +879,6 @@ def precision_of(args):
     if not torch.cuda.is_available():
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
-
-def offline_without_hub(name):
-    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
-    from huggingface_hub import constants, get_session
-    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=5)
-        except Exception:  # whatever its HTTP library raises
-            constants.HF_HUB_OFFLINE = True
 
 def open_model(load, name, args, dtype, **options):
     """Return load(name, ...), a sentence-transformers model; a bad one ends the script.

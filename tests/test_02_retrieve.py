@@ -152,6 +152,43 @@ def test_ties_are_broken_by_the_corpus_else_by_the_order_of_runs(ids, expected):
     fused = KIT.fuse_runs(runs, [1, 1, 1], "rrf", 60, ids)
     assert "".join(fused["abstract_id"]) == expected
 
+def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, call, refused):
+    import ir_measures
+    first = [("c1", "x", 1, 9), ("c1", "a", 2, 8), ("c1", "b", 3, 7), ("c2", "d", 1, 5),
+             ("c2", "c", 2, 4)]
+    second = [("c1", "y", 1, 4), ("c1", "a", 2, 3), ("c2", "c", 1, 2), ("c2", "d", 2, 1)]
+    for name, rows in {"a.tsv": first, "b.tsv": second}.items():
+        tsv(toy / name, RUN, rows)
+    judged = [("c1", "a", "SUPPORTS"), ("c1", "q", "REFUTES"), ("c2", "c", "SUPPORTS"),
+              ("c2", "d", "NEI"), ("c3", "z", "REFUTES"), ("c4", "x", "NEI")]
+    tsv(toy / "q.tsv", [*KEY, "label"], judged)
+    fit = ("fit", "a.tsv", "b.tsv", "--qrels", "q.tsv", "--out", "f.json")
+    fusion = facts(call(SCRIPT, *fit, cwd=toy))
+    ideal = 1 + 1 / np.log2(3)  # c1 has two abstracts with evidence, c3 is in no run
+    assert fusion["alone"]["a.tsv"] == pytest.approx((1 / np.log2(3) / ideal + 1 / np.log2(3)) / 3)
+    assert fusion["value"] == pytest.approx((1 / ideal + 1) / 3)
+    assert fusion["value"] > max(fusion["alone"].values())
+    assert "up to date" in call(SCRIPT, *fit, cwd=toy).stdout
+    facts(call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--fusion", "f.json", "--out", "c.tsv", cwd=toy))
+    runs = [read(toy / name) for name in ("c.tsv", "a.tsv")]
+    qrels = [ir_measures.Qrel(claim, name, int(label != "NEI")) for claim, name, label in judged]
+    for run, value in zip(runs, (fusion["value"], fusion["alone"]["a.tsv"])):
+        rows = [ir_measures.ScoredDoc(row.claim_id, row.abstract_id, -row.rank)
+                for row in run.itertuples()]
+        found = {one.query_id: one.value
+                 for one in ir_measures.iter_calc([ir_measures.nDCG @ 10], qrels, rows)}
+        assert sum(found.get(claim, 0) for claim in ("c1", "c2", "c3")) / 3 == pytest.approx(value)
+    refused(toy, SCRIPT, "fuse", "b.tsv", "a.tsv", "--fusion", "f.json", said="in this order")
+    refused(toy, SCRIPT, *fit, "--measure", "MAP", said="--measure")
+    done = call(SCRIPT, *fit[:2], *fit[3:], "--measure", "R@1", cwd=toy)
+    assert "no fusion is better than a.tsv alone: R@1 0.0000" in done.stderr
+
+def test_grid_and_measures_of_a_fit_by_hand():
+    assert len(KIT.grid(3)) == 66 and np.allclose(KIT.grid(3).sum(axis=1), 1)
+    hits, evidence = np.array([[0, 1, 1], [0, 0, 0]]), np.array([4, 1])
+    assert KIT.recall(hits, evidence).tolist() == [0.5, 0]
+    assert KIT.first_hit(hits, evidence).tolist() == [0.5, 0]
+
 def test_examples_by_hand():
     rng, draw, examples_of = np.random.default_rng(0), KIT.draw, KIT.examples_of
     assert draw("abcd", 2, "best", rng) == "ab" and draw("abcd", 2, "worst", rng) == "dc"
