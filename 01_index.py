@@ -15,7 +15,7 @@ Writes  work/NAME/index/   one folder each, with abstract_ids.json (row to id) a
             bm25/      postings by term, in the format of bm25s
             dense/     embeddings.npy: abstracts x dimensions, float16, unit length
             splade/    data.npy, indices.npy, indptr.npy: CSC, abstracts x vocabulary
-            graph/     neighbours.npy, similarities.npy: abstracts x k, nearest first
+            graph/     neighbours.npy: abstracts x k, rows of the corpus, nearest first
         work/NAME/models/encoder/
         OUT.parts/ holds finished shards and checkpoints; an interrupted run resumes from them.
 Prints  one line of JSON, last on stdout
@@ -34,8 +34,8 @@ import ctypes
 import functools
 import hashlib
 import io
-import itertools
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -44,6 +44,7 @@ import shutil
 import signal
 import sys
 import time
+import unicodedata
 import zlib
 from pathlib import Path
 
@@ -57,24 +58,32 @@ NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte dep
 
 LANGUAGES = ("danish dutch english french german italian norwegian portuguese russian spanish "
              "swedish turkish").split()  # with a Snowball stemmer and stopwords in bm25s
-ANALYSERS = {  # arguments of bm25s.tokenize: lower, token_pattern, stopwords, stemmer
-    "default": (True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's 33 stopwords
-    "plain": (False, r"\S+", None, None),  # no normalisation: AIRwaves 2025
-    "nltk": (True, r"[^\W_]+", "english_plus", None),  # NLTK's 179 stopwords: Ant Bridge 2025
+ANALYSERS = {  # normalise: a Unicode form; the others are arguments of bm25s.tokenize
+    "default": {  # Lucene's 33 stopwords
+        "normalise": "NFKC", "lower": True, "token_pattern": r"(?u)\b\w\w+\b",
+        "stopwords": "english", "stemmer": "english"},
+    "plain": {  # whitespace tokenisation, no normalisation: AIRwaves 2025
+        "normalise": None, "lower": False, "token_pattern": r"\S+",
+        "stopwords": None, "stemmer": None},
+    "nltk": {  # NLTK's 179 stopwords: Ant Bridge 2025
+        "normalise": "NFKC", "lower": True, "token_pattern": r"[^\W_]+",
+        "stopwords": "english_plus", "stemmer": None},
 }
-FLAGS = {  # that decide what an index holds
+SHARED = ["job", "corpus", "fields", "separator", "force", "device", "batch_size"]
+FLAGS = {  # what else decides an index
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
-    "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
-    "splade": ["splade_model", "activation", "top_terms", "max_length", "dtype"],
+    "dense": ["pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
+    "splade": ["activation", "max_length", "dtype"],
 }
-SHARD = 4096   # abstracts
-OVERLAP = 50   # tokens that neighbouring windows share: AIRwaves 2025, section 3
-ROWS = 64      # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
-WARMUP = 0.1   # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
-DEV_POOL = 10_000  # abstracts that dev claims rank beside the judged ones
+BATCH = {"dense": 32, "splade": 8}  # texts; SPLADE's logits of 8 x 512 tokens take 0.5 GB
+SHARD = 4096      # abstracts
+OVERLAP = 50      # tokens that neighbouring windows share: AIRwaves 2025, section 3
+ROWS = 64         # rows of the similarity matrix at a time: 0.1 GB at 394,269 abstracts
+WARMUP = 0.1      # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
+DEV_POOL = 1_000  # unjudged abstracts that dev claims rank: enough to tell epochs apart, soon done
 NDCG = "eval_dev_cosine_ndcg@10"
 
-# -------------------- Texts, shards, folders
+# -------------------- Texts
 def text_of(record, fields, separator=" "):
     """Join the fields that are not empty, the items of a list by commas."""
     texts = []
@@ -85,37 +94,22 @@ def text_of(record, fields, separator=" "):
 
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
-    fields, corpus = args.fields.replace(", ", ",").split(","), read_corpus(args.corpus)
+    corpus = read_corpus(args.corpus)
+    fields = [field.strip() for field in args.fields.split(",")]
     for field in fields:
-        if not any(record.get(field) for record in corpus.values()):
+        values = [record[field] for record in corpus.values() if field in record]
+        if not values:
             print(f"warning: {args.corpus}: no record has the field {field}", file=sys.stderr)
+        elif not any(values):
+            print(f"warning: {args.corpus}: {field} is empty in all records", file=sys.stderr)
     texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts
 
-def shards(args, task, count, make):
-    """Return {name: array} of count rows, made shard by shard: make(rows), rows is a slice.
-
-    A shard is a folder, written before the next one begins; a restart reads finished shards.
-    """
-    from tqdm.auto import tqdm
-    folder, starts, joined = parts_of(args.out, task, args), range(0, count, SHARD), {}
-    for start in tqdm(starts, Path(args.out).name, unit=" shards"):
-        shard, new = folder / str(start), folder / "new"
-        if not shard.exists():
-            remove(new)
-            new.mkdir()
-            for name, array in make(slice(start, start + SHARD)).items():
-                np.save(new / name, array)
-            new.rename(shard)
-    for file in (folder / "0").iterdir():
-        parts = [np.load(folder / str(start) / file.name, mmap_mode="r") for start in starts]
-        joined[file.stem] = np.concatenate(parts)  # mapped, so in memory once
-    return joined
-
-def files_of(folder):
-    """Return {name: [size, crc32]} of the files of an index, without meta.json."""
+# -------------------- Folders of arrays: shards and indexes
+def checksums(folder):
+    """Return {name: [bytes, crc32]} of the files in a folder, without meta.json."""
     files = {}
     for path in sorted(folder.iterdir()):
         if path.name != "meta.json":
@@ -123,212 +117,285 @@ def files_of(folder):
             files[path.name] = [len(data), zlib.crc32(data)]
     return files
 
-def complete(folder, names, facts, **arrays):
-    """Write the arrays of an index, its abstract_ids.json and its meta.json."""
+def digest_of(meta):
+    """Return the sha256 of meta.json as a dictionary, without its field sha256."""
+    facts = {name: value for name, value in meta.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+def complete(folder, facts, **arrays):
+    """Write arrays, and last meta.json: facts, checksums of all files, and its own digest."""
     folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
-        np.save(folder / name, array)
-    (folder / "abstract_ids.json").write_text(json.dumps(names))
-    (folder / "meta.json").write_text(json.dumps(facts | {"files": files_of(folder)}, indent=1))
+        np.save(folder / f"{name}.npy", array)
+    meta = facts | {"files": checksums(folder)}
+    meta["sha256"] = digest_of(meta)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+def read_meta(folder):
+    """Return the meta.json of a folder; ValueError or OSError if anything in it has changed."""
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+    except RecursionError as error:
+        raise ValueError("meta.json is nested too deep") from error
+    if not isinstance(meta, dict) or meta.get("sha256") != digest_of(meta):
+        raise ValueError("meta.json has changed")
+    if meta.get("files") != checksums(folder):
+        raise ValueError("its files have changed")
+    return meta
+
+def unfinished(folder, count):
+    """Yield the rows (a slice of count rows) of each shard that is not whole in folder."""
+    from tqdm.auto import tqdm
+    for start in tqdm(range(0, count, SHARD), folder.stem, unit=" shards"):
+        try:
+            read_meta(folder / str(start))
+        except (OSError, ValueError):  # not there, or damaged
+            remove(folder / str(start))
+            yield slice(start, start + SHARD)
+
+def save_shard(folder, rows, **arrays):
+    """Write a shard, whole or not at all, before the next one begins."""
+    new, shard = folder / "new", folder / str(rows.start)
+    remove(new)
+    complete(new, {}, **arrays)
+    new.rename(shard)
+
+def join_shards(folder, count):
+    """Return {name: array} of all shards. Their files are mapped: each is in memory once."""
+    joined = {}
+    for file in folder.glob("0/*.npy"):
+        shards = [folder / str(start) for start in range(0, count, SHARD)]
+        parts = [np.load(shard / file.name, mmap_mode="r") for shard in shards]
+        joined[file.stem] = np.concatenate(parts)
+    return joined
 
 # -------------------- BM25
 def analyser_of(name, language):
-    """Return the arguments of bm25s.tokenize, with the stemmer by name."""
-    keys = "lower", "token_pattern", "stopwords", "stemmer"
-    how = {"name": name} | dict(zip(keys, ANALYSERS[name]))
+    """Return how texts become terms: a name, a Unicode form, arguments of bm25s.tokenize."""
+    analyser = {"name": name} | ANALYSERS[name]
     if language != "english":
-        how |= {key: language for key in keys[2:] if how[key]}
-    return how
+        for step in ("stopwords", "stemmer"):
+            analyser[step] = analyser[step] and language
+    return analyser
 
 def tokenise(analyser, texts):
-    """Return (terms, token ids of all texts, tokens of each text) by bm25s."""
+    """Return (ids, vocab) of bm25s: numbers of the terms of each text, {term: number}."""
     import bm25s
     from Stemmer import Stemmer
-    _, *how, stemmer = analyser.values()
-    ids, terms = bm25s.tokenize(texts, *how, stemmer and Stemmer(stemmer), show_progress=False)
-    tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
-    return list(terms), tokens, [len(row) for row in ids]
+    if analyser["normalise"]:
+        texts = [unicodedata.normalize(analyser["normalise"], text) for text in texts]
+    return bm25s.tokenize(
+        texts, lower=analyser["lower"], token_pattern=analyser["token_pattern"],
+        stopwords=analyser["stopwords"], show_progress=False,
+        stemmer=Stemmer(analyser["stemmer"]) if analyser["stemmer"] else None)
 
-def count_terms(analyser, texts):
-    """Return ({term: column}, counts: CSC, texts x terms). By all cores."""
+def tokenise_all(analyser, texts):
+    """Do the work of tokenise on all cores, which bm25s does on one."""
     from joblib import cpu_count
-    from scipy import sparse
     from tqdm.auto import tqdm
     chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
-    vocabulary, tokens, ends = {}, [], [0]
     cores = int(os.environ.get("OMP_NUM_THREADS") or cpu_count())  # Ray's limit; SLURM's
-    quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.Pool(min(cores, len(chunks)), *quiet) as pool:
-        found = pool.imap(functools.partial(tokenise, analyser), chunks)
-        for terms, ids, lengths in tqdm(found, "tokenise", len(chunks), unit=" shards"):
-            for term in sorted(terms):  # bm25s numbers stems in the order of a set
+    ignore_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ids, vocabulary = [], {}
+    with multiprocessing.Pool(min(cores, len(chunks)), *ignore_ctrl_c) as pool:
+        parts = pool.imap(functools.partial(tokenise, analyser), chunks)
+        for part in tqdm(parts, "tokenise", len(chunks), unit=" shards"):
+            for term in sorted(part.vocab):  # bm25s numbers stems in the order of a set
                 vocabulary.setdefault(term, len(vocabulary))
-            tokens.append(np.array([vocabulary[term] for term in terms], np.int32)[ids])
-            ends.extend(ends[-1] + np.cumsum(lengths))
-    tokens = np.concatenate(tokens)
-    parts = np.ones(len(tokens), np.int32), tokens, np.array(ends, np.int32)
-    counts = sparse.csr_array(parts, (len(texts), len(vocabulary))).tocsc()
-    counts.sum_duplicates()
-    return vocabulary, counts
-
-def bm25_scores(counts, k1, b, method):
-    """Return BM25 scores of counts (CSC, texts x terms) as bm25s has them, in a tenth of its time.
-
-    Kamphuis et al. 2020, table 1: Lucene's exact variant, or Robertson's with idf at least 0.
-    """
-    texts, frequency, lengths = counts.shape[0], np.diff(counts.indptr), counts.sum(axis=1)
-    odds = (texts - frequency + 0.5) / (frequency + 0.5)
-    idf = np.log(1 + odds if method == "lucene" else np.maximum(odds, 1)).astype(np.float32)
-    norm = k1 * (1 - b + b * lengths / lengths.mean())
-    scores = counts.data / (counts.data + norm[counts.indices])
-    return (np.repeat(idf, frequency) * scores).astype(np.float32)
+            number_of = {number: vocabulary[term] for term, number in part.vocab.items()}
+            for row in part.ids:
+                ids.append([number_of[number] for number in row])
+    return ids, vocabulary
 
 def index_bm25(texts, folder, args, task):
-    """Save BM25 postings (Robertson & Zaragoza 2009)."""
+    """Save the BM25 scores of all postings (Kamphuis et al. 2020, table 1). Return facts."""
     import bm25s
-    analyser, method = analyser_of(args.analyser, args.language), args.bm25_method
-    vocabulary, counts = count_terms(analyser, list(texts.values()))
-    bm25 = bm25s.BM25(args.k1, args.b, method=method)
-    bm25.vocab_dict, bm25.nonoccurrence_array = vocabulary, None
-    bm25.scores = {"data": bm25_scores(counts, args.k1, args.b, method), "num_docs": len(texts),
-                   "indices": counts.indices, "indptr": counts.indptr}
+    analyser = analyser_of(args.analyser, args.language)
+    ids, vocabulary = tokenise_all(analyser, list(texts.values()))
+    if not vocabulary:
+        fail(args.corpus, f"no term is left by --analyser {args.analyser}; plain keeps all words")
+    bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
+    bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser, "empty": int(sum(counts.sum(axis=1) == 0))}, {}
+    return {"analyser": analyser, "empty": ids.count([])}, {}
 
 # -------------------- Dense and SPLADE
 def open_encoder(load, args, dtype):
-    """Return an encoder with the prompts, length and pooling of the flags."""
+    """Return an encoder with the prompts of the flags."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
     encoder = open_model(load, args.model, args, dtype, prompts=prompts)
     if args.document_prompt is None and not encoder.prompts["document"]:
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
-    encoder.own_length = encoder.max_seq_length or args.max_length
-    with contextlib.suppress(AttributeError):  # static embeddings have no limit
-        encoder.max_seq_length = min(args.max_length, encoder.own_length)
-    if args.pooling == "chunks":
-        encoder.preprocess = functools.partial(windows_of, encoder)
-        encoder.register_forward_hook(pool_windows)
     return encoder
 
-def windows_of(encoder, texts, **how):
-    """Return the tokens of all windows of texts; the mapping is 1 where a text begins, else 0."""
-    cut = {"return_overflowing_tokens": True, "stride": min(OVERLAP, encoder.max_seq_length // 2)}
-    features = encoder[0].preprocess(texts, processing_kwargs={"text": cut}, **how)
-    rows = features["overflow_to_sample_mapping"]
-    features.pop("prompt_length", None)  # only the first window of a text begins with the prompt
-    return features | {"overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
+def limit_length(encoder, tokens):
+    """Let an encoder read at most so many tokens. Return how many it read before."""
+    length = encoder.max_seq_length or tokens
+    if length > tokens and length != math.inf:  # static embeddings have no limit
+        encoder.max_seq_length = tokens
+    return length
+
+def pool_chunks(encoder, args):
+    """Let an encoder read a long text in windows, and pool their vectors. Return its settings."""
+    if not getattr(encoder.tokenizer, "is_fast", False):
+        fail("--pooling chunks", f"{args.model} has no fast tokenizer; use --pooling truncate")
+    settings, stride = encoder[0].processing_kwargs, min(OVERLAP, encoder.max_seq_length // 2)
+    windows = {"return_overflowing_tokens": True, "stride": stride}
+    encoder[0].processing_kwargs = settings | {"text": settings.get("text", {}) | windows}
+    encoder.set_pooling_include_prompt(True)  # only the first window begins with a prompt
+    encoder.register_forward_hook(pool_windows)
+    return settings
 
 def pool_windows(encoder, _, features):
-    """Pool the windows of a text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
+    """Pool the windows of each text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3).
+
+    Example: texts of 900 and 40 tokens in windows of 512 are three rows, of the texts 0, 0 and 1;
+    the first vector comes from the first two rows.
+    """
     import torch
-    starts = features["overflow_to_sample_mapping"].nonzero()[1:, 0].tolist()
+    text_of_row = features["overflow_to_sample_mapping"]
+    starts = (text_of_row.diff().nonzero()[:, 0] + 1).tolist()
     texts = features["sentence_embedding"].tensor_split(starts)
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
-def count_truncated(encoder, inputs):
-    """Count the texts of a batch of which a fast tokenizer has cut something off."""
-    cut = [row for row in getattr(inputs[0], "encodings", None) or () if row.overflowing]
-    with encoder.truncated:
-        encoder.truncated.value += len(cut)
+def count_truncated(counter, encoder, inputs):
+    """Before a batch is encoded, add its truncated texts; NaN if its tokenizer does not tell."""
+    rows = getattr(inputs[0], "encodings", None)
+    truncated = sum(bool(row.overflowing) for row in rows) if rows else math.nan
+    with counter:
+        counter.value += truncated
 
-def encode_shard(encoder, texts, how, args, rows):
-    """Encode a shard (rows: a slice) of texts: vectors, or rows, terms and weights."""
+def dense_arrays(vectors, rows, args):
+    """Return vectors of unit length in half precision."""
     import torch
-    encoder.truncated.value = 0
-    names, texts = list(texts)[rows], list(texts.values())[rows]
-    found = encoder.encode_document(texts, show_progress_bar=True, **how).float()
-    bad = (~found.sum(dim=1).to_dense().isfinite()).nonzero()
-    if len(bad):
-        fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
-    made = {"truncated": [encoder.truncated.value]}
-    if args.kind == "dense":
-        vectors = torch.nn.functional.normalize(found)
-        return made | {"embeddings": vectors.half().cpu().numpy()}
-    found = found.coalesce()
-    (places, terms), weights = found.indices().int().numpy(), found.values().numpy()
+    return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
+
+def splade_arrays(vectors, rows, args):
+    """Return rows, terms and weights of a sparse tensor (texts x vocabulary), and its width."""
+    vectors = vectors.coalesce()
+    (places, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
     if args.activation == "relu":
         weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-    return made | {"rows": places + rows.start, "terms": terms, "weights": weights}
+    return {"rows": places + rows.start, "terms": terms, "weights": weights,
+            "width": [vectors.shape[1]]}
+
+def encode(encoder, names, texts, settings):
+    """Return the vectors of texts (texts x dimensions), dense or sparse, checked to be finite."""
+    vectors = encoder.encode_document(texts, show_progress_bar=True, **settings).float()
+    bad = (~vectors.sum(dim=1).to_dense().isfinite()).nonzero()
+    if len(bad):
+        fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
+    return vectors
 
 def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
     import sentence_transformers as st
     import torch
     from scipy import sparse
+    settings = {"batch_size": args.batch_size or BATCH[args.kind]}
     if args.kind == "dense":
-        encoder = open_encoder(st.SentenceTransformer, args, args.dtype)
-        how = {"batch_size": args.batch_size or 32, "convert_to_tensor": True}
-    else:  # the logits of 8 x 512 tokens take 0.5 GB
-        encoder = open_encoder(st.SparseEncoder, args, args.dtype)
-        how = {"batch_size": args.batch_size or 8, "max_active_dims": args.top_terms,
-               "save_to_cpu": True}
+        load, arrays_of = st.SentenceTransformer, dense_arrays
+        settings["convert_to_tensor"] = True
+    else:
+        load, arrays_of = st.SparseEncoder, splade_arrays
+        settings["save_to_cpu"] = True
+    encoder = open_encoder(load, args, args.dtype)
+    limit_length(encoder, args.max_length)
     start = "spawn" if len(args.device) > 1 else "fork"
-    encoder.truncated = multiprocessing.get_context(start).Value("q")  # all devices add to it
-    if args.pooling != "chunks":
-        encoder.register_forward_pre_hook(count_truncated)
+    truncated = multiprocessing.get_context(start).Value("d")  # all devices add to it
+    if args.pooling == "chunks":
+        pool_chunks(encoder, args)
+    elif encoder.max_seq_length != math.inf:
+        encoder.register_forward_pre_hook(functools.partial(count_truncated, truncated))
     if len(args.device) > 1:
-        how["pool"] = encoder.start_multi_process_pool(args.device)
+        settings["pool"] = encoder.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
-    make = functools.partial(encode_shard, encoder, texts, how, args)
-    made = shards(args, task, len(texts), make)
-    if "pool" in how:
-        encoder.stop_multi_process_pool(how["pool"])
-    facts = {"shape": (len(texts), encoder.get_embedding_dimension()),
-             "max_length": encoder.max_seq_length, "truncated": int(made.pop("truncated").sum()),
+    names, documents, parts = list(texts), list(texts.values()), parts_of(args.out, task, args)
+    for rows in unfinished(parts, len(texts)):
+        truncated.value = 0
+        vectors = encode(encoder, names[rows], documents[rows], settings)
+        arrays = arrays_of(vectors, rows, args)
+        save_shard(parts, rows, truncated=[truncated.value], **arrays)
+    if "pool" in settings:
+        encoder.stop_multi_process_pool(settings["pool"])
+    arrays = join_shards(parts, len(texts))
+    count = arrays.pop("truncated").sum()
+    facts = {"max_length": encoder.max_seq_length,
+             "truncated": "an unknown number" if np.isnan(count) else int(count),
              "model_sha256": task["inputs"][str(Path(args.model))]}
-    if not getattr(encoder.tokenizer, "is_fast", False):  # it does not say what it cuts off
-        facts["truncated"] = "an unknown number"
-    if args.kind == "splade":
-        places = made["rows"], made["terms"]
-        matrix = sparse.coo_array((made["weights"], places), facts["shape"]).tocsc()
-        made = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    return facts, made
+    if args.kind == "dense":
+        return facts | {"shape": arrays["embeddings"].shape}, arrays
+    shape, places = (len(texts), int(arrays["width"][0])), (arrays["rows"], arrays["terms"])
+    matrix = sparse.coo_array((arrays["weights"], places), shape).tocsc()
+    arrays = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
+    return facts | {"shape": shape}, arrays
 
 # -------------------- Neighbours
-def cosines(queries, corpus):
-    """Return cosines in millionths as integers; of equal ones, the earlier row is larger."""
-    import torch
-    rounded = (queries @ corpus.T).mul(1e6).round().long()
-    return rounded * len(corpus) - torch.arange(len(corpus), device=corpus.device)
+def nearest(scores, k):
+    """Return the columns of the k best scores, best first; ties, also at the cut, in order."""
+    candidates = (scores >= scores.topk(k).values[-1]).nonzero()[:, 0]
+    return candidates[scores[candidates].argsort(descending=True, stable=True)][:k]
 
-def graph_shard(corpus, k, rows):
-    """Return the k nearest neighbours of a shard (rows) of corpus, unit vectors."""
-    from sentence_transformers.util import semantic_search
-    ids, scores = [], []
-    hits = semantic_search(corpus[rows], corpus, ROWS, len(corpus), k + 1, cosines)
-    for row, found in enumerate(hits, rows.start):
-        others = [hit for hit in found if hit["corpus_id"] != row][:k]
-        ids.append([hit["corpus_id"] for hit in others])
-        scores.append([hit["score"] for hit in others])
-    similarities = (np.array(scores) + ids) // len(corpus) / 1e6
-    return {"neighbours": np.array(ids, np.int32), "similarities": similarities.astype(np.float32)}
+def neighbours_of(rows, corpus, k):
+    """Return the k nearest neighbours of these rows (a slice) of corpus, unit vectors.
+
+    Cosines are compared in millionths, as products of equal vectors differ in the last bits.
+    """
+    import torch
+    neighbours = []
+    for block in torch.arange(len(corpus))[rows].split(ROWS):
+        cosines = (corpus[block] @ corpus.T).round(decimals=6)
+        for row, scores in zip(block.tolist(), cosines):
+            scores[row] = -2  # no abstract is its own neighbour
+            neighbours.append(nearest(scores, k).tolist())
+    return np.array(neighbours, np.int32)
 
 # -------------------- Training
-def read_examples(path, claims, texts, loss):
-    """Return (texts of tuples of 02_retrieve.py mine: claim, positive, negatives; counts).
-
-    Tuples with fewer negatives than others are left out. The triplet loss takes one negative: a
-    tuple with several becomes several rows.
-    """
-    import pandas as pd
-    rows = []
+def read_examples(path, claims, texts):
+    """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
+    examples = []
     with open(path, encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
                 example = json.loads(line)
+                claim, positive = claims[example["claim_id"]], texts[example["positive"]]
                 negatives = [texts[name] for name in example["negatives"]]
-                rows.append([claims[example["claim_id"]], texts[example["positive"]], negatives])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-    table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"], dtype=object)
-    width = table["negatives"].str.len()
-    kept = table[width >= (1 if loss == "triplet" else width.max())]
-    counts = {"examples": len(table), "left_out": len(table) - len(kept)}
-    if loss == "triplet":
-        return kept.explode("negatives"), counts
-    negatives = pd.DataFrame(kept["negatives"].tolist(), kept.index, dtype=object)
-    return kept.drop(columns="negatives").join(negatives.add_prefix("negative_")), counts
+            examples.append((claim, positive, negatives))
+    return examples
+
+def width_of(counts):
+    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
+
+    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
+    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
+    """
+    kept = {}
+    for width in range(1, max(counts, default=0) + 1):
+        kept[width] = width * sum(count >= width for count in counts)
+    return max(kept, key=kept.get, default=0)
+
+def training_rows(examples, loss):
+    """Return (rows of texts: claim, positive, negatives; counts of what is left out).
+
+    The triplet loss takes one negative: a tuple with several becomes several rows.
+    """
+    counts = [len(negatives) for _, _, negatives in examples]
+    width = 1 if loss == "triplet" else width_of(counts)
+    rows, kept = [], 0
+    for claim, positive, negatives in examples:
+        kept += len(negatives) >= width
+        if loss == "triplet":
+            rows += [(claim, positive, negative) for negative in negatives]
+        elif len(negatives) >= width:
+            rows.append((claim, positive, *negatives[:width]))
+    used = len(rows) * width
+    return rows, {"examples": len(examples), "left_out": len(examples) - kept,
+                  "negatives": used, "negatives_left_out": sum(counts) - used}
 
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
@@ -356,26 +423,37 @@ def loss_of(encoder, args):
     return losses.CachedMultipleNegativesRankingLoss(encoder, args.scale, mini_batch_size=16)
 
 # -------------------- Jobs
+def flags_of(args, kind):
+    """Return the arguments that decide one index: another --k1 must not discard a dense index."""
+    flags = argparse.Namespace(**{name: vars(args)[name] for name in SHARED + FLAGS[kind]})
+    flags.kind, flags.out = kind, f"{args.out}/{kind}"
+    if kind != "bm25":
+        flags.model = vars(args)[f"{kind}_model"]
+    if kind == "splade":  # prompts and windows are the dense encoder's
+        flags.query_prompt, flags.document_prompt, flags.pooling = None, None, "truncate"
+    return flags
+
 def index(args):
     """Build the indexes that are asked for and not up to date."""
     made, texts = [], {}
     for kind in dict.fromkeys(args.indexes):
-        own = argparse.Namespace(**vars(args))
-        for name in {"indexes", "split"}.union(*FLAGS.values()) - set(FLAGS[kind]):
-            setattr(own, name, None)  # another --k1 must not discard a dense index
-        own.kind, own.out, own.model = kind, f"{args.out}/{kind}", vars(own).get(f"{kind}_model")
-        task = task_of(own, args.corpus, models=[own.model] if own.model else [])
-        if up_to_date(own, task, own.out):
+        flags = flags_of(args, kind)
+        task = task_of(flags, args.corpus, models=[flags.model] if kind != "bm25" else [])
+        if up_to_date(flags, task, flags.out):
             continue
         texts = texts or read_texts(args)
-        with written(own.out, task) as folder:
+        with written(flags.out, task) as folder:
             build = index_bm25 if kind == "bm25" else index_vectors
-            facts, arrays = build(texts, folder, own, task)
+            facts, arrays = build(texts, folder, flags, task)
             facts |= {"corpus": task["inputs"][str(Path(args.corpus))], "abstracts": len(texts)}
-            complete(folder, list(texts), task["arguments"] | facts, **arrays)
-        remove(f"{own.out}.parts")
-        print(f"{own.out}: {len(texts)} abstracts, {facts.get('truncated', 0)} of them truncated")
-        made.append(own.out)
+            folder.mkdir(exist_ok=True)
+            (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
+            complete(folder, task["arguments"] | facts, **arrays)
+        remove(f"{flags.out}.parts")
+        few = f"{facts['empty']} without a term" if kind == "bm25" else (
+            f"{facts['truncated']} truncated")
+        print(f"{flags.out}: {len(texts)} abstracts, {few}")
+        made.append(flags.out)
     return {"made": made, "abstracts": len(texts)}
 
 def graph(args):
@@ -387,18 +465,23 @@ def graph(args):
     from sentence_transformers.util import get_device_name
     device = get_device_name() if args.device == ["auto"] else args.device[0]
     try:
-        meta = json.loads((source / "meta.json").read_bytes())
-        names = json.loads((source / "abstract_ids.json").read_bytes())
-        if meta["files"] != files_of(source):
-            raise ValueError("its files have changed")
-        corpus = torch.from_numpy(np.load(source / "embeddings.npy")).to(device).float()
-    except Exception as error:  # a file is missing or empty, no such device
+        meta = read_meta(source)
+        names = (source / "abstract_ids.json").read_text()
+        vectors = torch.from_numpy(np.load(source / "embeddings.npy")).to(device).float()
+    except Exception as error:  # a file is missing or damaged, no such device
         fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
+    corpus = torch.nn.functional.normalize(vectors)  # half precision has moved them
     k = min(args.neighbours, len(corpus) - 1)
-    make = functools.partial(graph_shard, corpus, k)
+    if k < 1:
+        fail(source, "an abstract alone has no neighbours; index more")
+    parts = parts_of(args.out, task, args)
     with written(args.out, task) as folder:
-        made = shards(args, task, len(corpus), make)
-        complete(folder, names, {"kind": "graph", "corpus": meta["corpus"]}, **made)
+        for rows in unfinished(parts, len(corpus)):
+            save_shard(parts, rows, neighbours=neighbours_of(rows, corpus, k))
+        arrays = join_shards(parts, len(corpus))
+        folder.mkdir()
+        (folder / "abstract_ids.json").write_text(names)
+        complete(folder, {"kind": "graph", "corpus": meta["corpus"]}, **arrays)
     remove(f"{args.out}.parts")
     return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
 
@@ -414,29 +497,41 @@ def train(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     texts, claims = read_texts(args), read_table(args.claims, ["claim_id", "claim"])
-    claims = claims.set_index("claim_id")["claim"]
-    table, counts = read_examples(args.examples, claims, texts, args.loss)
-    if table.empty:
+    claims = dict(zip(claims["claim_id"], claims["claim"]))
+    rows, counts = training_rows(read_examples(args.examples, claims, texts), args.loss)
+    if not rows:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
+    if counts["left_out"] or counts["negatives_left_out"]:
+        print(f"warning: {args.examples}: {counts['left_out']} of {counts['examples']} tuples and "
+              f"{counts['negatives_left_out']} negatives are left out, as all tuples need as many "
+              f"negatives; {counts['negatives']} are used", file=sys.stderr)
     one_gpu(args)
     import sentence_transformers as st
     from datasets import Dataset
     encoder = open_encoder(st.SentenceTransformer, args, "fp32")
-    prompts = encoder.prompts
-    evaluator = dev_evaluator(dev, prompts, texts, args) if dev else None
-    curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]] if dev else []
+    own_length, settings = limit_length(encoder, args.max_length), None
+    if args.pooling == "chunks":
+        settings = pool_chunks(encoder, args)
+    prompts, curve, evaluator = encoder.prompts, [], None
+    if dev:
+        evaluator = dev_evaluator(dev, prompts, texts, args)
+        curve.append(evaluator(encoder)[NDCG.removeprefix("eval_")])
+        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
+    columns = ["claim", "positive", *map("negative_{}".format, range(1, len(rows[0]) - 1))]
     make = functools.partial(
         st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
-        train_dataset=Dataset.from_dict(table.to_dict("list")))
+        train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
     log = fit(make, st.SentenceTransformerTrainingArguments, encoder,
               parts_of(args.out, task, args), args, NDCG if dev else None,
               per_device_train_batch_size=args.batch, warmup_steps=WARMUP,
               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-              prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
+              prompts=dict.fromkeys(columns, prompts["document"]) | {"claim": prompts["query"]})
     curve += [line[NDCG] for line in log if NDCG in line]
     facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
-    if encoder.max_seq_length != encoder.own_length:
-        encoder.max_seq_length = encoder.own_length
+    if encoder.max_seq_length != own_length:
+        encoder.max_seq_length = own_length
+    if settings is not None:
+        encoder[0].processing_kwargs = settings
     with written(args.out, task, **facts) as folder:
         encoder.save_pretrained(str(folder), create_model_card=False)
     remove(f"{args.out}.parts")
@@ -474,7 +569,6 @@ def main():
         add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
         add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
             help="SPLADE: from logits to weights")
-        add("--top-terms", type=count, help="SPLADE: terms kept of a text; default: all")
         add("--batch-size", type=count, help="texts at a time; default: 32, SPLADE 8")
         add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
             help="auto: half precision on a GPU")
