@@ -61,7 +61,7 @@ import numpy as np
 
 LANGUAGES = ("danish dutch english french german italian norwegian portuguese russian spanish "
              "swedish turkish").split()  # with a Snowball stemmer and stopwords in bm25s
-ANALYSERS = {  # normalise: a Unicode form; the others are arguments of bm25s.tokenize
+ANALYSERS = {  # a Unicode form, and arguments of bm25s.tokenize
     "default": {  # Lucene's 33 stopwords
         "normalise": "NFKC", "lower": True, "token_pattern": r"(?u)\b\w\w+\b",
         "stopwords": "english", "stemmer": "english"},
@@ -72,8 +72,7 @@ ANALYSERS = {  # normalise: a Unicode form; the others are arguments of bm25s.to
         "normalise": "NFKC", "lower": True, "token_pattern": r"[^\W_]+",
         "stopwords": "english_plus", "stemmer": None},
 }
-SHARED = ["job", "corpus", "fields", "separator", "force", "device", "batch_size"]
-FLAGS = {  # what else decides an index
+FLAGS = {  # beside the texts and the model, these decide an index
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
     "dense": ["pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["activation", "max_length", "dtype"],
@@ -83,18 +82,10 @@ SHARD = 4096      # abstracts
 OVERLAP = 50      # tokens that neighbouring windows share: AIRwaves 2025, section 3
 ROWS = 64         # rows of the similarity matrix at a time: 0.1 GB at 394,269 abstracts
 WARMUP = 0.1      # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
-DEV_POOL = 1_000  # unjudged abstracts that dev claims rank: enough to tell epochs apart, soon done
+DEV_POOL = 1_000  # unjudged abstracts that dev claims rank: epochs differ, and it is soon done
 NDCG = "eval_dev_cosine_ndcg@10"
 
-# -------------------- Texts
-def text_of(record, fields, separator=" "):
-    """Join the fields that are not empty, the items of a list by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-        texts.append(text.strip())
-    return separator.join(filter(None, texts))
-
+# -------------------- Texts, shards, indexes
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
     corpus = read_corpus(args.corpus)
@@ -102,75 +93,54 @@ def read_texts(args):
     for field in fields:
         values = [record[field] for record in corpus.values() if field in record]
         if not values:
-            print(f"warning: {args.corpus}: no record has the field {field}", file=sys.stderr)
+            warn(args.corpus, f"no record has the field {field}")
         elif not any(values):
-            print(f"warning: {args.corpus}: {field} is empty in all records", file=sys.stderr)
+            warn(args.corpus, f"the field {field} is empty in all {len(values)} records")
     texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts
 
-# -------------------- Folders of arrays: shards and indexes
-def checksums(folder):
-    """Return {name: [bytes, crc32]} of the files in a folder, without meta.json."""
-    files = {}
-    for path in sorted(folder.iterdir()):
-        if path.name != "meta.json":
-            data = np.memmap(path, mode="r")
-            files[path.name] = [len(data), zlib.crc32(data)]
-    return files
-
-def digest_of(meta):
-    """Return the sha256 of meta.json as a dictionary, without its field sha256."""
-    facts = {name: value for name, value in meta.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-def complete(folder, facts, **arrays):
-    """Write arrays, and last meta.json: facts, checksums of all files, and its own digest."""
-    folder.mkdir(exist_ok=True)
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    meta = facts | {"files": checksums(folder)}
-    meta["sha256"] = digest_of(meta)
-    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
-
-def read_meta(folder):
-    """Return the meta.json of a folder; ValueError or OSError if anything in it has changed."""
-    try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-    except RecursionError as error:
-        raise ValueError("meta.json is nested too deep") from error
-    if not isinstance(meta, dict) or meta.get("sha256") != digest_of(meta):
-        raise ValueError("meta.json has changed")
-    if meta.get("files") != checksums(folder):
-        raise ValueError("its files have changed")
-    return meta
-
 def unfinished(folder, count):
-    """Yield the rows (a slice of count rows) of each shard that is not whole in folder."""
+    """Yield the rows (a slice of count rows) of each shard that is missing or damaged."""
     from tqdm.auto import tqdm
     for start in tqdm(range(0, count, SHARD), folder.stem, unit=" shards"):
-        try:
-            read_meta(folder / str(start))
-        except (OSError, ValueError):  # not there, or damaged
-            remove(folder / str(start))
+        shard = folder / str(start)
+        if read_object(shard / "meta.json").get("files") != files_of(shard):
+            remove(shard)
             yield slice(start, start + SHARD)
 
-def save_shard(folder, rows, **arrays):
-    """Write a shard, whole or not at all, before the next one begins."""
+def save_shard(folder, rows, arrays):
+    """Write the arrays of a shard with their checksums, whole or not at all."""
     new, shard = folder / "new", folder / str(rows.start)
     remove(new)
-    complete(new, {}, **arrays)
+    new.mkdir()
+    for name, array in arrays.items():
+        np.save(new / name, array)
+    (new / "meta.json").write_text(json.dumps({"files": files_of(new)}))
     new.rename(shard)
 
 def join_shards(folder, count):
     """Return {name: array} of all shards. Their files are mapped: each is in memory once."""
-    joined = {}
-    for file in folder.glob("0/*.npy"):
-        shards = [folder / str(start) for start in range(0, count, SHARD)]
+    joined, shards = {}, [folder / str(start) for start in range(0, count, SHARD)]
+    for file in shards[0].glob("*.npy"):
         parts = [np.load(shard / file.name, mmap_mode="r") for shard in shards]
         joined[file.stem] = np.concatenate(parts)
     return joined
+
+def digest_of(meta):
+    """Return the sha256 of the facts in a meta.json, which holds it as a field, too."""
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+def complete(folder, ids, facts, arrays):
+    """Write arrays, abstract_ids.json and last meta.json: facts, checksums, its own digest."""
+    folder.mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / name, array)
+    (folder / "abstract_ids.json").write_text(json.dumps(ids))
+    meta = facts | {"files": files_of(folder)}
+    meta["sha256"] = digest_of(meta)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 # -------------------- BM25
 def analyser_of(name, language):
@@ -185,15 +155,15 @@ def tokenise(analyser, texts):
     """Return (ids, vocab) of bm25s: numbers of the terms of each text, {term: number}."""
     import bm25s
     from Stemmer import Stemmer
-    if analyser["normalise"]:
-        texts = [unicodedata.normalize(analyser["normalise"], text) for text in texts]
-    return bm25s.tokenize(
-        texts, lower=analyser["lower"], token_pattern=analyser["token_pattern"],
-        stopwords=analyser["stopwords"], show_progress=False,
-        stemmer=Stemmer(analyser["stemmer"]) if analyser["stemmer"] else None)
+    options = dict(analyser)
+    form, stemmer, _ = (options.pop(step) for step in ("normalise", "stemmer", "name"))
+    if form:
+        texts = [unicodedata.normalize(form, text) for text in texts]
+    stemmer = Stemmer(stemmer) if stemmer else None
+    return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
 
 def tokenise_all(analyser, texts):
-    """Do the work of tokenise on all cores, which bm25s does on one."""
+    """Return what tokenise returns, on all cores: bm25s uses one."""
     from joblib import cpu_count
     from tqdm.auto import tqdm
     chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
@@ -216,7 +186,7 @@ def index_bm25(texts, folder, args, task):
     analyser = analyser_of(args.analyser, args.language)
     ids, vocabulary = tokenise_all(analyser, list(texts.values()))
     if not vocabulary:
-        fail(args.corpus, f"no term is left by --analyser {args.analyser}; plain keeps all words")
+        fail(args.corpus, f"--analyser {args.analyser} leaves no term; plain keeps all words")
     bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
@@ -234,7 +204,7 @@ def open_encoder(load, args, dtype):
 def limit_length(encoder, tokens):
     """Let an encoder read at most so many tokens. Return how many it read before."""
     length = encoder.max_seq_length or tokens
-    if length > tokens and length != math.inf:  # static embeddings have no limit
+    if tokens < length < math.inf:  # static embeddings have no limit
         encoder.max_seq_length = tokens
     return length
 
@@ -263,25 +233,11 @@ def pool_windows(encoder, _, features):
     return features | {"sentence_embedding": torch.stack(pooled)}
 
 def count_truncated(counter, encoder, inputs):
-    """Before a batch is encoded, add its truncated texts; NaN if its tokenizer does not tell."""
+    """Add the truncated texts of a batch to counter; NaN if its tokenizer does not tell them."""
     rows = getattr(inputs[0], "encodings", None)
     truncated = sum(bool(row.overflowing) for row in rows) if rows else math.nan
     with counter:
         counter.value += truncated
-
-def dense_arrays(vectors, rows, args):
-    """Return vectors of unit length in half precision."""
-    import torch
-    return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
-
-def splade_arrays(vectors, rows, args):
-    """Return rows, terms and weights of a sparse tensor (texts x vocabulary), and its width."""
-    vectors = vectors.coalesce()
-    (places, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
-    if args.activation == "relu":
-        weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-    return {"rows": places + rows.start, "terms": terms, "weights": weights,
-            "width": [vectors.shape[1]]}
 
 def encode(encoder, names, texts, settings):
     """Return the vectors of texts (texts x dimensions), dense or sparse, checked to be finite."""
@@ -291,52 +247,101 @@ def encode(encoder, names, texts, settings):
         fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
     return vectors
 
-def index_vectors(texts, folder, args, task):
-    """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
-    import sentence_transformers as st
+def dense_arrays(vectors, rows, args):
+    """Return vectors of unit length in half precision."""
     import torch
-    from scipy import sparse
-    settings = {"batch_size": args.batch_size or BATCH[args.kind]}
-    if args.kind == "dense":
-        load, arrays_of = st.SentenceTransformer, dense_arrays
-        settings["convert_to_tensor"] = True
-    else:
-        load, arrays_of = st.SparseEncoder, splade_arrays
-        settings["save_to_cpu"] = True
-    encoder = open_encoder(load, args, args.dtype)
-    limit_length(encoder, args.max_length)
+    return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
+
+def splade_arrays(vectors, rows, args):
+    """Return the rows, terms and weights of a sparse tensor (texts x vocabulary)."""
+    vectors = vectors.coalesce()
+    (places, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
+    if args.activation == "relu":
+        weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
+    return {"rows": places + rows.start, "terms": terms, "weights": weights}
+
+def encode_all(encoder, texts, settings, arrays_of, args, task):
+    """Return the arrays of all texts, made shard by shard, and how many texts are truncated."""
     start = "spawn" if len(args.device) > 1 else "fork"
-    truncated = multiprocessing.get_context(start).Value("d")  # all devices add to it
+    counter = multiprocessing.get_context(start).Value("d")  # all devices add to it
     if args.pooling == "chunks":
         pool_chunks(encoder, args)
     elif encoder.max_seq_length != math.inf:
-        encoder.register_forward_pre_hook(functools.partial(count_truncated, truncated))
+        encoder.register_forward_pre_hook(functools.partial(count_truncated, counter))
     if len(args.device) > 1:
-        settings["pool"] = encoder.start_multi_process_pool(args.device)
+        import torch
+        settings = settings | {"pool": encoder.start_multi_process_pool(args.device)}
         torch.cuda.empty_cache()  # the model has moved into the workers
     names, documents, parts = list(texts), list(texts.values()), parts_of(args.out, task, args)
     for rows in unfinished(parts, len(texts)):
-        truncated.value = 0
+        counter.value = 0
         vectors = encode(encoder, names[rows], documents[rows], settings)
-        arrays = arrays_of(vectors, rows, args)
-        save_shard(parts, rows, truncated=[truncated.value], **arrays)
+        arrays = arrays_of(vectors, rows, args) | {"truncated": [counter.value]}
+        save_shard(parts, rows, arrays)
     if "pool" in settings:
         encoder.stop_multi_process_pool(settings["pool"])
     arrays = join_shards(parts, len(texts))
-    count = arrays.pop("truncated").sum()
-    facts = {"max_length": encoder.max_seq_length,
-             "truncated": "an unknown number" if np.isnan(count) else int(count),
-             "model_sha256": task["inputs"][str(Path(args.model))]}
-    if args.kind == "dense":
-        return facts | {"shape": arrays["embeddings"].shape}, arrays
-    shape, places = (len(texts), int(arrays["width"][0])), (arrays["rows"], arrays["terms"])
-    matrix = sparse.coo_array((arrays["weights"], places), shape).tocsc()
-    arrays = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    return facts | {"shape": shape}, arrays
+    truncated = arrays.pop("truncated").sum()
+    return arrays, "an unknown number" if np.isnan(truncated) else int(truncated)
 
-# -------------------- Neighbours
+def index_vectors(texts, folder, args, task):
+    """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
+    import sentence_transformers as st
+    from scipy import sparse
+    dense, settings = args.kind == "dense", {"batch_size": args.batch_size or BATCH[args.kind]}
+    encoder = open_encoder(st.SentenceTransformer if dense else st.SparseEncoder, args, args.dtype)
+    limit_length(encoder, args.max_length)
+    if dense:
+        settings["convert_to_tensor"] = True
+        arrays, truncated = encode_all(encoder, texts, settings, dense_arrays, args, task)
+    else:
+        settings["save_to_cpu"] = True
+        arrays, truncated = encode_all(encoder, texts, settings, splade_arrays, args, task)
+    shape = len(texts), encoder.get_embedding_dimension()
+    if not dense:
+        places = arrays["rows"], arrays["terms"]
+        matrix = sparse.coo_array((arrays["weights"], places), shape).tocsc()
+        arrays = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
+    return {"shape": shape, "max_length": encoder.max_seq_length, "truncated": truncated,
+            "model_sha256": task["inputs"][args.model]}, arrays
+
+# -------------------- Index
+def flags_of(args, kind):
+    """Return {flag: value} of what decides one index: another --k1 discards no dense index."""
+    names = ["job", "corpus", "fields", "separator", *FLAGS[kind]]
+    flags = {"kind": kind} | {name: vars(args)[name] for name in names}
+    if kind != "bm25":
+        flags["model"] = vars(args)[f"{kind}_model"]
+    if kind == "splade":  # prompts and chunks are for the dense model
+        flags |= {"query_prompt": None, "document_prompt": None, "pooling": "truncate"}
+    return flags
+
+def index(args):
+    """Build the BM25, dense and SPLADE indexes that are asked for."""
+    made, texts = [], {}
+    for kind in args.indexes:
+        flags = flags_of(args, kind)
+        own = argparse.Namespace(**vars(args) | flags | {"out": f"{args.out}/{kind}"})
+        models = [own.model] if kind != "bm25" else []
+        task = task_of(own, args.corpus, models=models) | {"arguments": flags}
+        if up_to_date(own, task, own.out):
+            continue
+        texts = texts or read_texts(args)
+        build, counted = index_vectors, "truncated"
+        if kind == "bm25":
+            build, counted = index_bm25, "empty"
+        with written(own.out, task) as folder:
+            facts, arrays = build(texts, folder, own, task)
+            facts |= {"corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
+            complete(folder, list(texts), flags | facts, arrays)
+        remove(f"{own.out}.parts")
+        print(f"{own.out}: {len(texts)} abstracts, {facts[counted]} of them {counted}")
+        made.append(own.out)
+    return {"made": made, "abstracts": len(texts)}
+
+# -------------------- Graph
 def nearest(scores, k):
-    """Return the columns of the k best scores, best first; ties, also at the cut, in order."""
+    """Return the places of the k best scores, best first; ties, also at the cut, in order."""
     candidates = (scores >= scores.topk(k).values[-1]).nonzero()[:, 0]
     return candidates[scores[candidates].argsort(descending=True, stable=True)][:k]
 
@@ -354,25 +359,51 @@ def neighbours_of(rows, corpus, k):
             neighbours.append(nearest(scores, k).tolist())
     return np.array(neighbours, np.int32)
 
-# -------------------- Training
+def graph(args):
+    """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
+    source, task = Path(args.index), task_of(args, args.index)
+    if up_to_date(args, task, args.out):
+        return {"made": []}
+    import torch
+    from sentence_transformers.util import get_device_name
+    place = get_device_name() if args.device == ["auto"] else args.device[0]
+    try:
+        meta = read_object(source / "meta.json")
+        if meta.pop("sha256", "") != digest_of(meta) or meta["files"] != files_of(source):
+            raise ValueError("its files have changed")
+        ids = json.loads((source / "abstract_ids.json").read_bytes())
+        vectors = torch.from_numpy(np.load(source / "embeddings.npy")).to(place).float()
+    except Exception as error:  # a file is missing or damaged, no such device
+        fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
+    corpus = torch.nn.functional.normalize(vectors)  # half precision has moved their lengths
+    k = min(args.neighbours, len(corpus) - 1)
+    if k < 1:
+        fail(source, "it has one abstract, which has no neighbours; index others")
+    parts = parts_of(args.out, task, args)
+    for rows in unfinished(parts, len(corpus)):
+        save_shard(parts, rows, {"neighbours": neighbours_of(rows, corpus, k)})
+    with written(args.out, task) as folder:
+        facts = {"kind": "graph", "corpus": meta["corpus"]}
+        complete(folder, ids, facts, join_shards(parts, len(corpus)))
+    remove(parts)
+    return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
+
+# -------------------- Train
 def read_examples(path, claims, texts):
     """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
     examples = []
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                example = json.loads(line)
-                claim, positive = claims[example["claim_id"]], texts[example["positive"]]
-                negatives = [texts[name] for name in example["negatives"]]
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-            examples.append((claim, positive, negatives))
+    for number, line in read_lines(path):
+        try:
+            example = json.loads(line)
+            claim, positive = claims[example["claim_id"]], texts[example["positive"]]
+            negatives = [texts[name] for name in example["negatives"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
+        examples.append((claim, positive, negatives))
     return examples
 
 def width_of(counts):
-    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
+    """Return how many negatives each tuple gives, so that the fewest are lost, from their counts.
 
     All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
     as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
@@ -383,21 +414,22 @@ def width_of(counts):
     return max(kept, key=kept.get, default=0)
 
 def training_rows(examples, loss):
-    """Return (rows of texts: claim, positive, negatives; counts of what is left out).
+    """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
 
     The triplet loss takes one negative: a tuple with several becomes several rows.
     """
     counts = [len(negatives) for _, _, negatives in examples]
     width = 1 if loss == "triplet" else width_of(counts)
-    rows, kept = [], 0
+    rows, left_out = [], 0
     for claim, positive, negatives in examples:
-        kept += len(negatives) >= width
-        if loss == "triplet":
+        if len(negatives) < width:
+            left_out += 1
+        elif loss == "triplet":
             rows += [(claim, positive, negative) for negative in negatives]
-        elif len(negatives) >= width:
+        else:
             rows.append((claim, positive, *negatives[:width]))
     used = len(rows) * width
-    return rows, {"examples": len(examples), "left_out": len(examples) - kept,
+    return rows, {"examples": len(examples), "left_out": left_out,
                   "negatives": used, "negatives_left_out": sum(counts) - used}
 
 def dev_evaluator(paths, prompts, texts, args):
@@ -425,76 +457,11 @@ def loss_of(encoder, args):
         return losses.MultipleNegativesRankingLoss(encoder, args.scale)
     return losses.CachedMultipleNegativesRankingLoss(encoder, args.scale, mini_batch_size=16)
 
-# -------------------- Jobs
-def flags_of(args, kind):
-    """Return the arguments that decide one index: another --k1 must not discard a dense index."""
-    flags = argparse.Namespace(**{name: vars(args)[name] for name in SHARED + FLAGS[kind]})
-    flags.kind, flags.out = kind, f"{args.out}/{kind}"
-    if kind != "bm25":
-        flags.model = vars(args)[f"{kind}_model"]
-    if kind == "splade":  # prompts and windows are the dense encoder's
-        flags.query_prompt, flags.document_prompt, flags.pooling = None, None, "truncate"
-    return flags
-
-def index(args):
-    """Build the indexes that are asked for and not up to date."""
-    made, texts = [], {}
-    for kind in dict.fromkeys(args.indexes):
-        flags = flags_of(args, kind)
-        task = task_of(flags, args.corpus, models=[flags.model] if kind != "bm25" else [])
-        if up_to_date(flags, task, flags.out):
-            continue
-        texts = texts or read_texts(args)
-        with written(flags.out, task) as folder:
-            build = index_bm25 if kind == "bm25" else index_vectors
-            facts, arrays = build(texts, folder, flags, task)
-            facts |= {"corpus": task["inputs"][str(Path(args.corpus))], "abstracts": len(texts)}
-            folder.mkdir(exist_ok=True)
-            (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
-            complete(folder, task["arguments"] | facts, **arrays)
-        remove(f"{flags.out}.parts")
-        few = f"{facts['empty']} without a term" if kind == "bm25" else (
-            f"{facts['truncated']} truncated")
-        print(f"{flags.out}: {len(texts)} abstracts, {few}")
-        made.append(flags.out)
-    return {"made": made, "abstracts": len(texts)}
-
-def graph(args):
-    """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
-    source, task = Path(args.index), task_of(args, args.index)
-    if up_to_date(args, task, args.out):
-        return {"made": []}
-    import torch
-    from sentence_transformers.util import get_device_name
-    device = get_device_name() if args.device == ["auto"] else args.device[0]
-    try:
-        meta = read_meta(source)
-        names = (source / "abstract_ids.json").read_text()
-        vectors = torch.from_numpy(np.load(source / "embeddings.npy")).to(device).float()
-    except Exception as error:  # a file is missing or damaged, no such device
-        fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
-    corpus = torch.nn.functional.normalize(vectors)  # half precision has moved them
-    k = min(args.neighbours, len(corpus) - 1)
-    if k < 1:
-        fail(source, "an abstract alone has no neighbours; index more")
-    parts = parts_of(args.out, task, args)
-    with written(args.out, task) as folder:
-        for rows in unfinished(parts, len(corpus)):
-            save_shard(parts, rows, neighbours=neighbours_of(rows, corpus, k))
-        arrays = join_shards(parts, len(corpus))
-        folder.mkdir()
-        (folder / "abstract_ids.json").write_text(names)
-        complete(folder, {"kind": "graph", "corpus": meta["corpus"]}, **arrays)
-    remove(f"{args.out}.parts")
-    return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
-
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
-    if (args.pooling, args.loss) == ("chunks", "cached-mnrl"):
-        fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     if not all(map(os.path.exists, dev)):
-        print(f"warning: no dev evaluation without {' and '.join(dev)}", file=sys.stderr)
+        warn("train", f"no dev evaluation without {' and '.join(dev)}")
         dev = []
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -505,22 +472,21 @@ def train(args):
     if not rows:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     if counts["left_out"] or counts["negatives_left_out"]:
-        print(f"warning: {args.examples}: {counts['left_out']} of {counts['examples']} tuples and "
-              f"{counts['negatives_left_out']} negatives are left out, as all tuples need as many "
-              f"negatives; {counts['negatives']} are used", file=sys.stderr)
-    one_gpu(args)
+        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
+             f"negatives and are left out; {counts['negatives_left_out']} negatives are not used, "
+             f"{counts['negatives']} are, as many of each tuple")
+    args = one_gpu(args)
     import sentence_transformers as st
     from datasets import Dataset
     encoder = open_encoder(st.SentenceTransformer, args, "fp32")
-    own_length, settings = limit_length(encoder, args.max_length), None
-    if args.pooling == "chunks":
-        settings = pool_chunks(encoder, args)
-    prompts, curve, evaluator = encoder.prompts, [], None
+    own_length = limit_length(encoder, args.max_length)
+    own_settings = pool_chunks(encoder, args) if args.pooling == "chunks" else None
+    prompts, evaluator, curve = encoder.prompts, None, []
     if dev:
         evaluator = dev_evaluator(dev, prompts, texts, args)
-        curve.append(evaluator(encoder)[NDCG.removeprefix("eval_")])
+        curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]]
         print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
-    columns = ["claim", "positive", *map("negative_{}".format, range(1, len(rows[0]) - 1))]
+    columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
     make = functools.partial(
         st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
         train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
@@ -533,65 +499,95 @@ def train(args):
     facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
     if encoder.max_seq_length != own_length:
         encoder.max_seq_length = own_length
-    if settings is not None:
-        encoder[0].processing_kwargs = settings
+    if own_settings is not None:
+        encoder[0].processing_kwargs = own_settings
     with written(args.out, task, **facts) as folder:
-        encoder.save_pretrained(str(folder), create_model_card=False)
+        save(encoder, folder)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
-# -------------------- Main
-def main():
-    job, parser, shared, words = command_line("index", "graph", "train")
-    add, data, work = parser.add_argument, shared.data, shared.work
+# -------------------- Command line
+def add_texts(job):
+    """Add the flags that say which texts are read, and how."""
+    add = job.add_argument_group("texts").add_argument
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    add("--fields", default="title,abstract", help="fields that make a text, in order")
+    add("--separator", default=" ", help="between two fields, as ' [SEP] '")
+    add("--max-length", type=between(8, kind=int), default=512,
+        help="tokens of a text; a model may read fewer")
+    add("--pooling", choices=("truncate", "chunks"), default="truncate",
+        help="of longer texts; chunks: overlapping windows, mean and maximum averaged")
+    add("--query-prompt", help="before a claim, as 'query: ' (default: the model's own)")
+    add("--document-prompt", help="before an abstract (default: the model's own)")
+
+def add_index(job):
+    count = between(1, kind=int)
+    add = job.add_argument_group("outputs").add_argument
+    add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to build")
+    add("--out", default="{work}/index", help="folder of the indexes")
+    add_texts(job)
+    add = job.add_argument_group("BM25").add_argument
+    add("--analyser", choices=ANALYSERS, default="default",
+        help="default: lower case, stopwords, stems; plain: words between white space; nltk: lower "
+        "case, NLTK's stopwords")
+    add("--language", choices=LANGUAGES, default="english", help="of stopwords and stems")
+    add("--bm25-method", choices=("lucene", "robertson"), default="lucene", help="variant of idf")
+    add("--k1", type=between(1e-9), default=1.5, help="term-frequency saturation")
+    add("--b", type=between(0, 1), default=0.75, help="length normalisation, 0: none")
+    add = job.add_argument_group("models").add_argument
+    add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
+    add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
+    add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
+        help="SPLADE: from logits to weights")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="precision of the models; auto: half on a GPU, else fp32")
+    add("--batch-size", type=count,
+        help="texts at a time (default: 32, SPLADE 8); changes vectors by rounding only")
+
+def add_graph(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--index", default="{work}/index/dense", help="dense index")
+    add("--out", type=os.path.normpath, default="{work}/index/graph", help="graph folder")
+    add = job.add_argument_group("method").add_argument
+    add("--neighbours", type=between(1, kind=int), default=10, help="neighbours per abstract")
+
+def add_train(job):
     number, count = between(0), between(1, kind=int)
-    if job == "graph":
-        add("--index", default=f"{work}/index/dense", help="the dense index")
-        add("--out", type=os.path.normpath, default=f"{work}/index/graph", help="graph folder")
-        add("--neighbours", type=count, default=10, help="neighbours per abstract")
-    else:
-        add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
-        add("--fields", default="title,abstract", help="fields of a text, in order")
-        add("--separator", default=" ", help="between two fields, as ' [SEP] '")
-        add("--max-length", type=between(8, kind=int), default=512,
-            help="tokens; a model may read fewer")
-        add("--pooling", choices=("truncate", "chunks"), default="truncate",
-            help="of long texts; chunks: overlapping windows, mean and max averaged")
-        add("--query-prompt", help="before a claim, as 'query: '; default: the model's own")
-        add("--document-prompt", help="before an abstract; default: the model's own")
-    if job == "index":
-        add("--out", default=f"{work}/index", help="folder of the indexes")
-        add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to build")
-        add("--analyser", choices=ANALYSERS, default="default", help="tokenisation for BM25")
-        add("--language", choices=LANGUAGES, default="english", help="of stopwords and stems")
-        add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
-            help="variant of BM25")
-        add("--k1", type=between(1e-9), default=1.5, help="BM25: term-frequency saturation")
-        add("--b", type=between(0, 1), default=0.75, help="BM25: length normalisation")
-        add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
-        add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
-        add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
-            help="SPLADE: from logits to weights")
-        add("--batch-size", type=count, help="texts at a time; default: 32, SPLADE 8")
-        add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-            help="auto: half precision on a GPU")
-    if job == "train":
-        add("examples", nargs="?", default=f"{work}/{shared.split}/examples.jsonl",
-            help="tuples of 02_retrieve.py mine")
-        add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="the claims")
-        add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
-        add("--out", type=os.path.normpath, default=f"{work}/models/encoder", help="model folder")
-        add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
-            help="mnrl: in-batch negatives")
-        add("--margin", type=number, default=0.3, help="triplet: margin of the cosines")
-        add("--scale", type=number, default=20, help="mnrl: factor of the cosines")
-        add("--epochs", type=number, default=2, help="passes over the examples")
-        add("--lr", type=number, default=7e-6, help="learning rate")
-        add("--batch-size", type=count, default=64, dest="batch", help="examples at a time")
-        add("--accumulate", type=count, default=1, help="batches per optimiser step")
-        add("--dev-split", default="dev", help="dev split; the epoch that is best on it is kept")
-        add("--patience", type=count, default=2, help="epochs without a gain before stopping")
-    finish({"index": index, "graph": graph, "train": train}[job], parser.parse_args(words))
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
+        help="tuples of 02_retrieve.py mine --shape tuples")
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims of the examples")
+    add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
+    add("--out", type=os.path.normpath, default="{work}/models/encoder", help="model folder")
+    add_texts(job)
+    add = job.add_argument_group("training").add_argument
+    add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
+        help="mnrl: in-batch negatives; cached-mnrl: the same with less memory for large batches")
+    add("--margin", type=number, default=0.3, help="triplet: margin between cosines")
+    add("--scale", type=number, default=20, help="mnrl: factor of the cosines")
+    add("--epochs", type=number, default=2, help="passes over the examples")
+    add("--lr", type=number, default=7e-6, help="learning rate, after a warm-up of 10 %% of steps")
+    add("--batch-size", type=count, default=64, dest="batch", help="examples per batch")
+    add("--accumulate", type=count, default=1, help="batches per optimiser step")
+    add("--dev-split", default="dev", help="its claims and qrels choose the best epoch")
+    add("--patience", type=count, default=2, help="epochs without a gain before it stops")
+
+def resolve(args):
+    """Return the arguments as the jobs use them; nothing changes them afterwards."""
+    if args.function is index:
+        args.indexes = list(dict.fromkeys(args.indexes))
+        if args.indexes != ["bm25"]:
+            args.dtype = precision_of(args)
+    if args.function is train and (args.pooling, args.loss) == ("chunks", "cached-mnrl"):
+        fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
+    return args
+
+def main():
+    parser, jobs = command_line(index, graph, train)
+    add_index(jobs["index"])
+    add_graph(jobs["graph"])
+    add_train(jobs["train"])
+    finish(resolve(arguments_of(parser, jobs)))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
