@@ -66,6 +66,7 @@ MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers
 LOSSES = ("bce", "margin", "l1", "lambda", "mnrl")
 MEASURE = "dev_ndcg@10"     # decides on the best epoch
 ALIKE = 1e-5                # a relative difference of scores below it is rounding in fp32
+PROBED = 64                 # training pairs that a trained model scores once
 PROBES = [                  # the first pair must win: it alone is about one thing
     ("Sea ice in the Arctic is shrinking.", "Satellites show that Arctic sea ice is shrinking."),
     ("Sea ice in the Arctic is shrinking.", "The bakery opens at seven and sells fresh bread."),
@@ -124,6 +125,10 @@ def read_graph(folder, corpus, ids, neighbours):
         fail(folder, f"no neighbour graph ({error}); make it with 01_index.py graph --force")
 
 # -------------------- Models
+def is_table(model):
+    """Return whether --model names a run, which stands for its scores."""
+    return model.endswith(".tsv")
+
 def mono_t5(name, device, model_kwargs, **how):
     """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
     import torch
@@ -146,11 +151,15 @@ def mono_t5(name, device, model_kwargs, **how):
     module.tokenizer = AutoTokenizer.from_pretrained(name, **how)
     return CrossEncoder(modules=[module], device=device)
 
+def logits_of(model, pairs):
+    """Return the scores of pairs as an array, without the sigmoid that would make large ones 1."""
+    import torch
+    return model.predict(pairs, activation_fn=torch.nn.Identity())
+
 def check_template(name, model):
     """Refuse a causal reranker whose chat template drops the claim or the abstract of a pair."""
-    import torch
     pairs = [(claim, text) for (claim, _), text in zip(PROBES, cut_to_fit(model, PROBES))]
-    best, *others = model.predict(pairs, activation_fn=torch.nn.Identity()).tolist()
+    best, *others = logits_of(model, pairs).tolist()
     if best in others:
         fail(name, "it scores unlike pairs alike: its chat template drops claims or abstracts; "
              "take the template of its authors")
@@ -254,7 +263,7 @@ def read_scores(path):
         for line in file:
             try:
                 for claim, name, score, cut in json.loads(line):
-                    if np.isfinite(score):
+                    if isinstance(score, float) and np.isfinite(score):
                         scores[claim, name] = claim, name, score, bool(cut)
             except (ValueError, TypeError, RecursionError):
                 continue  # torn or damaged: these pairs are scored again
@@ -317,21 +326,24 @@ def score_by_model(name, path, pairs, claims, texts, graph, args):
         if pool:
             model.stop_multi_process_pool(pool)
 
+def alike(low, high):
+    """Return whether the lowest and the highest score differ by rounding alone."""
+    return high - low <= ALIKE * np.maximum(abs(low), abs(high))
+
 def count_alike(table):
     """Return how many claims have several candidates whose scores differ by rounding alone."""
     scores = table.groupby("claim_id")["score"].agg(["min", "max", "size"])
-    alike = scores["max"] - scores["min"] <= ALIKE * scores[["min", "max"]].abs().max(axis=1)
-    return int((alike & (scores["size"] > 1)).sum())
+    return int((alike(scores["min"], scores["max"]) & (scores["size"] > 1)).sum())
 
 def facts_of(name, table):
     """Return counts of a model's scores for the provenance, and call out those without meaning."""
-    claims, alike = table["claim_id"].nunique(), count_alike(table)
-    if alike:
-        warn(name, f"equal scores for all candidates of {alike} of {claims} claims, which stay in "
-             "the order of the corpus")
+    claims, unranked = table["claim_id"].nunique(), count_alike(table)
+    if unranked:
+        warn(name, f"equal scores for all candidates of {unranked} of {claims} claims: they "
+             "rank nothing")
     ties, cut = table.duplicated(["claim_id", "score"]).sum(), table["truncated"].sum()
     return {"model": name, "pairs": len(table), "equal_scores": int(ties),
-            "claims_scored_alike": alike, "truncated": int(cut)}
+            "claims_scored_alike": unranked, "truncated": int(cut)}
 
 # -------------------- Fusion
 def combo_score(logits, stance, alpha):
@@ -363,8 +375,8 @@ def rrf(runs):
     return table.groupby(PAIR, sort=False, as_index=False)["score"].sum()
 
 def rerank(args):
-    """Score the first candidates of each claim."""
-    tables = [name for name in args.model if name.endswith(".tsv")]
+    """Score the first candidates of each claim by one or several models."""
+    tables = list(filter(is_table, args.model))
     if args.graph and tables:
         fail("--graph", f"{tables[0]} is no model to score neighbours with; fuse the runs")
     if args.graph and args.verdicts:
@@ -432,29 +444,27 @@ def read_examples(path, claims, texts, loss):
         fail(path, "no positive, or no negative for margin: nothing to learn; mine others")
     return table
 
-def common_width(sizes):
-    """Return w: w negatives of each tuple that has so many keep most negatives altogether.
+def width_of(counts):
+    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
 
-    sizes: negatives of each tuple. Among equals, w is the one that keeps more tuples.
+    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
+    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
     """
-    kept = {width: width * int((sizes >= width).sum()) for width in range(1, sizes.max() + 1)}
-    return max(kept, key=kept.get, default=0)  # the first of equals
+    kept = {}
+    for width in range(1, max(counts, default=0) + 1):
+        kept[width] = width * sum(count >= width for count in counts)
+    return max(kept, key=kept.get, default=0)
 
-def tuples_of_one_width(examples):
-    """Return a table of tuples of one width (claim, columns 0 to width), and what is left out."""
-    sizes = examples.groupby("tuple")["place"].max()
-    width = common_width(sizes)
-    whole = examples["tuple"].map(sizes) >= width
-    table = examples[whole & (examples["place"] <= width)]
+def cut_tuples(examples):
+    """Return a row a tuple (claim, columns 0 to width), and counts of what is left out."""
+    counts = examples.groupby("tuple")["place"].max()
+    width = width_of(counts.tolist())
+    table = examples[examples["tuple"].map(counts).ge(width) & examples["place"].le(width)]
     table = table.pivot(index=["tuple", "claim"], columns="place", values="abstract")
-    left_out = {"tuples_left_out": int((sizes < width).sum()),
-                "negatives_left_out": int(sizes.sum()) - width * len(table)}
-    if any(left_out.values()):
-        tuples, negatives = left_out.values()
-        warn("tuples of unlike size", f"{width} negatives of each are used; {tuples} of "
-             f"{len(sizes)} tuples have fewer and are left out, with them and from longer ones "
-             f"{negatives} of {sizes.sum()} negatives")
-    return table.rename(columns=str).reset_index("claim"), left_out
+    used = width * len(table)
+    return table.rename(columns=str).reset_index("claim"), {
+        "examples": len(counts), "left_out": len(counts) - len(table),
+        "negatives": used, "negatives_left_out": int(counts.sum()) - used}
 
 def rows_of(examples, loss):
     """Return the table that a loss reads, and counts of what it leaves out."""
@@ -463,7 +473,7 @@ def rows_of(examples, loss):
         table = examples[first].merge(examples[~first], on=["tuple", "claim"])
         return table[["claim", "abstract_x", "abstract_y"]], {}
     if loss == "mnrl":
-        return tuples_of_one_width(examples)
+        return cut_tuples(examples)
     table = examples[["claim", "abstract", "label"]].drop_duplicates()
     if loss == "lambda":  # a row for each claim
         table = table.groupby("claim", sort=False, as_index=False).agg(list)
@@ -522,7 +532,6 @@ def mean_ndcg(run, evidence):
 
 def dev_evaluator(model, paths, texts, depth):
     """Return an evaluator: nDCG@10 of a reranked run; paths: its claims, their qrels, the run."""
-    import torch
     from sentence_transformers.base.evaluation import BaseEvaluator
     claims, order = read_claims(paths[0]), {name: place for place, name in enumerate(texts)}
     known = {"claim_id": claims, "abstract_id": texts}
@@ -539,14 +548,23 @@ def dev_evaluator(model, paths, texts, depth):
 
     class Reranked(BaseEvaluator):
         def __call__(self, model, *_, **__):
-            scores = model.predict(pairs, activation_fn=torch.nn.Identity())
-            table = sort_run(run.assign(score=scores), order).merge(run, on=PAIR)
+            table = sort_run(run.assign(score=logits_of(model, pairs)), order).merge(run, on=PAIR)
             return {MEASURE: mean_ndcg(table, evidence)}
 
     return Reranked()
 
+def check_trained(model, pairs, out):
+    """Call out a model that scores different (claim, abstract) pairs alike."""
+    scores = logits_of(model, pairs)
+    if len(pairs) > 1 and alike(scores.min(), scores.max()):
+        warn(out, f"it gives the same score to {len(pairs)} of its training pairs: it has learnt "
+             "nothing; lower --lr, or mine other examples")
+
 def train(args):
-    """Fine-tune a cross-encoder, weights in fp32 whatever the checkpoint is stored in."""
+    """Fine-tune a cross-encoder on examples.
+
+    Its weights are trained in fp32, whatever precision the checkpoint is stored in.
+    """
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     dev.append(args.dev_run)
     if not all(map(os.path.isfile, dev)):
@@ -566,7 +584,11 @@ def train(args):
     pairs, short = examples[["claim", "abstract"]].values.tolist(), []
     for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
         short += cut_to_fit(model, pairs[start : start + GROUP])
-    table, left_out = rows_of(examples.assign(abstract=short), args.loss)
+    table, counts = rows_of(examples.assign(abstract=short), args.loss)
+    if counts.get("negatives_left_out") or counts.get("left_out"):
+        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples and "
+             f"{counts['negatives_left_out']} negatives are left out, as all tuples need as many "
+             "negatives")
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
     if dev:
         print(f"before training: nDCG@10 on dev {evaluator(model)[MEASURE]:.4f}")
@@ -580,8 +602,9 @@ def train(args):
         weight_decay=0.01,  # Kiepura & Lam 2025
         lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
         batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler")
+    check_trained(model, list(dict.fromkeys(zip(examples["claim"], short)))[:PROBED], args.out)
     curve = [entry[f"eval_{MEASURE}"] for entry in log if f"eval_{MEASURE}" in entry]
-    facts = {"rows": len(table), **left_out, "dev": curve,
+    facts = {"rows": len(table), **counts, "dev": curve,
              "truncated": int((examples["abstract"] != short).sum())}
     with written(args.out, task, log=log, **facts) as path:
         save(model, path)
@@ -590,30 +613,34 @@ def train(args):
 
 # -------------------- Command line
 def add_inputs(job):
-    """Add the flags that both jobs have. Return the adder of inputs and outputs, and of models."""
-    files = job.add_argument_group("inputs and outputs").add_argument
-    files("--claims", default="{data}/claims.{split}.tsv", help="claims")
-    files("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    model = job.add_argument_group("model").add_argument
-    model("--max-length", type=between(1, kind=int), default=512,
-          help="tokens of a pair; the abstract is truncated")
-    model("--prompt", help="instruction (default: the model's own, if it has one)")
-    return files, model
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    return add
+
+def add_model(job, **model):
+    add = job.add_argument_group("model").add_argument
+    add("--model", **model)
+    add("--max-length", type=between(1, kind=int), default=512,
+        help="tokens of a pair; the abstract is truncated")
+    add("--prompt", help="instruction (default: the model's own, if it has one)")
+    return add
 
 def add_rerank(job):
     share, count = between(0, 1), between(1, kind=int)
-    add, model = add_inputs(job)
+    add = add_inputs(job)
     add("--run", default="{work}/{split}/hybrid.tsv", help="run to rerank")
     add("--out", default="{work}/{split}/rerank.tsv", help="reranked run")
     add("--depth", type=count, default=20, help="candidates per claim that are scored")
     add("--top-k", type=between(0, kind=int), default=0,
         help="abstracts per claim that are written; 0: all")
-    model("--model", nargs="+", default=["{work}/models/reranker"],
-          help="folders or hub ids: cross-encoders, causal rerankers, multi-vector models, monoT5; "
-          "a run.tsv stands for its scores; several are fused by reciprocal rank")
-    model("--batch-size", type=count, default=32, help="pairs per batch")
-    model("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-          help="precision; auto: half on a GPU, the last layer in fp32")
+    add = add_model(
+        job, nargs="+", default=["{work}/models/reranker"],
+        help="folders or hub ids: cross-encoders, causal rerankers, multi-vector models, monoT5; "
+        "a run.tsv stands for its scores; several are fused by reciprocal rank")
+    add("--batch-size", type=count, default=32, help="pairs per batch")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="precision; auto: half on a GPU, the last layer in fp32")
     add = job.add_argument_group("combination with other scores").add_argument
     add("--first-stage", type=share, default=0.0,
         help="weight of --run's scores, 0 to 1; both as z-scores")
@@ -627,10 +654,10 @@ def add_rerank(job):
 
 def add_train(job):
     positive, count = between(1e-9), between(1, kind=int)
-    add, model = add_inputs(job)
+    add = add_inputs(job)
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl", help="pairs or tuples")
     add("--out", type=os.path.normpath, default="{work}/models/reranker", help="trained model")
-    model("--model", default="data/models/minilm", help="folder or hub id: encoder or reranker")
+    add_model(job, default="data/models/minilm", help="folder or hub id: encoder or reranker")
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=LOSSES, default="bce",
         help="bce, l1: targets of pairs; lambda: lists of a claim; margin, mnrl: tuples")
@@ -639,8 +666,7 @@ def add_train(job):
     add("--lr", type=positive, default=2e-5, help="learning rate")
     add("--batch-size", type=count, default=16, dest="batch", help="rows per batch")
     add("--accumulate", type=count, default=1, help="batches per step")
-    add = job.add_argument_group("development split: the epoch that is best on it is kept")
-    add = add.add_argument
+    add = job.add_argument_group("dev split; the epoch that is best on it is kept").add_argument
     add("--dev-split", default="dev", help="its claims and qrels are in --data")
     add("--dev-run", help="its run (default: WORK/DEV_SPLIT/hybrid.tsv)")
     add("--dev-depth", type=count, default=20, help="candidates per claim that are scored")
@@ -651,8 +677,9 @@ def resolve(args):
     if args.function is train:
         args = one_gpu(args)  # before torch sees any
         args.dev_run = args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"
-        args.dtype = "auto"  # of autocast; weights are fp32
-    if not all(name.endswith(".tsv") for name in args.model):
+        args.dtype = "auto"  # of autocast; the weights are fp32
+    models = args.model if isinstance(args.model, list) else [args.model]
+    if any(not is_table(name) for name in models):
         args.dtype = precision_of(args)
     return args
 
