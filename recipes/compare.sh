@@ -28,7 +28,7 @@ file() { echo "${1//[\/:]/_}"; }
 # try NAME COMMAND: run it and keep in rows/NAME.json what it took, or its error
 try() {
   local status=0
-  python recipes/compare.py run $WORK/rows/$1.json "${@:2}" || status=$?
+  python recipes/tools/compare.py run $WORK/rows/$1.json "${@:2}" || status=$?
   [ $status != 130 ] || exit 130
   return $status
 }
@@ -69,4 +69,4 @@ done
 stage "6  The table"
 python 06_evaluate.py $D "${runs[@]}" --measures ${MEASURES:-R@2 R@5 R@10 nDCG@10} \
   --out $WORK/metrics.tsv > /dev/null
-python recipes/compare.py table $WORK $(for name in $RETRIEVERS $MODELS; do file $name; done)
+python recipes/tools/compare.py table $WORK $(for name in $RETRIEVERS $MODELS; do file $name; done)

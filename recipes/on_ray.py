@@ -5,7 +5,7 @@
 #   "sentencepiece==0.2.3", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0"]
 # ///
 """
-Run stages 1, 2, 3 and 5 on many machines: shards.py cuts and merges files, Ray starts the scripts.
+Run stages 1, 2, 3 and 5 on many machines: tools/shards.py cuts and merges, Ray starts the scripts.
 
 index     splits corpus.jsonl into --shards, blocks of 4,096 in turn; 01_index.py for each
 retrieve  02_retrieve.py for each; the best rows of all for each retriever, and their RRF
@@ -33,7 +33,7 @@ import os
 import sys
 import time
 
-import shards
+from tools import shards
 from tqdm.auto import tqdm
 
 RUNS = {"rerank": ("hybrid", "rerank"), "classify": ("llm", "verdicts")}  # defaults of the scripts

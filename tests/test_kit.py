@@ -47,8 +47,8 @@ def test_a_script_imports_no_other_and_nothing_unsafe(script):
     unsafe = "pickle trust_remote_code=True allow_pickle=True exec( shell=True torch.load".split()
     assert not [word for word in [*unsafe, " eval("] if word in text]
 
-@pytest.mark.parametrize("script", [*TEXTS, "recipes/check_claim.py", "recipes/lemmatise.py",
-                                    "recipes/count_tokens.py", "recipes/on_ray.py"])
+@pytest.mark.parametrize("script", [*TEXTS, "recipes/check_claim.py", "recipes/tools/lemmatise.py",
+                                    "recipes/tools/count_tokens.py", "recipes/on_ray.py"])
 def test_the_header_pins_what_the_requirements_pin(script):
     text = (ROOT / script).read_text(encoding="utf-8")
     header = re.match(r"# /// script\n((?:#.*\n)*?)# ///\n", text)[1]

@@ -116,7 +116,7 @@ def test_texts_become_lemmas(toy):
     nlp.add_pipe("lemmatizer", config={"mode": "lookup"})
     nlp.initialize()
     nlp.to_disk(toy / "pipeline")
-    command = [sys.executable, str(ROOT / "recipes/lemmatise.py"), "data/demo", "lemmas"]
+    command = [sys.executable, str(ROOT / "recipes/tools/lemmatise.py"), "data/demo", "lemmas"]
     command += ["--pipeline", "pipeline"]
     done = subprocess.run(command, cwd=toy, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
