@@ -84,7 +84,7 @@ def arguments(words):
     add = parser.add_argument
     add("job", choices=shards.SCRIPTS)
     add("--data", default="data/demo", help="folder of corpus and claims")
-    add("--work", default="work/demo", help="folder of everything made from them")
+    add("--work", help="folder of everything made from them; default: work/ and the name of --data")
     add("--split", default="test", help="which claims")
     add("--corpus", help="the abstracts")
     add("--run", help="run to rerank or classify")
@@ -100,6 +100,7 @@ def arguments(words):
     args.only, args.shards = args.only or (None, args.shards)
     if args.shards < 1 or not 0 <= (args.only or 0) <= args.shards:
         shards.refuse("--shards, --only: give N from 1 on, and I from 0 to N")
+    args.work = args.work or f"work/{os.path.basename(os.path.realpath(args.data))}"
     place, corpus = f"{args.work}/{args.split}", f"{args.data}/corpus.jsonl"
     args.folder, args.cwd = f"{args.work}/shards-{args.shards}", os.getcwd()
     args.env = {name: os.environ[name] for name in os.environ if name.startswith(("HF_", "OMP_"))}

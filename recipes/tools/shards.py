@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from operator import itemgetter
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def cut_run(args, numbers):
     """Write FOLDER/I/run.tsv for these numbers: neighbouring claims with all their rows."""
     table = read(args.run)
     if "claim_id" not in table:
-        refuse(f"{args.run}:1: no column claim_id; see 06_evaluate.py convert")
+        refuse(f"{args.run}:1: no column claim_id; see data/convert.py")
     places, claims = table["claim_id"].factorize()
     if len(claims) < args.shards:
         refuse(f"{args.run}: {len(claims)} claims for {args.shards} shards; lower --shards")
@@ -218,9 +218,10 @@ def merge_runs(args, claims, kinds, top_k):
 
 @functools.cache
 def digest(path):
-    """Return the sha256 of an input as 02_retrieve.py takes it: of a file, an index or a model."""
-    task = runpy.run_path(str(ROOT / "02_retrieve.py"))["task_of"](Namespace(), models=[path])
-    return task["inputs"][path]
+    """Return what the scripts keep of an input: sha256 of a file, an index or a model's folder."""
+    if not Path(path).exists():  # a model of the hub is known by its name
+        return ""
+    return runpy.run_path(str(ROOT / "02_retrieve.py"))["digest"](path)
 
 def check_shards(folders, made, own, shared=(), **flags):
     """Refuse to merge shards that differ in their flags, or have read what is no longer there.
@@ -235,8 +236,8 @@ def check_shards(folders, made, own, shared=(), **flags):
         if not path.exists():
             refuse(f"{path}: missing; run shard {folder.name}, then this again")
         facts = json.loads(Path(f"{path}.meta.json").read_bytes())
-        inputs = facts.get("inputs", {})
-        for one in (*inputs, str(folder / own), *map(str, map(Path, shared))):
+        inputs = {Path(name): value for name, value in facts.get("inputs", {}).items()}
+        for one in (*inputs, folder / own, *map(Path, shared)):
             if inputs.get(one) != digest(one):
                 refuse(f"{path}: not made from {one} as it is now; run shard {folder.name} again")
         same = {flag: value for flag, value in facts["arguments"].items() if flag not in PLACES}
