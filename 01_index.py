@@ -337,7 +337,7 @@ def index(args):
         remove(f"{own.out}.parts")
         print(f"{own.out}: {len(texts)} abstracts, {facts[counted]} of them {counted}")
         made.append(own.out)
-    return {"made": made, "abstracts": len(texts)}
+    return {"made": made} | ({"abstracts": len(texts)} if made else {})
 
 # -------------------- Graph
 def nearest(scores, k):
