@@ -105,7 +105,7 @@ def test_bm25_scores_by_hand(toy, call):
 @pytest.mark.parametrize("method", ["lucene", "robertson"])
 def test_postings_are_those_of_bm25s_by_the_arguments_in_meta_json(toy, run, method):
     words = ("--indexes", "bm25", "--bm25-method", method, "--k1", 1.2)
-    facts(run(SCRIPT, *words, cwd=toy, edits={"SHARD = 4096 ": "SHARD = 5 "}))  # three processes
+    facts(run(SCRIPT, *words, cwd=toy, edits={"SHARD = 4096": "SHARD = 5"}))  # three processes
     how = meta_of(toy / INDEX / "bm25")["analyser"]
     assert list(how) == ["name", "normalise", "lower", "token_pattern", "stopwords", "stemmer"]
     assert (how.pop("name"), how.pop("normalise")) == ("default", "NFKC")
@@ -194,7 +194,7 @@ def test_truncated_texts_are_counted_with_their_prompt(toy, call):
     tokenizer = SentenceTransformer(str(toy / "data/models/minilm")).tokenizer
     tokens = tokenizer([f"a b c {text}" for text in ABSTRACTS.values()])["input_ids"]
     for shard in (5, 4096):
-        edits = {"SHARD = 4096 ": f"SHARD = {shard} "}
+        edits = {"SHARD = 4096": f"SHARD = {shard}"}
         facts(call(SCRIPT, *words, "--force", cwd=toy, edits=edits))
         truncated = meta_of(toy / INDEX / "dense")["truncated"]
         assert truncated == sum(len(row) > 40 for row in tokens) and 0 < truncated < 12
@@ -278,7 +278,7 @@ def test_ragged_tuples_are_cut_to_the_width_that_keeps_most_negatives(counts, wi
     ("triplet", ["qabc", "qde", "rf"], ["qab", "qac", "qde"], 1, 0),
     ("mnrl", ["qabc", "qde", "rf"], ["qab", "qde"], 1, 1),
     ("mnrl", ["qabcd", "qefgh", "qde", "rf"], ["qabcd", "qefgh"], 2, 1),
-    ("cached-mnrl", ["qa", "rf"], ["qa", "rf"], 0, 0), ("triplet", ["qa", "rf"], [], 2, 0)])
+    ("mnrl", ["qa", "rf"], ["qa", "rf"], 0, 0), ("triplet", ["qa", "rf"], [], 2, 0)])
 def test_rows_of_examples_by_loss(tmp_path, loss, tuples, rows, left_out, unused):
     jsonl(tmp_path / "x", *({"claim_id": claim, "positive": positive, "negatives": negatives}
                             for claim, positive, *negatives in tuples))
@@ -289,6 +289,10 @@ def test_rows_of_examples_by_loss(tmp_path, loss, tuples, rows, left_out, unused
     assert (counts["examples"], counts["left_out"]) == (len(tuples), left_out)
     assert counts["negatives_left_out"] == unused
     assert counts["negatives"] == sum(len(row) - 2 for row in rows)
+
+def test_missing_examples_are_mined_as_tuples(toy, refused):
+    refused(toy, SCRIPT, "train", said="make it by: python 02_retrieve.py mine --shape tuples "
+            "--data data/demo --work work/demo --split train")
 
 @pytest.mark.parametrize("line", ["[]", "null", "3", "[" * 100_000, '{"negatives": 3}'])
 def test_an_example_that_is_no_tuple_is_one_line(toy, refused, line):
