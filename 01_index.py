@@ -471,9 +471,10 @@ def train(args):
     if not rows:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     if counts["left_out"] or counts["negatives_left_out"]:
-        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
-             f"negatives and are left out; {counts['negatives_left_out']} negatives are not used, "
-             f"{counts['negatives']} are, as many of each tuple")
+        negatives = counts["negatives"] + counts["negatives_left_out"]
+        warn(args.examples, f"each tuple gives {len(rows[0]) - 2} negatives: "
+             f"{counts['left_out']} of {counts['examples']} tuples have fewer and are left out, "
+             f"{counts['negatives_left_out']} of {negatives} negatives are not used")
     args = one_gpu(args)
     import sentence_transformers as st
     from datasets import Dataset
