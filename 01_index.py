@@ -289,17 +289,18 @@ def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
     import sentence_transformers as st
     from scipy import sparse
-    dense, settings = args.kind == "dense", {"batch_size": args.batch_size or BATCH[args.kind]}
-    encoder = open_encoder(st.SentenceTransformer if dense else st.SparseEncoder, args, args.dtype)
-    limit_length(encoder, args.max_length)
-    if dense:
-        settings["convert_to_tensor"] = True
-        arrays, truncated = encode_all(encoder, texts, settings, dense_arrays, args, task)
+    if args.kind == "dense":
+        load, arrays_of = st.SentenceTransformer, dense_arrays
+        settings = {"convert_to_tensor": True}
     else:
-        settings["save_to_cpu"] = True
-        arrays, truncated = encode_all(encoder, texts, settings, splade_arrays, args, task)
+        load, arrays_of = st.SparseEncoder, splade_arrays
+        settings = {"save_to_cpu": True}
+    settings["batch_size"] = args.batch_size or BATCH[args.kind]
+    encoder = open_encoder(load, args, args.dtype)
+    limit_length(encoder, args.max_length)
+    arrays, truncated = encode_all(encoder, texts, settings, arrays_of, args, task)
     shape = len(texts), encoder.get_embedding_dimension()
-    if not dense:
+    if args.kind == "splade":
         places = arrays["rows"], arrays["terms"]
         matrix = sparse.coo_array((arrays["weights"], places), shape).tocsc()
         arrays = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
@@ -338,7 +339,7 @@ def index(args):
         remove(f"{own.out}.parts")
         print(f"{own.out}: {len(texts)} abstracts, {facts[counted]} of them {counted}")
         made.append(own.out)
-    return {"made": made, "abstracts": len(texts)}
+    return {"made": made} | ({"abstracts": len(texts)} if made else {})
 
 # -------------------- Graph
 def nearest(scores, k):
@@ -454,9 +455,7 @@ def loss_of(encoder, args):
     from sentence_transformers.sentence_transformer import losses
     if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
         return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
-    if args.loss == "mnrl":
-        return losses.MultipleNegativesRankingLoss(encoder, args.scale)
-    return losses.CachedMultipleNegativesRankingLoss(encoder, args.scale, mini_batch_size=16)
+    return losses.MultipleNegativesRankingLoss(encoder, args.scale)
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
@@ -473,9 +472,10 @@ def train(args):
     if not rows:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     if counts["left_out"] or counts["negatives_left_out"]:
-        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
-             f"negatives and are left out; {counts['negatives_left_out']} negatives are not used, "
-             f"{counts['negatives']} are, as many of each tuple")
+        negatives = counts["negatives"] + counts["negatives_left_out"]
+        warn(args.examples, f"each tuple gives {len(rows[0]) - 2} negatives: "
+             f"{counts['left_out']} of {counts['examples']} tuples have fewer and are left out, "
+             f"{counts['negatives_left_out']} of {negatives} negatives are not used")
     args = one_gpu(args)
     import sentence_transformers as st
     from datasets import Dataset
@@ -562,8 +562,8 @@ def add_train(job):
     add("--out", type=os.path.normpath, default="{work}/models/encoder", help="model folder")
     add_texts(job)
     add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
-        help="mnrl: in-batch negatives; cached-mnrl: the same with less memory for large batches")
+    add("--loss", choices=("triplet", "mnrl"), default="mnrl",
+        help="triplet: one negative of each claim; mnrl: those of the batch, too")
     add("--margin", type=number, default=0.3, help="triplet: margin between cosines")
     add("--scale", type=number, default=20, help="mnrl: factor of the cosines")
     add("--epochs", type=number, default=2, help="passes over the examples")
@@ -579,11 +579,10 @@ def resolve(args):
         args.indexes = list(dict.fromkeys(args.indexes))
         if args.indexes != ["bm25"]:
             args.dtype = precision_of(args)
-    if args.function is train and (args.pooling, args.loss) == ("chunks", "cached-mnrl"):
-        fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
     return args
 
 def main():
+    MADE_BY["examples.jsonl"] = "02_retrieve.py mine --shape tuples"  # an encoder reads no pairs
     parser, jobs = command_line(index, graph, train)
     add_index(jobs["index"])
     add_graph(jobs["graph"])
