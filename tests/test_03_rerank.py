@@ -312,16 +312,17 @@ def test_ragged_tuples_are_counted(toy, call):
     tiny(toy / "tiny")
     names = list(ABSTRACTS)
     jsonl(toy / "x.jsonl", *({"claim_id": "c1", "positive": "0010", "negatives": names[:size]}
-                             for size in (3, 2, 2, 1)))  # 1: 4, 2: 6, 3: 3 of eight
+                             for size in (3, 2, 2, 1, 0)))  # 1: 4, 2: 6, 3: 3 of eight
     words = ["train", "x.jsonl", "--model", "tiny", "--max-length", 32, "--epochs", 1, "--loss"]
     done = call(SCRIPT, *words, "mnrl", cwd=toy)
-    wanted = {"rows": 3, "examples": 4, "left_out": 1, "negatives": 6, "negatives_left_out": 2}
+    wanted = {"rows": 3, "examples": 5, "left_out": 2, "negatives": 6, "negatives_left_out": 2}
     assert wanted.items() <= facts(done).items()
-    assert "warning: x.jsonl: 1 of 4 tuples and 2 negatives are left out" in done.stderr
+    assert "warning: x.jsonl: 2 of 5 tuples and 2 negatives are left out" in done.stderr
     made = json.loads((toy / "work/demo/models/reranker.meta.json").read_text())
     assert wanted.items() <= made.items()
     done = call(SCRIPT, *words, "margin", cwd=toy)
-    assert facts(done)["rows"] == 8 and "left out" not in done.stderr
+    assert facts(done)["rows"] == facts(done)["negatives"] == 8
+    assert "warning: x.jsonl: 1 of 5 tuples have no negative" in done.stderr
 
 def test_margin_loss_is_a_hinge(models, tmp_path):
     import torch
