@@ -1083,12 +1083,13 @@ def finish(args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, names = repr(error), ("batch_size", "batch", "max_length", "top_k")
+        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        flags = [f"--{name}".replace("_", "-") for name in names if name in args]
+        names = {"batch_size" if name == "batch" else name for name in vars(args)}
+        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
