@@ -5,6 +5,7 @@ import json
 import re
 import zlib
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -152,6 +153,9 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, run, call, refused):
         assert rows["rank"].tolist() == [1, 2, 3, 4] and rows["score"].is_monotonic_decreasing
     words = ("--model", "tiny", "--depth", 4, "--batch-size", 7, "--out", "new.tsv")
     assert "up to date" in call(SCRIPT, *words, cwd=toy).stdout
+    arguments = json.loads((toy / "new.tsv.meta.json").read_text())["arguments"]
+    assert arguments["dtype"] == "fp32"  # what --dtype auto came to
+    assert "up to date" in call(SCRIPT, *words, "--dtype", "fp32", cwd=toy).stdout
     facts(run(SCRIPT, *words[:-1], "two.tsv", "--device", "cpu", "cpu", cwd=toy))  # processes
     both = after.merge(read(toy / "two.tsv"), on=PAIR)
     assert len(both) == 12 and np.allclose(both["score_x"], both["score_y"], atol=1e-4)
@@ -277,6 +281,23 @@ def test_damaged_unfinished_work_is_made_again(toy, call, damage):
         facts(call(SCRIPT, *words, "--force", cwd=toy))
         assert (toy / "new.tsv").read_bytes() == whole and not (toy / "new.tsv.parts").exists()
 
+@pytest.mark.parametrize("damage", [Path.unlink, Path.mkdir, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json", "meta.json"])
+def test_only_whole_checkpoints_are_resumed(tmp_path, name, damage):
+    names = "optimizer.pt", "trainer_state.json"
+    for folder in (tmp_path / "checkpoint-3", tmp_path / "checkpoint-12"):
+        folder.mkdir()
+        for place in names:
+            (folder / place).write_text(f'{{"of": "{folder}"}}')
+        files = KIT.files_of(folder)
+        (folder / "meta.json").write_text(json.dumps({"files": files}))
+    assert KIT.newest_checkpoint(tmp_path) == tmp_path / "checkpoint-12"
+    if damage == Path.mkdir:
+        (tmp_path / "checkpoint-12" / name).unlink()
+    damage(tmp_path / "checkpoint-12" / name)
+    assert KIT.newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+    assert not (tmp_path / "checkpoint-12").exists()
+
 # -------------------- Train
 ROWS = {"bce": 5, "l1": 5, "margin": 3, "mnrl": 2, "lambda": 2}  # of pairs.jsonl or tuples.jsonl
 
@@ -298,6 +319,14 @@ def test_every_loss_trains_a_model_that_reranks(toy, call, loss):
     assert {part.dtype for part in weights} == {torch.float32}  # as always in training
     assert "up to date" in call(SCRIPT, *words, cwd=toy).stdout
     assert facts(call(SCRIPT, "--depth", 4, cwd=toy))["made"]
+
+def test_a_trained_model_that_has_changed_is_refused(toy, call, refused):
+    tiny(toy / "tiny")
+    words = ["train", "data/demo/pairs.jsonl", "--model", "tiny", "--epochs", 1, "--max-length", 32]
+    facts(call(SCRIPT, *words, cwd=toy))
+    path = toy / "work/demo/models/reranker/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64] + bytes(64))
+    refused(toy, SCRIPT, said="work/demo/models/reranker: its files have changed")
 
 @pytest.mark.parametrize(("sizes", "width"), [
     ([4, 4, 2, 2, 2], 2),     # 1: 5, 2: 10, 3: 6, 4: 8
