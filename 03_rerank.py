@@ -207,23 +207,32 @@ def load_reranker(name, flags, **how):
             model.set_keep_in_fp32_modules(layers[-1:])
     return model
 
-def cut_to_fit(model, pairs):
-    """Return the abstracts of (claim, abstract) pairs, truncated to the room that is left.
-
-    Neither a claim nor a template is ever truncated; if they leave no room, the script ends.
-    """
+def cut_group(model, pairs):
+    """Return the abstracts of (claim, abstract) pairs, truncated to the room that is left."""
     prompt, texts = model.prompts.get(model.default_prompt_name), []
     empty = model.preprocess([(claim, "") for claim, _ in pairs], prompt=prompt)
     # In a chat template, the first and last word may split into more tokens
     limit = model.max_seq_length - 4 * ("message" in model.modalities)
     rooms = (limit - empty["attention_mask"].sum(dim=1)).tolist()
+    if min(rooms) < 1:
+        claim, _ = pairs[np.argmin(rooms)]
+        fail("--max-length", f"{model.max_seq_length} tokens have no room beside the claim "
+             f"{claim!r:.60}; raise it by {1 - min(rooms)} or more")
     coded = model.tokenizer([text for _, text in pairs], add_special_tokens=False, verbose=False)
-    for row, (claim, text) in enumerate(pairs):
-        if rooms[row] < 1:
-            fail("--max-length", f"{limit} tokens have no room beside the claim {claim!r:.60}")
+    for row, (_, text) in enumerate(pairs):
         if len(coded["input_ids"][row]) > rooms[row]:
             text = text[: coded.token_to_chars(row, rooms[row] - 1).end]
         texts.append(text)
+    return texts
+
+def cut_to_fit(model, pairs):
+    """Return the abstracts of (claim, abstract) pairs, truncated so that each pair fits.
+
+    Neither a claim nor a template is ever truncated; if one leaves no room, the script ends.
+    """
+    texts = []
+    for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
+        texts += cut_group(model, pairs[start : start + GROUP])
     return texts
 
 def find_cut(model, texts):
@@ -456,29 +465,45 @@ def width_of(counts):
         kept[width] = width * sum(count >= width for count in counts)
     return max(kept, key=kept.get, default=0)
 
-def cut_tuples(examples):
-    """Return a row a tuple (claim, columns 0 to width), and counts of what is left out."""
+def select(examples, loss):
+    """Return the examples that a loss can use, and counts of those that are left out.
+
+    mnrl takes tuples with the same number of negatives, margin those with any.
+    """
+    if loss not in ("margin", "mnrl"):
+        used = examples.drop_duplicates(["claim", "abstract", "label"])
+        return used, {"examples": len(examples), "left_out": len(examples) - len(used)}
     counts = examples.groupby("tuple")["place"].max()
-    width = width_of(counts.tolist())
-    table = examples[examples["tuple"].map(counts).ge(width) & examples["place"].le(width)]
-    table = table.pivot(index=["tuple", "claim"], columns="place", values="abstract")
-    used = width * len(table)
-    return table.rename(columns=str).reset_index("claim"), {
-        "examples": len(counts), "left_out": len(counts) - len(table),
-        "negatives": used, "negatives_left_out": int(counts.sum()) - used}
+    least, most = (1, counts.max()) if loss == "margin" else [width_of(counts)] * 2
+    used = examples[examples["tuple"].map(counts).ge(least) & examples["place"].le(most)]
+    negatives = int((used["place"] > 0).sum())
+    return used, {
+        "examples": len(counts), "left_out": len(counts) - used["tuple"].nunique(),
+        "negatives": negatives, "negatives_left_out": int(counts.sum()) - negatives}
+
+def describe(counts, loss):
+    """Return a sentence on what select leaves out."""
+    if loss == "margin":
+        return f"{counts['left_out']} of {counts['examples']} tuples have no negative: left out"
+    if loss == "mnrl":
+        return (f"{counts['left_out']} of {counts['examples']} tuples and "
+                f"{counts['negatives_left_out']} negatives are left out, as all tuples need as "
+                "many negatives")
+    return f"{counts['left_out']} of {counts['examples']} pairs are there twice: left out once"
 
 def rows_of(examples, loss):
-    """Return the table that a loss reads, and counts of what it leaves out."""
+    """Return the table that a loss reads."""
     if loss == "margin":  # a row for each negative
         first = examples["place"] == 0
         table = examples[first].merge(examples[~first], on=["tuple", "claim"])
-        return table[["claim", "abstract_x", "abstract_y"]], {}
-    if loss == "mnrl":
-        return cut_tuples(examples)
-    table = examples[["claim", "abstract", "label"]].drop_duplicates()
+        return table[["claim", "abstract_x", "abstract_y"]]
+    if loss == "mnrl":  # a row for each tuple
+        table = examples.pivot(index=["tuple", "claim"], columns="place", values="abstract")
+        return table.rename(columns=str).reset_index("claim")
+    table = examples[["claim", "abstract", "label"]]
     if loss == "lambda":  # a row for each claim
         table = table.groupby("claim", sort=False, as_index=False).agg(list)
-    return table, {}
+    return table
 
 def margin_loss(model, margin):
     """Return the hinge loss of pairs: max(0, margin - (s(positive) - s(negative))), s: logits."""
@@ -554,6 +579,15 @@ def dev_evaluator(model, paths, texts, depth):
 
     return Reranked()
 
+def dev_files(args):
+    """Return the paths of claims, qrels and run of the dev split, none if one is missing."""
+    paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    paths.append(args.dev_run)
+    absent = [path for path in paths if not Path(path).is_file()]
+    if absent:
+        warn("no dev evaluation", f"it needs {', '.join(absent)}")
+    return [] if absent else paths
+
 def check_trained(model, pairs, out):
     """Call out a model that scores different (claim, abstract) pairs alike."""
     scores = logits_of(model, pairs)
@@ -566,30 +600,22 @@ def train(args):
 
     Its weights are trained in fp32, whatever precision the checkpoint is stored in.
     """
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    dev.append(args.dev_run)
-    if not all(map(os.path.isfile, dev)):
-        warn("no dev evaluation", f"it needs {', '.join(dev)}")
-        dev = []
+    dev = dev_files(args)
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims, texts = read_claims(args.claims), read_texts(args.corpus)
-    examples = read_examples(args.examples, claims, texts, args.loss)
+    examples, counts = select(read_examples(args.examples, claims, texts, args.loss), args.loss)
+    if counts["left_out"] or counts.get("negatives_left_out"):
+        warn(args.examples, describe(counts, args.loss))
     import transformers
     from datasets import Dataset
     from sentence_transformers import cross_encoder
     transformers.logging.set_verbosity_error()  # a new head is wanted here
     transformers.set_seed(args.seed)
     model = open_model(load_reranker, args.model, args, "fp32", flags=args)
-    pairs, short = examples[["claim", "abstract"]].values.tolist(), []
-    for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
-        short += cut_to_fit(model, pairs[start : start + GROUP])
-    table, counts = rows_of(examples.assign(abstract=short), args.loss)
-    if counts.get("negatives_left_out") or counts.get("left_out"):
-        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples and "
-             f"{counts['negatives_left_out']} negatives are left out, as all tuples need as many "
-             "negatives")
+    short = cut_to_fit(model, examples[["claim", "abstract"]].values.tolist())
+    table = rows_of(examples.assign(abstract=short), args.loss)
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
     if dev:
         print(f"before training: nDCG@10 on dev {evaluator(model)[MEASURE]:.4f}")
