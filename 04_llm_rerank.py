@@ -37,6 +37,7 @@ import difflib
 import functools
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -1021,41 +1022,283 @@ def finish(args):
 # --- end of helpers
 
 # --- dialogues (same in 04 and 05)
+# A dialogue is a generator: it yields requests, is sent the reply to each, and returns a result.
+# A reply is a dictionary of
+#   content   the text, without thoughts
+#   error     what the server or engine said in place of a completion, else None
+#   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
+#             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
+#             thoughts came before the answer. Servers leave out fields.
+THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
+
+def body_of(messages, limit, args, form=None, logprobs=False):
+    """Return the body of a chat completion of at most limit tokens, or --max-tokens if given.
+
+    form: (name, JSON schema) of the only field of a structured answer. Local models always get
+    it: they choose among its enum. logprobs: ask for those of the 20 likeliest tokens.
+    """
+    body = {"model": args.model, "messages": messages, "temperature": args.temperature}
+    body |= {"seed": args.seed, "max_tokens": args.max_tokens or limit}
+    if logprobs:
+        body |= {"logprobs": True, "top_logprobs": 20}
+    if form and (args.structured or args.backend == "transformers"):
+        name, field = form
+        schema = {"type": "object", "properties": {name: field}, "required": [name],
+                  "additionalProperties": False}
+        schema = {"name": name, "strict": True, "schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    body |= args.extra  # null drops a parameter
+    body |= args.identity
+    return {name: value for name, value in body.items() if value is not None}
+
 def request_of(body):
     """Return the line of the OpenAI Batch API for a body; custom_id is the hash of the body."""
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
+def identity_of(args):
+    """Return what else identifies replies of a local model: digest and precision of its weights.
+
+    Both go into every body, so that another model at the same path does not get these replies.
+    """
+    if args.backend != "transformers":
+        return {}
+    weights = digest(args.model) if Path(args.model).exists() else ""
+    return {"weights": weights, "precision": local_precision(args.device[0])}
+
+def local_precision(device):
+    """Return the precision of a local language model: half on a GPU, where it is faster."""
+    if device in ("cpu", "mps"):
+        return "fp32"
+    import torch
+    if not torch.cuda.is_available():
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+
+def reply_of(record):
+    """Return (custom_id, reply) of a line of Batch API output; raise some error if it is none."""
+    name, error = record["custom_id"], record.get("error")
+    if not isinstance(name, str):
+        raise ValueError("custom_id is not a string")
+    error = error or record["response"]["body"].get("error")
+    if error:
+        return name, {"content": "", "error": error, "logprobs": None}
+    choice = record["response"]["body"]["choices"][0]
+    said = choice["message"].get("content") or ""
+    if isinstance(said, list):  # of parts
+        said = "".join(part.get("text") or "" for part in said)
+    content, thoughts = THOUGHTS.subn(" ", said)
+    aside = choice["message"].get("reasoning") or choice["message"].get("reasoning_content")
+    logprobs = None if thoughts or aside else choice.get("logprobs")
+    return name, {"content": content, "error": None, "logprobs": logprobs}
+
 def read_replies(path):
-    """Return ({custom_id: {content, logprobs, error}}, unusable lines), without thoughts."""
+    """Return ({custom_id: reply}, lines that are no replies); a later reply replaces an earlier.
+
+    A last line without its end was torn by a kill, and is not counted: its request waits again.
+    """
     replies, unusable = {}, 0
-    lines = Path(path).read_text("utf-8", "replace").split("\n") if Path(path).exists() else []
-    for line in filter(str.strip, lines):
+    data = Path(path).read_bytes() if Path(path).exists() else b""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        fail(path, "the file is UTF-16; save it as UTF-8, or its replies are paid for again")
+    lines = data.decode("utf-8-sig", "replace").split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            record = json.loads(line)
-            error = record.get("error") or record["response"]["body"].get("error")
-            choice = {"message": {}} if error else record["response"]["body"]["choices"][0]
-            said, *aside = map(choice["message"].get, ("content", "reasoning", "reasoning_content"))
-            text = "".join(one if type(one) is str else one.get("text") or "" for one in said or "")
-            answer, cuts = re.subn(r"^.*</think>|<think>.*", " ", text, flags=re.DOTALL)
-            chances = None if cuts or any(aside) else choice.get("logprobs")  # not of thoughts
-            replies[record["custom_id"]] = {"content": answer, "error": error, "logprobs": chances}
+            name, reply = reply_of(json.loads(line))
+            replies[name] = reply
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            unusable += line is not lines[-1]  # that one is torn, and asked again
+            unusable += number < len(lines)
     return replies, unusable
 
+def objects_in(value, field):
+    """Return the JSON objects in the list value[field]; none where there is no such list."""
+    found = value.get(field) if isinstance(value, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+def tokens_of(logprobs):
+    """Return [(token, {alternative: probability})] of a reply's logprobs.
+
+    Entries without a token or a number are left out; a token that is missing is the likeliest one.
+    """
+    tokens = []
+    for entry in objects_in(logprobs, "content"):
+        chances = {}
+        for one in [entry, *objects_in(entry, "top_logprobs")]:
+            token, logprob = one.get("token"), one.get("logprob")
+            if isinstance(token, str) and isinstance(logprob, (int, float)) and logprob == logprob:
+                chances[token] = math.exp(min(0, max(-1000, logprob)))  # not NaN, nor above 0
+        token = entry.get("token")
+        if not isinstance(token, str):
+            token = max(chances, key=chances.get, default="")
+        tokens.append((token, chances))
+    return tokens
+
+def word_of(text):
+    """Return a text in lower case, without white space, quotes and Markdown around it."""
+    return re.sub(r"^[\W_]+|[\W_]+$", "", text).lower()
+
+def begun_by(text, patterns, goes_on=False):
+    """Return the answers that a text begins: "ref" begins REFUTES.
+
+    patterns: {answer: regular expression of its spellings, in lower case}. goes_on: more text may
+    follow an answer that is there as a whole.
+    """
+    import regex  # it matches what may still become a match
+    match, word = regex.match if goes_on else regex.fullmatch, word_of(text)
+    return [answer for answer, spellings in patterns.items()
+            if word and match(rf"(?:{spellings})(?!\w)", word, partial=True)]
+
+def probabilities_of_answer(logprobs, patterns, answer):
+    """Return {answer: probability} by the first token that begins an answer, or None.
+
+    The probability of an answer is the sum over the alternatives to this token that begin it and no
+    other answer, divided by the sum over all answers. None, too, where the likeliest is not the
+    answer that was read from the text: these probabilities are about other words.
+    """
+    tokens = tokens_of(logprobs)
+    for place, (token, chances) in enumerate(tokens):
+        ahead = "".join(word for word, _ in tokens[place : place + 20])
+        if not word_of(token) or not begun_by(ahead, patterns, goes_on=True):
+            continue
+        sums = dict.fromkeys(patterns, 0.0)
+        for word, chance in chances.items():
+            begun = begun_by(word, patterns)
+            if len(begun) == 1:
+                sums[begun[0]] += chance
+        total = sum(sums.values())
+        if not total or sums[answer] < max(sums.values()):
+            return None
+        return {name: chance / total for name, chance in sums.items()}
+    return None
+
+def ask_twice(first, again, parse):
+    """Dialogue: ask first, and again if parse(content) is None; return the last (answer, reply).
+
+    A request that failed for good is not asked in other words.
+    """
+    for request in (first, again):
+        reply = yield request
+        answer = parse(reply["content"])
+        if answer is not None or reply["error"]:
+            break
+    return answer, reply
+
+def words_of(claim):
+    """Return the words of a claim, for comparison: case-folded, without punctuation."""
+    return tuple(re.findall(r"\w+", claim.casefold()))
+
+def draw_examples(claims_path, qrels_path, claims, texts, args):
+    """Return ({claim_id: claim}, tables of qrels rows) of --fewshot judged claims, drawn at random.
+
+    A table is about one claim: an abstract per label, with NEI and evidence (Kiepura & Lam 2025).
+    Claims with all three labels come first. claims: those that are asked about, {claim_id: claim};
+    a judged claim with the same words as one of them would give its answer away, and is left out.
+    """
+    columns = ["claim_id", "claim"]
+    judged = dict(read_table(claims_path, columns)[columns].to_numpy())
+    qrels = read_table(qrels_path, [*RUN[:2], "label"],
+                       claim_id=judged, abstract_id=texts, label=LABELS)
+    asked = {words_of(claim) for claim in claims.values()}
+    leaks = [name for name, claim in judged.items() if words_of(claim) in asked]
+    if leaks:
+        warn(claims_path, f"{len(leaks)} claims have the words of claims that are asked about, and "
+             "are left out of the examples")
+    qrels = qrels[~qrels["claim_id"].isin(leaks)]
+    order = np.random.default_rng(args.seed).permutation(len(qrels))
+    drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
+    tables = [rows for _, rows in drawn.groupby("claim_id", sort=False)
+              if len(rows) > 1 and "NEI" in set(rows["label"])]
+    if len(tables) < args.fewshot:
+        fail(qrels_path, f"{len(tables)} claims that are not asked about have evidence and NEI; "
+             "lower --fewshot, or take another --split")
+    return judged, sorted(tables, key=len, reverse=True)[: args.fewshot]
+
 def carry_on(dialogues, replies):
-    """Run dialogues as far as replies reach; return results (else None), earliest waiting turns."""
-    results, waiting = [None] * len(dialogues), {}
+    """Run dialogues as far as replies reach; return (results, turns, ids of the replies used).
+
+    A result is None until its dialogue ends. What waits is a list of requests for each turn, the
+    earliest turn first. Dialogues start over at every call, so a dialogue must be deterministic:
+    the same replies lead to the same requests.
+    """
+    results, waiting, used = [None] * len(dialogues), {}, []
     for place, dialogue in enumerate(dialogues):
+        turn = 0
         try:
-            turn, request = 0, next(dialogue)
+            request = next(dialogue)
             while request["custom_id"] in replies:
-                turn, request = turn + 1, dialogue.send(replies[request["custom_id"]])
+                used.append(request["custom_id"])
+                request = dialogue.send(replies[request["custom_id"]])
+                turn += 1
             waiting.setdefault(turn, {})[request["custom_id"]] = request
         except StopIteration as end:
             results[place] = end.value
-    return results, list(waiting[min(waiting)].values()) if waiting else []
+    turns = [list(waiting[turn].values()) for turn in sorted(waiting)]
+    return results, turns, list(dict.fromkeys(used))
+
+def requests_to_come(begin, replies, guess):
+    """Return the requests to the end of the dialogues, as if the reply to each were guess."""
+    guess, coming = {"content": guess, "error": None, "logprobs": None}, {}
+    while waiting := carry_on(begin(), replies)[1]:
+        asked = {request["custom_id"]: request for turn in waiting for request in turn}
+        coming |= asked
+        replies = replies | dict.fromkeys(asked, guess)
+    return list(coming.values())
+
+def replies_so_far(args):
+    """Return replies and unusable lines; with --retry-errors, without what failed."""
+    replies, unusable = read_replies(args.replies)
+    if args.retry_errors:
+        replies = {name: reply for name, reply in replies.items() if not reply["error"]}
+    return replies, unusable
+
+def converse(begin, answer, args):
+    """Carry the dialogues that begin() returns to their ends; return (results, facts).
+
+    answer(requests, args) appends the replies to --replies. It gets the earliest turn, so that an
+    interrupted run makes the same batches, or with --backend none, all that waits.
+    """
+    replies, unusable = replies_so_far(args)
+    asked, said = None, {}
+    while True:
+        results, turns, used = carry_on(begin(), replies)
+        facts = {"unusable_lines": unusable, "unknown_replies": len(replies) - len(used)}
+        if facts != said:
+            warn_of_lines(args.replies, **facts)
+        said = facts
+        if not turns:
+            errors = [replies[name]["error"] for name in used if replies[name]["error"]]
+            return results, facts | failures(errors, len(used), args.replies)
+        waiting = itertools.chain(*turns) if args.backend == "none" else turns[0]
+        waiting = {request["custom_id"]: request for request in waiting}
+        if waiting == asked:
+            fail(args.replies, "replies cannot be read; see its last lines")
+        answer(list(waiting.values()), args)
+        found, unusable = read_replies(args.replies)
+        replies |= {name: found[name] for name in waiting if name in found}
+        asked = waiting
+
+def warn_of_lines(path, unusable_lines, unknown_replies):
+    """Say what in a file of replies is not used."""
+    if unusable_lines:
+        warn(path, f"{unusable_lines} lines are no replies of the Batch API; what they should "
+             "answer is asked again")
+    if unknown_replies:
+        warn(path, f"{unknown_replies} replies answer none of these requests; they have another "
+             "custom_id, or came with other arguments")
+
+def failures(errors, number, path):
+    """Return facts about the requests that failed for good, and say so; fail if all number did."""
+    if not errors:
+        return {"failed_requests": 0}
+    first = json.dumps(errors[0])[:500]
+    if len(errors) == number:
+        fail(path, f"all {number} requests failed, the first with {first}; change --model or "
+             "--extra, or ask again with --retry-errors")
+    warn(path, f"{len(errors)} of {number} requests failed, the first with {first}; "
+         "--retry-errors asks again")
+    return {"failed_requests": len(errors), "first_error": errors[0]}
 # --- end of dialogues
 
 if __name__ == "__main__":
