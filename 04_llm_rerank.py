@@ -414,15 +414,6 @@ def ask_endpoint(waiting, args):
         fail(args.base_url or "the endpoint", f"{what}; check the address, or run again to go on")
 
 # -------------------- Backend transformers
-def offline_without_hub(name):
-    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
-    from huggingface_hub import constants, get_session
-    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=5)
-        except Exception:  # whatever its HTTP library raises
-            constants.HF_HUB_OFFLINE = True
-
 @functools.lru_cache(1)
 def load_local(name, device):
     """Return tokenizer and model of a folder, hub id or GGUF file."""
@@ -1188,8 +1179,10 @@ def read_replies(path):
         if not line.strip():
             continue
         try:
-            name, reply = reply_of(json.loads(line))
-            replies[name] = reply
+            record = json.loads(line)
+            if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
+                name, reply = reply_of(record)
+                replies[name] = reply
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += number < len(lines)
     return replies, unusable

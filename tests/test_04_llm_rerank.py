@@ -361,6 +361,8 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     done = rerank(server, "--alpha", 0)
     assert facts(done)["replies"] == {"perfect": 2, "repaired": 0, "useless": 0, "failed": 1}
     assert "--retry-errors" in done.stderr and SECRET not in (toy / REPLIES).read_text()
+    assert "1 of 3 requests failed, the first with" in done.stderr  # and what the server said:
+    assert "filtered ***" in done.stderr and SECRET not in done.stderr
     found = orders(toy / OUT)
     for claim, names in orders(toy / HYBRID).items():
         assert found[claim] == names[:: 1 if claim == "c3" else -1]
@@ -377,6 +379,63 @@ def test_replies_that_are_no_completions_stop_nothing(toy, rerank, endpoint):
     login = endpoint(lambda prompt: {"status": 302, "text": "", "headers": {"Location": "/in"}})
     done = rerank(login, "--retries", 1, "--out", "none.tsv")
     assert done.returncode == 2 and "all 3 requests failed" in done.stderr
+
+def test_where_all_requests_are_refused_there_is_no_output(toy, rerank, endpoint, refused):
+    refusal = {"status": 400, "text": "max_tokens is not supported, use max_completion_tokens"}
+    server = endpoint(lambda prompt: refusal)
+    for _ in range(2):  # the second time, nothing is asked
+        done = rerank(server)
+        assert done.returncode == 2 and not (toy / OUT).exists() and len(server.asked) == 3
+        assert re.search("error: .*all 3 requests failed.*use max_completion_tokens", done.stderr)
+    server.reply = last_first
+    extra = '{"max_tokens": null, "max_completion_tokens": 99}'
+    done = rerank(server, "--extra", extra)
+    assert facts(done)["replies"]["perfect"] == 3 and len(server.asked) == 6
+    assert "max_tokens" not in server.asked[-1] and "3 replies answer none of these" in done.stderr
+
+def test_an_engine_gets_all_that_waits_and_its_lines_are_counted(toy, call):
+    words = (SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy", "--alpha", 0,
+             "--depth", 6, "--window", 4, "--step", 2)
+    requests = toy / "work/demo/test/llm.requests.jsonl"
+    def reply_to(request):
+        body = {"choices": [{"message": {"content": "[4] > [3] > [2] > [1]"}}]}
+        return {"custom_id": request["custom_id"], "response": {"body": body}}
+    done = call(*words, cwd=toy)
+    assert done.returncode == 3 and "3 requests wait" in done.stdout
+    first, second, third = records(requests)
+    lines = [reply_to(first), [], {"custom_id": "who?"} | {"error": "none"}, None]
+    (toy / REPLIES).write_text("\ufeff" + "".join(json.dumps(one) + "\n" for one in lines))
+    done = call(*words, cwd=toy)
+    assert done.returncode == 3 and "2 lines are no replies" in done.stderr, done.stderr
+    assert "1 replies answer none of these requests" in done.stderr
+    waiting = records(requests)  # the first turns of two claims and the second turn of one
+    assert len(waiting) == 3 and waiting[:2] == [second, third] and waiting[2] != first
+    while done.returncode == 3:
+        with open(toy / REPLIES, "a") as file:
+            file.writelines(json.dumps(reply_to(one)) + "\n" for one in records(requests))
+        done = call(*words, cwd=toy)
+    made = facts(done)
+    assert made["replies"]["perfect"] == 6
+    assert [made[name] for name in ("unusable_lines", "unknown_replies")] == [2, 1]
+
+def test_a_window_of_one_candidate_and_an_empty_run_ask_nothing(toy, rerank, endpoint):
+    server, run = endpoint(last_first), toy / HYBRID
+    done = rerank(server, "--depth", 1)
+    assert not server.asked and orders(toy / OUT) == {
+        claim: names[:10] for claim, names in orders(run).items()}
+    assert sum(facts(done)["replies"].values()) == 0
+    run.write_text("\t".join(RUN) + "\n")
+    for method in ("listwise", "pointwise"):
+        made = facts(rerank(server, "--method", method))
+        assert made["rows"] == 0 and (toy / OUT).read_text() == run.read_text()
+
+def test_stale_locks_go_where_the_output_is_up_to_date(toy, rerank, endpoint):
+    server, place = endpoint(last_first), toy / "work/demo/test"
+    facts(rerank(server))
+    for name in ("llm.tsv", "llm.replies.jsonl", "llm.requests.jsonl"):
+        (place / f"{name}.lock").touch()  # as a kill leaves them
+    assert "up to date" in rerank(server).stdout
+    assert not list(place.glob("*.lock"))
 
 def test_what_failed_is_asked_again_in_every_window(toy, rerank, endpoint):
     number, filtered = itertools.count(1), {"status": 400, "text": "filtered"}
@@ -401,6 +460,7 @@ def test_replies_that_cannot_be_stored_stop_all_calls(toy, run, rerank, endpoint
     server = endpoint(last_first)
     done = rerank(server, by=run, limit=100)
     assert done.returncode == 2 and done.stderr.count("error: ") == 1
+    assert f"error: {REPLIES}: File too large" in done.stderr and server.url not in done.stderr
     assert len(server.asked) <= 2 * 16
 
 @pytest.mark.parametrize(("usage", "enough"), [
@@ -424,6 +484,9 @@ def test_calls_that_end_with_502_count_for_max_cost(toy, rerank, endpoint):
         done = rerank(server, *words)
         assert done.returncode == 2
     assert "is pledged" in done.stderr and 4 <= len(server.asked) <= 7
+    server.reply = last_first
+    done = rerank(server)  # lines that only hold costs are no replies that cannot be read
+    assert facts(done)["unusable_lines"] == 0
 
 def test_the_dry_run_forecasts_all_windows_and_writes_nothing(toy, rerank, endpoint, contents):
     server, before = endpoint(last_first), contents(toy)
@@ -445,13 +508,49 @@ def test_a_local_model_orders_by_its_first_logits_and_is_not_asked_twice(toy, ca
         found = {one["token"]: one["logprob"] for one in top}
         assert set(found) == {"YES", "NO"}
         assert choice["message"]["content"] == max(found, key=found.get)
+        assert choice["logprobs"]["content"][0]["token"] == max(found, key=found.get)
+        probability = KIT.probability_of_yes(choice["message"]["content"], choice["logprobs"])
+        odds = math.exp(found["YES"] - found["NO"])
+        assert probability == pytest.approx(odds / (1 + odds))
     (toy / REPLIES).write_text("\n".join(lines[:8]) + "\n" + lines[8][:99])  # torn
     assert facts(call(*words, "--force", cwd=toy))["replies"]["perfect"] == 9
     assert read(toy / OUT).equals(whole) and (toy / REPLIES).read_text().count("\n") == 10
     words = (*words[:-1], "listwise", "--depth", 2)  # free text, of any quality
     assert sum(facts(call(*words, cwd=toy))["replies"].values()) == 3
+    made = json.loads((toy / f"{OUT}.meta.json").read_text())
+    assert made["arguments"]["identity"]["precision"] == "fp32"
     weights = load_file(toy / "llm/model.safetensors")
     weights["model.norm.weight"] *= math.nan  # as half precision may make
     save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})
     done = call(*words, "--out", "nan.tsv", cwd=toy)
     assert done.returncode == 2 and "output is NaN" in done.stderr
+
+def test_replies_of_other_weights_or_precision_are_not_taken(toy, monkeypatch):
+    tiny_llm(toy / "llm")
+    known = {"backend": "transformers", "device": ["cpu"], "model": str(toy / "llm")}
+    before = KIT.identity_of(settings(**known))
+    assert before["precision"] == "fp32" and len(before["weights"]) == 64
+    assert KIT.identity_of(settings(model="llm")) == {}  # a name at an endpoint
+    weights = load_file(toy / "llm/model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})
+    assert KIT.identity_of(settings(**known))["weights"] != before["weights"]
+    names = set()
+    for identity in ({}, before, before | {"precision": "bf16"}):
+        body = KIT.body_of([], 9, settings(identity=identity))
+        names.add(KIT.request_of(body)["custom_id"])
+    assert len(names) == 3
+
+@pytest.mark.parametrize(("edit", "said"), [
+    ({"chat_template": "{{ raise_exception('no system') }}"}, "refuses the messages: no system"),
+    ({"chat_template": "{{ messages[0].what.is.this }}"}, "refuses the messages"),
+    ({"pad_token": None, "eos_token": None}, "refuses the messages")])
+def test_tokenizers_that_cannot_read_messages_are_one_line(toy, refused, edit, said):
+    tiny_llm(toy / "llm")
+    path = toy / "llm/tokenizer_config.json"
+    settings = json.loads(path.read_text()) | edit
+    path.write_text(json.dumps({name: value for name, value in settings.items() if value}))
+    if "chat_template" in edit:
+        (toy / "llm/chat_template.jinja").write_text(edit["chat_template"])
+    refused(toy, SCRIPT, "--run", HYBRID, "--backend", "transformers", "--model", "llm",
+            "--depth", 3, said=said)
