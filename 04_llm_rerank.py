@@ -131,8 +131,8 @@ def parse_permutation(text, n, wanted=0, old=None):
     Numbers in brackets count alone if there are any: [2] > [1], [2, 1], [Abstract 2]. What is not
     named follows in the order of old, a permutation of range(n). None if the text names nothing.
     """
-    bracketed = " ".join(re.findall(r"\[[^][]*\d[^][]*\]", text))
-    numbers = re.findall(r"\d{1,6}", bracketed or text)
+    bracketed = " ".join(re.findall(r"\[([^][]*)\]", text))
+    numbers = re.findall(r"\d{1,6}", bracketed) or re.findall(r"\d{1,6}", text)
     order = [place - 1 for place in dict.fromkeys(map(int, numbers)) if 1 <= place <= n]
     if not order:
         return None
@@ -1212,7 +1212,8 @@ def tokens_of(logprobs):
 
 def word_of(text):
     """Return a text in lower case, without white space, quotes and Markdown around it."""
-    return re.sub(r"^[\W_]+|[\W_]+$", "", text).lower()
+    found = re.search(r"[^\W_](.*[^\W_])?", text, re.DOTALL)
+    return found[0].lower() if found else ""
 
 def begun_by(text, patterns, goes_on=False):
     """Return the answers that a text begins: "ref" begins REFUTES.
@@ -1357,7 +1358,8 @@ def converse(begin, answer, args):
         fail(args.replies, f"all {len(errors)} requests failed, the first with "
              f"{json.dumps(errors[0])[:500]}; change --model or --extra, or try --retry-errors")
     warn_of_failures(args.replies, errors, len(used))
-    return results, facts | {"failed_requests": len(errors), "first_error": (errors or [None])[0]}
+    facts |= {"failed_requests": len(errors), "first_error": errors[0] if errors else None}
+    return results, facts
 
 def warn_of_lines(path, unusable_lines, unknown_replies):
     """Say what in a file of replies is not used."""
