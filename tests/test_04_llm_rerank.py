@@ -115,13 +115,16 @@ def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     said = {name: reply["content"] for name, reply in replies.items() if not reply["error"]}
     assert said == {"a": "later", "b": "one two", "c": "", "t": " no", "u": "no", "v": "no"}
     assert [replies[name]["logprobs"] for name in "tuv"] == [None, None, 7]  # not of thoughts
-    assert set("de") < set(replies)
+    assert replies["d"]["error"] == '{"message": "filtered"}' and "expired" in replies["e"]["error"]
     assert unusable == 11 and KIT.read_replies(tmp_path / "none") == ({}, 0)
     whole = (ROOT / "tests" / "engine.jsonl").read_bytes()
     (tmp_path / "bom").write_bytes(b"\xef\xbb\xbf" + whole)  # the first reply counts, too
     assert KIT.read_replies(tmp_path / "bom") == (replies, unusable)
-    (tmp_path / "deep").write_text("[" * 100_000 + "\n")
-    assert KIT.read_replies(tmp_path / "deep") == ({}, 1)
+    for depth in (900, 990, 100_000):  # none ends in a traceback
+        error = "[" * depth + "1" + "]" * depth
+        (tmp_path / "deep").write_text(f'{{"custom_id": "x", "error": {error}}}\n')
+        found, unusable = KIT.read_replies(tmp_path / "deep")
+        assert len(found) + unusable == 1 and (depth < 1000 or unusable)
     (tmp_path / "utf16").write_text("{}\n", encoding="utf-16")
     with pytest.raises(SystemExit):
         KIT.read_replies(tmp_path / "utf16")
@@ -157,7 +160,8 @@ def settings(**other):
     """What prompts ask of the arguments."""
     known = {"model": "toy", "temperature": 0.0, "seed": 1, "max_tokens": 0, "structured": True,
              "method": "listwise", "best": 0, "max_words": 0, "fewshot": 9, "shuffle": 0,
-             "window": 20, "step": 10, "backend": "openai", "identity": {}, "extra": {"max_tokens": None, "max_completion_tokens": 77}}
+             "window": 20, "step": 10, "backend": "openai", "identity": {},
+             "extra": {"max_tokens": None, "max_completion_tokens": 77}}
     return SimpleNamespace(**known | other)
 
 def test_windows_go_up_from_the_bottom_and_reach_the_top():
