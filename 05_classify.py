@@ -1619,9 +1619,11 @@ def body_of(messages, limit, args, form=None, logprobs=False):
                   "additionalProperties": False}
         schema = {"name": name, "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
-    body |= args.extra  # null drops a parameter
-    body |= args.identity
-    return {name: value for name, value in body.items() if value is not None}
+    return with_extra(body, args.extra) | args.identity
+
+def with_extra(body, extra):
+    """Return a request body with more parameters; null drops one."""
+    return {name: value for name, value in (body | extra).items() if value is not None}
 
 def request_of(body):
     """Return the line of the OpenAI Batch API for a body; custom_id is the hash of the body."""
@@ -1678,8 +1680,10 @@ def read_replies(path):
         if not line.strip():
             continue
         try:
-            name, reply = reply_of(json.loads(line))
-            replies[name] = reply
+            record = json.loads(line)
+            if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
+                name, reply = reply_of(record)
+                replies[name] = reply
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             unusable += number < len(lines)
     return replies, unusable
@@ -1709,7 +1713,8 @@ def tokens_of(logprobs):
 
 def word_of(text):
     """Return a text in lower case, without white space, quotes and Markdown around it."""
-    return re.sub(r"^[\W_]+|[\W_]+$", "", text).lower()
+    found = re.search(r"[^\W_](.*[^\W_])?", text, re.DOTALL)
+    return found[0].lower() if found else ""
 
 def begun_by(text, patterns, goes_on=False):
     """Return the answers that a text begins: "ref" begins REFUTES.
@@ -1840,8 +1845,7 @@ def converse(begin, answer, args):
             warn_of_lines(args.replies, **facts)
         said = facts
         if not turns:
-            errors = [replies[name]["error"] for name in used if replies[name]["error"]]
-            return results, facts | failures(errors, len(used), args.replies)
+            break
         waiting = itertools.chain(*turns) if args.backend == "none" else turns[0]
         waiting = {request["custom_id"]: request for request in waiting}
         if waiting == asked:
@@ -1850,6 +1854,13 @@ def converse(begin, answer, args):
         found, unusable = read_replies(args.replies)
         replies |= {name: found[name] for name in waiting if name in found}
         asked = waiting
+    errors = [replies[name]["error"] for name in used if replies[name]["error"]]
+    if errors and len(errors) == len(used):
+        fail(args.replies, f"all {len(errors)} requests failed, the first with "
+             f"{json.dumps(errors[0])[:500]}; change --model or --extra, or try --retry-errors")
+    warn_of_failures(args.replies, errors, len(used))
+    facts |= {"failed_requests": len(errors), "first_error": errors[0] if errors else None}
+    return results, facts
 
 def warn_of_lines(path, unusable_lines, unknown_replies):
     """Say what in a file of replies is not used."""
@@ -1860,17 +1871,11 @@ def warn_of_lines(path, unusable_lines, unknown_replies):
         warn(path, f"{unknown_replies} replies answer none of these requests; they have another "
              "custom_id, or came with other arguments")
 
-def failures(errors, number, path):
-    """Return facts about the requests that failed for good, and say so; fail if all number did."""
-    if not errors:
-        return {"failed_requests": 0}
-    first = json.dumps(errors[0])[:500]
-    if len(errors) == number:
-        fail(path, f"all {number} requests failed, the first with {first}; change --model or "
-             "--extra, or ask again with --retry-errors")
-    warn(path, f"{len(errors)} of {number} requests failed, the first with {first}; "
-         "--retry-errors asks again")
-    return {"failed_requests": len(errors), "first_error": errors[0]}
+def warn_of_failures(path, errors, number):
+    """Say how many of a number of requests failed for good, with the first error."""
+    if errors:
+        warn(path, f"{len(errors)} of {number} requests failed, the first with "
+             f"{json.dumps(errors[0])[:500]}; --retry-errors asks again")
 # --- end of dialogues
 
 if __name__ == "__main__":
