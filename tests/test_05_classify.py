@@ -1,8 +1,10 @@
 """05_classify.py: labels in replies, dialogues, probabilities, training that survives a kill."""
+import itertools
 import json
 import math
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -143,7 +145,7 @@ def test_04_is_asked_until_nothing_waits(toy, call, endpoint):
     server = endpoint(lambda prompt: "REFUTES" if "could not be read" in prompt else "hm")
     words = (SCRIPT, "llm", *HYBRID, "--top-k", 1, "--base-url", server.url, "--model", "toy",
              "--price-in", 2, "--strategy", "few-shot-hybrid", "--fewshot", 2)
-    for code, said in (("exit(2)", ""), ("", "left requests unanswered")):
+    for code, said in (("exit(2)", ""), ("", "replies cannot be read")):
         (toy / "04_llm_rerank.py").write_text(code)
         done = call(*words, cwd=toy)
         assert done.returncode == 2 and said in done.stderr
@@ -153,6 +155,23 @@ def test_04_is_asked_until_nothing_waits(toy, call, endpoint):
     roles = [turn["role"] for turn in server.asked[0]["messages"]]
     assert roles == ["user", "assistant"] * 5 + ["user"]  # c2 has three labels, c1 has two
     assert "up to date" in call(*words, "--timeout", 9, cwd=toy).stdout  # no byte depends on it
+
+def test_what_gives_no_label_is_counted_and_refusals_of_all_requests_end(toy, call, endpoint):
+    shutil.copy(ROOT / "04_llm_rerank.py", toy)
+    server = endpoint(lambda prompt: {"status": 400, "text": "use max_completion_tokens"})
+    words = (SCRIPT, "llm", *HYBRID, "--top-k", 2, "--base-url", server.url, "--model", "toy")
+    out = toy / "work/demo/test/llm_verdicts.tsv"
+    done = call(*words, cwd=toy)
+    assert done.returncode == 2 and not out.exists()
+    assert "all 6 requests failed" in done.stderr and "max_completion_tokens" in done.stderr
+    answers = itertools.cycle([{"status": 400, "text": "no"}, {"text": "hm"}, {"text": "NEI"}])
+    server.reply = lambda prompt: next(answers)
+    done = call(*words, "--retry-errors", "--concurrency", 1, cwd=toy)
+    made = facts(done)  # requests 1 and 4 fail; 2 and 5 are asked again: "no", then "hm"
+    assert (made["failed"], made["unusable"], made["labels"]) == (3, 4, {"NEI": 6})
+    assert "no reply names a label for 4 of 6 pairs" in done.stderr
+    assert made["first_error"] and "3 of 8 requests failed" in done.stderr
+    assert json.loads(Path(f"{out}.meta.json").read_text())["unusable"] == 4
 
 def test_the_dry_run_forecasts_all_steps_and_writes_nothing(toy, run, contents):
     for script in (SCRIPT, "04_llm_rerank.py"):
