@@ -185,11 +185,14 @@ def limit_length(model, length):
 
 def is_sound(config):
     """Return whether temperature, class shares and F1 in a model's config are usable numbers."""
-    above_0 = [getattr(config, "stance_temperature", 1.0), *getattr(config, "stance_shares", [1])]
-    scores = [getattr(config, f"stance_{name}_F1", None) or 0 for name in ("best", "majority")]
-    if any(type(number) not in (int, float) for number in above_0 + scores):
+    shares = getattr(config, "stance_shares", [1, 1, 1])
+    if not isinstance(shares, list) or len(shares) != 3:
         return False
-    return np.isfinite(above_0 + scores).all() and min(above_0) > 0 and len(above_0) in (2, 4)
+    scores = [getattr(config, f"stance_{name}_F1", None) or 0 for name in ("best", "majority")]
+    numbers = [getattr(config, "stance_temperature", 1.0), *shares, *scores]
+    if any(type(number) not in (int, float) for number in numbers):
+        return False
+    return np.isfinite(numbers).all() and min(numbers[:4]) > 0
 
 def doubts_about(config):
     """Return sentences on why training found that a model's labels mean nothing."""

@@ -203,7 +203,7 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     folder, corpus = tiny(toy / "nli", NLI), toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A title of it"'))
-    words = ("--model", "nli", "--max-length", 24, "--aggregate", "c.jsonl")
+    words = ("--model", "nli", "--max-length", 24, "--aggregate", "c.jsonl", "--evidence-from", 0)
     made, truncated = facts(call(SCRIPT, *HYBRID, *words, cwd=toy)), 0
     verdicts = read(toy / "work/demo/test/verdicts.tsv")
     assert verdicts[RUN].equals(read(toy / "work/demo/test/hybrid.tsv")[RUN])
@@ -427,8 +427,9 @@ def test_a_classifier_that_learned_nothing_is_called_out(toy, call):
     assert "held-out F1 0.167 is no better than 0.167" in done.stderr
     assert facts(done)["doubts"] == made["doubts"]
 
-@pytest.mark.parametrize("damage", [{"stance_temperature": "x"}, {"stance_shares": [1, 0, 1]},
-                                    {"stance_temperature": 0}, {"stance_best_F1": [1]}])
+@pytest.mark.parametrize("damage", [
+    {"stance_temperature": "x"}, {"stance_temperature": 0}, {"stance_shares": [1, 0, 1]},
+    {"stance_shares": 1}, {"stance_best_F1": [1]}])
 def test_a_damaged_config_is_one_line(toy, refused, damage):
     tiny(toy / "nli", NLI)
     config = toy / "nli/config.json"
