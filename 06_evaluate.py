@@ -69,11 +69,11 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Verification 2026": (np.sum, ["F1", "R@5"])}
 STANCE, CONFUSION = ("P", "R", "F1"), "confusion"  # these measures come from confusion matrices
 BY_CLAIM = ["R@5", "Success@1"]  # always in .claims.tsv: for the page, for McNemar's test
-NOTES = """Bold: best run. Italics: second best. † differs from the first run, p < 0.05 (paired
-randomisation over claims, Holm). All are means over the claims that have evidence, except:
-B-Pref: of these, claims with rows and an NEI abstract. Judged@k: all claims. Pooled R@k: all pairs.
-P, R, F1 of labels: all pairs with both labels, weighted by support. They and B-Pref see the first
---depth ranks. B-Pref has n / R inside the term, trec_eval's n / min(R, N)."""
+NOTES = """Bold: the best run. Italics: the second best.
+† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
+Means are over claims with evidence; B-Pref: with rows and an NEI abstract, too; Judged@k: all.
+Pooled R@k is a mean over pairs. P, R, F1 of labels are weighted by support.
+P, R, F1 and B-Pref see the first --depth ranks; B-Pref has n / R, trec_eval's n / min(R, N)."""
 UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
 DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 600, 800, 1000)
 PUBLISHED = Path(sys.argv[0]).parent / "recipes" / "published.tsv"
@@ -449,7 +449,7 @@ tr > :first-child { text-align: left; position: sticky; left: 0; background: #ff
 summary { cursor: pointer; overflow-wrap: anywhere }
 nav { position: sticky; top: 0; z-index: 1; background: #fff; padding: .5rem 0 }
 input, select { font: inherit; width: 40%; min-width: 12rem }
-.runs { display: flex; gap: .7rem } .runs > div { flex: 1 0 15rem; max-width: 85vw }
+.runs { display: flex; gap: .7rem } .runs > div { flex: 1 0 15rem }
 .chip { padding: .1rem .4rem; margin-left: .25rem; display: inline-block }
 .hit { font-size: .82rem; padding: .3rem; margin: .3rem 0; background: #f1f3f5 }
 .SUPPORTS { background: #d5efde } .REFUTES { background: #fbd9d2 } .NEI { background: #fbf0c4 }
