@@ -509,8 +509,12 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "examples.jsonl": "02_retrieve.py mine", "reranker": "03_rerank.py train",
     "rerank.tsv": "03_rerank.py", "llm.tsv": "04_llm_rerank.py",
     "classifier": "05_classify.py train", "verdicts.tsv": "05_classify.py",
+    "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
+    "pool.tsv": "06_evaluate.py pool",
+    **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
-START, LOCKS = time.monotonic(), []
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
+START, LOCKS, WARNINGS = time.monotonic(), [], []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -518,7 +522,9 @@ def printable(text):
     return "".join(c if c.isprintable() else "?" for c in line)
 
 def warn(where, what):
-    print(printable(f"warning: {where}: {what}"), file=sys.stderr)
+    """Print a line on stderr, and keep it for the provenance of outputs."""
+    WARNINGS.append(printable(f"warning: {where}: {what}"))
+    print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -545,7 +551,7 @@ def read_lines(path):
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
     if not filled_lines:
-        fail(path, "the file is empty; a table needs a header, a corpus one abstract a line")
+        fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
 
 def unquoted(fields):
     """Return a column of texts without the quotation marks that pandas puts around a field."""
@@ -592,7 +598,10 @@ def read_table(path, columns, **known):
         bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
         for number in rows.index[rows][:1]:
-            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row")
+            value = table.loc[number].get(what.removeprefix("unknown "), "")
+            what = f"{what} {value!r:.60}" if value else what
+            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
+                 "see data/convert.py")
     if "rank" in columns:
         table = table.assign(rank=values["rank"].astype(int), score=values["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -729,6 +738,8 @@ def up_to_date(args, task, *outs):
     for path in outs if fresh else ():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
+    for line in made.get("warnings", []) if fresh else ():
+        print(line, file=sys.stderr)
     return fresh
 
 @contextlib.contextmanager
@@ -742,7 +753,8 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         gpu = "torch" in modules and sys.modules["torch"].cuda
         device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
-        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device}
+        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device,
+                "warnings": WARNINGS}
         text = json.dumps(task | made | facts | spent(), indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
@@ -806,8 +818,7 @@ def command_line(*functions):
         add("--data", default="data/demo", help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
             "the data folder)")
-        add("--split", default="train" if name in ("train", "mine") else "test",
-            help="which claims")
+        add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
         add("--force", action="store_true", help="make outputs again, from the start")
@@ -822,8 +833,8 @@ def arguments_of(parser, jobs):
     if words and words[0] in ("-h", "--help"):
         parser.parse_args(words)
     job = words.pop(0) if words and words[0] in jobs else names[0]
-    first = words[0] if words and words[0] not in names else ""
-    if job == names[0] and not Path(first).exists():  # may be a misspelt job
+    first = words[0] if words else ""
+    if job == names[0] and first[:1] != "-" and not Path(first).exists():  # a misspelt job?
         for near in difflib.get_close_matches(first, names, 1, 0.7):
             fail(script, f"no job {first}; did you mean {near}?")
     args, unknown = jobs[job].parse_known_args(words)
@@ -857,16 +868,28 @@ def finish(args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, names = repr(error), ("batch_size", "batch", "max_length", "top_k")
+        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        flags = [f"--{name}".replace("_", "-") for name in names if name in args]
+        names = {"batch_size" if name == "batch" else name for name in vars(args)}
+        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
+
+# --- hub (same in 01, 02, 03, 04 and 05)
+def offline_without_hub(name):
+    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
+    from huggingface_hub import constants, get_session
+    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=5)
+        except Exception:  # whatever its HTTP library raises
+            constants.HF_HUB_OFFLINE = True
+# --- end of hub
 
 # --- models (same in 01, 02, 03 and 05)
 def precision_of(args):
@@ -877,15 +900,6 @@ def precision_of(args):
     if not torch.cuda.is_available():
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
-
-def offline_without_hub(name):
-    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
-    from huggingface_hub import constants, get_session
-    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=5)
-        except Exception:  # whatever its HTTP library raises
-            constants.HF_HUB_OFFLINE = True
 
 def open_model(load, name, args, dtype, **options):
     """Return load(name, ...), a sentence-transformers model; a bad one ends the script.

@@ -6,15 +6,18 @@
 # ]
 # ///
 """
-Retrieve abstracts for each claim, fuse runs, mine training examples.
+Retrieve abstracts for each claim, fuse runs, fit a fusion's weights, mine training examples.
 
-Reads   claims and index/{bm25,dense,splade}/; fuse: runs; mine: a run, qrels, corpus
-Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv; mine: examples.jsonl
+Reads   claims and index/{bm25,dense,splade}/; fuse: runs; fit: runs, qrels; mine: a run, qrels,
+        corpus
+Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv; fit: fusion.json;
+        mine: examples.jsonl
 Prints  counts of each file, last one line of JSON
 
 Examples
     python 02_retrieve.py --retrievers dense --restrict work/demo/test/bm25.tsv --out work/demo/few
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
+    python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
     python 02_retrieve.py mine --shape tuples --hard 5 --easy 10 --easy-from corpus
 """
 # --- constants (same in all six scripts)
@@ -32,6 +35,7 @@ import contextlib
 import difflib
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -49,6 +53,7 @@ SHAPES = {"pairs": ["abstract_id", "target"], "labels": ["abstract_id", "label"]
           "tuples": ["positive", "negatives"]}
 POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
 RRF_K = 60       # Cormack et al. 2009
+RRF_KS = 1, 6, 15, 60  # that fit tries; ClimateSense 2026 fuses with 6
 ROUNDING = 1e-9  # of scores in a run: they have nine digits
 
 # -------------------- Search: scores of all abstracts for each claim
@@ -274,20 +279,123 @@ def check_claims(runs):
 
 def fuse(args):
     """Fuse run files into one run."""
-    weights = args.weights or [1] * len(args.runs)
+    weights, method, k = args.weights or [1] * len(args.runs), args.method, args.rrf_k
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
-    corpus = [args.corpus] if args.corpus else []
-    task = task_of(args, *args.runs, *corpus)
+    task = task_of(args, *args.runs, *filter(None, [args.corpus, args.fusion]))
     if up_to_date(args, task, args.out):
         return {"made": []}
     ids = read_corpus(args.corpus) if args.corpus else ()
     runs = [read_table(path, RUN) for path in args.runs]
     check_claims(dict(zip(args.runs, runs)))
-    fused = fuse_runs(runs, weights, args.method, args.rrf_k, ids)
+    if args.fusion:
+        weights, method, k = read_fusion(args.fusion, args.runs)
+    fused = fuse_runs(runs, weights, method, k, ids)
     check_finite(fused["score"], args.out, "rescale the runs or weights")
     write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
     return {"made": [args.out]}
+
+# -------------------- Fit the weights of a fusion
+# Each measure is by claim: hits [claims, k] say which of the first k ranks are evidence, evidence
+# [claims] how much there is.
+def ndcg(hits, evidence):
+    """Normalised discounted cumulative gain of binary relevance (Järvelin & Kekäläinen 2002)."""
+    gains = 1 / np.log2(np.arange(2, hits.shape[1] + 2))
+    ideal = np.cumsum(gains)[np.minimum(evidence, hits.shape[1]) - 1]
+    return hits @ gains / ideal
+
+def recall(hits, evidence):
+    return hits.sum(axis=1) / evidence
+
+def first_hit(hits, evidence):
+    """1 / rank of the first evidence, 0 without any (MRR)."""
+    return hits.any(axis=1) / (hits.argmax(axis=1) + 1)
+
+MEASURES = {"nDCG": ndcg, "R": recall, "MRR": first_hit}
+
+def measure(text):
+    """For argparse: the name of a measure at a rank."""
+    if not re.fullmatch(rf"({'|'.join(MEASURES)})@[1-9]\d{{0,3}}", text):
+        raise argparse.ArgumentTypeError(f"{text} is none of {'@10, '.join(MEASURES)}@10")
+    return text
+
+def grid(count):
+    """Return all weights in tenths, each row [count] with sum 1, the most even ones first."""
+    tenths = itertools.product(range(11), repeat=count)
+    rows = np.array([row for row in tenths if sum(row) == 10]) / 10
+    return rows[np.argsort(rows.std(axis=1), kind="stable")]
+
+def points_table(runs, method, k):
+    """Return the points of each run by claim_id and abstract_id, 0 where a run lacks a pair."""
+    import pandas as pd
+    points_of, columns = METHODS[method][0], []
+    for run in runs:
+        columns.append(run.assign(score=points_of(run, k)).set_index(RUN[:2])["score"])
+    return pd.concat(columns, axis=1).fillna(0)
+
+def mean_measure(scores, claim, relevant, evidence, measure):
+    """Return the mean of a measure over claims.
+
+    scores, claim and relevant are of pairs: a number, a place in evidence [claims], a truth value.
+    """
+    name, k = measure.split("@")[0], int(measure.split("@")[1])
+    order = np.lexsort((-scores, claim))
+    ordered = claim[order]
+    rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # from 0
+    hits = np.zeros((len(evidence), k))
+    first = rank < k
+    hits[ordered[first], rank[first]] = relevant[order][first]
+    return MEASURES[name](hits, evidence).mean()
+
+def settings_by_value(runs, qrels, measure):
+    """Return [(value, method, k of RRF, weights)] on qrels, the best first; weights in tenths."""
+    relevant = qrels[qrels["label"] != "NEI"].set_index(RUN[:2]).index
+    evidence = relevant.get_level_values("claim_id").value_counts(sort=False)
+    found = []
+    for method, rrf_k in [("zscore", 0), *(("rrf", k) for k in RRF_KS)]:
+        table = points_table(runs, method, rrf_k)
+        table = table[table.index.get_level_values("claim_id").isin(evidence.index)]
+        claim = evidence.index.get_indexer(table.index.get_level_values("claim_id"))
+        hits = table.index.isin(relevant)
+        for weights in grid(len(runs)):
+            scores = table.to_numpy() @ weights
+            value = mean_measure(scores, claim, hits, evidence.to_numpy(), measure)
+            found.append((value, method, rrf_k, weights.tolist()))
+    return sorted(found, key=lambda setting: -setting[0])
+
+def fit(args):
+    """Find the method and weights of a fusion that are best on judged claims."""
+    task = task_of(args, *args.runs, args.qrels)
+    if up_to_date(args, task, args.out):
+        return {"made": []}
+    runs = [read_table(path, RUN) for path in args.runs]
+    qrels = read_table(args.qrels, [*RUN[:2], "label"], label=LABELS)
+    check_claims(dict(zip(args.runs, runs)))
+    if not set(runs[0]["claim_id"]) & set(qrels["claim_id"][qrels["label"] != "NEI"]):
+        fail(args.qrels, f"no evidence for the claims of {args.runs[0]}; take qrels of its split")
+    settings, alone = settings_by_value(runs, qrels, args.measure), {}
+    for place, path in enumerate(args.runs):
+        alone[path] = max(value for value, *_, weights in settings if weights[place] == 1)
+        print(f"{alone[path]:.4f}  {path} alone")
+    for value, method, rrf_k, weights in settings[:10]:
+        name = f"rrf, k = {rrf_k}" if method == "rrf" else method
+        print(f"{value:.4f}  {name}, weights {' '.join(map(str, weights))}")
+    value, method, rrf_k, weights = settings[0]
+    best = max(alone, key=alone.get)
+    if value <= alone[best]:
+        warn(args.out, f"no fusion is better than {best} alone: {args.measure} {alone[best]:.4f}")
+    fusion = {"method": method, "rrf_k": rrf_k, "weights": weights, "measure": args.measure,
+              "value": value, "alone": alone, "runs": [Path(path).name for path in args.runs]}
+    with written(args.out, task, claims=qrels["claim_id"].nunique()) as new:
+        new.write_text(json.dumps(fusion, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {"made": [args.out], **fusion}
+
+def read_fusion(path, runs):
+    """Return (weights, method, k of RRF) that fit has written for runs of these names."""
+    fusion, names = read_object(path), [Path(run).name for run in runs]
+    if fusion.get("method") not in METHODS or fusion.get("runs") != names:
+        fail(path, f"no fusion of {', '.join(names)} in this order; make it by 02_retrieve.py fit")
+    return fusion["weights"], fusion["method"], fusion["rrf_k"]
 
 # -------------------- Mine: rows of kind, claim_id and the fields in SHAPES
 def draw(names, count, order, rng):
@@ -405,7 +513,16 @@ def add_fuse(job):
         "abstract counts as the run's lowest; union: best rank; top: best score")
     add("--weights", nargs="+", type=between(0), help="one a run (default: 1 each)")
     add("--rrf-k", type=between(0, kind=int), default=RRF_K, help="k of reciprocal rank fusion")
+    add("--fusion", help="fusion.json of fit: its method, weights and k replace these flags")
     add("--top-k", type=between(1, kind=int), default=100, help="abstracts per claim")
+
+def add_fit(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="+", help="runs of judged claims, of models that have not seen these claims")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
+    add("--out", default="{work}/{split}/fusion.json", help="method and weights, for fuse")
+    add = job.add_argument_group("method").add_argument
+    add("--measure", type=measure, default="nDCG@10", help="nDCG@K, R@K or MRR@K, to be highest")
 
 def add_mine(job):
     count = between(0, kind=int)
@@ -442,9 +559,10 @@ def resolve(args):
     return args
 
 def main():
-    parser, jobs = command_line(retrieve, fuse, mine)
+    parser, jobs = command_line(retrieve, fuse, fit, mine)
     add_retrieve(jobs["retrieve"])
     add_fuse(jobs["fuse"])
+    add_fit(jobs["fit"])
     add_mine(jobs["mine"])
     finish(resolve(arguments_of(parser, jobs)))
 
@@ -457,8 +575,12 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "examples.jsonl": "02_retrieve.py mine", "reranker": "03_rerank.py train",
     "rerank.tsv": "03_rerank.py", "llm.tsv": "04_llm_rerank.py",
     "classifier": "05_classify.py train", "verdicts.tsv": "05_classify.py",
+    "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
+    "pool.tsv": "06_evaluate.py pool",
+    **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
-START, LOCKS = time.monotonic(), []
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
+START, LOCKS, WARNINGS = time.monotonic(), [], []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -466,7 +588,9 @@ def printable(text):
     return "".join(c if c.isprintable() else "?" for c in line)
 
 def warn(where, what):
-    print(printable(f"warning: {where}: {what}"), file=sys.stderr)
+    """Print a line on stderr, and keep it for the provenance of outputs."""
+    WARNINGS.append(printable(f"warning: {where}: {what}"))
+    print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -493,7 +617,7 @@ def read_lines(path):
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
     if not filled_lines:
-        fail(path, "the file is empty; a table needs a header, a corpus one abstract a line")
+        fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
 
 def unquoted(fields):
     """Return a column of texts without the quotation marks that pandas puts around a field."""
@@ -540,7 +664,10 @@ def read_table(path, columns, **known):
         bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
         for number in rows.index[rows][:1]:
-            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row")
+            value = table.loc[number].get(what.removeprefix("unknown "), "")
+            what = f"{what} {value!r:.60}" if value else what
+            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
+                 "see data/convert.py")
     if "rank" in columns:
         table = table.assign(rank=values["rank"].astype(int), score=values["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
@@ -677,6 +804,8 @@ def up_to_date(args, task, *outs):
     for path in outs if fresh else ():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
+    for line in made.get("warnings", []) if fresh else ():
+        print(line, file=sys.stderr)
     return fresh
 
 @contextlib.contextmanager
@@ -690,7 +819,8 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         gpu = "torch" in modules and sys.modules["torch"].cuda
         device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
-        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device}
+        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device,
+                "warnings": WARNINGS}
         text = json.dumps(task | made | facts | spent(), indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
@@ -754,8 +884,7 @@ def command_line(*functions):
         add("--data", default="data/demo", help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
             "the data folder)")
-        add("--split", default="train" if name in ("train", "mine") else "test",
-            help="which claims")
+        add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
         add("--force", action="store_true", help="make outputs again, from the start")
@@ -770,8 +899,8 @@ def arguments_of(parser, jobs):
     if words and words[0] in ("-h", "--help"):
         parser.parse_args(words)
     job = words.pop(0) if words and words[0] in jobs else names[0]
-    first = words[0] if words and words[0] not in names else ""
-    if job == names[0] and not Path(first).exists():  # may be a misspelt job
+    first = words[0] if words else ""
+    if job == names[0] and first[:1] != "-" and not Path(first).exists():  # a misspelt job?
         for near in difflib.get_close_matches(first, names, 1, 0.7):
             fail(script, f"no job {first}; did you mean {near}?")
     args, unknown = jobs[job].parse_known_args(words)
@@ -805,16 +934,28 @@ def finish(args):
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, names = repr(error), ("batch_size", "batch", "max_length", "top_k")
+        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        flags = [f"--{name}".replace("_", "-") for name in names if name in args]
+        names = {"batch_size" if name == "batch" else name for name in vars(args)}
+        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
+
+# --- hub (same in 01, 02, 03, 04 and 05)
+def offline_without_hub(name):
+    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
+    from huggingface_hub import constants, get_session
+    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=5)
+        except Exception:  # whatever its HTTP library raises
+            constants.HF_HUB_OFFLINE = True
+# --- end of hub
 
 # --- models (same in 01, 02, 03 and 05)
 def precision_of(args):
@@ -825,15 +966,6 @@ def precision_of(args):
     if not torch.cuda.is_available():
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
-
-def offline_without_hub(name):
-    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
-    from huggingface_hub import constants, get_session
-    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
-        try:
-            get_session().head(constants.ENDPOINT, timeout=5)
-        except Exception:  # whatever its HTTP library raises
-            constants.HF_HUB_OFFLINE = True
 
 def open_model(load, name, args, dtype, **options):
     """Return load(name, ...), a sentence-transformers model; a bad one ends the script.
