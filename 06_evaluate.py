@@ -80,20 +80,19 @@ PUBLISHED = Path(sys.argv[0]).parent / "recipes" / "published.tsv"
 TASKS = {"climatecheck2025": (10, ".csv"), "climatecheck2026": (10, ".csv"),
          "checkthat4b": (5, ".tsv")}  # abstracts per claim, kind of table
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
-WARNINGS = []  # the provenance keeps them, and the same command prints them again
 
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
 # -------------------- Runs beside judgements
-def note(where, what):
-    """Print a warning, and keep it for the provenance."""
-    warn(where, what)
-    WARNINGS.append((str(where), what))
+def columns_of(path):
+    _, header = next(read_lines(path))
+    return header.replace('"', "").split("\t")
 
 def read_run(path, **known):
     """Read a run, or verdicts: a run with the column label."""
-    run = read_table(path, RUN, **known)
-    return read_table(path, RUN, label=LABELS, **known) if "label" in run else run
+    if "label" in columns_of(path):
+        known["label"] = LABELS
+    return read_table(path, RUN, **known)
 
 def read_qrels(path):
     return read_table(path, QRELS, label=LABELS)[QRELS]
@@ -111,7 +110,7 @@ def judged_rows(path, run, qrels):
     wanted, given = set(qrels["claim_id"]), set(run["claim_id"])
     counts = {"claims_missing": len(wanted - given), "claims_unknown": len(given - wanted)}
     if wanted != given:
-        note(path, "{} claims without rows (0 in recall, left out of B-Pref), {} others are left "
+        warn(path, "{} claims without rows (0 in recall, left out of B-Pref), {} others are left "
              "out".format(*counts.values()))
     run = run[run["claim_id"].isin(wanted)]
     refuse_foreign(path, run["abstract_id"], qrels["abstract_id"], "abstracts")
@@ -281,10 +280,10 @@ def score_runs(args, qrels):
         parts, labels = parts_of_measures(run, qrels, gold, [*args.measures, *BY_CLAIM], args.depth)
         share = judged(labels[:, :10], gold)[0].mean()
         if share < 0.5:
-            note(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
+            warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
                  "evidence; 06_evaluate.py pool lists what to judge")
         if "label" in run and "REFUTES" not in set(qrels["label"]):
-            note(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
+            warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
                  "in TREC and CheckThat!, the measures of labels mean nothing")
         scored[stem if stems.count(stem) == 1 else path] = SimpleNamespace(
             parts=parts, by_claim=pd.DataFrame(quotients(parts), gold.claims),
@@ -293,13 +292,13 @@ def score_runs(args, qrels):
             rows=side_by_side(run, qrels) if args.report else [])
     return scored
 
-def note_unknown(args, qrels, scored, corpus):
+def warn_of_unknown(args, qrels, scored, corpus):
     """Warn of judged abstracts that neither the corpus nor a run has."""
     unknown = ~np.any([one.found for one in scored.values()], axis=0)
     unknown &= ~qrels["abstract_id"].isin(list(corpus))
     if corpus and unknown.any():
         names = qrels["abstract_id"][unknown]
-        note(args.qrels, f"{names.nunique()} of {qrels['abstract_id'].nunique()} judged abstracts "
+        warn(args.qrels, f"{names.nunique()} of {qrels['abstract_id'].nunique()} judged abstracts "
              f"are neither in {args.corpus} nor in a run, such as {names.iloc[0]!r}; none can be "
              "found")
 
@@ -568,7 +567,7 @@ def report(args, scored, cells, corpus):
             claims.append(line | verdicts.get(claim, {"verdict": "", "evidence": []}))
     title = f"{Path(args.data).name}, {args.split}: {len(recalls)} judged claims"
     if len(claims) < len(recalls):
-        note(args.claims, f"lacks {len(recalls) - len(claims)} of {len(recalls)} judged claims; "
+        warn(args.claims, f"lacks {len(recalls) - len(claims)} of {len(recalls)} judged claims; "
              "the page's tables hold them, its rankings do not")
         title += f", {len(claims)} of them with text"
     runs = [[run, one.rows] for run, one in scored.items()]
@@ -609,14 +608,11 @@ def evaluate(args):
         inputs.append(PUBLISHED)
     task = task_of(args, *inputs)
     fresh = up_to_date(args, task, *outs.values())
-    if fresh:
-        for warning in read_object(f"{args.out}.meta.json").get("warnings", ()):
-            warn(*warning)
-    else:
+    if not fresh:
         qrels = read_qrels(args.qrels)
         corpus = read_corpus(args.corpus) if args.corpus in task["inputs"] else {}
         scored = score_runs(args, qrels)
-        note_unknown(args, qrels, scored, corpus)
+        warn_of_unknown(args, qrels, scored, corpus)
         parts = {run: one.parts for run, one in scored.items()}
         cells = compare(parts, args.measures, args.resamples, args.seed)
         if args.published:
@@ -626,7 +622,7 @@ def evaluate(args):
             contents[".html"] = report(args, scored, cells, corpus)
         counts = {run: one.counts for run, one in scored.items()}
         contents = {outs[ending]: content for ending, content in contents.items()}
-        save(task, contents, counts=counts, warnings=WARNINGS)
+        save(task, contents, counts=counts)
     print(Path(outs[".md"]).read_text(encoding="utf-8"))
     runs = json.loads(Path(outs[".json"]).read_bytes())
     return {"made": [] if fresh else list(outs.values()), "runs": runs}
@@ -664,10 +660,9 @@ def merge(args):
     task = task_of(args, args.qrels, args.pool)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    qrels, pairs = read_qrels(args.qrels), read_table(args.pool, PAIR)
-    if "label" not in pairs:
+    if "label" not in columns_of(args.pool):
         fail(f"{args.pool}:1", "no column label; label the file that 06_evaluate.py pool writes")
-    pairs = read_table(args.pool, PAIR, label=[*LABELS, ""])
+    qrels, pairs = read_qrels(args.qrels), read_table(args.pool, PAIR, label=[*LABELS, ""])
     answers = pairs.loc[pairs["label"] != "", QRELS]
     both = pd.concat([qrels, answers]).drop_duplicates()
     for row in both.index[both.duplicated(PAIR)][:1]:
