@@ -71,7 +71,7 @@ STANCE, CONFUSION = ("P", "R", "F1"), "confusion"  # these measures come from co
 BY_CLAIM = ["R@5", "Success@1"]  # always in .claims.tsv: for the page, for McNemar's test
 NOTES = """Bold: the best run. Italics: the second best.
 † differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
-Means are over claims with evidence; B-Pref: with rows and an NEI abstract, too; Judged@k: all.
+Means over claims with evidence; B-Pref needs rows and an NEI abstract, too; Judged@k: all claims.
 Pooled R@k is a mean over pairs. P, R, F1 of labels are weighted by support.
 P, R, F1 and B-Pref see the first --depth ranks; B-Pref has n / R, trec_eval's n / min(R, N)."""
 UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
@@ -281,7 +281,8 @@ def score_runs(args, qrels):
         share = judged(labels[:, :10], gold)[0].mean()
         if share < 0.5:
             warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
-                 "evidence; 06_evaluate.py pool lists what to judge")
+                 f"evidence; what to judge: python 06_evaluate.py pool {path} --data {args.data} "
+                 f"--work {args.work} --split {args.split}")
         if "label" in run and "REFUTES" not in set(qrels["label"]):
             warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
                  "in TREC and CheckThat!, the measures of labels mean nothing")
