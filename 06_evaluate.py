@@ -8,9 +8,11 @@
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs, verdicts, qrels (data/convert.py reads other formats); for the page claims, corpus
+Reads   runs, verdicts, qrels; claims.jsonl: verdicts on claims; for the page claims and corpus
+        (data/convert.py reads other formats)
 Writes  metrics.tsv, .json, .md, .tex; .cells.tsv: intervals and p-values; .claims.tsv: by claim;
-        .curves.tsv: by depth; --report: a page with every claim's rankings
+        .curves.tsv: by depth; .verdicts.json: scores of claims.jsonl;
+        --report: a page with every claim's rankings
         pool: pairs to judge; merge: qrels with their labels; submission: a table and its zip
 Prints  the table; the last line is JSON
 
@@ -53,6 +55,7 @@ import numpy as np
 
 PAIR, CLAIMS = ["claim_id", "abstract_id"], ["claim_id", "claim"]  # columns
 QRELS = [*PAIR, "label"]
+VERDICTS = ("SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION")  # on claims
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
 MEASURES = {
     "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
@@ -358,6 +361,55 @@ def compare(parts, names, resamples, seed):
     cells["p_holm"] = cells["p_holm"].apply(holm)
     return cells
 
+# -------------------- Verdicts on claims
+def read_verdicts(path):
+    """Read {claim_id: its verdict and evidence} of 05_classify.py --aggregate."""
+    verdicts = {}
+    for number, text in read_lines(path):
+        try:
+            line = json.loads(text)
+            claim, verdict = str(line["claim_id"]), line["verdict"]
+            sentences = [[one["abstract_id"], one["sentence"]] for one in line["evidence"]]
+            known = verdict in VERDICTS and claim not in verdicts
+        except (ValueError, LookupError, TypeError, RecursionError):
+            known = False
+        if not known:
+            fail(f"{path}:{number}", "not a verdict of 05_classify.py --aggregate, or the second "
+                 f"one on a claim; verdicts are {', '.join(VERDICTS)}")
+        verdicts[claim] = {"verdict": verdict, "evidence": sentences}
+    return verdicts
+
+def gold_verdicts(qrels):
+    """Return the verdict on each claim that the labels of its evidence give."""
+    import pandas as pd
+    supported, refuted = ((qrels["label"] == label).groupby(qrels["claim_id"], sort=False).any()
+                          for label in LABELS[:2])
+    cases = [supported & refuted, supported, refuted]
+    verdicts = np.select(cases, ["DISPUTED", "SUPPORTED", "REFUTED"], "NOT ENOUGH INFORMATION")
+    return pd.Series(verdicts, supported.index)
+
+def score_verdicts(path, verdicts, qrels):
+    """Return accuracy, macro F1 over the verdicts that occur, and counts {gold: {given: claims}}.
+
+    A judged claim without a verdict counts as wrong.
+    """
+    import pandas as pd
+    gold = gold_verdicts(qrels)
+    given = gold.index.map({claim: one["verdict"] for claim, one in verdicts.items()})
+    without, others = int(given.isna().sum()), len(set(verdicts) - set(gold.index))
+    if without == len(gold):
+        fail(path, f"no verdict on a claim of the qrels, such as {gold.index[0]!r}; name another "
+             "file by --aggregated")
+    if without or others:
+        warn(path, f"{without} judged claims without a verdict count as wrong, {others} verdicts "
+             "on other claims are left out")
+    table = pd.crosstab(gold.to_numpy(), given.fillna("none").to_numpy())
+    table = table.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
+    right, both = np.diagonal(table), table.sum(axis=1) + table.sum()[list(VERDICTS)]
+    return {"claims": len(gold), "accuracy": right.sum() / len(gold),
+            "macro_f1": np.nanmean(2 * right / both), "without_verdict": without,
+            "not_judged": others, "counts": table.to_dict("index")}
+
 # -------------------- Tables
 def figures_of(system, cells):
     """Return cells with the figures of SYSTEM or SYSTEM:TABLE, whose further rows come last."""
@@ -539,24 +591,11 @@ def side_by_side(run, qrels):
     both = both.sort_values(["below", "rank"], kind="stable").drop(columns="below")
     return both.astype(object).fillna("").to_numpy().tolist()
 
-def read_verdicts(path):
-    """Read {claim_id: verdict and evidence} of 05_classify.py --aggregate."""
-    verdicts = {}
-    for number, text in read_lines(path):
-        try:
-            line = json.loads(text)
-            sentences = [[one["abstract_id"], one["sentence"]] for one in line["evidence"]]
-            verdicts[line["claim_id"]] = {"verdict": str(line["verdict"]), "evidence": sentences}
-        except (ValueError, LookupError, TypeError, RecursionError):
-            fail(f"{path}:{number}", "not a verdict of 05_classify.py --aggregate")
-    return verdicts
-
-def report(args, scored, cells, corpus):
+def report(args, scored, cells, corpus, verdicts):
     """The page, as HTML; its data are lists of pairs, so that ids and names are only ever data."""
     import pandas as pd
     recalls = pd.DataFrame({run: one.by_claim["R@5"] for run, one in scored.items()})
     recalls = recalls.astype(object).where(recalls.notna(), None)  # None: a claim without evidence
-    verdicts = read_verdicts(args.aggregated) if os.path.isfile(args.aggregated) else {}
     shown, claims = {}, []
     for one in scored.values():
         for _, name, *_ in one.rows:
@@ -600,18 +639,23 @@ def outs_of(out, *endings):
 
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
-    outs = outs_of(args.out, *".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
+    endings = ".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split()
     inputs = [args.qrels, *args.runs, *filter(os.path.isfile, [args.corpus])]
+    if os.path.isfile(args.aggregated):
+        inputs.append(args.aggregated)
+        endings.append(".verdicts.json")
+    outs = outs_of(args.out, *endings)
     if args.report:
         outs[".html"] = args.report
-        inputs += [args.claims, args.corpus, *filter(os.path.isfile, [args.aggregated])]
+        inputs += [args.claims, args.corpus]
     if args.published:
         inputs.append(PUBLISHED)
     task = task_of(args, *inputs)
     fresh = up_to_date(args, task, *outs.values())
     if not fresh:
         qrels = read_qrels(args.qrels)
-        corpus = read_corpus(args.corpus) if args.corpus in task["inputs"] else {}
+        corpus = read_corpus(args.corpus) if args.corpus in inputs else {}
+        verdicts = read_verdicts(args.aggregated) if args.aggregated in inputs else {}
         scored = score_runs(args, qrels)
         warn_of_unknown(args, qrels, scored, corpus)
         parts = {run: one.parts for run, one in scored.items()}
@@ -619,14 +663,26 @@ def evaluate(args):
         if args.published:
             cells = figures_of(args.published, cells)
         contents = tables_of(scored, cells)
+        if verdicts:
+            scores = score_verdicts(args.aggregated, verdicts, qrels)
+            contents[".verdicts.json"] = json.dumps(scores, indent=1) + "\n"
         if args.report:
-            contents[".html"] = report(args, scored, cells, corpus)
+            contents[".html"] = report(args, scored, cells, corpus, verdicts)
         counts = {run: one.counts for run, one in scored.items()}
         contents = {outs[ending]: content for ending, content in contents.items()}
         save(task, contents, counts=counts)
     print(Path(outs[".md"]).read_text(encoding="utf-8"))
-    runs = json.loads(Path(outs[".json"]).read_bytes())
-    return {"made": [] if fresh else list(outs.values()), "runs": runs}
+    done = {"made": [] if fresh else list(outs.values()), "runs": read_object(outs[".json"])}
+    if ".verdicts.json" in outs:
+        done["claims"] = read_object(outs[".verdicts.json"])
+        print_verdicts(args.aggregated, done["claims"])
+    return done
+
+def print_verdicts(path, scores):
+    import pandas as pd
+    print(f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
+          f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:",
+          pd.DataFrame(scores["counts"]).T.to_string(), "", sep="\n")
 
 def read_all(args, paths):
     """Return the rows of runs, claims and corpus; runs with other ids are refused."""
@@ -707,22 +763,18 @@ def add_evaluate(job):
         f"scripts have made in WORK/SPLIT, of {', '.join(STAGES)})")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
-    add("--corpus", default="{data}/corpus.jsonl",
-        help="abstracts, for the page, and to warn of judged ones that are not there")
-    add("--aggregated", default="{work}/{split}/claims.jsonl",
-        help="verdicts on claims, for the page")
-    add("--out", default="{work}/{split}/metrics.tsv",
-        help="table to write; the other files stand beside it")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page and for checks")
+    add("--aggregated", default="{work}/{split}/claims.jsonl", help="verdicts on claims, if any")
+    add("--out", default="{work}/{split}/metrics.tsv", help="table; other files go beside it")
     add("--report", metavar="PAGE", help="HTML page to write")
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"],
         help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, P, R, F1, or any "
              "measure of ir-measures, such as AP")
-    add("--depth", type=natural, default=10,
-        help="ranks that count as submitted: those that labels and B-Pref see")
+    add("--depth", type=natural, default=10, help="ranks that P, R, F1 and B-Pref see")
     add("--resamples", type=natural, default=2000, help="for intervals and p-values")
-    add("--published", metavar="SYSTEM",
-        help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv, to stand beside")
+    add("--published", metavar="SYSTEM", help="show its figures, of recipes/published.tsv; or "
+        "SYSTEM:TABLE")
 
 def add_pool(job):
     add = job.add_argument_group("inputs and outputs").add_argument

@@ -15,7 +15,7 @@ from conftest import KEY, ROOT, RUN, TOY, facts, load, read, tsv
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 
 SCRIPT, KIT = "06_evaluate.py", load("06_evaluate.py")
 QRELS, LABELS = [*KEY, "label"], {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
@@ -365,6 +365,44 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
         f"sub{file.suffix}", "sub.zip"]  # the table is made with its zip
     assert (toy / f"sub{file.suffix}").read_bytes() == file.read_bytes()
     assert len(set(re.findall(r"d\d+", file.read_text()))) == (5 if task == "checkthat4b" else 10)
+
+# ---------------------------------------------------------------- Verdicts on claims
+def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(capsys):
+    qrels = table_of(a="x:S y:N", b="x:R", c="x:R y:S", d="x:N", e="x:S", f="x:R")
+    gold = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION", "SUPPORTED", "REFUTED"]
+    assert KIT.gold_verdicts(qrels).to_dict() == dict(zip("abcdef", gold))
+    given = ["SUPPORTED", "SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION", "REFUTED", ""]
+    verdicts = {claim: {"verdict": verdict} for claim, verdict in zip("abcdeg", given)}
+    verdicts["g"] = {"verdict": "REFUTED"}  # no such claim; there is none on f
+    scores = KIT.score_verdicts("claims.jsonl", verdicts, qrels)
+    assert scores["accuracy"] == accuracy_score(gold, given) == 2 / 6
+    right, both = np.array([1, 0, 0, 1]), np.array([2 + 2, 2 + 2, 1 + 0, 1 + 1])
+    assert scores["macro_f1"] == pytest.approx(np.mean(2 * right / both))
+    assert scores["macro_f1"] == pytest.approx(
+        f1_score(gold, given, average="macro", labels=KIT.VERDICTS))
+    assert scores["counts"]["REFUTED"] == {
+        "SUPPORTED": 1, "REFUTED": 0, "DISPUTED": 0, "NOT ENOUGH INFORMATION": 0, "none": 1}
+    assert "1 judged claims without a verdict count as wrong, 1 verdicts on other claims" in (
+        capsys.readouterr().err)
+    only = {claim: {"verdict": "SUPPORTED"} for claim in "ae"}  # verdicts that do not occur
+    scores = KIT.score_verdicts("claims.jsonl", only, qrels[qrels["claim_id"].isin(["a", "e"])])
+    assert scores["accuracy"] == scores["macro_f1"] == 1
+
+def test_verdicts_are_printed_and_kept_where_there_are_some(toy, call, refused):
+    line = '{{"claim_id": "{}", "verdict": "{}", "evidence": []}}\n'
+    path = toy / "work/demo/test/claims.jsonl"  # c3 is supported, c4 and c5 are refuted
+    path.write_text(line.format("c3", "SUPPORTED") + line.format("c4", "DISPUTED"))
+    done = call(SCRIPT, cwd=toy)
+    assert facts(done)["claims"]["accuracy"] == 1 / 3
+    assert "claims.jsonl: accuracy 0.333, macro F1 0.333." in done.stdout
+    assert facts(done)["claims"] == json.loads(
+        (toy / "work/demo/test/metrics.verdicts.json").read_text())
+    assert facts(call(SCRIPT, cwd=toy))["claims"] == facts(done)["claims"]
+    for text, said in ((line.format("c9", "SUPPORTED"), "no verdict on a claim of the qrels"),
+                       (line.format("c3", "TRUE"), "claims.jsonl:1: not a verdict"),
+                       (line.format("c3", "REFUTED") * 2, "claims.jsonl:2: not a verdict")):
+        path.write_text(text)
+        refused(toy, SCRIPT, "--force", said=said)
 
 # ---------------------------------------------------------------- The page
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
