@@ -88,6 +88,7 @@ warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no val
 
 # -------------------- Runs beside judgements
 def columns_of(path):
+    """Return the names in a table's header."""
     _, header = next(read_lines(path))
     return header.replace('"', "").split("\t")
 
@@ -113,8 +114,8 @@ def judged_rows(path, run, qrels):
     wanted, given = set(qrels["claim_id"]), set(run["claim_id"])
     counts = {"claims_missing": len(wanted - given), "claims_unknown": len(given - wanted)}
     if wanted != given:
-        warn(path, "{} claims without rows (0 in recall, left out of B-Pref), {} others are left "
-             "out".format(*counts.values()))
+        warn(path, f"{len(wanted - given)} claims without rows (0 in recall, left out of B-Pref), "
+             f"{len(given - wanted)} others are left out")
     run = run[run["claim_id"].isin(wanted)]
     refuse_foreign(path, run["abstract_id"], qrels["abstract_id"], "abstracts")
     return run, counts
@@ -405,10 +406,16 @@ def score_verdicts(path, verdicts, qrels):
              "on other claims are left out")
     table = pd.crosstab(gold.to_numpy(), given.fillna("none").to_numpy())
     table = table.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
-    right, both = np.diagonal(table), table.sum(axis=1) + table.sum()[list(VERDICTS)]
+    right, both = np.diagonal(table.to_numpy()), table.sum(axis=1) + table.sum()[list(VERDICTS)]
     return {"claims": len(gold), "accuracy": right.sum() / len(gold),
             "macro_f1": np.nanmean(2 * right / both), "without_verdict": without,
             "not_judged": others, "counts": table.to_dict("index")}
+
+def print_verdicts(path, scores):
+    import pandas as pd
+    print(f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
+          f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:",
+          pd.DataFrame(scores["counts"]).T.to_string(), "", sep="\n")
 
 # -------------------- Tables
 def figures_of(system, cells):
@@ -466,6 +473,12 @@ def html_table(cells):
     texts = texts_of(cells, "<b>{}</b>", "<i>{}</i>", bounds="<small>" + low + high + "</small>")
     return styled(texts, "html").to_html(table_uuid="metrics")
 
+def with_values(cells):
+    """Return cells without the measures that have no value, measured or published."""
+    shown = cells["value"].fillna(cells.get("published", np.nan))
+    names = shown.columns[shown.notna().any()]
+    return {field: cell[names] for field, cell in cells.items()}
+
 def tables_of(scored, cells):
     """Return {ending: content} of the files with numbers; measures without a value are left out."""
     import pandas as pd
@@ -479,12 +492,6 @@ def tables_of(scored, cells):
             ".json": json.dumps(runs, indent=1, ensure_ascii=False) + "\n",
             ".md": markdown(cells), ".tex": latex(cells), ".cells.tsv": long,
             ".claims.tsv": by_claim.reset_index(), ".curves.tsv": curves.reset_index("run")}
-
-def with_values(cells):
-    """Return cells without the measures that have no value, measured or published."""
-    shown = cells["value"].fillna(cells.get("published", np.nan))
-    names = shown.columns[shown.notna().any()]
-    return {field: cell[names] for field, cell in cells.items()}
 
 # -------------------- Report
 PAGE = """<!doctype html>
@@ -637,6 +644,25 @@ def outs_of(out, *endings):
             fail(path, "would be replaced, and was not made by this script; give another --out")
     return outs
 
+def evaluated(args, inputs):
+    """Return {ending: content} of what evaluate() writes, and counts of claims by run."""
+    qrels = read_qrels(args.qrels)
+    corpus = read_corpus(args.corpus) if args.corpus in inputs else {}
+    verdicts = read_verdicts(args.aggregated) if args.aggregated in inputs else {}
+    scored = score_runs(args, qrels)
+    warn_of_unknown(args, qrels, scored, corpus)
+    parts = {run: one.parts for run, one in scored.items()}
+    cells = compare(parts, args.measures, args.resamples, args.seed)
+    if args.published:
+        cells = figures_of(args.published, cells)
+    contents = tables_of(scored, cells)
+    if verdicts:
+        scores = score_verdicts(args.aggregated, verdicts, qrels)
+        contents[".verdicts.json"] = json.dumps(scores, indent=1) + "\n"
+    if args.report:
+        contents[".html"] = report(args, scored, cells, corpus, verdicts)
+    return contents, {run: one.counts for run, one in scored.items()}
+
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
     endings = ".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split()
@@ -650,39 +676,17 @@ def evaluate(args):
         inputs += [args.claims, args.corpus]
     if args.published:
         inputs.append(PUBLISHED)
-    task = task_of(args, *inputs)
-    fresh = up_to_date(args, task, *outs.values())
-    if not fresh:
-        qrels = read_qrels(args.qrels)
-        corpus = read_corpus(args.corpus) if args.corpus in inputs else {}
-        verdicts = read_verdicts(args.aggregated) if args.aggregated in inputs else {}
-        scored = score_runs(args, qrels)
-        warn_of_unknown(args, qrels, scored, corpus)
-        parts = {run: one.parts for run, one in scored.items()}
-        cells = compare(parts, args.measures, args.resamples, args.seed)
-        if args.published:
-            cells = figures_of(args.published, cells)
-        contents = tables_of(scored, cells)
-        if verdicts:
-            scores = score_verdicts(args.aggregated, verdicts, qrels)
-            contents[".verdicts.json"] = json.dumps(scores, indent=1) + "\n"
-        if args.report:
-            contents[".html"] = report(args, scored, cells, corpus, verdicts)
-        counts = {run: one.counts for run, one in scored.items()}
-        contents = {outs[ending]: content for ending, content in contents.items()}
-        save(task, contents, counts=counts)
+    task, made = task_of(args, *inputs), []
+    if not up_to_date(args, task, *outs.values()):
+        contents, counts = evaluated(args, inputs)
+        made = [outs[ending] for ending in contents]
+        save(task, dict(zip(made, contents.values())), counts=counts)
     print(Path(outs[".md"]).read_text(encoding="utf-8"))
-    done = {"made": [] if fresh else list(outs.values()), "runs": read_object(outs[".json"])}
+    done = {"made": made, "runs": read_object(outs[".json"])}
     if ".verdicts.json" in outs:
         done["claims"] = read_object(outs[".verdicts.json"])
         print_verdicts(args.aggregated, done["claims"])
     return done
-
-def print_verdicts(path, scores):
-    import pandas as pd
-    print(f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
-          f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:",
-          pd.DataFrame(scores["counts"]).T.to_string(), "", sep="\n")
 
 def read_all(args, paths):
     """Return the rows of runs, claims and corpus; runs with other ids are refused."""

@@ -95,6 +95,7 @@ def measure(run, qrels, *names, depth=10):
     pytest.param("p: x a; q: b", "p: a:S; q: b:N", "MRR", 1 / 2, id="no_evidence_mrr"),
     pytest.param("p: x a; q: b", "p: a:S; q: b:N", "MRR@10", 1 / 2, id="no_evidence_mrr_at_10"),
     pytest.param("p: x a; q: b", "p: a:S; q: b:N", "P@5", 1 / 5, id="no_evidence_p_at_5"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:N", "NumRet", 2, id="no_evidence_num_ret"),
     pytest.param("p: x a; q: b", "p: a:S; q: b:N", "Judged@10",
                  (1 / 2 + 1) / 2, id="no_evidence_but_judged"),
     pytest.param("q: b", "q: b:N", "AP", np.nan, id="no_evidence_at_all"),
