@@ -71,7 +71,7 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
     "Verification 2026": (np.sum, ["F1", "R@5"])}
 STANCE, CONFUSION = ("P", "R", "F1"), "confusion"  # these measures come from confusion matrices
-BY_CLAIM = ["R@5", "Success@1"]  # always in .claims.tsv: for the page, for McNemar's test
+PER_CLAIM = ["R@5", "Success@1"]  # always in .claims.tsv: for the page, for McNemar's test
 NOTES = """Bold: the best run. Italics: the second best.
 † differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
 Means over claims with evidence; B-Pref needs rows and an NEI abstract, too; Judged@k: all claims.
@@ -278,10 +278,11 @@ def curve_of(labels, gold):
 def score_runs(args, qrels):
     """Return what is known of each run: parts, values by claim, curve, counts, rows of the page."""
     import pandas as pd
-    gold, scored, stems = gold_of(qrels), {}, [Path(path).stem for path in args.runs]
+    gold, scored, names = gold_of(qrels), {}, [*args.measures, *PER_CLAIM]
+    stems = [Path(path).stem for path in args.runs]
     for path, stem in zip(args.runs, stems):
         run, counts = judged_rows(path, read_run(path), qrels)
-        parts, labels = parts_of_measures(run, qrels, gold, [*args.measures, *BY_CLAIM], args.depth)
+        parts, labels = parts_of_measures(run, qrels, gold, names, args.depth)
         share = judged(labels[:, :10], gold)[0].mean()
         if share < 0.5:
             warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
@@ -291,15 +292,15 @@ def score_runs(args, qrels):
             warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
                  "in TREC and CheckThat!, the measures of labels mean nothing")
         scored[stem if stems.count(stem) == 1 else path] = SimpleNamespace(
-            parts=parts, by_claim=pd.DataFrame(quotients(parts), gold.claims),
+            parts=parts, per_claim=pd.DataFrame(quotients(parts), gold.claims),
             curve=curve_of(labels, gold), counts=counts,
-            found=qrels["abstract_id"].isin(run["abstract_id"]),
+            in_run=qrels["abstract_id"].isin(run["abstract_id"]),
             rows=side_by_side(run, qrels) if args.report else [])
     return scored
 
 def warn_of_unknown(args, qrels, scored, corpus):
     """Warn of judged abstracts that neither the corpus nor a run has."""
-    unknown = ~np.any([one.found for one in scored.values()], axis=0)
+    unknown = ~np.any([one.in_run for one in scored.values()], axis=0)
     unknown &= ~qrels["abstract_id"].isin(list(corpus))
     if corpus and unknown.any():
         names = qrels["abstract_id"][unknown]
@@ -484,14 +485,14 @@ def tables_of(scored, cells):
     import pandas as pd
     long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
     long = long.reset_index(names=["measure", "run"])[["run", "measure", *cells]]
-    by_claim = pd.concat({run: one.by_claim for run, one in scored.items()}, names=["run"])
+    per_claim = pd.concat({run: one.per_claim for run, one in scored.items()}, names=["run"])
     curves = pd.concat({run: one.curve for run, one in scored.items()}, names=["run"])
     cells = with_values(cells)
     runs = {run: cells["value"].loc[run].dropna().to_dict() for run in scored}
     return {".tsv": beside(cells["value"].copy(), cells),
             ".json": json.dumps(runs, indent=1, ensure_ascii=False) + "\n",
             ".md": markdown(cells), ".tex": latex(cells), ".cells.tsv": long,
-            ".claims.tsv": by_claim.reset_index(), ".curves.tsv": curves.reset_index("run")}
+            ".claims.tsv": per_claim.reset_index(), ".curves.tsv": curves.reset_index("run")}
 
 # -------------------- Report
 PAGE = """<!doctype html>
@@ -601,7 +602,7 @@ def side_by_side(run, qrels):
 def report(args, scored, cells, corpus, verdicts):
     """The page, as HTML; its data are lists of pairs, so that ids and names are only ever data."""
     import pandas as pd
-    recalls = pd.DataFrame({run: one.by_claim["R@5"] for run, one in scored.items()})
+    recalls = pd.DataFrame({run: one.per_claim["R@5"] for run, one in scored.items()})
     recalls = recalls.astype(object).where(recalls.notna(), None)  # None: a claim without evidence
     shown, claims = {}, []
     for one in scored.values():
