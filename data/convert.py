@@ -153,8 +153,12 @@ def unquoted(field):
 
 def rows_by_line(text, delimiter):
     """Return {line: fields} of a table that has one row a line."""
-    lines = enumerate(text.split("\n"), 1)
-    return {number: [unquoted(field) for field in line.split(delimiter)] for number, line in lines}
+    rows = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        rows[number] = line.split(delimiter)
+        if '"' in line:
+            rows[number] = [unquoted(field) for field in rows[number]]
+    return rows
 
 def rows_by_quotes(text, delimiter):
     """Return {line: fields} as the csv module reads them: a quoted field may hold anything."""
@@ -207,8 +211,6 @@ def read_rows(path):
         if len(row) != len(columns):
             fail(f"{path}:{line}",
                  f"{len(row)} fields, the first row has {len(columns)}; fix the row")
-    if not rows:
-        fail(path, "a header without rows; give a file with rows")
     return columns, rows
 
 # ---------------------------------------------------------------- Our columns from theirs
@@ -231,6 +233,11 @@ def renamed(path, table, theirs):
         fail(f"{path}:1", f"two columns mean {twice[0]}; remove or rename one")
     return table
 
+def numbers(column):
+    """Return a column of texts as floats, NaN for what is not a number."""
+    import pandas as pd
+    return pd.to_numeric(column, errors="coerce").astype(float)
+
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
     reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
@@ -239,7 +246,7 @@ def with_list_rows(path, table):
     if empty.any():
         warn(path, f"{empty.sum()} empty lists, left out")
     table = table.assign(abstract_id=lists)[~empty].explode("abstract_id")
-    return table.assign(rank=table.groupby(level=0).cumcount() + 1)
+    return table.assign(rank=(table.groupby(level=0).cumcount() + 1).astype(str))
 
 def with_trec_ranks(path, table):
     """Return a TREC run with ranks as trec_eval computes them, whatever its ranks say.
@@ -247,15 +254,18 @@ def with_trec_ranks(path, table):
     By score in single precision; equal ones by id, backwards.
     """
     import numpy as np
+    scores = numbers(table["score"])
+    reject(path, table, scores.isna(), "the score is not a number")
     with np.errstate(over="ignore"):
-        single = table["score"].astype("float32")
-    order = table.assign(score=single).sort_values(["score", "abstract_id"], ascending=False)
-    return table.assign(rank=order.groupby("claim_id").cumcount() + 1)
+        order = table.assign(score=scores.astype("float32"))
+    order = order.sort_values(["score", "abstract_id"], ascending=False)
+    return table.assign(rank=(order.groupby("claim_id").cumcount() + 1).astype(str))
 
 def with_relevance_labels(path, table):
     """Return a table with relevance as labels; rows of relevance below 0 are not judged."""
-    reject(path, table, table["relevance"].isna(), "the relevance is not a number")
-    labels = table["relevance"].map(grade_label)
+    grades = numbers(table["relevance"])
+    reject(path, table, grades.isna(), "the relevance is not a number")
+    labels = grades.map(grade_label)
     unjudged = labels == ""
     if unjudged.any():
         warn(path, f"{unjudged.sum()} rows of relevance below 0: not judged, left out")
@@ -275,10 +285,7 @@ def translated(path, theirs):
         table["relevance"] = "1"  # CheckThat!: the paper that a post is about
     if "preds" in table:
         table = with_list_rows(path, table)
-    for column in {"rank", "score", "relevance", *PROBABILITIES} & set(table):
-        table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
-    if "tag" in table and columns == TREC[6]:
-        reject(path, table, table["score"].isna(), "the score is not a number")
+    if columns == TREC[6]:
         table = with_trec_ranks(path, table)
     if "relevance" in table:
         table = with_relevance_labels(path, table)
@@ -334,15 +341,17 @@ def with_labels(path, table, kind):
 def with_checked_ranks(path, table):
     """Return a run by claim and rank; the ranks of a claim are 1, 2, 3, without gaps."""
     import numpy as np
+    ranks = numbers(table["rank"])
     if "score" not in table:
-        table = table.assign(score=-table["rank"])
+        table = table.assign(score=-ranks)
     claim = table["claim_id"].factorize()[0]
-    expected = table["rank"].groupby(claim).rank("first")
-    reject(path, table, table["rank"] != expected, "the ranks are not 1, 2, 3")
+    expected = ranks.groupby(claim).rank("first")
+    reject(path, table, ranks != expected, "the ranks are not 1, 2, 3")
     for column in table.columns.intersection(["score", *PROBABILITIES]):
-        bad = ~np.isfinite(table[column])
-        reject(path, table, bad, f"{column} is not a finite number")
-    return table.astype({"rank": int}).iloc[np.lexsort((expected, claim))]
+        values = table[column].astype(str).str.strip()
+        reject(path, table, ~np.isfinite(numbers(values)), f"{column} is not a finite number")
+        table = table.assign(**{column: values})
+    return table.assign(rank=ranks.astype(int)).iloc[np.lexsort((expected, claim))]
 
 def checked(path, table, kind):
     """Return a translated table with the columns of its kind, and nothing that the kit refuses."""
@@ -397,6 +406,8 @@ def convert(args):
         return {"made": []}
     table = translated(args.file, args.columns)
     kind = kind_of(args.file, table.columns)
+    if table.empty:
+        fail(args.file, "a header without rows; give a file with rows")
     table = checked(args.file, table, kind)
     facts = {"kind": kind, "rows": len(table)}
     out.parent.mkdir(parents=True, exist_ok=True)
