@@ -27,10 +27,20 @@ Examples
     python 01_index.py graph --neighbours 10
     python 01_index.py train --loss triplet --epochs 3 --lr 5e-5
 """
+# --- constants (same in all six scripts)
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
+LABELS = ("SUPPORTS", "REFUTES", "NEI")
+RUN = ["claim_id", "abstract_id", "rank", "score"]
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function"}  # decide no byte
+# --- end of constants
+
 import argparse
 import atexit
 import contextlib
 import ctypes
+import difflib
 import functools
 import hashlib
 import io
@@ -41,19 +51,13 @@ import os
 import re
 import resource
 import shutil
-import signal
 import sys
 import time
+import unicodedata
 import zlib
 from pathlib import Path
 
 import numpy as np
-
-# --- constants (same in all six scripts)
-LABELS = ("SUPPORTS", "REFUTES", "NEI")
-RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
-# --- end of constants
 
 LANGUAGES = ("danish dutch english french german italian norwegian portuguese russian spanish "
              "swedish turkish").split()  # with a Snowball stemmer and stopwords in bm25s
@@ -498,115 +502,245 @@ def main():
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
-START, LOCKS = time.monotonic(), []
+MADE_BY = {  # names of files and folders that a script makes, and the command
+    "bm25": "01_index.py --indexes bm25", "dense": "01_index.py --indexes dense",
+    "splade": "01_index.py --indexes splade", "graph": "01_index.py graph",
+    "encoder": "01_index.py train", "hybrid.tsv": "02_retrieve.py",
+    "examples.jsonl": "02_retrieve.py mine", "reranker": "03_rerank.py train",
+    "rerank.tsv": "03_rerank.py", "llm.tsv": "04_llm_rerank.py",
+    "classifier": "05_classify.py train", "verdicts.tsv": "05_classify.py",
+    "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
+    "pool.tsv": "06_evaluate.py pool",
+    **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
+START, LOCKS, WARNINGS = time.monotonic(), [], []
+
+def printable(text):
+    """Return a text on one line, ? for control characters, which could steer a terminal."""
+    line = " ".join(str(text).split())
+    return "".join(c if c.isprintable() else "?" for c in line)
+
+def warn(where, what):
+    """Print a line on stderr, and keep it for the provenance of outputs."""
+    WARNINGS.append(printable(f"warning: {where}: {what}"))
+    print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
-    line = " ".join(f"error: {where}: {what}".split())
-    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    print(printable(f"error: {where}: {what}"), file=sys.stderr)
     sys.exit(2)
 
+def read_lines(path):
+    """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
+    filled_lines, damaged = 0, []
+    with open(path, "rb") as file:
+        for number, data in enumerate(file, 1):
+            if number == 1 and data[:2] in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
+                kind = "compressed (gzip)" if data[:1] == b"\x1f" else "UTF-16"
+                fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
+            if number == 1:
+                data = data.removeprefix(b"\xef\xbb\xbf")  # byte order mark
+            line = data.decode(errors="replace").rstrip("\r\n")
+            if "\ufffd" in line and line.encode() != data.rstrip(b"\r\n"):
+                damaged.append(number)
+            if line.strip():
+                filled_lines += 1
+                yield number, line
+    if damaged:
+        warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
+             "cannot be read")
+    if not filled_lines:
+        fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
+
+def unquoted(fields):
+    """Return a column of texts without the quotation marks that pandas puts around a field."""
+    inner = fields.str.slice(1, -1)
+    quoted = fields.str.startswith('"') & fields.str.endswith('"') & (fields.str.len() > 1)
+    quoted &= ~inner.str.replace('""', "", regex=False).str.contains('"', regex=False)
+    return fields.mask(quoted, inner.str.replace('""', '"', regex=False))
+
 def read_table(path, columns, **known):
-    """Read a TSV file as strings; a run by claim and rank, with rank and score as numbers.
+    """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
 
     known: the values that a column may hold. The first bad row ends the script, with its line.
     """
     import pandas as pd
-    try:
-        table = pd.read_csv(path, sep="\t", header=None, dtype=str, na_filter=False,
-                            skip_blank_lines=False, encoding="utf-8-sig", encoding_errors="replace")
-    except ValueError as error:  # an open quotation mark, a row longer than the header
-        [(kind, line)] = re.findall(r"(line|row) (\d+)", str(error))[:1] or [("line", 1)]
-        line = int(line) + (kind == "row")  # pandas counts rows from 0
-        fail(f"{path}:{line}", f"{error}; check its quotation marks; see 06_evaluate.py convert")
-    header = table.iloc[0].tolist()
+    numbers, lines = zip(*read_lines(path))
+    header = [name.strip('"') for name in lines[0].split("\t")]
     if not set(columns) <= set(header) or len(set(header)) < len(header):
-        fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
-    table = table.set_axis(header, axis=1).set_axis(table.index + 1).iloc[1:]  # lines from 1
-    table = table[(table != "").any(axis=1)]
+        fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
+             "data/convert.py reads other formats, --columns renames")
+    for number, line in zip(numbers, lines):
+        fields = line.count("\t") + 1
+        if fields != len(header):
+            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
+                 "or convert the file by data/convert.py")
+    table = pd.read_csv(
+        io.StringIO("\n".join(lines)), sep="\t", dtype=str, na_filter=False, header=0, names=header,
+        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
+    table.index = numbers[1:]
+    for column in header:
+        if table[column].str.startswith('"').any():
+            table[column] = unquoted(table[column])
+    if "claim" in columns:
+        table["claim"] = table["claim"].str.normalize("NFC")
     ids = [column for column in columns if column.endswith("_id")]
-    torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
-    bad = {"a quotation mark is not closed": torn}
-    for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
+    bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
+    for column in ids:
+        bad[f"white space around {column}"] = table[column] != table[column].str.strip()
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
-        numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
+        values = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(values["score"])
+        bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
-            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
+        for number in rows.index[rows][:1]:
+            value = table.loc[number].get(what.removeprefix("unknown "), "")
+            what = f"{what} {value!r:.60}" if value else what
+            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
+                 "see data/convert.py")
     if "rank" in columns:
-        table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
+        table = table.assign(rank=values["rank"].astype(int), score=values["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order; an abstract that is not a text becomes ""."""
+    """Read {abstract_id: record} in file order; texts in NFC; an abstract that is no text is ""."""
     corpus, empty = {}, 0
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                if "\\ud" in line.lower():  # lone surrogates become U+FFFD
-                    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
-                    record = json.loads(text.decode("utf-16", "replace"))
-                name, text = str(record["abstract_id"]), record.get("abstract")
-            except (ValueError, LookupError, TypeError, RecursionError):
-                fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if record["abstract_id"] is None or not name.strip() or name in corpus:
-                fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
-            corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
-            empty += not corpus[name]["abstract"].strip()
+    for number, line in read_lines(path):
+        try:
+            record = json.loads(line)
+            if "\\ud" in line.lower():  # lone surrogates become U+FFFD
+                text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
+                record = json.loads(text.decode("utf-16", "replace"))
+            name = record["abstract_id"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
+        if type(name) not in (str, int):
+            fail(f"{path}:{number}", f"abstract_id {name!r:.60} is no string or integer; put it "
+                 "into quotation marks, spelt as in the qrels")
+        name = str(name)
+        if name in corpus or not name or name != name.strip() or re.search(r"[\t\r\n]", name):
+            fail(f"{path}:{number}", f"abstract_id {name!r:.60} is empty, not unique, or has white "
+                 "space that a table cannot hold; fix it")
+        for field, value in record.items():
+            if isinstance(value, str):
+                record[field] = unicodedata.normalize("NFC", value)
+        if not isinstance(record.get("abstract"), str):
+            record["abstract"] = ""
+        corpus[name] = record
+        empty += not record["abstract"].strip()
     if empty:
-        print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
+        warn(path, f"{empty} abstracts without text, kept as empty")
     return corpus
 
-def task_of(args, *files, models=()):
-    """Return what decides the bytes of an output: arguments, and sha256 of what is read.
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold text; the items of a list are joined by commas."""
+    texts = []
+    for value in map(record.get, fields):
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
+        texts.append(", ".join(filter(None, known)))
+    return separator.join(filter(None, texts))
 
-    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
+def read_object(path):
+    """Return the JSON object in a file, {} if there is none."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+def digest(path):
+    """Return the sha256 of a file, of an index's meta.json, or of all files of a model's folder."""
+    path, total = Path(path), hashlib.sha256()
+    if (path / "meta.json").is_file():
+        path = path / "meta.json"
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            total.update(f"{file.relative_to(path)} {digest(file)}\n".encode())
+    return total.hexdigest()
+
+def missing(path, args):
+    """Return what to do about an input that does not exist."""
+    path, place = str(path), f"--data {args.data} --work {args.work}"
+    command = MADE_BY.get(Path(path).name)
+    if not command:
+        place = f"--data {args.data} and --split {args.split}"
+        return f"no such file, and no script makes it; check {place}"
+    if path.endswith((".tsv", ".jsonl")):
+        place += f" --split {args.split}"
+    if command.startswith("data/"):
+        place = ""  # it takes neither
+    flags = [f"--{name}".replace("_", "-") for name, value in vars(args).items() if value == path]
+    other = f", or name another one by {flags[0]}" if flags else ""
+    return f"it is missing; make it by: python {command} {place}{other}"
+
+def task_of(args, *files, models=()):
+    """Return what decides the bytes of an output: arguments, and digests of what is read.
+
+    A model that is no folder is known by its name on the hub.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
-    task = {"arguments": arguments, "inputs": {}}
-    for path in map(Path, (*files, *models)):
-        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
-        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
-        if not mark and path not in map(Path, models):
-            fail(path, "no such file or index; make it with the script before this one")
-        with mark.open("rb") if mark else io.BytesIO() as data:
-            task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
-    return task
+    inputs = {}
+    for path in map(str, (*files, *models)):
+        name_on_hub = path in map(str, models) and path.count("/") < 2
+        if not Path(path).exists() and not name_on_hub:
+            fail(path, missing(path, args))
+        inputs[path] = digest(path) if Path(path).exists() else ""
+        made = read_object(f"{path}.meta.json") if Path(path).is_dir() else {}
+        if made.get("sha256", inputs[path]) != inputs[path]:
+            fail(path, "its files have changed since it was made; make it again with --force, or "
+                 f"remove {path}.meta.json to use it as it is")
+    return {"arguments": arguments, "inputs": inputs}
+
+def lock(path):
+    """Lock an output until the process ends; another command that makes it is refused."""
+    from filelock import FileLock, Timeout
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+    except Timeout:
+        fail(path, "another command is making it; wait until that one ends")
+    if len(LOCKS) == 1:
+        atexit.register(unlock)
+
+def unlock():
+    for one in LOCKS:
+        Path(one.lock.lock_file).unlink(missing_ok=True)
+
+def check_owner(path, task):
+    """Refuse an output that the task reads, or a folder that another job or the user made."""
+    if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
+        fail(path, "this command reads it; give another --out")
+    arguments = read_object(f"{path}.meta.json").get("arguments")
+    job = arguments.get("job") if isinstance(arguments, dict) else task["arguments"]["job"]
+    ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
+    if path.is_dir() and any(path.iterdir()) and not ours:
+        fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task made outs. Locks them until the process ends."""
-    from filelock import FileLock, Timeout
-    same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
-    for path in map(Path, outs):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock, meta, made = FileLock(f"{path}.lock"), Path(f"{path}.meta.json"), {}
-        try:
-            LOCKS.append(lock.acquire(timeout=0))
-        except Timeout:
-            fail(path, "another command is making it; wait until that one ends")
-        atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
-        with contextlib.suppress(OSError, ValueError):
-            made = json.loads(meta.read_bytes())
-        ours = meta.exists() and made.get("arguments", vars(args)).get("job") == args.job
-        if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
-            fail(path, "this command reads it, or did not make it; give another --out")
-        same = same and path.exists() and task.items() <= made.items()
-    for path in outs if same else ():
+    """Return whether this very task made outs, which are locked until the process ends."""
+    outs = list(map(Path, outs))
+    for path in outs:
+        lock(path)
+        check_owner(path, task)
+    fresh = not args.force
+    for path in outs:
+        made = read_object(f"{path}.meta.json")
+        fresh = fresh and path.exists() and task.items() <= made.items()
+    for path in outs if fresh else ():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
-    return same
+    for line in made.get("warnings", []) if fresh else ():
+        print(line, file=sys.stderr)
+    return fresh
 
 @contextlib.contextmanager
 def written(path, task, **facts):
@@ -619,8 +753,9 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         gpu = "torch" in modules and sys.modules["torch"].cuda
         device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
-        made = task | {"command": sys.argv, "packages": modules, "device": device} | facts | spent()
-        text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device,
+                "warnings": WARNINGS}
+        text = json.dumps(task | made | facts | spent(), indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
@@ -645,8 +780,9 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # the docstring as it stands, and defaults but None
-        return action.help if action.default is None else super()._get_help_string(action)
+    def _get_help_string(self, action):  # no "(default: None)"
+        plain = any(action.default is nothing for nothing in (None, False, ""))
+        return action.help if plain else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
     """Return an argparse type: a number from low to high."""
@@ -656,58 +792,136 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
-def command_line(*jobs):
-    """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
-    words = sys.argv[1:]
-    job = words.pop(0) if words and words[0] in jobs else jobs[0]
-    parser = argparse.ArgumentParser(
-        description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
-        allow_abbrev=False)
-    parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job}")
-    add = parser.add_argument
-    add("--data", default="data/demo", help="folder of corpus, claims and qrels")
-    add("--work", default="work/demo", help="folder of everything made from them")
-    add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
-    add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", choices=DEVICES, metavar="cuda:0", default=["auto"], help="or cpu")
-    add("--force", action="store_true", help="make outputs again, from the start")
-    shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-    return job, parser, shared, words
+def device(text):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is none of auto, cpu, mps, cuda, cuda:1")
+    return text
 
-def finish(job, args):
+def command_line(*functions):
+    """Return (parser, {job: its parser}) with the flags of all jobs. The first job is the default.
+
+    The first line of a function's docstring is the job's sentence in --help.
+    """
+    script, names = Path(sys.argv[0]).name, [function.__name__ for function in functions]
+    parser = argparse.ArgumentParser(
+        prog=script, description=sys.modules["__main__"].__doc__, formatter_class=Help,
+        usage=f"{script} [{' | '.join(names)}] [flags]",
+        epilog=f"{script} JOB --help shows the flags of a job; without a job: {names[0]}")
+    jobs = parser.add_subparsers(title="jobs", metavar="", prog=script)
+    for name, function in zip(names, functions):
+        sentence = " ".join(function.__doc__.split("\n\n")[0].split())
+        job = jobs.add_parser(
+            name, help=sentence, description=sentence, formatter_class=Help, allow_abbrev=False)
+        job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
+        job.set_defaults(job=f"{script} {name}", function=function)
+        add = job.add_argument_group("data and device").add_argument
+        add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+        add("--work", help="folder of everything made from them (default: work/ and the name of "
+            "the data folder)")
+        add("--split", default=SPLITS.get(name, "test"), help="which claims")
+        add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
+        add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
+        add("--force", action="store_true", help="make outputs again, from the start")
+    return parser, jobs.choices
+
+def arguments_of(parser, jobs):
+    """Return the arguments; {data}, {work} and {split} in defaults are filled in."""
+    words, names, script = sys.argv[1:], list(jobs), Path(sys.argv[0]).name
+    for word in words:
+        if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", word):
+            fail(script, f"control characters in {word!r:.60}; rename the file")
+    if words and words[0] in ("-h", "--help"):
+        parser.parse_args(words)
+    job = words.pop(0) if words and words[0] in jobs else names[0]
+    first = words[0] if words else ""
+    if job == names[0] and first[:1] != "-" and not Path(first).exists():  # a misspelt job?
+        for near in difflib.get_close_matches(first, names, 1, 0.7):
+            fail(script, f"no job {first}; did you mean {near}?")
+    args, unknown = jobs[job].parse_known_args(words)
+    if unknown:
+        flags = re.findall(r"--[\w-]+", jobs[job].format_help())
+        near = difflib.get_close_matches(unknown[0], flags, 1)
+        advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
+        fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
+    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    for name, value in vars(args).items():
+        if isinstance(value, list):
+            setattr(args, name, [filled(one, args) for one in value])
+        else:
+            setattr(args, name, filled(value, args))
+    return args
+
+def filled(value, args):
+    """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, str) and value.startswith(("{data}", "{work}")):
+        return value.format(data=args.data, work=args.work, split=args.split)
+    return value
+
+def finish(args):
     """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        print(json.dumps(job(args) | spent(), ensure_ascii=False))
+        print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
+        unlock()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
-    except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower() or "illegal" in repr(error):
+    except Exception as error:
+        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
+            fail(args.job, f"{error}; check path, rights and space")
+        if "memory" not in text.lower() or "illegal" in text:
             raise
-        fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
+        names = {"batch_size" if name == "batch" else name for name in vars(args)}
+        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 
+# --- hub (same in 01, 02, 03, 04 and 05)
+def offline_without_hub(name):
+    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
+    from huggingface_hub import constants, get_session
+    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=5)
+        except Exception:  # whatever its HTTP library raises
+            constants.HF_HUB_OFFLINE = True
+# --- end of hub
+
 # --- models (same in 01, 02, 03 and 05)
-def open_model(load, name, args, dtype="auto", **how):
+def precision_of(args):
+    """Return fp32, bf16 or fp16: --dtype, or what auto means: fp32 on a CPU, half on a GPU."""
+    if args.dtype != "auto" or args.device[0] in ("cpu", "mps"):
+        return args.dtype.replace("auto", "fp32")
+    import torch
+    if not torch.cuda.is_available():
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+
+def open_model(load, name, args, dtype, **options):
     """Return load(name, ...), a sentence-transformers model; a bad one ends the script.
 
-    dtype: fp32, bf16 or fp16; auto is fp32 on a CPU, and on a GPU bf16 where it has it, else fp16.
+    dtype: fp32, bf16 or fp16. The model reads two inputs before anything depends on it.
     """
     import torch
-    device = None if args.device == ["auto"] else args.device[0]
-    gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
-    if dtype == "auto":
-        dtype = ("bf16" if torch.cuda.is_bf16_supported(False) else "fp16") if gpu else "fp32"
+    place = None if args.device == ["auto"] else args.device[0]
     precision = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    weights = {"dtype": precision, "use_safetensors": True}
+    options |= {"device": place, "trust_remote_code": False, "model_kwargs": weights}
     print(f"loading {name}", file=sys.stderr)
+    offline_without_hub(name)
     try:
-        weights = {"dtype": precision, "use_safetensors": True}
-        model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
+        model = load(str(name), **options)
         words = len(model.tokenizer.get_vocab())
-        for place in args.device[1:]:
-            torch.empty(0, device=place)  # raises if there is no such device
+        for other in args.device[1:]:
+            torch.empty(0, device=other)  # raises if there is no such device
+        if hasattr(model, "predict"):
+            model.predict([("a", "b"), ("a", "b c d")], show_progress_bar=False)
+        else:
+            model.encode_document(["a", "b c d"], show_progress_bar=False)
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
     parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
@@ -720,13 +934,31 @@ def open_model(load, name, args, dtype="auto", **how):
 # --- training (same in 01, 03 and 05)
 def parts_of(out, task, args):
     """Return OUT.parts/ for unfinished work, emptied if it belongs to another task."""
-    folder, mark = Path(f"{out}.parts"), json.dumps(task)
+    folder, mark = Path(f"{out}.parts"), json.dumps(task).encode()
     path = folder / "task.json"
-    if args.force or not path.is_file() or path.read_text(encoding="utf-8") != mark:
+    if args.force or not path.is_file() or path.read_bytes() != mark:
         remove(folder)
         folder.mkdir(parents=True)
-        path.write_text(mark, encoding="utf-8")
+        path.write_bytes(mark)
     return folder
+
+def files_of(folder):
+    """Return {name: [size, crc32]} of the files in a folder, without its meta.json."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != "meta.json":
+            data = np.memmap(path, mode="r") if path.stat().st_size else b""
+            files[path.relative_to(folder).as_posix()] = [len(data), zlib.crc32(data)]
+    return files
+
+def newest_checkpoint(folder):
+    """Return the newest whole checkpoint of a trainer, or None; torn or damaged ones go."""
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+    for path in reversed(checkpoints):
+        if read_object(path / "meta.json").get("files") == files_of(path):
+            return path
+        remove(path)
+    return None
 
 def one_gpu(args):
     """Hide all GPUs but the first of --device: a Trainer multiplies its batch by those it sees."""
@@ -735,32 +967,48 @@ def one_gpu(args):
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
         if place and place not in map(str, range(len(seen))):
             fail("--device", f"no {args.device[0]} among GPUs {', '.join(seen)}")
-        os.environ["CUDA_VISIBLE_DEVICES"], args.device = seen[int(place or 0)], [kind]
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(place or 0)]
+    return argparse.Namespace(**vars(args) | {"device": [kind]})
 
-def fit(make, arguments, model, folder, args, measure=None, **more):
-    """Train with a checkpoint an epoch in folder, from the newest one on. Return the log.
+def epochs_shown(measure):
+    """Return a callback of a Trainer: one bar, its duration, one line an epoch, whole checkpoints.
 
-    make: arguments to trainer. With a measure, the epoch that is best on dev is kept.
+    measure: the field of the log that decides on the best epoch, or None.
     """
-    import torch
-    from transformers import EarlyStoppingCallback, ProgressCallback, logging
-    class Epochs(ProgressCallback):  # one bar, and one line an epoch
+    from transformers import ProgressCallback
+    class Epochs(ProgressCallback):
+        def on_step_end(self, how, state, control, **_):
+            super().on_step_end(how, state, control)
+            self.begun = getattr(self, "begun", (state.global_step, time.monotonic()))
+            step, start = self.begun
+            if state.global_step == step + 3:  # the first step is slow
+                left = (time.monotonic() - start) / 3 * (state.max_steps - state.global_step)
+                line = f"{state.max_steps} steps, about {left / 60:.0f} minutes without dev"
+                self.training_bar.write(line, file=sys.stderr)
+
         def on_log(self, how, state, control, logs, **_):
             if not np.isfinite(logs.get("loss", 0)):
                 fail("--lr", "the loss is not a finite number; lower it")
 
         def on_save(self, how, state, control, **_):
+            folder = Path(how.output_dir, f"checkpoint-{state.global_step}")
+            (folder / "meta.json").write_text(json.dumps({"files": files_of(folder)}))
             last = {name: value for line in state.log_history for name, value in line.items()}
             shown = [name for name in ("epoch", "loss", measure) if name in last]
             line = ", ".join(f"{name} {last[name]:.4f}" for name in shown)
             self.training_bar.write(line, file=sys.stderr)
+    return Epochs()
 
-    checkpoint, state = None, {}
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name[11:])):
-        try:
-            state, checkpoint = json.loads((path / "trainer_state.json").read_bytes()), str(path)
-        except (OSError, ValueError):
-            remove(path)  # torn: its state is written last
+def fit(make, arguments, model, folder, args, measure=None, **more):
+    """Train with a checkpoint an epoch in folder, from the newest one on. Return the log.
+
+    make: arguments to trainer. With a measure, the epoch that is best on dev is kept. The log is a
+    list of {field: number}, without times: the same after an interruption.
+    """
+    import torch
+    from transformers import EarlyStoppingCallback, ProgressCallback, logging
+    checkpoint = newest_checkpoint(folder)
+    state = read_object(checkpoint / "trainer_state.json") if checkpoint else {}
     if checkpoint and state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
         more["max_steps"] = state["global_step"]  # killed after it had stopped early
     if measure:
@@ -776,14 +1024,24 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
         save_total_limit=2, logging_strategy="epoch", report_to="none", disable_tqdm=False,
         logging_nan_inf_filter=False, restore_callback_states_from_checkpoint=True, **more))
     trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(Epochs)
+    trainer.add_callback(epochs_shown(measure))
     if measure:
         trainer.add_callback(EarlyStoppingCallback(args.patience))
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if best := trainer.state.best_model_checkpoint:  # the trainer keeps the last one if that fails
-        how = {"trust_remote_code": False, "model_kwargs": {"use_safetensors": True}}
-        model.load_state_dict(type(model)(best, device="cpu", **how).state_dict())
-    return trainer.state.log_history
+        safely = {"trust_remote_code": False, "model_kwargs": {"use_safetensors": True}}
+        model.load_state_dict(type(model)(best, device="cpu", **safely).state_dict())
+    log = [line for line in trainer.state.log_history if "train_runtime" not in line]
+    return [{name: value for name, value in line.items() if "runtime" not in name
+             and "per_second" not in name} for line in log]
+
+def save(model, folder):
+    """Save a trained model; its tokenizer as it was loaded, whatever it has truncated since."""
+    backend = getattr(model.tokenizer, "backend_tokenizer", None)
+    if backend:
+        backend.no_truncation()
+        backend.no_padding()
+    model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
 
 if __name__ == "__main__":

@@ -6,22 +6,36 @@
 # ]
 # ///
 """
-Retrieve abstracts for each claim, fuse runs, mine training examples.
+Retrieve abstracts for each claim, fuse runs, fit a fusion's weights, mine training examples.
 
-Reads   claims and index/{bm25,dense,splade}/; fuse: runs; mine: a run, qrels, corpus
-Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv; mine: examples.jsonl
+Reads   claims and index/{bm25,dense,splade}/; fuse: runs; fit: runs, qrels; mine: a run, qrels,
+        corpus
+Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv; fit: fusion.json;
+        mine: examples.jsonl
 Prints  counts of each file, last one line of JSON
 
 Examples
     python 02_retrieve.py --retrievers dense --restrict work/demo/test/bm25.tsv --out work/demo/few
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
+    python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
     python 02_retrieve.py mine --shape tuples --hard 5 --easy 10 --easy-from corpus
 """
+# --- constants (same in all six scripts)
+import signal
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
+LABELS = ("SUPPORTS", "REFUTES", "NEI")
+RUN = ["claim_id", "abstract_id", "rank", "score"]
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function"}  # decide no byte
+# --- end of constants
+
 import argparse
 import atexit
 import contextlib
+import difflib
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -29,29 +43,30 @@ import resource
 import shutil
 import sys
 import time
+import unicodedata
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-# --- constants (same in all six scripts)
-LABELS = ("SUPPORTS", "REFUTES", "NEI")
-RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency"}  # no byte depends on these
-# --- end of constants
-
 SHAPES = {"pairs": ["abstract_id", "target"], "labels": ["abstract_id", "label"],
           "tuples": ["positive", "negatives"]}
 POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
+RRF_K = 60       # Cormack et al. 2009
+RRF_KS = 1, 6, 15, 60  # that fit tries; ClimateSense 2026 fuses with 6
+ROUNDING = 1e-9  # of scores in a run: they have nine digits
 
-# -------------------- Search: scores for each claim
+# -------------------- Search: scores of all abstracts for each claim
 def open_index(folder, corpus):
     """Return meta.json of an unchanged index of this corpus (sha256)."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
-        for name, mark in meta["files"].items():
+        mark = meta.pop("sha256")
+        if hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest() != mark:
+            raise ValueError("meta.json has changed")
+        for name, (size, checksum) in meta["files"].items():
             data = np.memmap(folder / name, mode="r")
-            if [len(data), zlib.crc32(data)] != mark:
+            if (len(data), zlib.crc32(data)) != (size, checksum):
                 raise ValueError(f"{name} has changed")
         if meta["corpus"] != corpus:
             raise ValueError("the corpus has changed")
@@ -59,10 +74,10 @@ def open_index(folder, corpus):
         fail(folder, f"{error}; make it again: 01_index.py --indexes {folder.name} --force")
     return meta
 
-def check_finite(scores, where, what):
+def check_finite(scores, where, advice):
     count = np.sum(~np.isfinite(scores))
     if count:
-        fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {what}")
+        fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {advice}")
 
 def sum_postings(folder, ending, meta, queries):
     """Yield the scores (abstracts,) of each query (terms, weights), in float32."""
@@ -73,45 +88,58 @@ def sum_postings(folder, ending, meta, queries):
     return (matrix[:, terms] @ weights for terms, weights in queries)
 
 def search_bm25(folder, meta, claims, args):
+    """Return (scores of each claim, 0 truncated claims); each term of a claim counts once."""
     import bm25s
     from Stemmer import Stemmer
-    _, *how, stemmer = meta["analyser"].values()
-    how.append(Stemmer(stemmer) if stemmer else None)
+    analyser = dict(meta["analyser"])  # arguments of bm25s.tokenize, but for these:
+    form, stemmer, _ = (analyser.pop(field) for field in ("normalise", "stemmer", "name"))
+    if form:
+        claims = [unicodedata.normalize(form, claim) for claim in claims]
+    texts = bm25s.tokenize(
+        claims, stemmer=Stemmer(stemmer) if stemmer else None, return_ids=False,
+        show_progress=False, **analyser)
     known, queries = json.loads((folder / "vocab.index.json").read_bytes()), []
-    for words in bm25s.tokenize(claims, *how, return_ids=False, show_progress=False):
+    for words in texts:
         terms = [known[word] for word in words if word in known]
         queries.append((terms, np.ones(len(terms), np.float32)))
-    return sum_postings(folder, ".csc.index.npy", meta, queries)
+    return sum_postings(folder, ".csc.index.npy", meta, queries), 0
 
 def encode(meta, claims, args):
-    """Return the vectors of claims, and in meta how many are truncated."""
+    """Return the vectors of claims by the model of an index, and how many are truncated."""
     import sentence_transformers as library
     load = library.SparseEncoder if meta["kind"] == "splade" else library.SentenceTransformer
     model = meta["model"]
-    if meta["model_sha256"] not in task_of(args, models=[model])["inputs"].values():
+    if meta["model_sha256"] != (digest(model) if Path(model).exists() else ""):
         fail(model, f"not here, or not the model of the {meta['kind']} index; run this where "
              "01_index.py was run, link the model there, or make the index again")
-    encoder = open_model(load, model, args, "fp32")
+    encoder, prompt = open_model(load, model, args, "fp32"), meta["query_prompt"]
     if encoder.max_seq_length != meta["max_length"]:
         encoder.max_seq_length = meta["max_length"]
+    if prompt is None:
+        prompt = encoder.prompts.get("query") or ""
+    truncated = 0
     if getattr(encoder.tokenizer, "is_fast", False):
-        words = encoder.tokenizer(claims, truncation=False, verbose=False)["input_ids"]
-        meta["truncated_claims"] = sum(len(row) > encoder.max_seq_length for row in words)
-    return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
+        texts = [prompt + claim for claim in claims]
+        tokens = encoder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+        truncated = sum(len(row) > encoder.max_seq_length for row in tokens)
+    return encoder.encode_query(claims, prompt=prompt, convert_to_tensor=True), truncated
 
 def search_splade(folder, meta, claims, args):
-    vectors = encode(meta, claims, args).cpu().coalesce()
+    """Return (inner products of term weights for each claim, truncated claims)."""
+    vectors, truncated = encode(meta, claims, args)
+    vectors = vectors.cpu().coalesce()
     (rows, terms), weights = vectors.indices().numpy(), vectors.values().numpy()
     if meta["activation"] == "relu":
         weights = np.expm1(weights)  # the encoder gives log(1 + ReLU)
     queries = [(terms[rows == row], weights[rows == row]) for row in range(len(claims))]
-    return sum_postings(folder, ".npy", meta, queries)
+    return sum_postings(folder, ".npy", meta, queries), truncated
 
 def search_dense(folder, meta, claims, args):
+    """Return (cosines for each claim, truncated claims)."""
     import torch
-    queries = torch.nn.functional.normalize(encode(meta, claims, args))
+    queries, truncated = encode(meta, claims, args)
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
-    return inner_products(vectors, queries)
+    return inner_products(vectors, torch.nn.functional.normalize(queries)), truncated
 
 def inner_products(vectors, queries):
     """Yield vectors @ query (abstracts,) in float32 for each query, exact, block by block."""
@@ -130,37 +158,251 @@ def top_k(scores, k):
     rows = np.flatnonzero(scores >= np.partition(maxima, -k)[-k])
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
-# -------------------- Fusion
+def best_rows(scores, lowest, candidates, k):
+    """Return the k best rows with a score above lowest; only candidates, unless they are None."""
+    if candidates is not None:
+        scores[np.delete(np.arange(len(scores)), candidates)] = lowest
+    rows = top_k(scores, k)
+    return rows[scores[rows] > lowest]
+
+# -------------------- Retrieve
+def by_claim(table, column):
+    """Return {claim_id: {abstract_id: value}} of a column."""
+    groups = table.groupby("claim_id", sort=False)
+    return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
+
+def write_run(rows, claims, path, args, task, truncated=0):
+    """Write the --top-k first of rows (claim_id, abstract_id, score) of each claim. Return them."""
+    import pandas as pd
+    run = pd.DataFrame(rows, columns=[*RUN[:2], "score"])
+    run["rank"] = run.groupby("claim_id").cumcount() + 1
+    run = run.loc[run["rank"] <= args.top_k, RUN]
+    empty = claims - run["claim_id"].nunique()
+    facts = {"rows": len(run), "claims_without_rows": empty, "truncated_claims": truncated}
+    with written(path, task, **facts) as new:
+        run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+    print(f"{path}: {len(run)} rows, {claims} claims, {empty} of them without rows")
+    if truncated:
+        print(f"{truncated} of these claims are truncated")
+    return run
+
+def retrieve(args):
+    """Write a run for each index, and their reciprocal rank fusion."""
+    folders = {kind: Path(args.index, kind) for kind in args.retrievers}
+    restrict = [args.restrict] if args.restrict else []
+    task = task_of(args, args.claims, args.corpus, *folders.values(), *restrict)
+    paths = {kind: f"{args.out}/{kind}.tsv" for kind in args.retrievers}
+    if len(folders) > 1:
+        paths["hybrid"] = f"{args.out}/hybrid.tsv"
+    if up_to_date(args, task, *paths.values()):
+        return {"made": []}
+    claims = read_table(args.claims, ["claim_id", "claim"])
+    if claims.empty:
+        fail(args.claims, "no claims; add one a line")
+    metas, searches, runs, seconds, candidates = {}, {}, [], {}, {}
+    for kind, folder in folders.items():  # all models are loaded before the first run is written
+        metas[kind] = open_index(folder, task["inputs"][args.corpus])
+        searches[kind] = SEARCH[kind](folder, metas[kind], claims["claim"].tolist(), args)
+    ids = json.loads((folder / "abstract_ids.json").read_bytes())
+    row_of = {name: row for row, name in enumerate(ids)}
+    if args.restrict:
+        run = read_table(args.restrict, RUN, abstract_id=row_of)
+        for claim, rows in run["abstract_id"].map(row_of).groupby(run["claim_id"]):
+            candidates[claim] = rows.to_numpy()
+    for kind, (search, truncated) in searches.items():
+        rows, start = [], time.monotonic()
+        lowest = -np.inf if kind == "dense" else 0  # 0: no common term
+        for claim, scores in zip(claims["claim_id"], search):
+            check_finite(scores, folders[kind], "make it again with --dtype fp32")
+            few = candidates.get(claim, []) if args.restrict else None
+            best = best_rows(scores, lowest, few, args.top_k)
+            rows += [(claim, ids[row], scores[row]) for row in best]
+        seconds[kind] = round(time.monotonic() - start, 2)
+        runs.append(write_run(rows, len(claims), paths[kind], args, task, truncated))
+    if len(runs) > 1:
+        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, ids)
+        write_run(fused, len(claims), paths["hybrid"], args, task)
+    return {"made": list(paths.values()), "search_seconds": seconds}
+
+# -------------------- Fuse
+# Each method turns the rows of a run into points; an abstract that a run lacks gets none.
+def reciprocal_rank(run, k):
+    """1 / (k + rank) (Cormack et al. 2009)."""
+    return 1 / (k + run["rank"])
+
+def zscore(run, _):
+    """(score - lowest score) / standard deviation of a claim's scores.
+
+    So a missing abstract counts as the run's lowest. Scores that are equal but for rounding are 0.
+    """
+    claim, score = run["claim_id"], run["score"]
+    low, high = (score.groupby(claim).transform(name) for name in ("min", "max"))
+    spread = high - low
+    equal = spread <= ROUNDING * np.maximum(low.abs(), high.abs())
+    share = (score - low) / spread.mask(equal, np.inf)  # 0 to 1, so that no square overflows
+    return share / share.groupby(claim).transform("std", ddof=0).replace(0, 1)
+
+def inverse_rank(run, _):
+    return 1 / run["rank"]
+
+def own_score(run, _):
+    return run["score"]
+
+METHODS = {  # name: points of a run, and how those of several runs are combined
+    "rrf": (reciprocal_rank, "sum"), "zscore": (zscore, "sum"),
+    "union": (inverse_rank, "max"), "top": (own_score, "max")}
+
 def fuse_runs(runs, weights, method, k, ids):
     """Return rows (claim_id, abstract_id, score), best first; ties as in ids, else as in runs."""
     import pandas as pd
-    parts = []
-    for run, weight in zip(runs, weights):
-        points = run["score"]
-        if method == "rrf":
-            points = 1 / (k + run["rank"])  # Cormack et al. 2009
-        if method == "union":
-            points = 1 / run["rank"]
-        if method == "zscore":  # the lowest is 0
-            claim = run["claim_id"]
-            points = points - points.groupby(claim).transform("min")
-            points = points / points.groupby(claim).transform("max").replace(0, 1)
-            points = points / points.groupby(claim).transform("std", ddof=0).replace(0, 1)
-        parts.append(run.assign(score=weight * points))
-    table = pd.concat(parts).set_index(RUN[:2])["score"]
-    check_finite(table, "--weights", "rescale them or the runs")
-    pairs = table.sort_values().groupby(level=RUN[:2])  # the same terms give the same sum
-    how = "max" if method in ("union", "top") else "sum"
-    fused = pairs.agg(how).reindex(table.index.unique()).reset_index()
+    points_of, combine = METHODS[method]
+    parts = [run.assign(score=weight * points_of(run, k)) for run, weight in zip(runs, weights)]
+    points = pd.concat(parts).set_index(RUN[:2])["score"]
+    check_finite(points, "--weights", "rescale them or the runs")
+    pairs = points.sort_values().groupby(level=RUN[:2])  # the same terms give the same sum
+    fused = pairs.agg(combine).reindex(points.index.unique()).reset_index()
     place = pd.Index(list(ids)).get_indexer(fused["abstract_id"]).astype(np.uint64)  # -1: last
     return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
 
-# -------------------- Examples: rows of kind, claim_id and the fields in SHAPES
-def draw(names, count, how, rng):
+def check_claims(runs):
+    """Refuse runs {path: table} without a common claim; count the claims that some lack."""
+    claims = {path: set(run["claim_id"]) for path, run in runs.items() if len(run)}
+    if not claims:
+        return
+    common, known = set.intersection(*claims.values()), set.union(*claims.values())
+    if not common:
+        examples = ", ".join(f"{min(ids)} in {path}" for path, ids in claims.items())
+        fail("fuse", f"these runs share no claim ({examples}); are they of one split?")
+    for path, ids in claims.items():
+        if ids != known:
+            warn(path, f"{len(known - ids)} of the {len(known)} claims are not in this run")
+
+def fuse(args):
+    """Fuse run files into one run."""
+    weights, method, k = args.weights or [1] * len(args.runs), args.method, args.rrf_k
+    if len(weights) != len(args.runs):
+        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
+    task = task_of(args, *args.runs, *filter(None, [args.corpus, args.fusion]))
+    if up_to_date(args, task, args.out):
+        return {"made": []}
+    ids = read_corpus(args.corpus) if args.corpus else ()
+    runs = [read_table(path, RUN) for path in args.runs]
+    check_claims(dict(zip(args.runs, runs)))
+    if args.fusion:
+        weights, method, k = read_fusion(args.fusion, args.runs)
+    fused = fuse_runs(runs, weights, method, k, ids)
+    check_finite(fused["score"], args.out, "rescale the runs or weights")
+    write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
+    return {"made": [args.out]}
+
+# -------------------- Fit the weights of a fusion
+# Each measure is by claim: hits [claims, k] say which of the first k ranks are evidence, evidence
+# [claims] how much there is.
+def ndcg(hits, evidence):
+    """Normalised discounted cumulative gain of binary relevance (Järvelin & Kekäläinen 2002)."""
+    gains = 1 / np.log2(np.arange(2, hits.shape[1] + 2))
+    ideal = np.cumsum(gains)[np.minimum(evidence, hits.shape[1]) - 1]
+    return hits @ gains / ideal
+
+def recall(hits, evidence):
+    return hits.sum(axis=1) / evidence
+
+def first_hit(hits, evidence):
+    """1 / rank of the first evidence, 0 without any (MRR)."""
+    return hits.any(axis=1) / (hits.argmax(axis=1) + 1)
+
+MEASURES = {"nDCG": ndcg, "R": recall, "MRR": first_hit}
+
+def measure(text):
+    """For argparse: the name of a measure at a rank."""
+    if not re.fullmatch(rf"({'|'.join(MEASURES)})@[1-9]\d{{0,3}}", text):
+        raise argparse.ArgumentTypeError(f"{text} is none of {'@10, '.join(MEASURES)}@10")
+    return text
+
+def grid(count):
+    """Return all weights in tenths, each row [count] with sum 1, the most even ones first."""
+    tenths = itertools.product(range(11), repeat=count)
+    rows = np.array([row for row in tenths if sum(row) == 10]) / 10
+    return rows[np.argsort(rows.std(axis=1), kind="stable")]
+
+def points_table(runs, method, k):
+    """Return the points of each run by claim_id and abstract_id, 0 where a run lacks a pair."""
+    import pandas as pd
+    points_of, columns = METHODS[method][0], []
+    for run in runs:
+        columns.append(run.assign(score=points_of(run, k)).set_index(RUN[:2])["score"])
+    return pd.concat(columns, axis=1).fillna(0)
+
+def mean_measure(scores, claim, relevant, evidence, measure):
+    """Return the mean of a measure over claims.
+
+    scores, claim and relevant are of pairs: a number, a place in evidence [claims], a truth value.
+    """
+    name, k = measure.split("@")[0], int(measure.split("@")[1])
+    order = np.lexsort((-scores, claim))
+    ordered = claim[order]
+    rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # from 0
+    hits = np.zeros((len(evidence), k))
+    first = rank < k
+    hits[ordered[first], rank[first]] = relevant[order][first]
+    return MEASURES[name](hits, evidence).mean()
+
+def settings_by_value(runs, qrels, measure):
+    """Return [(value, method, k of RRF, weights)] on qrels, the best first; weights in tenths."""
+    relevant = qrels[qrels["label"] != "NEI"].set_index(RUN[:2]).index
+    evidence = relevant.get_level_values("claim_id").value_counts(sort=False)
+    found = []
+    for method, rrf_k in [("zscore", 0), *(("rrf", k) for k in RRF_KS)]:
+        table = points_table(runs, method, rrf_k)
+        table = table[table.index.get_level_values("claim_id").isin(evidence.index)]
+        claim = evidence.index.get_indexer(table.index.get_level_values("claim_id"))
+        hits = table.index.isin(relevant)
+        for weights in grid(len(runs)):
+            scores = table.to_numpy() @ weights
+            value = mean_measure(scores, claim, hits, evidence.to_numpy(), measure)
+            found.append((value, method, rrf_k, weights.tolist()))
+    return sorted(found, key=lambda setting: -setting[0])
+
+def fit(args):
+    """Find the method and weights of a fusion that are best on judged claims."""
+    task = task_of(args, *args.runs, args.qrels)
+    if up_to_date(args, task, args.out):
+        return {"made": []}
+    runs = [read_table(path, RUN) for path in args.runs]
+    qrels = read_table(args.qrels, [*RUN[:2], "label"], label=LABELS)
+    check_claims(dict(zip(args.runs, runs)))
+    if not set(runs[0]["claim_id"]) & set(qrels["claim_id"][qrels["label"] != "NEI"]):
+        fail(args.qrels, f"no evidence for the claims of {args.runs[0]}; take qrels of its split")
+    settings, alone = settings_by_value(runs, qrels, args.measure), {}
+    for place, path in enumerate(args.runs):
+        alone[path] = max(value for value, *_, weights in settings if weights[place] == 1)
+        print(f"{alone[path]:.4f}  {path} alone")
+    for value, method, rrf_k, weights in settings[:10]:
+        name = f"rrf, k = {rrf_k}" if method == "rrf" else method
+        print(f"{value:.4f}  {name}, weights {' '.join(map(str, weights))}")
+    value, method, rrf_k, weights = settings[0]
+    best = max(alone, key=alone.get)
+    if value <= alone[best]:
+        warn(args.out, f"no fusion is better than {best} alone: {args.measure} {alone[best]:.4f}")
+    fusion = {"method": method, "rrf_k": rrf_k, "weights": weights, "measure": args.measure,
+              "value": value, "alone": alone, "runs": [Path(path).name for path in args.runs]}
+    with written(args.out, task, claims=qrels["claim_id"].nunique()) as new:
+        new.write_text(json.dumps(fusion, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {"made": [args.out], **fusion}
+
+def read_fusion(path, runs):
+    """Return (weights, method, k of RRF) that fit has written for runs of these names."""
+    fusion, names = read_object(path), [Path(run).name for run in runs]
+    if fusion.get("method") not in METHODS or fusion.get("runs") != names:
+        fail(path, f"no fusion of {', '.join(names)} in this order; make it by 02_retrieve.py fit")
+    return fusion["weights"], fusion["method"], fusion["rrf_k"]
+
+# -------------------- Mine: rows of kind, claim_id and the fields in SHAPES
+def draw(names, count, order, rng):
     """Return count of names (best first): the best, the worst or random ones."""
-    if how == "random":
+    if order == "random":
         return [names[row] for row in rng.choice(len(names), min(count, len(names)), False)]
-    return names[:count] if how == "best" else names[::-1][:count]
+    return names[:count] if order == "best" else names[::-1][:count]
 
 def examples_of(claim, evidence, top, rest, args):
     """Yield evidence, and negatives drawn from top and rest."""
@@ -180,79 +422,32 @@ def examples_of(claim, evidence, top, rest, args):
     for name in draw(rest, times * args.easy, "random", rng):
         yield "easy", claim, name, value
 
-# -------------------- Jobs
-def by_claim(table, column):
-    """Return {claim_id: {abstract_id: value}} of a column."""
-    groups = table.groupby("claim_id", sort=False)
-    return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
+def score_examples(claim, evidence, scores, args):
+    """Yield the first abstracts of a run {abstract_id: score} with targets made of their scores.
 
-def write_run(rows, claims, path, args, task, truncated=0):
-    """Write the --top-k first rows of each claim. Return the run."""
-    import pandas as pd
-    run = pd.DataFrame(rows, columns=[*RUN[:2], "score"])
-    run["rank"] = run.groupby("claim_id").cumcount() + 1
-    run = run.loc[run["rank"] <= args.top_k, RUN]
-    empty = claims - run["claim_id"].nunique()
-    facts = {"rows": len(run), "claims_without_rows": empty, "truncated_claims": truncated}
-    with written(path, task, **facts) as new:
-        run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{path}: {len(run)} rows, {claims} claims, {empty} of them without rows")
-    if truncated:
-        print(f"{truncated} of these claims are truncated")
-    return run
+    The target is 0.5 + SCALE (score - MIDDLE), clipped to 0 to 1; with --gold, 1 for evidence.
+    """
+    gold = evidence if args.gold else []
+    for name in list(scores)[: args.from_top]:
+        target = np.clip(0.5 + args.scale * (scores[name] - args.middle), 0, 1)
+        if name not in gold:
+            yield "score", claim, name, target.round(6)
+    for name in gold:
+        yield "evidence", claim, name, 1.0
 
-def retrieve(args):
-    """Write a run for each index, and their fusion."""
-    args.retrievers = list(dict.fromkeys(args.retrievers))
-    folders = [Path(args.index, kind) for kind in args.retrievers]
-    task = task_of(args, args.claims, args.corpus, *folders, *args.restrict)
-    names = args.retrievers + ["hybrid"] * (len(folders) > 1)
-    paths = [f"{args.out}/{name}.tsv" for name in names]
-    if up_to_date(args, task, *paths):
-        return {"made": []}
-    claims = read_table(args.claims, ["claim_id", "claim"])
-    if claims.empty:
-        fail(args.claims, "no claims; add one a line")
-    searches, runs, seconds = [], [], {}
-    for kind, folder in zip(args.retrievers, folders):
-        meta = open_index(folder, task["inputs"][str(Path(args.corpus))])
-        searches.append((SEARCH[kind](folder, meta, claims["claim"].tolist(), args), meta))
-    ids = json.loads((folders[0] / "abstract_ids.json").read_bytes())
-    order = {name: row for row, name in enumerate(ids)}
-    for table in args.restrict:
-        candidates = by_claim(read_table(table, RUN, abstract_id=order), "rank")
-    for kind, folder, (search, meta), path in zip(args.retrievers, folders, searches, paths):
-        rows, start = [], time.monotonic()
-        low = -np.inf if kind == "dense" else 0  # no common term
-        for claim, scores in zip(claims["claim_id"], search):
-            check_finite(scores, folder, "make it again with --dtype fp32")
-            if args.restrict:
-                few = [order[name] for name in candidates.get(claim, {})]
-                scores[np.delete(np.arange(len(ids)), few)] = low
-            best = top_k(scores, args.top_k)
-            best = best[scores[best] > low]
-            rows += [(claim, ids[row], scores[row]) for row in best]
-        seconds[kind] = round(time.monotonic() - start, 2)
-        truncated = meta.get("truncated_claims", 0)
-        runs.append(write_run(rows, len(claims), path, args, task, truncated))
-    if len(runs) > 1:
-        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, ids)
-        write_run(fused, len(claims), paths[-1], args, task)
-    return {"made": paths, "search_seconds": seconds}
+def negatives_of(labels, scores, nei, corpus, args):
+    """Return the names that hard negatives, and those that easy negatives are drawn from.
 
-def fuse(args):
-    weights = args.weights or [1] * len(args.runs)
-    if len(weights) != len(args.runs):
-        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
-    task = task_of(args, *args.runs, *args.corpus)
-    if up_to_date(args, task, args.out):
-        return {"made": []}
-    ids = read_corpus(*args.corpus) if args.corpus else ()
-    runs = [read_table(path, RUN) for path in args.runs]
-    fused = fuse_runs(runs, weights, args.method, args.rrf_k, ids)
-    check_finite(fused["score"], args.out, "rescale the runs or weights")
-    write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
-    return {"made": [args.out]}
+    labels and scores: {abstract_id: label} and {abstract_id: score} of a claim, best first.
+    """
+    any_nei = args.nei_of == "any"
+    pool = POOLS["both" if any_nei else args.pool]
+    ranked = list(scores | labels)  # last, NEI that the run lacks
+    first = dict.fromkeys(nei if any_nei else ranked[: args.from_top])
+    behind = corpus if args.easy_from == "corpus" else ranked
+    top = [name for name in first if labels.get(name) in pool]
+    rest = [name for name in behind if labels.get(name) in pool and name not in first]
+    return top, rest
 
 def mine(args):
     """Write training examples: evidence, and negatives drawn from a run."""
@@ -261,38 +456,31 @@ def mine(args):
         fail("--targets score", "needs --shape pairs, --middle and --scale")
     if any_nei and args.easy and args.easy_from == "run":
         fail("--easy", "--nei-of any reads no run; add --easy-from corpus")
-    runs = [args.run] if scored or (args.hard + args.easy and not any_nei) else []
-    task = task_of(args, args.qrels, args.corpus, *runs)
+    needs_run = scored or (args.hard + args.easy and not any_nei)
+    task = task_of(args, args.qrels, args.corpus, *([args.run] if needs_run else []))
     if up_to_date(args, task, args.out):
         return {"made": []}
-    corpus, found, examples = read_corpus(args.corpus), {}, []
-    skipped = short = 0
+    corpus, ranked, examples, skipped, short = read_corpus(args.corpus), {}, [], 0, 0
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
-    for run in runs:
-        found = by_claim(read_table(run, RUN, abstract_id=corpus), "score")
+    if needs_run:
+        ranked = by_claim(read_table(args.run, RUN, abstract_id=corpus), "score")
     judged, nei = by_claim(qrels, "label"), qrels["abstract_id"][qrels["label"] == "NEI"]
-    pool = POOLS["both" if any_nei else args.pool]
-    for claim in judged | found:
-        labels, scores = judged.get(claim, {}), found.get(claim, {})
+    for claim in judged | ranked:
+        labels, scores = judged.get(claim, {}), ranked.get(claim, {})
         evidence = [name for name in labels if labels[name] != "NEI"]
         if not evidence and not args.keep_claims_without_evidence:
             skipped += 1
             continue
         if scored:
-            gold = evidence if args.gold else []
-            for name in list(scores)[: args.from_top]:
-                target = np.clip(0.5 + args.scale * (scores[name] - args.middle), 0, 1)
-                if name not in gold:
-                    examples.append(("score", claim, name, target.round(6)))
-            examples += [("evidence", claim, name, 1.0) for name in gold]
+            examples += score_examples(claim, evidence, scores, args)
             continue
-        ranked = list(scores | labels)  # last, NEI that the run lacks
-        first = dict.fromkeys(nei if any_nei else ranked[: args.from_top])
-        top = [name for name in first if labels.get(name) in pool]
-        rest = corpus if args.easy_from == "corpus" else ranked
-        rest = [name for name in rest if labels.get(name) in pool and name not in first]
+        top, rest = negatives_of(labels, scores, nei, corpus, args)
         examples += examples_of(claim, evidence, top, rest, args)
-        short += len(top) < args.hard or len(rest) < args.easy
+        times = len(evidence) if args.shape == "labels" else 1
+        short += len(top) < times * args.hard or len(rest) < times * args.easy
+    if short:
+        warn(args.out, f"{short} claims have fewer negatives than --hard and --easy ask for; see "
+             "--from-top, --pool, --easy-from")
     fields = ["kind", "claim_id", *SHAPES[args.shape]]
     facts = {"examples": len(examples), "skipped_claims_without_evidence": skipped,
              "claims_short_of_negatives": short}
@@ -301,164 +489,324 @@ def mine(args):
             file.write(json.dumps(dict(zip(fields, row)), ensure_ascii=False) + "\n")
     return {"made": [args.out], **facts}
 
-def main():
-    jobs = {"retrieve": retrieve, "fuse": fuse, "mine": mine}
-    job, parser, shared, words = command_line(*jobs)
-    add, data, folder = parser.add_argument, shared.data, f"{shared.work}/{shared.split}"
+# -------------------- Command line
+def add_retrieve(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts that were indexed")
+    add("--index", default="{work}/index", help="folder of the indexes")
+    add("--out", default="{work}/{split}", help="folder of the runs")
+    add = job.add_argument_group("search").add_argument
+    add("--retrievers", nargs="+", choices=SEARCH, default=list(SEARCH), help="what to search")
+    add("--restrict", metavar="RUN", help="score only the candidates of this run")
+    add("--top-k", type=between(1, kind=int), default=100, help="abstracts per claim")
+    add("--rrf-k", type=between(0, kind=int), default=RRF_K, help="k of reciprocal rank fusion")
+
+def add_fuse(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="+", help="runs")
+    add("--corpus", help="its order breaks ties (default: the order of the runs)")
+    add("--out", default="{work}/{split}/fused.tsv", help="fused run")
+    add = job.add_argument_group("method").add_argument
+    add("--method", choices=METHODS, default="rrf",
+        help="rrf: sum of 1 / (k + rank); zscore: sum of standardised scores, where a missing "
+        "abstract counts as the run's lowest; union: best rank; top: best score")
+    add("--weights", nargs="+", type=between(0), help="one a run (default: 1 each)")
+    add("--rrf-k", type=between(0, kind=int), default=RRF_K, help="k of reciprocal rank fusion")
+    add("--fusion", help="fusion.json of fit: its method, weights and k replace these flags")
+    add("--top-k", type=between(1, kind=int), default=100, help="abstracts per claim")
+
+def add_fit(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="+", help="runs of judged claims, of models that have not seen these claims")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
+    add("--out", default="{work}/{split}/fusion.json", help="method and weights, for fuse")
+    add = job.add_argument_group("method").add_argument
+    add("--measure", type=measure, default="nDCG@10", help="nDCG@K, R@K or MRR@K, to be highest")
+
+def add_mine(job):
     count = between(0, kind=int)
-    if job != "fuse":
-        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
-    if job == "retrieve":
-        add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="claims")
-        add("--index", default=f"{shared.work}/index", help="folder of the indexes")
-        add("--out", default=folder, help="folder of the runs")
-        add("--retrievers", nargs="+", choices=SEARCH, default=list(SEARCH), help="what to search")
-        add("--restrict", nargs=1, default=[], help="score only the candidates of this run")
-    if job == "fuse":
-        add("runs", nargs="+", help="runs")
-        add("--corpus", nargs=1, default=[], help="its order breaks ties, else that of the runs")
-        add("--out", default=f"{folder}/fused.tsv", help="fused run")
-        add("--method", choices=["rrf", "zscore", "union", "top"], default="rrf",
-            help="union: best rank; top: best score")
-        add("--weights", nargs="+", type=between(0), help="one a run")
-    if job != "mine":
-        add("--top-k", type=between(1, kind=int), default=100, help="abstracts per claim")
-        add("--rrf-k", type=count, default=60, help="k of reciprocal rank fusion")
-    else:
-        add("run", nargs="?", default=f"{folder}/hybrid.tsv", help="source of negatives")
-        add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="judged pairs")
-        add("--out", default=f"{folder}/examples.jsonl", help="training examples")
-        add("--shape", choices=SHAPES, default="pairs",
-            help="pairs for 03; tuples for 01 and 03; labels (NEI only) for 05")
-        add("--hard", type=count, default=4,
-            help="negatives from the top of the run, per claim; tuples, labels: per evidence")
-        add("--from-top", type=count, default=200, help="ranks that hard negatives come from")
-        add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
-        add("--easy", type=count, default=0, help="random negatives from the rest, counted alike")
-        add("--easy-from", choices=["run", "corpus"], default="run",
-            help="the rest: behind these ranks, or all of the corpus")
-        add("--pool", choices=POOLS, default="both", help="what may be a negative")
-        add("--nei-of", choices=["same", "any"], default="same",
-            help="any: NEI abstracts of all claims; no run is read")
-        add("--targets", choices=["label", "score"], default="label",
-            help="score: the top of the run with 0.5 + SCALE (score - MIDDLE), clipped")
-        add("--middle", type=between(-1e9))
-        add("--scale", type=between(0))
-        add("--gold", action="store_true", help="scores: evidence has target 1")
-        add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
-    finish(jobs[job], parser.parse_args(words))
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("run", nargs="?", default="{work}/{split}/hybrid.tsv", help="source of negatives")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    add("--out", default="{work}/{split}/examples.jsonl", help="training examples")
+    add("--shape", choices=SHAPES, default="pairs",
+        help="pairs for 03; tuples for 01 and 03; labels (NEI only) for 05")
+    add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
+    add = job.add_argument_group("negatives").add_argument
+    add("--hard", type=count, default=4,
+        help="negatives from the top of the run, per claim; tuples, labels: per evidence")
+    add("--from-top", type=count, default=50, help="ranks that hard negatives come from")
+    add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
+    add("--easy", type=count, default=0, help="random negatives from the rest, counted alike")
+    add("--easy-from", choices=["run", "corpus"], default="run",
+        help="the rest: behind these ranks, or all of the corpus")
+    add("--pool", choices=POOLS, default="both", help="what may be a negative")
+    add("--nei-of", choices=["same", "any"], default="same",
+        help="any: NEI abstracts of all claims; no run is read")
+    add = job.add_argument_group("targets").add_argument
+    add("--targets", choices=["label", "score"], default="label",
+        help="score: the top of the run with 0.5 + SCALE (score - MIDDLE), clipped to 0 to 1")
+    add("--middle", type=between(-1e9), help="score with target 0.5")
+    add("--scale", type=between(0), help="target per unit of the score")
+    add("--gold", action="store_true", help="scores: evidence has target 1")
+
+def resolve(args):
+    """Return the arguments as the jobs use them; nothing changes them afterwards."""
+    if "retrievers" in args:
+        args.retrievers = list(dict.fromkeys(args.retrievers))
+    return args
+
+def main():
+    parser, jobs = command_line(retrieve, fuse, fit, mine)
+    add_retrieve(jobs["retrieve"])
+    add_fuse(jobs["fuse"])
+    add_fit(jobs["fit"])
+    add_mine(jobs["mine"])
+    finish(resolve(arguments_of(parser, jobs)))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-DEVICES = ["auto", "cpu", "mps", "cuda", *map("cuda:{}".format, range(16))]
-START, LOCKS = time.monotonic(), []
+MADE_BY = {  # names of files and folders that a script makes, and the command
+    "bm25": "01_index.py --indexes bm25", "dense": "01_index.py --indexes dense",
+    "splade": "01_index.py --indexes splade", "graph": "01_index.py graph",
+    "encoder": "01_index.py train", "hybrid.tsv": "02_retrieve.py",
+    "examples.jsonl": "02_retrieve.py mine", "reranker": "03_rerank.py train",
+    "rerank.tsv": "03_rerank.py", "llm.tsv": "04_llm_rerank.py",
+    "classifier": "05_classify.py train", "verdicts.tsv": "05_classify.py",
+    "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
+    "pool.tsv": "06_evaluate.py pool",
+    **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
+START, LOCKS, WARNINGS = time.monotonic(), [], []
+
+def printable(text):
+    """Return a text on one line, ? for control characters, which could steer a terminal."""
+    line = " ".join(str(text).split())
+    return "".join(c if c.isprintable() else "?" for c in line)
+
+def warn(where, what):
+    """Print a line on stderr, and keep it for the provenance of outputs."""
+    WARNINGS.append(printable(f"warning: {where}: {what}"))
+    print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
-    line = " ".join(f"error: {where}: {what}".split())
-    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
+    print(printable(f"error: {where}: {what}"), file=sys.stderr)
     sys.exit(2)
 
+def read_lines(path):
+    """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
+    filled_lines, damaged = 0, []
+    with open(path, "rb") as file:
+        for number, data in enumerate(file, 1):
+            if number == 1 and data[:2] in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
+                kind = "compressed (gzip)" if data[:1] == b"\x1f" else "UTF-16"
+                fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
+            if number == 1:
+                data = data.removeprefix(b"\xef\xbb\xbf")  # byte order mark
+            line = data.decode(errors="replace").rstrip("\r\n")
+            if "\ufffd" in line and line.encode() != data.rstrip(b"\r\n"):
+                damaged.append(number)
+            if line.strip():
+                filled_lines += 1
+                yield number, line
+    if damaged:
+        warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
+             "cannot be read")
+    if not filled_lines:
+        fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
+
+def unquoted(fields):
+    """Return a column of texts without the quotation marks that pandas puts around a field."""
+    inner = fields.str.slice(1, -1)
+    quoted = fields.str.startswith('"') & fields.str.endswith('"') & (fields.str.len() > 1)
+    quoted &= ~inner.str.replace('""', "", regex=False).str.contains('"', regex=False)
+    return fields.mask(quoted, inner.str.replace('""', '"', regex=False))
+
 def read_table(path, columns, **known):
-    """Read a TSV file as strings; a run by claim and rank, with rank and score as numbers.
+    """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
 
     known: the values that a column may hold. The first bad row ends the script, with its line.
     """
     import pandas as pd
-    try:
-        table = pd.read_csv(path, sep="\t", header=None, dtype=str, na_filter=False,
-                            skip_blank_lines=False, encoding="utf-8-sig", encoding_errors="replace")
-    except ValueError as error:  # an open quotation mark, a row longer than the header
-        [(kind, line)] = re.findall(r"(line|row) (\d+)", str(error))[:1] or [("line", 1)]
-        line = int(line) + (kind == "row")  # pandas counts rows from 0
-        fail(f"{path}:{line}", f"{error}; check its quotation marks; see 06_evaluate.py convert")
-    header = table.iloc[0].tolist()
+    numbers, lines = zip(*read_lines(path))
+    header = [name.strip('"') for name in lines[0].split("\t")]
     if not set(columns) <= set(header) or len(set(header)) < len(header):
-        fail(f"{path}:1", f"columns {header}, wanted {columns}; see 06_evaluate.py convert")
-    table = table.set_axis(header, axis=1).set_axis(table.index + 1).iloc[1:]  # lines from 1
-    table = table[(table != "").any(axis=1)]
+        fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
+             "data/convert.py reads other formats, --columns renames")
+    for number, line in zip(numbers, lines):
+        fields = line.count("\t") + 1
+        if fields != len(header):
+            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
+                 "or convert the file by data/convert.py")
+    table = pd.read_csv(
+        io.StringIO("\n".join(lines)), sep="\t", dtype=str, na_filter=False, header=0, names=header,
+        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
+    table.index = numbers[1:]
+    for column in header:
+        if table[column].str.startswith('"').any():
+            table[column] = unquoted(table[column])
+    if "claim" in columns:
+        table["claim"] = table["claim"].str.normalize("NFC")
     ids = [column for column in columns if column.endswith("_id")]
-    torn = table.map(lambda field: "\t" in field and "\n" in field).any(axis=1)
-    bad = {"a quotation mark is not closed": torn}
-    for column in [*columns, header[-1]]:  # a short row has no last field
-        bad[f"{column} is empty, or the row is short"] = table[column].str.strip() == ""
+    bad = {f"{column} is empty": table[column].str.strip() == "" for column in columns}
+    for column in ids:
+        bad[f"white space around {column}"] = table[column] != table[column].str.strip()
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
         claim = table["claim_id"].factorize()[0]
-        numbers = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(numbers["score"])
-        bad["rank is not 1, 2, 3"] = numbers["rank"] != numbers.groupby(claim)["rank"].rank("first")
+        values = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
+        bad["score is not a finite number"] = ~np.isfinite(values["score"])
+        bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        for row in rows.index[rows][:1]:  # earlier texts may hold line breaks
-            line = row + table.loc[: row - 1].map(lambda text: text.count("\n")).to_numpy().sum()
-            fail(f"{path}:{line}", f"{what}: {' '.join(table.loc[row, ids])}; fix the row")
+        for number in rows.index[rows][:1]:
+            value = table.loc[number].get(what.removeprefix("unknown "), "")
+            what = f"{what} {value!r:.60}" if value else what
+            fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
+                 "see data/convert.py")
     if "rank" in columns:
-        table = table.assign(rank=numbers["rank"].astype(int), score=numbers["score"])
+        table = table.assign(rank=values["rank"].astype(int), score=values["score"])
         table = table.iloc[np.lexsort((table["rank"], claim))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order; an abstract that is not a text becomes ""."""
+    """Read {abstract_id: record} in file order; texts in NFC; an abstract that is no text is ""."""
     corpus, empty = {}, 0
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                if "\\ud" in line.lower():  # lone surrogates become U+FFFD
-                    text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
-                    record = json.loads(text.decode("utf-16", "replace"))
-                name, text = str(record["abstract_id"]), record.get("abstract")
-            except (ValueError, LookupError, TypeError, RecursionError):
-                fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
-            if record["abstract_id"] is None or not name.strip() or name in corpus:
-                fail(f"{path}:{number}", f"abstract_id {name!r} is empty or not unique; fix it")
-            corpus[name] = record | {"abstract": text if isinstance(text, str) else ""}
-            empty += not corpus[name]["abstract"].strip()
+    for number, line in read_lines(path):
+        try:
+            record = json.loads(line)
+            if "\\ud" in line.lower():  # lone surrogates become U+FFFD
+                text = json.dumps(record, ensure_ascii=False).encode("utf-16", "surrogatepass")
+                record = json.loads(text.decode("utf-16", "replace"))
+            name = record["abstract_id"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            fail(f"{path}:{number}", "not a JSON object with an abstract_id; fix the line")
+        if type(name) not in (str, int):
+            fail(f"{path}:{number}", f"abstract_id {name!r:.60} is no string or integer; put it "
+                 "into quotation marks, spelt as in the qrels")
+        name = str(name)
+        if name in corpus or not name or name != name.strip() or re.search(r"[\t\r\n]", name):
+            fail(f"{path}:{number}", f"abstract_id {name!r:.60} is empty, not unique, or has white "
+                 "space that a table cannot hold; fix it")
+        for field, value in record.items():
+            if isinstance(value, str):
+                record[field] = unicodedata.normalize("NFC", value)
+        if not isinstance(record.get("abstract"), str):
+            record["abstract"] = ""
+        corpus[name] = record
+        empty += not record["abstract"].strip()
     if empty:
-        print(f"warning: {path}: {empty} abstracts without text, kept as empty", file=sys.stderr)
+        warn(path, f"{empty} abstracts without text, kept as empty")
     return corpus
 
-def task_of(args, *files, models=()):
-    """Return what decides the bytes of an output: arguments, and sha256 of what is read.
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold text; the items of a list are joined by commas."""
+    texts = []
+    for value in map(record.get, fields):
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
+        texts.append(", ".join(filter(None, known)))
+    return separator.join(filter(None, texts))
 
-    Of an index counts meta.json, of a model its provenance, weights, config.json or name.
+def read_object(path):
+    """Return the JSON object in a file, {} if there is none."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+def digest(path):
+    """Return the sha256 of a file, of an index's meta.json, or of all files of a model's folder."""
+    path, total = Path(path), hashlib.sha256()
+    if (path / "meta.json").is_file():
+        path = path / "meta.json"
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            total.update(f"{file.relative_to(path)} {digest(file)}\n".encode())
+    return total.hexdigest()
+
+def missing(path, args):
+    """Return what to do about an input that does not exist."""
+    path, place = str(path), f"--data {args.data} --work {args.work}"
+    command = MADE_BY.get(Path(path).name)
+    if not command:
+        place = f"--data {args.data} and --split {args.split}"
+        return f"no such file, and no script makes it; check {place}"
+    if path.endswith((".tsv", ".jsonl")):
+        place += f" --split {args.split}"
+    if command.startswith("data/"):
+        place = ""  # it takes neither
+    flags = [f"--{name}".replace("_", "-") for name, value in vars(args).items() if value == path]
+    other = f", or name another one by {flags[0]}" if flags else ""
+    return f"it is missing; make it by: python {command} {place}{other}"
+
+def task_of(args, *files, models=()):
+    """Return what decides the bytes of an output: arguments, and digests of what is read.
+
+    A model that is no folder is known by its name on the hub.
     """
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
-    task = {"arguments": arguments, "inputs": {}}
-    for path in map(Path, (*files, *models)):
-        ends = "", "/meta.json", ".meta.json", "/model.safetensors", "/config.json"
-        mark = next(filter(Path.is_file, (Path(f"{path}{end}") for end in ends)), None)
-        if not mark and path not in map(Path, models):
-            fail(path, "no such file or index; make it with the script before this one")
-        with mark.open("rb") if mark else io.BytesIO() as data:
-            task["inputs"][str(path)] = hashlib.file_digest(data, "sha256").hexdigest()
-    return task
+    inputs = {}
+    for path in map(str, (*files, *models)):
+        name_on_hub = path in map(str, models) and path.count("/") < 2
+        if not Path(path).exists() and not name_on_hub:
+            fail(path, missing(path, args))
+        inputs[path] = digest(path) if Path(path).exists() else ""
+        made = read_object(f"{path}.meta.json") if Path(path).is_dir() else {}
+        if made.get("sha256", inputs[path]) != inputs[path]:
+            fail(path, "its files have changed since it was made; make it again with --force, or "
+                 f"remove {path}.meta.json to use it as it is")
+    return {"arguments": arguments, "inputs": inputs}
+
+def lock(path):
+    """Lock an output until the process ends; another command that makes it is refused."""
+    from filelock import FileLock, Timeout
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+    except Timeout:
+        fail(path, "another command is making it; wait until that one ends")
+    if len(LOCKS) == 1:
+        atexit.register(unlock)
+
+def unlock():
+    for one in LOCKS:
+        Path(one.lock.lock_file).unlink(missing_ok=True)
+
+def check_owner(path, task):
+    """Refuse an output that the task reads, or a folder that another job or the user made."""
+    if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
+        fail(path, "this command reads it; give another --out")
+    arguments = read_object(f"{path}.meta.json").get("arguments")
+    job = arguments.get("job") if isinstance(arguments, dict) else task["arguments"]["job"]
+    ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
+    if path.is_dir() and any(path.iterdir()) and not ours:
+        fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task made outs. Locks them until the process ends."""
-    from filelock import FileLock, Timeout
-    same, read = not args.force, {Path(path).resolve() for path in task["inputs"]}
-    for path in map(Path, outs):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock, meta, made = FileLock(f"{path}.lock"), Path(f"{path}.meta.json"), {}
-        try:
-            LOCKS.append(lock.acquire(timeout=0))
-        except Timeout:
-            fail(path, "another command is making it; wait until that one ends")
-        atexit.register(Path(lock.lock_file).unlink, missing_ok=True)
-        with contextlib.suppress(OSError, ValueError):
-            made = json.loads(meta.read_bytes())
-        ours = meta.exists() and made.get("arguments", vars(args)).get("job") == args.job
-        if path.resolve() in read or (path.is_dir() and any(path.iterdir()) and not ours):
-            fail(path, "this command reads it, or did not make it; give another --out")
-        same = same and path.exists() and task.items() <= made.items()
-    for path in outs if same else ():
+    """Return whether this very task made outs, which are locked until the process ends."""
+    outs = list(map(Path, outs))
+    for path in outs:
+        lock(path)
+        check_owner(path, task)
+    fresh = not args.force
+    for path in outs:
+        made = read_object(f"{path}.meta.json")
+        fresh = fresh and path.exists() and task.items() <= made.items()
+    for path in outs if fresh else ():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
-    return same
+    for line in made.get("warnings", []) if fresh else ():
+        print(line, file=sys.stderr)
+    return fresh
 
 @contextlib.contextmanager
 def written(path, task, **facts):
@@ -471,8 +819,9 @@ def written(path, task, **facts):
         modules = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
         gpu = "torch" in modules and sys.modules["torch"].cuda
         device = gpu.get_device_name() if gpu and gpu.is_initialized() else "no GPU of CUDA"
-        made = task | {"command": sys.argv, "packages": modules, "device": device} | facts | spent()
-        text = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+        made = {"command": sys.argv, "sha256": digest(new), "packages": modules, "device": device,
+                "warnings": WARNINGS}
+        text = json.dumps(task | made | facts | spent(), indent=1, ensure_ascii=False) + "\n"
         meta.write_text(json.dumps({"arguments": task["arguments"]}))  # vouches for no bytes
         if path.is_dir():
             remove(path)
@@ -497,8 +846,9 @@ if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # the docstring as it stands, and defaults but None
-        return action.help if action.default is None else super()._get_help_string(action)
+    def _get_help_string(self, action):  # no "(default: None)"
+        plain = any(action.default is nothing for nothing in (None, False, ""))
+        return action.help if plain else super()._get_help_string(action)
 
 def between(low, high=1e9, kind=float):
     """Return an argparse type: a number from low to high."""
@@ -508,58 +858,136 @@ def between(low, high=1e9, kind=float):
         return kind(text)
     return number
 
-def command_line(*jobs):
-    """Return (parser, shared flags, words behind the job: the first word, by default jobs[0])."""
-    words = sys.argv[1:]
-    job = words.pop(0) if words and words[0] in jobs else jobs[0]
-    parser = argparse.ArgumentParser(
-        description=sys.modules["__main__"].__doc__, formatter_class=Help, usage=argparse.SUPPRESS,
-        allow_abbrev=False)
-    parser.error = lambda message: fail(Path(sys.argv[0]).name, f"{message}; see --help")
-    parser.set_defaults(job=f"{Path(sys.argv[0]).name} {job}")
-    add = parser.add_argument
-    add("--data", default="data/demo", help="folder of corpus, claims and qrels")
-    add("--work", default="work/demo", help="folder of everything made from them")
-    add("--split", default="train" if job in ("train", "mine") else "test", help="which claims")
-    add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-    add("--device", nargs="+", choices=DEVICES, metavar="cuda:0", default=["auto"], help="or cpu")
-    add("--force", action="store_true", help="make outputs again, from the start")
-    shared, _ = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-    return job, parser, shared, words
+def device(text):
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text} is none of auto, cpu, mps, cuda, cuda:1")
+    return text
 
-def finish(job, args):
+def command_line(*functions):
+    """Return (parser, {job: its parser}) with the flags of all jobs. The first job is the default.
+
+    The first line of a function's docstring is the job's sentence in --help.
+    """
+    script, names = Path(sys.argv[0]).name, [function.__name__ for function in functions]
+    parser = argparse.ArgumentParser(
+        prog=script, description=sys.modules["__main__"].__doc__, formatter_class=Help,
+        usage=f"{script} [{' | '.join(names)}] [flags]",
+        epilog=f"{script} JOB --help shows the flags of a job; without a job: {names[0]}")
+    jobs = parser.add_subparsers(title="jobs", metavar="", prog=script)
+    for name, function in zip(names, functions):
+        sentence = " ".join(function.__doc__.split("\n\n")[0].split())
+        job = jobs.add_parser(
+            name, help=sentence, description=sentence, formatter_class=Help, allow_abbrev=False)
+        job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
+        job.set_defaults(job=f"{script} {name}", function=function)
+        add = job.add_argument_group("data and device").add_argument
+        add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+        add("--work", help="folder of everything made from them (default: work/ and the name of "
+            "the data folder)")
+        add("--split", default=SPLITS.get(name, "test"), help="which claims")
+        add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
+        add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
+        add("--force", action="store_true", help="make outputs again, from the start")
+    return parser, jobs.choices
+
+def arguments_of(parser, jobs):
+    """Return the arguments; {data}, {work} and {split} in defaults are filled in."""
+    words, names, script = sys.argv[1:], list(jobs), Path(sys.argv[0]).name
+    for word in words:
+        if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", word):
+            fail(script, f"control characters in {word!r:.60}; rename the file")
+    if words and words[0] in ("-h", "--help"):
+        parser.parse_args(words)
+    job = words.pop(0) if words and words[0] in jobs else names[0]
+    first = words[0] if words else ""
+    if job == names[0] and first[:1] != "-" and not Path(first).exists():  # a misspelt job?
+        for near in difflib.get_close_matches(first, names, 1, 0.7):
+            fail(script, f"no job {first}; did you mean {near}?")
+    args, unknown = jobs[job].parse_known_args(words)
+    if unknown:
+        flags = re.findall(r"--[\w-]+", jobs[job].format_help())
+        near = difflib.get_close_matches(unknown[0], flags, 1)
+        advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
+        fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
+    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    for name, value in vars(args).items():
+        if isinstance(value, list):
+            setattr(args, name, [filled(one, args) for one in value])
+        else:
+            setattr(args, name, filled(value, args))
+    return args
+
+def filled(value, args):
+    """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, str) and value.startswith(("{data}", "{work}")):
+        return value.format(data=args.data, work=args.work, split=args.split)
+    return value
+
+def finish(args):
     """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        print(json.dumps(job(args) | spent(), ensure_ascii=False))
+        print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
+        unlock()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
-    except (RuntimeError, MemoryError) as error:
-        if "memory" not in repr(error).lower() or "illegal" in repr(error):
+    except Exception as error:
+        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
+            fail(args.job, f"{error}; check path, rights and space")
+        if "memory" not in text.lower() or "illegal" in text:
             raise
-        fail(args.job, "out of memory; lower --batch-size or lengths, and run it again to go on")
+        names = {"batch_size" if name == "batch" else name for name in vars(args)}
+        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 
+# --- hub (same in 01, 02, 03, 04 and 05)
+def offline_without_hub(name):
+    """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
+    from huggingface_hub import constants, get_session
+    if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=5)
+        except Exception:  # whatever its HTTP library raises
+            constants.HF_HUB_OFFLINE = True
+# --- end of hub
+
 # --- models (same in 01, 02, 03 and 05)
-def open_model(load, name, args, dtype="auto", **how):
+def precision_of(args):
+    """Return fp32, bf16 or fp16: --dtype, or what auto means: fp32 on a CPU, half on a GPU."""
+    if args.dtype != "auto" or args.device[0] in ("cpu", "mps"):
+        return args.dtype.replace("auto", "fp32")
+    import torch
+    if not torch.cuda.is_available():
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+
+def open_model(load, name, args, dtype, **options):
     """Return load(name, ...), a sentence-transformers model; a bad one ends the script.
 
-    dtype: fp32, bf16 or fp16; auto is fp32 on a CPU, and on a GPU bf16 where it has it, else fp16.
+    dtype: fp32, bf16 or fp16. The model reads two inputs before anything depends on it.
     """
     import torch
-    device = None if args.device == ["auto"] else args.device[0]
-    gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
-    if dtype == "auto":
-        dtype = ("bf16" if torch.cuda.is_bf16_supported(False) else "fp16") if gpu else "fp32"
+    place = None if args.device == ["auto"] else args.device[0]
     precision = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    weights = {"dtype": precision, "use_safetensors": True}
+    options |= {"device": place, "trust_remote_code": False, "model_kwargs": weights}
     print(f"loading {name}", file=sys.stderr)
+    offline_without_hub(name)
     try:
-        weights = {"dtype": precision, "use_safetensors": True}
-        model = load(str(name), device=device, trust_remote_code=False, model_kwargs=weights, **how)
+        model = load(str(name), **options)
         words = len(model.tokenizer.get_vocab())
-        for place in args.device[1:]:
-            torch.empty(0, device=place)  # raises if there is no such device
+        for other in args.device[1:]:
+            torch.empty(0, device=other)  # raises if there is no such device
+        if hasattr(model, "predict"):
+            model.predict([("a", "b"), ("a", "b c d")], show_progress_bar=False)
+        else:
+            model.encode_document(["a", "b c d"], show_progress_bar=False)
     except Exception as error:  # of many kinds: no such model, no network, no access, damaged files
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
     parts = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]

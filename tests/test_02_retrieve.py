@@ -1,5 +1,10 @@
 """02_retrieve.py: exact search, fusion, examples; and what the blocks of all scripts refuse."""
+import gzip
+import hashlib
 import json
+import signal
+import subprocess
+import sys
 import zlib
 from types import SimpleNamespace
 
@@ -8,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import Stemmer
-from conftest import ABSTRACTS, KEY, RUN, cases, facts, load, read, records, tsv
+from conftest import ABSTRACTS, KEY, ROOT, RUN, cases, facts, load, read, records, tsv
 from filelock import FileLock
 from scipy import sparse
 
@@ -21,6 +26,11 @@ def refusal(capsys, function, *args, **known):
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
     return error
+
+def marked(meta):
+    """Return a meta.json with the digest of itself, as 01_index.py writes it."""
+    text = json.dumps(meta, sort_keys=True)
+    return meta | {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 @pytest.mark.parametrize(("count", "spread"), [(1, 3), (39, 3), (4001, 3), (4001, 50), (4001, 999)])
 def test_top_k_equals_a_full_stable_sort(count, spread):
@@ -69,10 +79,11 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run
     np.save(index / "dense/embeddings.npy", vectors)
     data, meta = (index / "dense/embeddings.npy").read_bytes(), json.loads(path.read_text())
     meta["files"]["embeddings.npy"] = [len(data), zlib.crc32(data)]
+    del meta["sha256"]
     for model, words, said in (  # of a wrong model is known before BM25's run is written
             ("minilm", ["dense"], "3 of 12 scores are NaN"),
             ("splade-tiny", ["bm25", "dense"], "not the model")):
-        path.write_text(json.dumps(meta | {"model": f"data/models/{model}"}))
+        path.write_text(json.dumps(marked(meta | {"model": f"data/models/{model}"})))
         refused(toy, SCRIPT, "--retrievers", *words, "--out", "new", said=said)
 
 @pytest.mark.parametrize("method", ["lucene", "robertson"])
@@ -91,13 +102,15 @@ def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, run, call, me
 
 @pytest.mark.parametrize(("name", "data"), [
     ("a", b"changed!!"), ("a", b"short"), ("a", b""), ("a", None), ("meta.json", b""),
-    ("meta.json", b"[1]"), ("meta.json", b'{"corpus": "another", "files": {}}')])
+    ("meta.json", b"[1]"), ("meta.json", b"null"), ("meta.json", b"[" * 100_000),
+    ("meta.json", b'{"corpus": "sha", "files": {}, "sha256": "0"}'),
+    ("meta.json", b'{"corpus": "another", "files": {}}')])
 def test_a_damaged_index_or_one_of_another_corpus_is_refused(capsys, tmp_path, name, data):
     folder, open_index = tmp_path / "bm25", KIT.open_index
     folder.mkdir()
     (folder / "a").write_bytes(b"as it was")
     meta = {"corpus": "sha", "files": {"a": [9, zlib.crc32(b"as it was")]}}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "meta.json").write_text(json.dumps(marked(meta)))
     assert open_index(folder, "sha") == meta
     (folder / name).unlink() if data is None else (folder / name).write_bytes(data)
     assert "01_index.py --indexes bm25" in refusal(capsys, open_index, folder, "sha")
@@ -117,12 +130,64 @@ def test_fusion_equals_the_arithmetic_by_hand(method, expected, alone):
     best = sorted(expected, key=expected.get, reverse=True)
     assert list(zip(fused["claim_id"], fused["abstract_id"])) == [*zip("111", best), ("2", "d")]
 
+@pytest.mark.parametrize("scores", [(0.1 + 1e-17, 0.1), (7, 7), (0, 0), (1e9 + 0.1, 1e9)])
+def test_z_scores_do_not_blow_rounding_up(scores):
+    run = pd.DataFrame(zip("11", "ab", (1, 2), scores), columns=RUN)
+    assert KIT.fuse_runs([run], [1], "zscore", 60, {})["score"].tolist() == [0, 0]
+
+def test_runs_of_other_claims_are_refused_and_missing_claims_are_counted(toy, call, refused):
+    tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 1)])
+    tsv(toy / "b.tsv", RUN, [("c3", "0001", 1, 1), ("c4", "0002", 1, 1)])
+    tsv(toy / "c.tsv", RUN, [("x9", "0001", 1, 1)])
+    refused(toy, SCRIPT, "fuse", "a.tsv", "c.tsv", said="share no claim (c3 in a.tsv, x9 in c.tsv)")
+    done = call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--out", "d.tsv", cwd=toy)
+    assert "warning: a.tsv: 1 of the 2 claims are not in this run" in done.stderr
+    again = call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--out", "d.tsv", cwd=toy)
+    assert "up to date" in again.stdout and again.stderr == done.stderr
+
 @pytest.mark.parametrize(("ids", "expected"), [("", "zya"), ("ayz", "ayz")])
 def test_ties_are_broken_by_the_corpus_else_by_the_order_of_runs(ids, expected):
     ranks = (10, 1, 4), (4, 4, 10), (1, 10, 1)  # of z, y, a; in this order, their sums differ
     runs = [pd.DataFrame(zip("111", "zya", row, row), columns=RUN) for row in ranks]
     fused = KIT.fuse_runs(runs, [1, 1, 1], "rrf", 60, ids)
     assert "".join(fused["abstract_id"]) == expected
+
+def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, call, refused):
+    import ir_measures
+    first = [("c1", "x", 1, 9), ("c1", "a", 2, 8), ("c1", "b", 3, 7), ("c2", "d", 1, 5),
+             ("c2", "c", 2, 4)]
+    second = [("c1", "y", 1, 4), ("c1", "a", 2, 3), ("c2", "c", 1, 2), ("c2", "d", 2, 1)]
+    for name, rows in {"a.tsv": first, "b.tsv": second}.items():
+        tsv(toy / name, RUN, rows)
+    judged = [("c1", "a", "SUPPORTS"), ("c1", "q", "REFUTES"), ("c2", "c", "SUPPORTS"),
+              ("c2", "d", "NEI"), ("c3", "z", "REFUTES"), ("c4", "x", "NEI")]
+    tsv(toy / "q.tsv", [*KEY, "label"], judged)
+    fit = ("fit", "a.tsv", "b.tsv", "--qrels", "q.tsv", "--out", "f.json")
+    fusion = facts(call(SCRIPT, *fit, cwd=toy))
+    ideal = 1 + 1 / np.log2(3)  # c1 has two abstracts with evidence, c3 is in no run
+    assert fusion["alone"]["a.tsv"] == pytest.approx((1 / np.log2(3) / ideal + 1 / np.log2(3)) / 3)
+    assert fusion["value"] == pytest.approx((1 / ideal + 1) / 3)
+    assert fusion["value"] > max(fusion["alone"].values())
+    assert "up to date" in call(SCRIPT, *fit, cwd=toy).stdout
+    facts(call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--fusion", "f.json", "--out", "c.tsv", cwd=toy))
+    runs = [read(toy / name) for name in ("c.tsv", "a.tsv")]
+    qrels = [ir_measures.Qrel(claim, name, int(label != "NEI")) for claim, name, label in judged]
+    for run, value in zip(runs, (fusion["value"], fusion["alone"]["a.tsv"])):
+        rows = [ir_measures.ScoredDoc(row.claim_id, row.abstract_id, -row.rank)
+                for row in run.itertuples()]
+        found = {one.query_id: one.value
+                 for one in ir_measures.iter_calc([ir_measures.nDCG @ 10], qrels, rows)}
+        assert sum(found.get(claim, 0) for claim in ("c1", "c2", "c3")) / 3 == pytest.approx(value)
+    refused(toy, SCRIPT, "fuse", "b.tsv", "a.tsv", "--fusion", "f.json", said="in this order")
+    refused(toy, SCRIPT, *fit, "--measure", "MAP", said="--measure")
+    done = call(SCRIPT, *fit[:2], *fit[3:], "--measure", "R@1", cwd=toy)
+    assert "no fusion is better than a.tsv alone: R@1 0.0000" in done.stderr
+
+def test_grid_and_measures_of_a_fit_by_hand():
+    assert len(KIT.grid(3)) == 66 and np.allclose(KIT.grid(3).sum(axis=1), 1)
+    hits, evidence = np.array([[0, 1, 1], [0, 0, 0]]), np.array([4, 1])
+    assert KIT.recall(hits, evidence).tolist() == [0.5, 0]
+    assert KIT.first_hit(hits, evidence).tolist() == [0.5, 0]
 
 def test_examples_by_hand():
     rng, draw, examples_of = np.random.default_rng(0), KIT.draw, KIT.examples_of
@@ -151,7 +216,8 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
         tsv(toy / "q.tsv", judged, judged.values)
         made = facts(call(SCRIPT, *mine, "--force", cwd=toy))
         skipped = made["skipped_claims_without_evidence"]
-        assert (made["claims_short_of_negatives"] > 0) == ("9" in words or "unjudged" in words)
+        few = any(word in words for word in ("9", "unjudged", "labels"))
+        assert (made["claims_short_of_negatives"] > 0) == few
         seen.append(records(toy / "x.jsonl"))
     fields = {tuple(row)[2:] for row in seen[0]}
     assert len(fields) == 1 and fields < {
@@ -179,7 +245,7 @@ def test_scores_as_targets_with_gold_evidence(toy, call, refused):
     assert facts(call(SCRIPT, *words, cwd=toy))["examples"] == 7
 
 @pytest.mark.parametrize(("text", "line"), [
-    *cases("bad_tables.tsv"), ('claim_id|claim;1|"open' + ";2|sun" * 30_000, 2)])
+    *cases("bad_tables.tsv"), ('claim_id|claim;1|"open' + ";2|sun" * 30_000, 4)])
 def test_bad_tables_are_refused_by_line(capsys, tmp_path, text, line):
     path, known = tmp_path / "a.tsv", {"abstract_id": ["x", "y"]} if "rank" in text else {}
     path.write_text(text.replace("|", "\t").replace(";", "\n") + "\n")
@@ -189,16 +255,19 @@ def test_bad_tables_are_refused_by_line(capsys, tmp_path, text, line):
 def test_bytes_of_all_kinds_are_read_and_none_controls_the_terminal(capsys, tmp_path):
     path = tmp_path / "a"
     path.write_bytes(
-        b'\xef\xbb\xbfclaim_id\tclaim\r\n07\t"a\tb ""c"""\r\nNA\t"d\ne"\r\n8\t\xed\xa0\n')
+        b'\xef\xbb\xbfclaim_id\tclaim\r\n07\t"a b ""c"""\r\nNA\t"d" or "e"\r\n\n8\t\xed\xa0\n')
     found = KIT.read_table(path, ["claim_id", "claim"]).values.tolist()
-    assert found == [["07", 'a\tb "c"'], ["NA", "d\ne"], ["8", "\ufffd\ufffd"]]
+    assert found == [["07", 'a b "c"'], ["NA", '"d" or "e"'], ["8", "\ufffd\ufffd"]]
+    assert "a:5: 1 lines are not UTF-8" in capsys.readouterr().err
     good = b'{"abstract_id": 1, "abstract": "\xed"}\n{"abstract_id": "\\ud800", "abstract": "a"}\n'
     for line in (b"[]", b"{", b'{"abstract": ""}', b'{"abstract_id": "1"}', b'{"abstract_id": ""}',
-                 b'{"abstract_id": null}'):
+                 b'{"abstract_id": null}', b'{"abstract_id": 20.0}', b'{"abstract_id": true}',
+                 b'{"abstract_id": "a\\tb"}', b'{"abstract_id": " a"}', b"[" * 100_000):
         path.write_bytes(good + line)
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
     path.write_bytes(good)
     found = [(name, record["abstract"]) for name, record in KIT.read_corpus(path).items()]
+    assert capsys.readouterr().err.count("warning: ") == 1
     assert found == [("1", "\ufffd"), ("\ufffd", "a")]
     assert refusal(capsys, KIT.fail, "a\x1b[2J", "b\x07\n\u202ec") == "error: a?[2J: b? ?c\n"
 
@@ -221,3 +290,104 @@ def test_an_empty_run_a_full_disk_a_second_command_ctrl_c_and_leftovers(toy, run
     ctrl_c = {"weights = args.weights or": "raise KeyboardInterrupt; weights = args.weights or"}
     done = run(SCRIPT, *words, cwd=toy, edits=ctrl_c)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+# ---------------------------------------------------------------- What all scripts share
+def test_white_space_in_texts_quoting_and_unicode(tmp_path):
+    path = tmp_path / "a.tsv"
+    claims = ['says "no"', '"', '""', '"cooling"', '"A" and "B"', "cafe\u0301"]
+    table = pd.DataFrame({"claim_id": range(6), "claim": claims})
+    table.to_csv(path, sep="\t", index=False)  # as pandas quotes them
+    found = KIT.read_table(path, ["claim_id", "claim"])["claim"].tolist()
+    assert found == [*claims[:-1], "caf\u00e9"]
+    tsv(path, ["claim_id", "claim"], [(1, '"open'), (2, 'Polar "bears'), (3, '"Ice" melts')])
+    found = KIT.read_table(path, ["claim_id", "claim"])["claim"].tolist()
+    assert found == ['"open', 'Polar "bears', '"Ice" melts']
+
+@pytest.mark.parametrize(("data", "said"), [
+    (gzip.compress(b"claim_id\tclaim\n"), "gzip"), ("claim_id".encode("utf-16"), "UTF-16"),
+    (b"", "empty"), (b"\n \n", "empty")])
+def test_files_that_are_no_text_are_named_as_what_they_are(capsys, tmp_path, data, said):
+    (tmp_path / "a.tsv").write_bytes(data)
+    assert said in refusal(capsys, KIT.read_table, tmp_path / "a.tsv", ["claim_id", "claim"])
+
+def test_the_text_of_a_record():
+    record = json.loads('{"title": NaN, "abstract": " a b ", "year": 2020, "authors": '
+                        '["X", "", null, "Y"], "n": null, "zero": 0}')
+    assert KIT.text_of(record) == "a b"
+    assert KIT.text_of(record, ["abstract", "year", "authors", "n", "zero"], " [SEP] ") == (
+        "a b [SEP] 2020 [SEP] X, Y [SEP] 0")
+
+def test_work_follows_data_so_that_no_data_set_replaces_another(toy, call):
+    (toy / "data/other").mkdir()
+    claims = (toy / "data/demo/claims.train.tsv").read_bytes()
+    (toy / "data/other/claims.train.tsv").write_bytes(claims)
+    run = (toy / "work/demo/test/hybrid.tsv").read_bytes()
+    made = facts(call(SCRIPT, "fuse", "work/demo/test/hybrid.tsv", "--data", "data/other/",
+                      cwd=toy))["made"]
+    assert made == ["work/other/test/fused.tsv"]
+    assert (toy / "work/demo/test/hybrid.tsv").read_bytes() == run
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("retreive", "no job retreive; did you mean retrieve?"),
+    ("mine --hrad 2", "did you mean --hard?"),
+    ("--split tset", "claims.tset.tsv: no such file, and no script makes it"),
+    ("--retrievers bm25", "make it by: python 01_index.py --indexes bm25 --data data/demo --work "),
+    ("mine --split test none.tsv", "none.tsv: no such file"),
+    ("mine work/demo/x/hybrid.tsv", "make it by: python 02_retrieve.py --data data/demo --work "
+     "work/demo --split train"),
+    ("fuse a\x1b[2J.tsv", "control characters"), ("fuse a.tsv --device cuda:x", "cuda:x is none")])
+def test_advice_names_the_command_the_flag_or_the_nearest_name(toy, words, said, refused):
+    refused(toy, SCRIPT, *words.split(" "), said=said)
+
+def test_a_model_whose_files_have_changed_is_refused(capsys, tmp_path):
+    args = SimpleNamespace(data="d", work="w", split="s")
+    model = tmp_path / "a/b/model"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"weights")
+    whole = KIT.task_of(args, models=[model])["inputs"]
+    (tmp_path / "a/b/model.meta.json").write_text(json.dumps({"sha256": whole[str(model)]}))
+    assert KIT.task_of(args, models=[model, "hub/name"])["inputs"] == whole | {"hub/name": ""}
+    (model / "model.safetensors").write_bytes(b"weight\0")
+    assert "have changed" in refusal(capsys, KIT.task_of, args, models=[model])
+    assert "missing" in refusal(capsys, KIT.task_of, args, models=["work/demo/models/reranker"])
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", "[" * 100_000, "{", '{"arguments": []}'])
+def test_provenance_that_is_no_object_makes_the_output_anew(toy, call, text):
+    words = ("fuse", "work/demo/test/hybrid.tsv", "--out", "a.tsv")
+    facts(call(SCRIPT, *words, cwd=toy))
+    (toy / "a.tsv.meta.json").write_text(text)
+    assert facts(call(SCRIPT, *words, cwd=toy))["made"] == ["a.tsv"]
+
+def test_a_loop_of_links_is_one_line(toy, refused):
+    (toy / "loop.tsv").symlink_to("loop.tsv")
+    refused(toy, SCRIPT, "fuse", "work/demo/test/hybrid.tsv", "--out", "loop.tsv", said="loop")
+
+def test_ctrl_c_during_imports_and_at_the_end_prints_no_traceback(toy):
+    (toy / SCRIPT).write_text((ROOT / SCRIPT).read_text())
+    command = [sys.executable, "-X", "importtime", SCRIPT, "fuse", "nowhere.tsv"]
+    for module in ("argparse", "pathlib", "numpy"):  # sent while the next one is imported
+        process = subprocess.Popen(command, cwd=toy, stderr=subprocess.PIPE, text=True)
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if line.split("|")[-1].strip() == module:
+                process.send_signal(signal.SIGINT)
+        assert process.wait() == -signal.SIGINT and "Traceback" not in "".join(lines), module
+
+def test_easy_negatives_are_drawn_by_default_and_repeat_no_hard_one(toy, call):
+    rows = [("c3", f"{n:04}", n, 100 - n) for n in range(1, 13)]
+    tsv(toy / "r.tsv", RUN, rows)
+    tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0012", "SUPPORTS")])
+    mine = ("mine", "r.tsv", "--qrels", "q.tsv", "--out", "x.jsonl", "--hard", 3, "--easy", 4)
+    facts(call(SCRIPT, *mine, "--from-top", 4, cwd=toy))
+    kinds = {kind: {row["abstract_id"] for row in records(toy / "x.jsonl") if row["kind"] == kind}
+             for kind in ("hard", "easy")}
+    assert len(kinds["hard"]) == 3 and len(kinds["easy"]) == 4 and not kinds["hard"] & kinds["easy"]
+    assert max(kinds["hard"]) <= "0004" < min(kinds["easy"])
+    mine += ("--shape", "labels")
+    done = call(SCRIPT, *mine, "--from-top", 4, "--easy-from", "corpus", cwd=toy)
+    assert facts(done)["claims_short_of_negatives"] == 0
+    tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0012", "SUPPORTS"), ("c3", "0011", "REFUTES")])
+    done = call(SCRIPT, *mine, "--from-top", 4, cwd=toy)
+    assert facts(done)["claims_short_of_negatives"] == 1  # 6 hard ones are wanted of 4
+    assert "1 claims have fewer negatives" in done.stderr
