@@ -43,7 +43,6 @@ import ctypes
 import difflib
 import functools
 import hashlib
-import io
 import json
 import math
 import multiprocessing
@@ -329,9 +328,8 @@ def index(args):
         if up_to_date(own, task, own.out):
             continue
         texts = texts or read_texts(args)
-        build, counted = index_vectors, "truncated"
-        if kind == "bm25":
-            build, counted = index_bm25, "empty"
+        build = index_bm25 if kind == "bm25" else index_vectors
+        counted = "empty" if kind == "bm25" else "truncated"
         with written(own.out, task) as folder:
             facts, arrays = build(texts, folder, own, task)
             facts |= {"corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
@@ -376,7 +374,8 @@ def graph(args):
         ids = json.loads((source / "abstract_ids.json").read_bytes())
         vectors = torch.from_numpy(np.load(source / "embeddings.npy")).to(place).float()
     except Exception as error:  # a file is missing or damaged, no such device
-        fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
+        fail(source, f"{error}; check --device, or make it again: python 01_index.py --indexes "
+             f"dense --data {args.data} --work {args.work} --force")
     corpus = torch.nn.functional.normalize(vectors)  # half precision has moved their lengths
     k = min(args.neighbours, len(corpus) - 1)
     if k < 1:
@@ -405,7 +404,7 @@ def read_examples(path, claims, texts):
     return examples
 
 def width_of(counts):
-    """Return how many negatives each tuple gives, so that the fewest are lost, from their counts.
+    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
 
     All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
     as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
@@ -457,6 +456,21 @@ def loss_of(encoder, args):
         return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
     return losses.MultipleNegativesRankingLoss(encoder, args.scale)
 
+def train_encoder(encoder, rows, evaluator, parts, args):
+    """Train on rows of texts. Return the log; dev decides on the epoch if there is an evaluator."""
+    import sentence_transformers as st
+    from datasets import Dataset
+    columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
+    prompts = dict.fromkeys(columns, encoder.prompts["document"])
+    prompts["claim"] = encoder.prompts["query"]
+    make = functools.partial(
+        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
+        train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
+    return fit(make, st.SentenceTransformerTrainingArguments, encoder, parts, args,
+               NDCG if evaluator else None, per_device_train_batch_size=args.batch,
+               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
+               warmup_steps=WARMUP, prompts=prompts)
+
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
@@ -477,25 +491,16 @@ def train(args):
              f"{counts['left_out']} of {counts['examples']} tuples have fewer and are left out, "
              f"{counts['negatives_left_out']} of {negatives} negatives are not used")
     args = one_gpu(args)
-    import sentence_transformers as st
-    from datasets import Dataset
-    encoder = open_encoder(st.SentenceTransformer, args, "fp32")
+    from sentence_transformers import SentenceTransformer
+    encoder = open_encoder(SentenceTransformer, args, "fp32")
     own_length = limit_length(encoder, args.max_length)
     own_settings = pool_chunks(encoder, args) if args.pooling == "chunks" else None
-    prompts, evaluator, curve = encoder.prompts, None, []
+    evaluator, curve = None, []
     if dev:
-        evaluator = dev_evaluator(dev, prompts, texts, args)
+        evaluator = dev_evaluator(dev, encoder.prompts, texts, args)
         curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]]
         print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
-    columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
-    make = functools.partial(
-        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
-        train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
-    log = fit(make, st.SentenceTransformerTrainingArguments, encoder,
-              parts_of(args.out, task, args), args, NDCG if dev else None,
-              per_device_train_batch_size=args.batch, warmup_steps=WARMUP,
-              batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-              prompts=dict.fromkeys(columns, prompts["document"]) | {"claim": prompts["query"]})
+    log = train_encoder(encoder, rows, evaluator, parts_of(args.out, task, args), args)
     curve += [line[NDCG] for line in log if NDCG in line]
     facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
     if encoder.max_seq_length != own_length:
@@ -517,9 +522,9 @@ def add_texts(job):
     add("--max-length", type=between(8, kind=int), default=512,
         help="tokens of a text; a model may read fewer")
     add("--pooling", choices=("truncate", "chunks"), default="truncate",
-        help="of longer texts; chunks: overlapping windows, mean and maximum averaged")
-    add("--query-prompt", help="before a claim, as 'query: ' (default: the model's own)")
-    add("--document-prompt", help="before an abstract (default: the model's own)")
+        help="longer texts for the dense model; chunks: windows, mean and maximum averaged")
+    add("--query-prompt", help="before a claim, as 'query: ', dense (default: the model's own)")
+    add("--document-prompt", help="before an abstract, dense (default: the model's own)")
 
 def add_index(job):
     count = between(1, kind=int)
