@@ -452,7 +452,7 @@ def read_examples(path, claims, texts, loss):
     if not table["label"].any():
         fail(path, "no positive and no target above 0: nothing to learn; mine other examples")
     if loss == "margin" and not table["place"].any():
-        fail(path, "no tuple has a negative, which --loss margin needs; see 02_retrieve.py mine --pool")
+        fail(path, "no tuple has a negative, which --loss margin needs; see mine --pool and --hard")
     return table
 
 def width_of(counts):
