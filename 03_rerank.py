@@ -45,7 +45,6 @@ import ctypes
 import difflib
 import functools
 import hashlib
-import io
 import json
 import os
 import re
