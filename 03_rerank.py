@@ -45,7 +45,6 @@ import ctypes
 import difflib
 import functools
 import hashlib
-import io
 import json
 import os
 import re
@@ -111,8 +110,8 @@ def read_graph(folder, corpus, ids, neighbours):
     """
     try:
         meta = json.loads(Path(folder, "meta.json").read_bytes())
-        own = meta.pop("sha256")
-        if own != hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest():
+        stated = meta.pop("sha256")
+        if stated != hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest():
             raise ValueError("meta.json is damaged")
         for name, mark in meta["files"].items():
             data = Path(folder, name).read_bytes()
@@ -130,7 +129,7 @@ def is_table(model):
     """Return whether --model names a run, which stands for its scores."""
     return model.endswith(".tsv")
 
-def mono_t5(name, device, model_kwargs, **how):
+def mono_t5(name, device, model_kwargs, **options):
     """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
     import torch
     from sentence_transformers import CrossEncoder
@@ -148,8 +147,8 @@ def mono_t5(name, device, model_kwargs, **how):
             return {"scores": logits[:, true] - logits[:, false]}
 
     module = MonoT5()
-    module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **how, **model_kwargs)
-    module.tokenizer = AutoTokenizer.from_pretrained(name, **how)
+    module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **options, **model_kwargs)
+    module.tokenizer = AutoTokenizer.from_pretrained(name, **options)
     return CrossEncoder(modules=[module], device=device)
 
 def logits_of(model, pairs):
@@ -168,7 +167,7 @@ def check_template(name, model):
         warn(name, "an abstract about something else wins over one that repeats the claim "
              f"({max(others):.4g}, {best:.4g}); check its template")
 
-def load_reranker(name, flags, **how):
+def load_reranker(name, flags, **options):
     """Load a cross-encoder, a causal reranker, a multi-vector model or monoT5, as its folder says.
 
     For scoring, its scores are logits.
@@ -182,15 +181,15 @@ def load_reranker(name, flags, **how):
         kind = str(json.loads(Path(saved).read_bytes()).get("model_type") or kind)
     training = "epochs" in flags
     if training or re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
-        model = CrossEncoder(name, **how)
+        model = CrossEncoder(name, **options)
     elif "ConditionalGeneration" in kind:
-        model = mono_t5(name, **how)
+        model = mono_t5(name, **options)
     elif re.search("MultiVector|ColBERT", kind):
         if flags.verdicts:
             fail("--verdicts", f"scores of {name}, a multi-vector model, are no logits")
         warn(name, "a multi-vector model truncates claims and abstracts to its own lengths, takes "
              "no --prompt and runs on one device")
-        return MultiVectorEncoder(name, **how)
+        return MultiVectorEncoder(name, **options)
     else:
         fail(name, "it has no head for a logit; 03_rerank.py train makes a reranker of it")
     if model.num_labels != 1:
@@ -240,10 +239,9 @@ def find_cut(model, texts):
     prompts = [model.prompts[name] for name in ("document", "passage", "corpus")
                if name in model.prompts]
     lengths = []
-    for truncation in (True, False):
-        how = {"text": {"truncation": truncation} | ({} if truncation else {"max_length": None})}
-        batch = model.preprocess(texts, prompt=next(iter(prompts), None), task="document",
-                                 processing_kwargs=how)
+    for options in ({"truncation": True}, {"truncation": False, "max_length": None}):
+        batch = model.preprocess(texts, prompt=prompts[0] if prompts else None, task="document",
+                                 processing_kwargs={"text": options})
         lengths.append(batch["attention_mask"].sum(dim=1))
     return (lengths[0] < lengths[1]).tolist()
 
@@ -324,7 +322,8 @@ def score_by_model(name, path, pairs, claims, texts, graph, args):
     import torch
     model, pool = open_model(load_reranker, name, args, args.dtype, flags=args), None
     if hasattr(model, "predict"):  # a claim that leaves no room ends the script before any score
-        cut_to_fit(model, [(claims[claim], "") for claim in dict(pairs)])
+        once = dict.fromkeys(claim for claim, _ in pairs)
+        cut_to_fit(model, [(claims[claim], "") for claim in once])
     if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
@@ -450,8 +449,10 @@ def read_examples(path, claims, texts, loss):
             fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py mine, "
                  "known ids, target 0 to 1; --loss margin and mnrl read tuples only")
     table = pd.DataFrame(rows, columns=["tuple", "place", "claim", "abstract", "label"])
-    if not table["label"].any() or (loss == "margin" and table["label"].all()):
-        fail(path, "no positive, or no negative for margin: nothing to learn; mine others")
+    if not table["label"].any():
+        fail(path, "no positive and no target above 0: nothing to learn; mine other examples")
+    if loss == "margin" and not table["place"].any():
+        fail(path, "no tuple has a negative, which --loss margin needs; see mine --pool and --hard")
     return table
 
 def width_of(counts):
@@ -474,8 +475,12 @@ def select(examples, loss):
         used = examples.drop_duplicates(["claim", "abstract", "label"])
         return used, {"examples": len(examples), "left_out": len(examples) - len(used)}
     counts = examples.groupby("tuple")["place"].max()
-    least, most = (1, counts.max()) if loss == "margin" else [width_of(counts)] * 2
-    used = examples[examples["tuple"].map(counts).ge(least) & examples["place"].le(most)]
+    count = examples["tuple"].map(counts)
+    if loss == "margin":
+        used = examples[count > 0]
+    else:
+        width = width_of(counts)
+        used = examples[(count >= width) & (examples["place"] <= width)]
     negatives = int((used["place"] > 0).sum())
     return used, {
         "examples": len(counts), "left_out": len(counts) - used["tuple"].nunique(),
