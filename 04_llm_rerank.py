@@ -573,6 +573,8 @@ def rerank(args):
 def read_requests(args):
     """Return {custom_id: request} of a file of the Batch API, with --model and --extra."""
     requests = {}
+    if not Path(args.requests).stat().st_size:
+        return requests  # nothing waits
     for number, line in read_lines(args.requests):
         try:
             request = json.loads(line)
