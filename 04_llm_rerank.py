@@ -257,8 +257,10 @@ UNLIMITED = 100_000  # tokens of a reply that a request does not limit
 def most_tokens(body):
     """Return the most tokens (prompt, reply) of one try: each byte may be a token."""
     limits = [body.get(name) or 0 for name in ("max_tokens", "max_completion_tokens")]
-    limit = (max(limits) or UNLIMITED) * int(body.get("n") or 1)
-    return np.array([len(json.dumps(body["messages"])), limit])
+    number = body.get("n") or 1  # of replies
+    if any(type(value) is not int or value < 0 for value in (*limits, number)):
+        raise ValueError("max_tokens and n are whole numbers")
+    return np.array([len(json.dumps(body["messages"])), number * (max(limits) or UNLIMITED)])
 
 def used_tokens(completion):
     """Return the tokens (prompt, reply) in usage, None if they are not numbers above 0."""
@@ -442,11 +444,11 @@ def load_local(name, device):
 
 def encode_messages(bodies, tokenizer):
     """Return input ids and attention mask of the messages of bodies, padded on the left."""
-    for body in bodies:
-        if any(not isinstance(turn["content"], str) for turn in body["messages"]):
+    for turn in itertools.chain(*(body["messages"] for body in bodies)):
+        if not isinstance(turn, dict) or not isinstance(turn.get("content"), str):
             fail("--backend", "a local model reads messages whose content is a text")
-    options = {"enable_thinking": False} | bodies[0].get("chat_template_kwargs", {})
     try:
+        options = {"enable_thinking": False} | bodies[0].get("chat_template_kwargs", {})
         return tokenizer.apply_chat_template(
             [body["messages"] for body in bodies], add_generation_prompt=True, padding=True,
             return_tensors="pt", return_dict=True, sanitize_control_tokens=True, **options)
@@ -454,10 +456,10 @@ def encode_messages(bodies, tokenizer):
         fail(bodies[0]["model"], f"its chat template or tokenizer refuses the messages: {error}")
 
 def enum_of(body):
-    """Return the enum in response_format, [] without one."""
-    with contextlib.suppress(LookupError, TypeError, ValueError):
+    """Return the texts of the enum in response_format, [] without one."""
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
         [field] = body["response_format"]["json_schema"]["schema"]["properties"].values()
-        return field["enum"]
+        return [str(value) for value in field["enum"] if str(value)]
     return []
 
 def check_logits(_, logits):
@@ -488,6 +490,8 @@ def generate(bodies, device):
         texts = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
         return [{"message": {"content": text}} for text in texts]
     first = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in enum]
+    if len(set(first)) < len(first):
+        fail(body["model"], f"{' and '.join(enum)} begin with the same token; take another model")
     rows = out.logits[0].float().log_softmax(-1)[:, first].tolist()
     return [choice_of(enum, row) for row in rows]
 
@@ -570,6 +574,8 @@ def rerank(args):
 def read_requests(args):
     """Return {custom_id: request} of a file of the Batch API, with --model and --extra."""
     requests = {}
+    if not Path(args.requests).stat().st_size:
+        return requests  # nothing waits
     for number, line in read_lines(args.requests):
         try:
             request = json.loads(line)

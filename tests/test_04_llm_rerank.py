@@ -558,3 +558,17 @@ def test_tokenizers_that_cannot_read_messages_are_one_line(toy, refused, edit, s
         (toy / "llm/chat_template.jinja").write_text(edit["chat_template"])
     refused(toy, SCRIPT, "--run", HYBRID, "--backend", "transformers", "--model", "llm",
             "--depth", 3, said=said)
+
+@pytest.mark.parametrize(("body", "said"), [
+    ({"messages": [1]}, "whose content is a text"),
+    ({"messages": [{"role": "user"}]}, "whose content is a text"),
+    ({"chat_template_kwargs": [1]}, "refuses the messages"),
+    ({"max_tokens": -1}, "r:1: not a request"), ({"n": -1}, "r:1: not a request"),
+    ({"max_tokens": 1.5}, "r:1: not a request"), ({"enum": ["yes", "yes."]}, "the same token")])
+def test_requests_that_a_local_model_cannot_answer_are_one_line(toy, refused, body, said):
+    tiny_llm(toy / "llm")
+    body = {"model": "llm", "messages": [{"role": "user", "content": "x"}]} | body
+    schema = {"properties": {"label": {"enum": body.pop("enum", ["yes", 0, ""])}}}
+    body["response_format"] = {"json_schema": {"schema": schema}}
+    (toy / "r").write_text(json.dumps({"custom_id": "a", "body": body}))
+    refused(toy, SCRIPT, "ask", "r", "--replies", "a", "--backend", "transformers", said=said)
