@@ -39,7 +39,6 @@ import ctypes
 import difflib
 import functools
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -894,7 +893,7 @@ def llm(args):
         return {"made": []}
     lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
     for path in (args.requests, args.replies):
-        check_owner(Path(path), task)
+        check_owner(args, task, Path(path))
     claims, texts = read_texts(args)
     run = read_run(args.run, args.top_k, claims, texts)
     shown = few_shot(claims, texts, args) if args.shots else []
@@ -1621,7 +1620,7 @@ def save(model, folder):
 # A dialogue is a generator: it yields requests, is sent the reply to each, and returns a result.
 # A reply is a dictionary of
 #   content   the text, without thoughts
-#   error     what the server or engine said in place of a completion, else None
+#   error     None, or the JSON text that a server or engine sent in place of a completion
 #   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
 #             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
 #             thoughts came before the answer. Servers leave out fields.
@@ -1680,7 +1679,7 @@ def reply_of(record):
         raise ValueError("custom_id is not a string")
     error = error or record["response"]["body"].get("error")
     if error:
-        return name, {"content": "", "error": error, "logprobs": None}
+        return name, {"content": "", "error": json.dumps(error)[:500], "logprobs": None}
     choice = record["response"]["body"]["choices"][0]
     said = choice["message"].get("content") or ""
     if isinstance(said, list):  # of parts
@@ -1880,8 +1879,8 @@ def converse(begin, answer, args):
         asked = waiting
     errors = [replies[name]["error"] for name in used if replies[name]["error"]]
     if errors and len(errors) == len(used):
-        fail(args.replies, f"all {len(errors)} requests failed, the first with "
-             f"{json.dumps(errors[0])[:500]}; change --model or --extra, or try --retry-errors")
+        fail(args.replies, f"all {len(errors)} requests failed, the first with {errors[0]}; change "
+             "--model or --extra, or try --retry-errors")
     warn_of_failures(args.replies, errors, len(used))
     facts |= {"failed_requests": len(errors), "first_error": errors[0] if errors else None}
     return results, facts
@@ -1898,8 +1897,8 @@ def warn_of_lines(path, unusable_lines, unknown_replies):
 def warn_of_failures(path, errors, number):
     """Say how many of a number of requests failed for good, with the first error."""
     if errors:
-        warn(path, f"{len(errors)} of {number} requests failed, the first with "
-             f"{json.dumps(errors[0])[:500]}; --retry-errors asks again")
+        warn(path, f"{len(errors)} of {number} requests failed, the first with {errors[0]}; "
+             "--retry-errors asks again")
 # --- end of dialogues
 
 if __name__ == "__main__":
