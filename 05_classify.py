@@ -124,13 +124,13 @@ def lines_of(reply, labels):
         text = re.sub(NO_EVIDENCE, " unknown ", text)
     return [line for line in text.split("\n") if re.search(r"\w", line)]
 
-def names(text, label):
+def is_named(label, text):
     """Return whether a text holds a label as a word of its own."""
     return re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text) is not None
 
 def label_of(text, labels):
     """Return the only label that a text names without denial or hedge, else None."""
-    named = [label for label in labels if names(text, label)]
+    named = [label for label in labels if is_named(label, text)]
     doubtful = re.search(DENIED, text) or re.search(HEDGED, text)
     return named[0] if len(named) == 1 and not doubtful else None
 
@@ -609,7 +609,7 @@ def digit_label(said):
         digit = re.match(r"\W*([012])(?![.,]?\w)", cell)
         if digit or stands_alone(cell, LABELS):
             named |= {DIGITS.get(one) for one in re.findall(r"\d+", cell)}
-            named |= {label for label in LABELS if names(cell, label)}
+            named |= {label for label in LABELS if is_named(label, cell)}
     return named.pop() if len(named) == 1 else None
 
 def parse_digits(reply, n):
@@ -747,7 +747,7 @@ def label_by_llm(pairs, shown, args):
         warn(args.replies, f"no reply names a label for {facts['unusable']} of {len(answers)} "
              f"pairs, which become NEI; requests failed for {facts['failed']} of them; see "
              "--max-tokens, --structured and --retry-errors")
-    labels = np.array([label or "NEI" for label, _, _ in answers])
+    labels = np.array([label or "NEI" for label, _, _ in answers], dtype=str)
     probabilities = (labels[:, None] == LABELS).astype(float)  # 1 for the label
     for place, (_, chances, _) in enumerate(answers):
         if chances:

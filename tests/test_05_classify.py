@@ -23,6 +23,7 @@ from conftest import (
     records,
     replies,
     tiny,
+    tiny_llm,
     tsv,
 )
 from hypothesis import given
@@ -172,6 +173,17 @@ def test_what_gives_no_label_is_counted_and_refusals_of_all_requests_end(toy, ca
     assert "no reply names a label for 4 of 6 pairs" in done.stderr
     assert made["first_error"] and "3 of 8 requests failed" in done.stderr
     assert json.loads(Path(f"{out}.meta.json").read_text())["unusable"] == 4
+
+def test_local_models_give_probabilities_and_an_empty_run_asks_nothing(toy, call):
+    shutil.copy(ROOT / "04_llm_rerank.py", toy)
+    words = (SCRIPT, "llm", "--backend", "transformers", "--model", tiny_llm(toy / "llm"))
+    made = facts(call(*words, *HYBRID, "--top-k", 1, "--max-words", 20, cwd=toy))
+    table = read(toy / "work/demo/test/llm_verdicts.tsv")
+    assert made["with_probabilities"] == made["pairs"] == len(table) > 0
+    assert table[P].sum(axis=1).to_numpy() == pytest.approx(1) and table[P].max().max() < 1
+    assert table["label"].tolist() == [LABELS[place] for place in table[P].to_numpy().argmax(1)]
+    tsv(toy / "none.tsv", RUN, [])
+    assert facts(call(*words, "--run", "none.tsv", "--out", "v.tsv", cwd=toy))["pairs"] == 0
 
 def test_the_dry_run_forecasts_all_steps_and_writes_nothing(toy, run, contents):
     for script in (SCRIPT, "04_llm_rerank.py"):
