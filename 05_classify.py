@@ -9,13 +9,12 @@
 """
 Label claim-abstract pairs SUPPORTS, REFUTES or NEI with a classifier or a language model.
 
-Reads   work/NAME/SPLIT/llm.tsv (any run), data/NAME/claims.SPLIT.tsv, data/NAME/corpus.jsonl
-        train: data/NAME/qrels.SPLIT.tsv instead of a run; combine: verdicts of the same pairs
-Writes  work/NAME/SPLIT/verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
-        --aggregate FILE: JSONL, one verdict per claim with evidence abstracts and sentences
-        train: work/NAME/models/classifier/; its learning curve is in classifier.meta.json
-        llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl
-Prints  one JSON object: counts of pairs, labels, and of what is truncated or unusable
+Reads   a run (llm.tsv), claims and corpus; train: qrels; combine: verdicts on the same pairs
+Writes  verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
+        --aggregate FILE: JSONL, a verdict per claim with its evidence: abstracts and sentences
+        train: models/classifier/, with its learning curve in classifier.meta.json
+        llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl; combine: combined.tsv
+Prints  one line of JSON: counts of pairs, labels, and of what is truncated or unusable
 
 Examples
     python 05_classify.py --aggregate work/demo/test/claims.jsonl
@@ -371,7 +370,7 @@ def focal(logits, labels, weights, gamma=2.0):
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
     return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
 
-def balanced(dataset, seed, generator, batch_size, **how):
+def balanced(dataset, seed, generator, batch_size, **options):
     """Return batches with equally frequent classes, drawn anew in each epoch."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
@@ -379,7 +378,7 @@ def balanced(dataset, seed, generator, batch_size, **how):
     weights = class_weights(count_labels(labels))[labels]
     rows = WeightedRandomSampler(weights, len(labels), generator=generator)
     rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)  # the same after a restart
-    return DefaultBatchSampler(rows, batch_size=batch_size, **how)
+    return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
 def calibrate(logits, labels):
     """Return the temperature with the least cross-entropy (Guo et al. 2017)."""
@@ -397,7 +396,7 @@ def majority_f1(labels):
     p = count_labels(labels).max() / len(labels)
     return float(p * 2 * p / (1 + p))
 
-def with_head(name, seed, model_kwargs, **how):
+def with_head(name, seed, model_kwargs, **options):
     """Return a CrossEncoder with its own head for the three labels, else with a new one."""
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig, logging, set_seed
@@ -405,10 +404,10 @@ def with_head(name, seed, model_kwargs, **how):
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
     if new:
-        how |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
+        options |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
         model_kwargs |= {"ignore_mismatched_sizes": True}
     set_seed(seed)
-    model = CrossEncoder(name, model_kwargs=model_kwargs, **how)
+    model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
     model.config.update({"stance_claim_first": new or claim_comes_first(config)})
     return model
 
@@ -430,11 +429,12 @@ def dataset_of(model, pairs, outputs):
         columns = {"abstract": texts, "claim": claims}
     return Dataset.from_dict(columns | {"label": outputs})
 
-def trainer_of(how, model, data, loss, measure, length):
-    """Return a trainer with the arguments how."""
+def trainer_of(arguments, model, data, loss, measure, length):
+    """Return a trainer of a model that reads pairs of at most length tokens."""
     from sentence_transformers.cross_encoder import CrossEncoderTrainer
     model[0].processing_kwargs = {}  # the trainer also tokenises claims alone
-    trainer = CrossEncoderTrainer(model, how, data, loss=loss, evaluator=measure)
+    trainer = CrossEncoderTrainer(
+        model, arguments, data, loss=loss, evaluator=measure)
     limit_length(model, length)
     return trainer
 
@@ -755,14 +755,14 @@ def label_by_llm(pairs, shown, args):
     return labels, probabilities, facts
 
 # -------------------- Combine verdicts
-def read_verdicts(path, names):
-    """Return the probabilities, (pairs, 3), of a file of verdicts on the pairs of these names."""
+def read_verdicts(path, first, names):
+    """Return the probabilities, (pairs, 3), of a file of verdicts on the pairs of the first one."""
     import pandas as pd
     table = read_table(path, [*RUN, "label", *COLUMNS], label=LABELS)
     table.index = table["claim_id"] + " " + table["abstract_id"]
     numbers = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
     for name in table.index.symmetric_difference(names)[:1]:
-        fail(path, f"{name} is not in each of these files; combine verdicts on the same pairs")
+        fail(path, f"{name} is not in this and {first}; combine verdicts on the same pairs")
     for name in numbers.index[(numbers != numbers.clip(0, 1)).any(axis=1)][:1]:
         fail(path, f"{name}: a probability is not a number from 0 to 1; make the verdicts again")
     for name in numbers.index[(numbers.sum(axis=1) - 1).abs() > ROUNDING][:1]:
@@ -773,7 +773,8 @@ def read_verdicts(path, names):
 def label_by_mean(pairs, args):
     """Return the labels with the highest mean probability, the means (pairs, 3) and no facts."""
     names = [name for name, _, _ in pairs]
-    mean = np.mean([read_verdicts(path, names) for path in args.verdicts], axis=0)
+    tables = [read_verdicts(path, args.verdicts[0], names) for path in args.verdicts]
+    mean = np.mean(tables, axis=0)
     return np.array(LABELS)[mean.argmax(axis=1)], mean, {}
 
 # -------------------- Verdicts on claims

@@ -18,6 +18,7 @@ from conftest import (
     content_of,
     facts,
     jsonl,
+    kill_before,
     load,
     read,
     records,
@@ -403,6 +404,19 @@ def test_training_keeps_the_order_of_an_nli_model(toy, call):
     assert tables[0] == tables[1]
     tokenizer = json.loads((toy / "same/tokenizer.json").read_text())
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None
+
+def test_training_that_was_killed_after_its_last_epoch_ends_in_the_same_bytes(toy, run, call):
+    tiny(toy / "nli", NLI)
+    words = ("train", "--model", "nli", "--epochs", 1, "--max-length", 24, "--out")
+    facts(call(SCRIPT, *words, "whole", cwd=toy))
+    kill = kill_before("facts |= assess(")
+    assert run(SCRIPT, *words, "killed", cwd=toy, edits=kill).returncode == -9
+    facts(call(SCRIPT, *words, "killed", cwd=toy))
+    for path in (toy / "whole").iterdir():
+        assert path.read_bytes() == (toy / "killed" / path.name).read_bytes(), path
+    logs = [json.loads((toy / f"{name}.meta.json").read_text())["log"]
+            for name in ("whole", "killed")]
+    assert logs[0] == logs[1]
 
 @pytest.mark.parametrize(("config", "first"), [
     ({}, False), ({"stance_shares": [0.2, 0.3, 0.5]}, True),  # trained by an older version
