@@ -105,8 +105,9 @@ HEDGED = (
     r"\b(may|might|maybe|perhaps|possibl[ey]|probabl[ey]|likely|unlikely|could|would|should"
     r"|seem\w*|appear\w*|potential\w*|arguabl[ey]|unclear|uncertain\w*|unsure|either|if|unless"
     r"|but|however|although|though|yet|except|only|part|partly|partial\w*|somewhat|slight\w*"
-    r"|weak\w*|limited|mostly|largely|extent|almost|nearly|indirect\w*|opposite|contrary|reverse"
-    r"|first (sight|glance)|(related|another|different|other|similar) claim"
+    r"|weak\w*|limited|mostly|largely|extent|almost|nearly|indirect\w*|first (sight|glance)"
+    r"|(related|another|different|other|similar) claim|contrary|reverse|negat\w*|oppos\w*"
+    r"|disprov\w*|reject\w*|disput\w*|undermin\w*|wrong|incorrect|inaccurate|untrue|unfounded"
     rf"|to (\w+ )?{VERB})\b|\?")
 RETRACTED = r"\b(wait|correction|actually|instead|rather|sorry|second thoughts?|\w*consider\w*)\b"
 FIELD = (
