@@ -709,6 +709,9 @@ def script_04():
 
 def ask_04(requests, args):
     """Have 04_llm_rerank.py answer requests; with --backend none say how to, and end with 3."""
+    if not requests:  # in a dry run
+        print(json.dumps({"made": [], "waiting": 0}))
+        sys.exit(0)
     path = args.requests + ".dry-run" * args.dry_run
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in requests]
     Path(path).write_text("".join(lines), encoding="utf-8")

@@ -184,7 +184,9 @@ def test_local_models_give_probabilities_and_an_empty_run_asks_nothing(toy, call
     assert table[P].sum(axis=1).to_numpy() == pytest.approx(1) and table[P].max().max() < 1
     assert table["label"].tolist() == [LABELS[place] for place in table[P].to_numpy().argmax(1)]
     tsv(toy / "none.tsv", RUN, [])
-    assert facts(call(*words, "--run", "none.tsv", "--out", "v.tsv", cwd=toy))["pairs"] == 0
+    words = (*words, "--run", "none.tsv", "--out", "v.tsv")
+    assert facts(call(*words, "--dry-run", cwd=toy)) == {"made": [], "waiting": 0}
+    assert facts(call(*words, cwd=toy))["pairs"] == 0
 
 def test_the_dry_run_forecasts_all_steps_and_writes_nothing(toy, run, contents):
     for script in (SCRIPT, "04_llm_rerank.py"):
