@@ -234,9 +234,10 @@ def room_left(model, claim, text):
 
 def count_truncated(model, pairs):
     """Return how many abstracts are truncated. A claim that leaves them no room is refused."""
-    for name, claim, _ in pairs:
-        if room_left(model, claim, "a") < 0:
-            fail(name, "the claim leaves no room for the abstract; raise --max-length")
+    rooms = [room_left(model, claim, "a") for _, claim, _ in pairs]
+    if min(rooms, default=0) < 0:
+        fail(pairs[np.argmin(rooms)][0], "the claim leaves no room for the abstract; raise "
+             f"--max-length to {model.max_seq_length - min(rooms)} or more")
     return sum(room_left(model, claim, text) < 0 for _, claim, text in pairs)
 
 def logits_of(model, pairs, args):
