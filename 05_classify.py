@@ -9,13 +9,12 @@
 """
 Label claim-abstract pairs SUPPORTS, REFUTES or NEI with a classifier or a language model.
 
-Reads   work/NAME/SPLIT/llm.tsv (any run), data/NAME/claims.SPLIT.tsv, data/NAME/corpus.jsonl
-        train: data/NAME/qrels.SPLIT.tsv instead of a run; combine: verdicts of the same pairs
-Writes  work/NAME/SPLIT/verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
-        --aggregate FILE: JSONL, one verdict per claim with evidence abstracts and sentences
-        train: work/NAME/models/classifier/; its learning curve is in classifier.meta.json
-        llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl
-Prints  one JSON object: counts of pairs, labels, and of what is truncated or unusable
+Reads   a run (llm.tsv), claims and corpus; train: qrels; combine: verdicts on the same pairs
+Writes  verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
+        --aggregate FILE: JSONL, a verdict per claim with its evidence: abstracts and sentences
+        train: models/classifier/, with its learning curve in classifier.meta.json
+        llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl; combine: combined.tsv
+Prints  one line of JSON: counts of pairs, labels, and of what is truncated or unusable
 
 Examples
     python 05_classify.py --aggregate work/demo/test/claims.jsonl
@@ -39,7 +38,6 @@ import ctypes
 import difflib
 import functools
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -107,8 +105,9 @@ HEDGED = (
     r"\b(may|might|maybe|perhaps|possibl[ey]|probabl[ey]|likely|unlikely|could|would|should"
     r"|seem\w*|appear\w*|potential\w*|arguabl[ey]|unclear|uncertain\w*|unsure|either|if|unless"
     r"|but|however|although|though|yet|except|only|part|partly|partial\w*|somewhat|slight\w*"
-    r"|weak\w*|limited|mostly|largely|extent|almost|nearly|indirect\w*|opposite|contrary|reverse"
-    r"|first (sight|glance)|(related|another|different|other|similar) claim"
+    r"|weak\w*|limited|mostly|largely|extent|almost|nearly|indirect\w*|first (sight|glance)"
+    r"|(related|another|different|other|similar) claim|contrary|reverse|negat\w*|oppos\w*"
+    r"|disprov\w*|reject\w*|disput\w*|undermin\w*|wrong|incorrect|inaccurate|untrue|unfounded"
     rf"|to (\w+ )?{VERB})\b|\?")
 RETRACTED = r"\b(wait|correction|actually|instead|rather|sorry|second thoughts?|\w*consider\w*)\b"
 FIELD = (
@@ -125,13 +124,13 @@ def lines_of(reply, labels):
         text = re.sub(NO_EVIDENCE, " unknown ", text)
     return [line for line in text.split("\n") if re.search(r"\w", line)]
 
-def names(text, label):
+def is_named(label, text):
     """Return whether a text holds a label as a word of its own."""
     return re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text) is not None
 
 def label_of(text, labels):
     """Return the only label that a text names without denial or hedge, else None."""
-    named = [label for label in labels if names(text, label)]
+    named = [label for label in labels if is_named(label, text)]
     doubtful = re.search(DENIED, text) or re.search(HEDGED, text)
     return named[0] if len(named) == 1 and not doubtful else None
 
@@ -235,9 +234,10 @@ def room_left(model, claim, text):
 
 def count_truncated(model, pairs):
     """Return how many abstracts are truncated. A claim that leaves them no room is refused."""
-    for name, claim, _ in pairs:
-        if room_left(model, claim, "a") < 0:
-            fail(name, "the claim leaves no room for the abstract; raise --max-length")
+    rooms = [room_left(model, claim, "a") for _, claim, _ in pairs]
+    if min(rooms, default=0) < 0:
+        fail(pairs[np.argmin(rooms)][0], "the claim leaves no room for the abstract; raise "
+             f"--max-length to {model.max_seq_length - min(rooms)} or more")
     return sum(room_left(model, claim, text) < 0 for _, claim, text in pairs)
 
 def logits_of(model, pairs, args):
@@ -372,7 +372,7 @@ def focal(logits, labels, weights, gamma=2.0):
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
     return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
 
-def balanced(dataset, seed, generator, batch_size, **how):
+def balanced(dataset, seed, generator, batch_size, **options):
     """Return batches with equally frequent classes, drawn anew in each epoch."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
@@ -380,7 +380,7 @@ def balanced(dataset, seed, generator, batch_size, **how):
     weights = class_weights(count_labels(labels))[labels]
     rows = WeightedRandomSampler(weights, len(labels), generator=generator)
     rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)  # the same after a restart
-    return DefaultBatchSampler(rows, batch_size=batch_size, **how)
+    return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
 def calibrate(logits, labels):
     """Return the temperature with the least cross-entropy (Guo et al. 2017)."""
@@ -398,7 +398,7 @@ def majority_f1(labels):
     p = count_labels(labels).max() / len(labels)
     return float(p * 2 * p / (1 + p))
 
-def with_head(name, seed, model_kwargs, **how):
+def with_head(name, seed, model_kwargs, **options):
     """Return a CrossEncoder with its own head for the three labels, else with a new one."""
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig, logging, set_seed
@@ -406,10 +406,10 @@ def with_head(name, seed, model_kwargs, **how):
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
     if new:
-        how |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
+        options |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
         model_kwargs |= {"ignore_mismatched_sizes": True}
     set_seed(seed)
-    model = CrossEncoder(name, model_kwargs=model_kwargs, **how)
+    model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
     model.config.update({"stance_claim_first": new or claim_comes_first(config)})
     return model
 
@@ -431,11 +431,12 @@ def dataset_of(model, pairs, outputs):
         columns = {"abstract": texts, "claim": claims}
     return Dataset.from_dict(columns | {"label": outputs})
 
-def trainer_of(how, model, data, loss, measure, length):
-    """Return a trainer with the arguments how."""
+def trainer_of(arguments, model, data, loss, measure, length):
+    """Return a trainer of a model that reads pairs of at most length tokens."""
     from sentence_transformers.cross_encoder import CrossEncoderTrainer
     model[0].processing_kwargs = {}  # the trainer also tokenises claims alone
-    trainer = CrossEncoderTrainer(model, how, data, loss=loss, evaluator=measure)
+    trainer = CrossEncoderTrainer(
+        model, arguments, data, loss=loss, evaluator=measure)
     limit_length(model, length)
     return trainer
 
@@ -610,7 +611,7 @@ def digit_label(said):
         digit = re.match(r"\W*([012])(?![.,]?\w)", cell)
         if digit or stands_alone(cell, LABELS):
             named |= {DIGITS.get(one) for one in re.findall(r"\d+", cell)}
-            named |= {label for label in LABELS if names(cell, label)}
+            named |= {label for label in LABELS if is_named(label, cell)}
     return named.pop() if len(named) == 1 else None
 
 def parse_digits(reply, n):
@@ -709,6 +710,9 @@ def script_04():
 
 def ask_04(requests, args):
     """Have 04_llm_rerank.py answer requests; with --backend none say how to, and end with 3."""
+    if not requests:  # in a dry run
+        print(json.dumps({"made": [], "waiting": 0}))
+        sys.exit(0)
     path = args.requests + ".dry-run" * args.dry_run
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in requests]
     Path(path).write_text("".join(lines), encoding="utf-8")
@@ -748,7 +752,7 @@ def label_by_llm(pairs, shown, args):
         warn(args.replies, f"no reply names a label for {facts['unusable']} of {len(answers)} "
              f"pairs, which become NEI; requests failed for {facts['failed']} of them; see "
              "--max-tokens, --structured and --retry-errors")
-    labels = np.array([label or "NEI" for label, _, _ in answers])
+    labels = np.array([label or "NEI" for label, _, _ in answers], dtype=str)
     probabilities = (labels[:, None] == LABELS).astype(float)  # 1 for the label
     for place, (_, chances, _) in enumerate(answers):
         if chances:
@@ -756,14 +760,14 @@ def label_by_llm(pairs, shown, args):
     return labels, probabilities, facts
 
 # -------------------- Combine verdicts
-def read_verdicts(path, names):
-    """Return the probabilities, (pairs, 3), of a file of verdicts on the pairs of these names."""
+def read_verdicts(path, first, names):
+    """Return the probabilities, (pairs, 3), of a file of verdicts on the pairs of the first one."""
     import pandas as pd
     table = read_table(path, [*RUN, "label", *COLUMNS], label=LABELS)
     table.index = table["claim_id"] + " " + table["abstract_id"]
     numbers = table[COLUMNS].apply(pd.to_numeric, errors="coerce")
     for name in table.index.symmetric_difference(names)[:1]:
-        fail(path, f"{name} is not in each of these files; combine verdicts on the same pairs")
+        fail(path, f"{name} is not in this and {first}; combine verdicts on the same pairs")
     for name in numbers.index[(numbers != numbers.clip(0, 1)).any(axis=1)][:1]:
         fail(path, f"{name}: a probability is not a number from 0 to 1; make the verdicts again")
     for name in numbers.index[(numbers.sum(axis=1) - 1).abs() > ROUNDING][:1]:
@@ -774,7 +778,8 @@ def read_verdicts(path, names):
 def label_by_mean(pairs, args):
     """Return the labels with the highest mean probability, the means (pairs, 3) and no facts."""
     names = [name for name, _, _ in pairs]
-    mean = np.mean([read_verdicts(path, names) for path in args.verdicts], axis=0)
+    tables = [read_verdicts(path, args.verdicts[0], names) for path in args.verdicts]
+    mean = np.mean(tables, axis=0)
     return np.array(LABELS)[mean.argmax(axis=1)], mean, {}
 
 # -------------------- Verdicts on claims
@@ -894,7 +899,7 @@ def llm(args):
         return {"made": []}
     lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
     for path in (args.requests, args.replies):
-        check_owner(Path(path), task)
+        check_owner(args, task, Path(path))
     claims, texts = read_texts(args)
     run = read_run(args.run, args.top_k, claims, texts)
     shown = few_shot(claims, texts, args) if args.shots else []

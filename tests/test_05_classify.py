@@ -18,11 +18,13 @@ from conftest import (
     content_of,
     facts,
     jsonl,
+    kill_before,
     load,
     read,
     records,
     replies,
     tiny,
+    tiny_llm,
     tsv,
 )
 from hypothesis import given
@@ -172,6 +174,19 @@ def test_what_gives_no_label_is_counted_and_refusals_of_all_requests_end(toy, ca
     assert "no reply names a label for 4 of 6 pairs" in done.stderr
     assert made["first_error"] and "3 of 8 requests failed" in done.stderr
     assert json.loads(Path(f"{out}.meta.json").read_text())["unusable"] == 4
+
+def test_local_models_give_probabilities_and_an_empty_run_asks_nothing(toy, call):
+    shutil.copy(ROOT / "04_llm_rerank.py", toy)
+    words = (SCRIPT, "llm", "--backend", "transformers", "--model", tiny_llm(toy / "llm"))
+    made = facts(call(*words, *HYBRID, "--top-k", 1, "--max-words", 20, cwd=toy))
+    table = read(toy / "work/demo/test/llm_verdicts.tsv")
+    assert made["with_probabilities"] == made["pairs"] == len(table) > 0
+    assert table[P].sum(axis=1).to_numpy() == pytest.approx(1) and table[P].max().max() < 1
+    assert table["label"].tolist() == [LABELS[place] for place in table[P].to_numpy().argmax(1)]
+    tsv(toy / "none.tsv", RUN, [])
+    words = (*words, "--run", "none.tsv", "--out", "v.tsv")
+    assert facts(call(*words, "--dry-run", cwd=toy)) == {"made": [], "waiting": 0}
+    assert facts(call(*words, cwd=toy))["pairs"] == 0
 
 def test_the_dry_run_forecasts_all_steps_and_writes_nothing(toy, run, contents):
     for script in (SCRIPT, "04_llm_rerank.py"):
@@ -391,6 +406,19 @@ def test_training_keeps_the_order_of_an_nli_model(toy, call):
     assert tables[0] == tables[1]
     tokenizer = json.loads((toy / "same/tokenizer.json").read_text())
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None
+
+def test_training_that_was_killed_after_its_last_epoch_ends_in_the_same_bytes(toy, run, call):
+    tiny(toy / "nli", NLI)
+    words = ("train", "--model", "nli", "--epochs", 1, "--max-length", 24, "--out")
+    facts(call(SCRIPT, *words, "whole", cwd=toy))
+    kill = kill_before("facts |= assess(")
+    assert run(SCRIPT, *words, "killed", cwd=toy, edits=kill).returncode == -9
+    facts(call(SCRIPT, *words, "killed", cwd=toy))
+    for path in (toy / "whole").iterdir():
+        assert path.read_bytes() == (toy / "killed" / path.name).read_bytes(), path
+    logs = [json.loads((toy / f"{name}.meta.json").read_text())["log"]
+            for name in ("whole", "killed")]
+    assert logs[0] == logs[1]
 
 @pytest.mark.parametrize(("config", "first"), [
     ({}, False), ({"stance_shares": [0.2, 0.3, 0.5]}, True),  # trained by an older version

@@ -35,8 +35,8 @@ def speed(args):
     for claim, texts in bench["make_pairs"](args.claims, args.depth):
         pairs += [("", claim, text) for text in texts]
     config = BertConfig(**bench["MINI"], id2label=dict(enumerate(labels)), initializer_range=0.1)
-    how = SimpleNamespace(max_length=512, calibrate=True, adjust=0.0, device=["auto"],
-                          dtype="auto", batch_size=0)
+    how = SimpleNamespace(max_length=512, adjust=0.0, device=["auto"], dtype="auto", batch_size=0)
+    how.dtype = kit["precision_of"](how)
     with tempfile.TemporaryDirectory() as folder:
         BertForSequenceClassification(config).save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm", model_max_length=512)
