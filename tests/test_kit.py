@@ -18,9 +18,9 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in SCRIPTS}
 JOBS = {"01_index.py": ["graph", "train"], "02_retrieve.py": ["fuse", "mine"],
         "03_rerank.py": ["train"], "04_llm_rerank.py": ["ask"],
         "05_classify.py": ["train", "llm", "combine"],
-        "06_evaluate.py": ["pool", "merge", "submission"],
+        "06_evaluate.py": ["convert", "pool", "merge", "submission"],
         "data/download.py": "models hub climatecheck scifact scifact-open check-covid "
-                            "climate-fever checkthat4b beir trec split".split()}
+                            "climate-fever checkthat4b beir trec".split()}
 PINNED = "\n".join((ROOT / folder / "requirements.txt").read_text(encoding="utf-8")
                    for folder in ("", "tests"))
 
