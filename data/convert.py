@@ -283,7 +283,7 @@ def translated(path, theirs):
     table = renamed(path, table, theirs)
     if about:
         table["relevance"] = "1"  # CheckThat!: the paper that a post is about
-    if "preds" in table:
+    if {"claim_id", "preds"} <= set(table):
         table = with_list_rows(path, table)
     if columns == TREC[6]:
         table = with_trec_ranks(path, table)

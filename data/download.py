@@ -99,8 +99,9 @@ def download_models(args, sources):
 
 def snapshot(name, advice, **options):
     """Download a model or data set of the hub."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, get_session, snapshot_download
     try:
+        get_session().head(constants.ENDPOINT, timeout=5)  # its client would retry for minutes
         snapshot_download(name, **options)
     except Exception as error:  # of many kinds
         fail(name, f"the hub does not give it ({type(error).__name__}); {advice}")
@@ -131,12 +132,16 @@ def fetch(url, path, digest, advice):
             headers = {"Range": f"bytes={start}-"} if start else {}
             request = urllib.request.Request(url, headers=headers)
             with urllib.request.urlopen(request, timeout=60) as reply:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 with open(partial, "ab" if reply.status == 206 else "wb") as file:
                     shutil.copyfileobj(reply, file)
                 if reply.length:  # bytes that were announced and did not come
                     raise OSError("the connection broke off")
     except (OSError, ValueError) as error:  # urllib's errors are among them
-        fail(url, f"download failed ({error}); run this again, remove {partial}, or {advice}")
+        again = "run this again"
+        if partial.exists():
+            again += f" (it resumes {partial}; remove that to start anew)"
+        fail(url, f"download failed ({getattr(error, 'reason', error)}); {again}, or {advice}")
     if digest and sha256(partial) != digest:
         partial.unlink()
         fail(url, f"its sha256 is not {digest}; run this again, or {advice}")
@@ -144,7 +149,6 @@ def fetch(url, path, digest, advice):
 
 def fetch_all(entry, partial, advice):
     """Download the published files into the folder partial; return it, or its only file."""
-    partial.mkdir(parents=True, exist_ok=True)
     for name, revision in entry.get("hub", {}).items():
         snapshot(name, f"run this again, or {advice}", repo_type="dataset", revision=revision,
                  allow_patterns=["*.parquet"], local_dir=partial / name.split("/")[1])
@@ -588,8 +592,9 @@ def make_dataset(args, sources):
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.tmp-", dir=target.parent) as scratch:
         if fetched:
-            source = fetch_all(entry, partial, f"download the files of {entry['page']} elsewhere, "
-                                               f"and call {args.name} --from FOLDER")
+            advice = (f"without network, download the files of {entry['page']} elsewhere and call: "
+                      f"python data/download.py {args.name} --from FOLDER")
+            source = fetch_all(entry, partial, advice)
         try:
             counts = make_files(entry, source, Path(scratch), made, args)
         finally:  # files of unknown digest are not kept: these may be damaged

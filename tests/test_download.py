@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, jsonl, records, tsv
+from conftest import ROOT, jsonl, load, records, tsv
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_package_with_other_bytes_is_refused_and_foreign_folders_stay(kit, tmp
     (kit.data / "models" / "mine").mkdir()
     refused(kit("hub", "a/mine"), "models/mine", "--out")
 
-EXPECTED = ROOT / "tests" / "published" / "expected"
+EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.py")
 
 @pytest.mark.parametrize(("words", "paper"), [
     ("scifact --from in/scifact", {"abstract": "One. Two.", "structured": False}),
@@ -71,6 +71,9 @@ def test_published_files_become_ours(kit, words, paper):
     assert done.returncode == 0, done.stderr
     assert tables(kit.data / name) == tables(EXPECTED / name)
     assert paper.items() <= records(kit.data / name / "corpus.jsonl")[0].items()
+    for path in (kit.data / name).glob("*.tsv"):  # the scripts read what is written here
+        READER.read_table(str(path), ["claim_id"] + ["abstract_id"] * path.stem.startswith("qrels"))
+    assert READER.read_corpus(str(kit.data / name / "corpus.jsonl"))
     unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
     assert unjudged == (name in ("beir", "trec"))
 
@@ -184,14 +187,15 @@ def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 class Shelf(BaseHTTPRequestHandler):
-    """Sends server.data, in part if a part is asked for."""
+    """Sends server.data, in part if a part is asked for; server.lost bytes do not arrive."""
 
     def do_GET(self):
         start = int(self.headers.get("Range", "bytes=0-")[6:-1])
         self.send_response(206 if start else 200 if self.server.data else 404)
         self.send_header("Content-Range", f"bytes {start}-/{len(self.server.data)}")
+        self.send_header("Content-Length", str(len(self.server.data) - start))
         self.end_headers()
-        self.wfile.write(self.server.data[start:])
+        self.wfile.write(self.server.data[start:len(self.server.data) - self.server.lost])
 
 def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
     scifact = tmp_path / "in" / "scifact"
@@ -200,10 +204,13 @@ def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url, digest = f"http://127.0.0.1:{server.server_port}/x.tar", hashlib.sha256(data).hexdigest()
     kit.sources["scifact"]["files"], folder = {url: digest}, kit.data / "scifact"
-    partial, server.data = kit.data / "scifact.partial" / "x.tar.partial", b""
-    refused(kit("scifact", **online), url, "run this again", "--from FOLDER")
-    partial.write_bytes(data[:100])  # as of a download that broke off
-    server.data = b"?" * 100 + data[100:]  # so the first part must not be sent again
+    partial, server.data, server.lost = kit.data / "scifact.partial" / "x.tar.partial", b"", 0
+    refused(kit("scifact", **online), url, "run this again", "scifact --from FOLDER")
+    assert not partial.parent.exists()
+    server.data, server.lost = data, len(data) - 100  # the connection breaks off
+    refused(kit("scifact", **online), "broke off", f"resumes {partial}")
+    assert partial.read_bytes() == data[:100]
+    server.data, server.lost = b"?" * 100 + data[100:], 0  # the first part is not sent again
     assert kit("scifact", **online).returncode == 0 and not partial.parent.exists()
     assert tables(folder) == tables(EXPECTED / "scifact")
     shutil.rmtree(folder)
