@@ -133,6 +133,7 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     for seed, same in ((13, True), (14, False)):
         assert kit(*words, "--seed", seed).returncode == 0
         assert ((tmp_path / "out/claims.dev.tsv").read_bytes() == before) == same
+    assert "share 0.2, seed 14, test dev" in (tmp_path / "out/SOURCE.md").read_text()
     refused(kit("split", "mine", "--test", "none"), "claims.none.tsv", "--test")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
@@ -221,6 +222,7 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     with tarfile.open(tmp_path / "in/bad.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "in/scifact", "../../../elsewhere")
     refused(kit("scifact", "--from", "in/bad.tar.gz"), "outside")
+    refused(kit("scifact", "--from", "in/none"), "in/none", "no such file or folder")
     assert not list(tmp_path.rglob("elsewhere"))
     words, folder = ("scifact", "--from", "in/scifact"), kit.data / "scifact"
     train = tmp_path / "in/scifact/data/claims_train.jsonl"
