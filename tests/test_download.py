@@ -61,7 +61,7 @@ def test_a_package_with_other_bytes_is_refused_and_foreign_folders_stay(kit, tmp
 EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.py")
 
 @pytest.mark.parametrize(("words", "paper"), [
-    ("scifact --from in/scifact", {"abstract": "One. Two.", "structured": False}),
+    ("scifact --from in/scifact", {"title": "Café", "structured": False}),
     ("scifact-open --from in/scifact-open", {"abstract": "One. Two.", "year": 2001}),
     ("check-covid --from in/check-covid", {"title": "T"}), ("beir in/beir", {"abstract": "A."}),
     ("trec --topics in/trec/topics --qrels in/trec/qrels --corpus in/beir/corpus.jsonl --split dev",
@@ -74,6 +74,7 @@ def test_published_files_become_ours(kit, words, paper):
     for path in (kit.data / name).glob("*.tsv"):  # the scripts read what is written here
         READER.read_table(str(path), ["claim_id"] + ["abstract_id"] * path.stem.startswith("qrels"))
     assert READER.read_corpus(str(kit.data / name / "corpus.jsonl"))
+    assert "duplicate" not in done.stderr  # a claim of SciFact cites an abstract twice
     unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
     assert unjudged == (name in ("beir", "trec"))
 
@@ -222,6 +223,11 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     with tarfile.open(tmp_path / "in/bad.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "in/scifact", "../../../elsewhere")
     refused(kit("scifact", "--from", "in/bad.tar.gz"), "outside")
+    with tarfile.open(tmp_path / "in/link.tar", "w") as tar:
+        link = tarfile.TarInfo("corpus.jsonl")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "in/scifact/data/corpus.jsonl")
+        tar.addfile(link)
+    refused(kit("scifact", "--from", "in/link.tar"), "or a link")
     refused(kit("scifact", "--from", "in/none"), "in/none", "no such file or folder")
     assert not list(tmp_path.rglob("elsewhere"))
     words, folder = ("scifact", "--from", "in/scifact"), kit.data / "scifact"
