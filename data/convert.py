@@ -200,6 +200,8 @@ def read_rows(path):
     lines = text.split("\n")
     first = next(line for line in lines if line.strip())
     columns = trec_columns(first)
+    if not columns and first.lstrip()[0] in "{[":
+        fail(f"{path}:1", "JSON, not a table; data/download.py reads published data sets")
     if columns:
         rows = {number: line.split() for number, line in enumerate(lines, 1)}
     else:
