@@ -577,6 +577,15 @@ def make_files(entry, source, folder, made, args):
     (finished / "SOURCE.md").write_text(page, encoding="utf-8")
     return counts
 
+def report(target, entry, counts):
+    """Print the counts, with a warning where they differ from the published ones."""
+    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
+    print(printable(f"{target}: {numbers}"))
+    for what, number in entry.get("counts", {}).items():
+        if counts[what] != number:
+            warn(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
+                         "or the data set has changed")
+
 def make_dataset(args, sources):
     """Make the folder of a data set, whole or not at all."""
     entry = sources["data sets"][args.name]
@@ -613,12 +622,7 @@ def make_dataset(args, sources):
         os.replace(Path(scratch, "finished"), target)
     if "page" in entry:
         shutil.rmtree(partial, ignore_errors=True)
-    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
-    print(printable(f"{target}: {numbers}"))
-    for what, number in entry.get("counts", {}).items():
-        if counts[what] != number:
-            warn(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
-                         "or the data set has changed")
+    report(target, entry, counts)
 
 # ---------------------------------------------------------------- Command line
 JOBS = {"models": download_models, "hub": download_hub}
