@@ -200,6 +200,8 @@ def read_rows(path):
     lines = text.split("\n")
     first = next(line for line in lines if line.strip())
     columns = trec_columns(first)
+    if not columns and first.lstrip()[0] in "{[":
+        fail(f"{path}:1", "JSON, not a table; data/download.py reads published data sets")
     if columns:
         rows = {number: line.split() for number, line in enumerate(lines, 1)}
     else:
@@ -283,7 +285,7 @@ def translated(path, theirs):
     table = renamed(path, table, theirs)
     if about:
         table["relevance"] = "1"  # CheckThat!: the paper that a post is about
-    if "preds" in table:
+    if {"claim_id", "preds"} <= set(table):
         table = with_list_rows(path, table)
     if columns == TREC[6]:
         table = with_trec_ranks(path, table)
@@ -408,14 +410,17 @@ def convert(args):
     kind = kind_of(args.file, table.columns)
     if table.empty:
         fail(args.file, "a header without rows; give a file with rows")
-    table = checked(args.file, table, kind)
+    theirs, table = table.columns, checked(args.file, table, kind)
+    others = theirs.difference([*table.columns, "q0", "tag", "preds", "relevance"], sort=False)
+    if len(others):
+        warn(args.file, f"columns left out (no use in {kind}): {', '.join(others)}")
     facts = {"kind": kind, "rows": len(table)}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.tmp-", dir=out.parent) as folder:
         write_table(Path(folder, "table"), [table.columns, *table.itertuples(index=False)])
         meta.unlink(missing_ok=True)  # it does not describe the new bytes
         os.replace(Path(folder, "table"), out)
-    made = task | {"command": sys.argv} | facts | {"warnings": WARNINGS}
+    made = task | {"command": sys.argv, "sha256": sha256(out), "warnings": WARNINGS} | facts
     meta.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(printable(f"{args.out}: {kind}, {len(table)} rows"))
     return {"made": [args.out]} | facts

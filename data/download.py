@@ -99,8 +99,9 @@ def download_models(args, sources):
 
 def snapshot(name, advice, **options):
     """Download a model or data set of the hub."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, get_session, snapshot_download
     try:
+        get_session().head(constants.ENDPOINT, timeout=5)  # its client would retry for minutes
         snapshot_download(name, **options)
     except Exception as error:  # of many kinds
         fail(name, f"the hub does not give it ({type(error).__name__}); {advice}")
@@ -131,12 +132,16 @@ def fetch(url, path, digest, advice):
             headers = {"Range": f"bytes={start}-"} if start else {}
             request = urllib.request.Request(url, headers=headers)
             with urllib.request.urlopen(request, timeout=60) as reply:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 with open(partial, "ab" if reply.status == 206 else "wb") as file:
                     shutil.copyfileobj(reply, file)
                 if reply.length:  # bytes that were announced and did not come
                     raise OSError("the connection broke off")
     except (OSError, ValueError) as error:  # urllib's errors are among them
-        fail(url, f"download failed ({error}); run this again, remove {partial}, or {advice}")
+        again = "run this again"
+        if partial.exists():
+            again += f" (it resumes {partial}; remove that to start anew)"
+        fail(url, f"download failed ({getattr(error, 'reason', error)}); {again}, or {advice}")
     if digest and sha256(partial) != digest:
         partial.unlink()
         fail(url, f"its sha256 is not {digest}; run this again, or {advice}")
@@ -144,7 +149,6 @@ def fetch(url, path, digest, advice):
 
 def fetch_all(entry, partial, advice):
     """Download the published files into the folder partial; return it, or its only file."""
-    partial.mkdir(parents=True, exist_ok=True)
     for name, revision in entry.get("hub", {}).items():
         snapshot(name, f"run this again, or {advice}", repo_type="dataset", revision=revision,
                  allow_patterns=["*.parquet"], local_dir=partial / name.split("/")[1])
@@ -254,7 +258,7 @@ def corpus_of(source, pattern, key, text="abstract"):
     yield from papers(rows(only(source, pattern), key, text), key, text)
 
 def convert_climatecheck(source, args):
-    """Parquet files of both hub data sets; test labels in *gold*."""
+    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*."""
     files = find(source, "*.parquet", "*gold*.csv", "*gold*.tsv")
     names = {path: str(path.relative_to(source)) for path in files}
     corpus = [path for path in files if "corpus" in names[path]]
@@ -286,7 +290,7 @@ def evidence_label(where, evidence):
     return evidence["label"]
 
 def convert_scifact(source, args):
-    """claims_train, claims_dev, claims_test.jsonl; the last one has no labels.
+    """SciFact: claims_train, claims_dev, claims_test.jsonl (without labels), corpus.jsonl.
 
     An abstract that is cited without evidence is NEI. In qrels.SPLIT-cited.tsv every cited
     abstract is relevant, as in BEIR.
@@ -305,7 +309,7 @@ def convert_scifact(source, args):
     yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
 def convert_scifact_open(source, args):
-    """claims.jsonl: all claims are test.
+    """SciFact-Open: claims.jsonl (all are test), corpus.jsonl.
 
     Two further splits hold the evidence known from SciFact (citation), and the new (pooling).
     """
@@ -321,9 +325,9 @@ def convert_scifact_open(source, args):
     yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
 def convert_check_covid(source, args):
-    """covidCheck_SPLIT.json or its two halves; variants for experiments have longer names.
+    """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json.
 
-    The split all has the claims of the three.
+    The split all has the claims of the three. Variants for experiments have longer names.
     """
     for split in ("train", "dev", "test"):
         names = [f"covidCheck_{split}{kind}.json" for kind in ("", "_composed", "_extracted")]
@@ -334,7 +338,7 @@ def convert_check_covid(source, args):
     yield from corpus_of(source, "corpus.json", "cord_id")
 
 def convert_climate_fever(source, args):
-    """climate-fever*.jsonl: claims, each with its evidence sentences; split at random."""
+    """CLIMATE-FEVER: claims, each with its evidence sentences; split at random."""
     path = only(source, "climate-fever*.jsonl")
     claims = list(rows(path, "claim_id", "claim", "evidences"))
     sentences = {}  # a sentence may be evidence for several claims
@@ -355,7 +359,10 @@ def convert_climate_fever(source, args):
             yield split, row["claim_id"], row["claim"], *pair
 
 def convert_checkthat4b(source, args):
-    """Query tweets, one TSV per split (test_gold has the papers of test), and the collection."""
+    """CheckThat! 2025, task 4b: query tweets, a TSV per split, and the collection.
+
+    The file test_gold has the papers of test.
+    """
     for path in find(source, "subtask4b_query_tweets_*.tsv"):
         split = path.stem.removeprefix("subtask4b_query_tweets_")
         columns = ("post_id", "tweet_text", "cord_uid")
@@ -375,7 +382,7 @@ def convert_checkthat4b(source, args):
         yield record
 
 def convert_beir(source, args):
-    """corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
+    """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
     queries = rows(only(source, "queries.jsonl"), "_id", "text")
     texts = {as_id(row["_id"]): row["text"] for row in queries}
     for path in find(source, "qrels/*.tsv"):
@@ -385,7 +392,7 @@ def convert_beir(source, args):
     yield from corpus_of(source, "corpus.jsonl", "_id", "text")
 
 def convert_trec(source, args):
-    """Topics, qrels and a corpus in JSON Lines, with the field names of BEIR or of this kit."""
+    """TREC: topics, qrels, and a corpus in JSON Lines with the field names of BEIR or this kit."""
     for number, line in enumerate(convert.read_text(args.topics).split("\n"), 1):
         name, tab, text = line.partition("\t")
         if line.strip() and not tab:
@@ -401,7 +408,7 @@ def convert_trec(source, args):
     yield from papers(rows(path, *names), *names)
 
 def convert_split(source, args):
-    """Draw a share of a data folder's training claims as dev; another of its splits is test.
+    """Draw a dev split from a data folder's training claims; another of its splits is test.
 
     Claims of equal words stay together.
     """
@@ -570,11 +577,24 @@ def make_files(entry, source, folder, made, args):
     (finished / "SOURCE.md").write_text(page, encoding="utf-8")
     return counts
 
+def report(target, entry, counts):
+    """Print the counts, with a warning where they differ from the published ones."""
+    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
+    print(printable(f"{target}: {numbers}"))
+    for what, number in entry.get("counts", {}).items():
+        if counts[what] != number:
+            warn(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
+                         "or the data set has changed")
+
 def make_dataset(args, sources):
     """Make the folder of a data set, whole or not at all."""
     entry = sources["data sets"][args.name]
     entry |= entry.get("editions", {}).get(args.edition, {})
     source = args.source and Path(args.source)
+    if source and not source.exists():
+        fail(source, "no such file or folder; give the folder of the published files")
+    if args.name == "split":
+        entry["note"] += f" Here: {source}, share {args.share}, seed {args.seed}, test {args.test}."
     default = f"{source}-split" if args.name == "split" else DATA / args.name
     target = Path(args.out or default).resolve()  # a link to another disk stays
     partial, fetched = Path(f"{target}.partial"), "page" in entry and not source
@@ -588,8 +608,9 @@ def make_dataset(args, sources):
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.tmp-", dir=target.parent) as scratch:
         if fetched:
-            source = fetch_all(entry, partial, f"download the files of {entry['page']} elsewhere, "
-                                               f"and call {args.name} --from FOLDER")
+            advice = (f"without network, download the files of {entry['page']} elsewhere and call: "
+                      f"python data/download.py {args.name} --from FOLDER")
+            source = fetch_all(entry, partial, advice)
         try:
             counts = make_files(entry, source, Path(scratch), made, args)
         finally:  # files of unknown digest are not kept: these may be damaged
@@ -601,12 +622,7 @@ def make_dataset(args, sources):
         os.replace(Path(scratch, "finished"), target)
     if "page" in entry:
         shutil.rmtree(partial, ignore_errors=True)
-    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
-    print(printable(f"{target}: {numbers}"))
-    for what, number in entry.get("counts", {}).items():
-        if counts[what] != number:
-            warn(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
-                         "or the data set has changed")
+    report(target, entry, counts)
 
 # ---------------------------------------------------------------- Command line
 JOBS = {"models": download_models, "hub": download_hub}
@@ -618,7 +634,7 @@ def command_line(sources):
     jobs = parser.add_subparsers(required=True, dest="name", metavar="JOB")
     for name, function in (JOBS | CONVERTERS).items():
         entry, text = sources["data sets"].get(name, {}), function.__doc__
-        job = jobs.add_parser(name, help=entry.get("page", text.split("\n")[0]), description=text)
+        job = jobs.add_parser(name, help=text.split("\n")[0], description=text)
         job.set_defaults(source=None, edition=None, allow_pickle=False)
         job.add_argument("--out", help="folder to write to")
         if "page" in entry:

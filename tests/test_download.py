@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, jsonl, records, tsv
+from conftest import ROOT, jsonl, load, records, tsv
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 @pytest.fixture
@@ -58,10 +58,10 @@ def test_a_package_with_other_bytes_is_refused_and_foreign_folders_stay(kit, tmp
     (kit.data / "models" / "mine").mkdir()
     refused(kit("hub", "a/mine"), "models/mine", "--out")
 
-EXPECTED = ROOT / "tests" / "published" / "expected"
+EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.py")
 
 @pytest.mark.parametrize(("words", "paper"), [
-    ("scifact --from in/scifact", {"abstract": "One. Two.", "structured": False}),
+    ("scifact --from in/scifact", {"title": "Café", "structured": False}),
     ("scifact-open --from in/scifact-open", {"abstract": "One. Two.", "year": 2001}),
     ("check-covid --from in/check-covid", {"title": "T"}), ("beir in/beir", {"abstract": "A."}),
     ("trec --topics in/trec/topics --qrels in/trec/qrels --corpus in/beir/corpus.jsonl --split dev",
@@ -71,6 +71,10 @@ def test_published_files_become_ours(kit, words, paper):
     assert done.returncode == 0, done.stderr
     assert tables(kit.data / name) == tables(EXPECTED / name)
     assert paper.items() <= records(kit.data / name / "corpus.jsonl")[0].items()
+    for path in (kit.data / name).glob("*.tsv"):  # the scripts read what is written here
+        READER.read_table(str(path), ["claim_id"] + ["abstract_id"] * path.stem.startswith("qrels"))
+    assert READER.read_corpus(str(kit.data / name / "corpus.jsonl"))
+    assert "duplicate" not in done.stderr  # a claim of SciFact cites an abstract twice
     unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
     assert unjudged == (name in ("beir", "trec"))
 
@@ -130,6 +134,7 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     for seed, same in ((13, True), (14, False)):
         assert kit(*words, "--seed", seed).returncode == 0
         assert ((tmp_path / "out/claims.dev.tsv").read_bytes() == before) == same
+    assert "share 0.2, seed 14, test dev" in (tmp_path / "out/SOURCE.md").read_text()
     refused(kit("split", "mine", "--test", "none"), "claims.none.tsv", "--test")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
@@ -184,14 +189,15 @@ def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 class Shelf(BaseHTTPRequestHandler):
-    """Sends server.data, in part if a part is asked for."""
+    """Sends server.data, in part if a part is asked for; server.lost bytes do not arrive."""
 
     def do_GET(self):
         start = int(self.headers.get("Range", "bytes=0-")[6:-1])
         self.send_response(206 if start else 200 if self.server.data else 404)
         self.send_header("Content-Range", f"bytes {start}-/{len(self.server.data)}")
+        self.send_header("Content-Length", str(len(self.server.data) - start))
         self.end_headers()
-        self.wfile.write(self.server.data[start:])
+        self.wfile.write(self.server.data[start:len(self.server.data) - self.server.lost])
 
 def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
     scifact = tmp_path / "in" / "scifact"
@@ -200,10 +206,13 @@ def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url, digest = f"http://127.0.0.1:{server.server_port}/x.tar", hashlib.sha256(data).hexdigest()
     kit.sources["scifact"]["files"], folder = {url: digest}, kit.data / "scifact"
-    partial, server.data = kit.data / "scifact.partial" / "x.tar.partial", b""
-    refused(kit("scifact", **online), url, "run this again", "--from FOLDER")
-    partial.write_bytes(data[:100])  # as of a download that broke off
-    server.data = b"?" * 100 + data[100:]  # so the first part must not be sent again
+    partial, server.data, server.lost = kit.data / "scifact.partial" / "x.tar.partial", b"", 0
+    refused(kit("scifact", **online), url, "run this again", "scifact --from FOLDER")
+    assert not partial.parent.exists()
+    server.data, server.lost = data, len(data) - 100  # the connection breaks off
+    refused(kit("scifact", **online), "broke off", f"resumes {partial}")
+    assert partial.read_bytes() == data[:100]
+    server.data, server.lost = b"?" * 100 + data[100:], 0  # the first part is not sent again
     assert kit("scifact", **online).returncode == 0 and not partial.parent.exists()
     assert tables(folder) == tables(EXPECTED / "scifact")
     shutil.rmtree(folder)
@@ -214,6 +223,12 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     with tarfile.open(tmp_path / "in/bad.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "in/scifact", "../../../elsewhere")
     refused(kit("scifact", "--from", "in/bad.tar.gz"), "outside")
+    with tarfile.open(tmp_path / "in/link.tar", "w") as tar:
+        link = tarfile.TarInfo("corpus.jsonl")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "in/scifact/data/corpus.jsonl")
+        tar.addfile(link)
+    refused(kit("scifact", "--from", "in/link.tar"), "or a link")
+    refused(kit("scifact", "--from", "in/none"), "in/none", "no such file or folder")
     assert not list(tmp_path.rglob("elsewhere"))
     words, folder = ("scifact", "--from", "in/scifact"), kit.data / "scifact"
     train = tmp_path / "in/scifact/data/claims_train.jsonl"
