@@ -98,7 +98,8 @@ def commands(path):
     blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.S) if path.suffix == ".md" else [text]
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         for call in re.findall(CALL, line.split(" #")[0])[:1]:
-            call = re.split(r"\"?; | && | -- ", call)[0]  # words behind -- go to another script
+            call = re.split(r"; | && | -- ", call)[0]  # words behind -- go to another script
+            call = re.sub(r'\.py"$', ".py", call)  # name="python SCRIPT.py"
             yield shlex.split(call.rstrip(" };"))
 
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for folder in ("data", "recipes")
