@@ -4,8 +4,8 @@
 # With LLM_BASE_URL or OPENAI_API_KEY set, stages 4 and 5 ask that endpoint for LLM_MODEL.
 #
 # Cut short, so that a first run takes less than five minutes on 2 cores: cross-encoder and
-# classifier read 128 tokens of a pair and are trained for one and three epochs; without an endpoint,
-# stage 4 asks SmolLM2 once per claim, about three abstracts of 20 words.
+# classifier read 128 tokens of a pair, and are trained for one and three epochs; without an
+# endpoint, stage 4 asks SmolLM2 once per claim, about three abstracts of 20 words.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
