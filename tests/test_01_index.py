@@ -116,6 +116,13 @@ def test_postings_are_those_of_bm25s_by_the_arguments_in_meta_json(toy, run, met
     for term in theirs.vocab_dict:
         assert np.array_equal(ours.get_scores([term]), theirs.get_scores([term])), term
 
+def test_an_index_has_the_same_bytes_whatever_the_order_of_sets(toy, run):
+    for seed in ("1", "2"):
+        words = ("--indexes", "bm25", "--out", f"index{seed}")
+        facts(run(SCRIPT, *words, cwd=toy, env={"PYTHONHASHSEED": seed}))
+    for path in (toy / "index1/bm25").iterdir():
+        assert path.read_bytes() == (toy / "index2/bm25" / path.name).read_bytes(), path.name
+
 def test_a_corpus_of_stopwords_is_refused_without_a_warning(toy, refused, recwarn):
     jsonl(toy / "data/demo/corpus.jsonl", {"abstract_id": "1", "abstract": "the of a"})
     refused(toy, SCRIPT, "--indexes", "bm25", said="--analyser default leaves no term; plain")
