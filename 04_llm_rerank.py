@@ -633,7 +633,7 @@ def add_rerank(job):
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
     add("--out", default="{work}/{split}/llm.tsv", help="fused run")
     add("--requests", help="requests that wait (default: beside --out)")
-    add("--replies", help="all replies; none is paid for twice (default: beside --out)")
+    add("--replies", help="all replies; what has one is not asked (default: beside --out)")
     add("--depth", type=count, default=20, help="candidates per claim")
     add("--top-k", type=count, default=10, help="abstracts kept per claim")
     add = job.add_argument_group("method").add_argument
@@ -667,7 +667,7 @@ def add_backend(job, backends):
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
         help="name at the endpoint (or LLM_MODEL); local folder, hub id or GGUF file")
     add("--extra", type=json_object, default={},
-        help="JSON object of more parameters of a request; null drops one")
+        help='parameters of a request as JSON; null drops one: {"max_tokens": null, ...}')
     add("--concurrency", type=count, default=16, help="calls at a time")
     add("--batch-size", type=count, default=8, help="prompts at a time, local models")
     add("--timeout", type=between(0), default=120.0, help="seconds per call")
