@@ -542,7 +542,7 @@ def rerank(args):
     fresh = up_to_date(args, task, args.out)
     for path in (Path(args.replies), Path(args.requests)):
         lock(path)
-        check_owner(path, task)
+        check_owner(args, task, path)
     if fresh:
         return {"made": []}
     claims = dict(read_table(args.claims, ["claim_id", "claim"])[["claim_id", "claim"]].to_numpy())
@@ -595,7 +595,7 @@ def ask(args):
     """Answer the requests of a file (OpenAI Batch API) that have no reply yet."""
     task = task_of(args, args.requests)
     lock(Path(args.replies))
-    check_owner(Path(args.replies), task)
+    check_owner(args, task, Path(args.replies))
     requests = read_requests(args)
     replies, _ = replies_so_far(args)
     waiting = [request for name, request in requests.items() if name not in replies]
