@@ -542,7 +542,7 @@ def rerank(args):
     fresh = up_to_date(args, task, args.out)
     for path in (Path(args.replies), Path(args.requests)):
         lock(path)
-        check_owner(path, task)
+        check_owner(args, task, path)
     if fresh:
         return {"made": []}
     claims = dict(read_table(args.claims, ["claim_id", "claim"])[["claim_id", "claim"]].to_numpy())
@@ -595,7 +595,7 @@ def ask(args):
     """Answer the requests of a file (OpenAI Batch API) that have no reply yet."""
     task = task_of(args, args.requests)
     lock(Path(args.replies))
-    check_owner(Path(args.replies), task)
+    check_owner(args, task, Path(args.replies))
     requests = read_requests(args)
     replies, _ = replies_so_far(args)
     waiting = [request for name, request in requests.items() if name not in replies]
@@ -634,7 +634,7 @@ def add_rerank(job):
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
     add("--out", default="{work}/{split}/llm.tsv", help="fused run")
     add("--requests", help="requests that wait (default: beside --out)")
-    add("--replies", help="all replies; none is paid for twice (default: beside --out)")
+    add("--replies", help="all replies; what has one is not asked (default: beside --out)")
     add("--depth", type=count, default=20, help="candidates per claim")
     add("--top-k", type=count, default=10, help="abstracts kept per claim")
     add = job.add_argument_group("method").add_argument
@@ -668,7 +668,7 @@ def add_backend(job, backends):
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
         help="name at the endpoint (or LLM_MODEL); local folder, hub id or GGUF file")
     add("--extra", type=json_object, default={},
-        help="JSON object of more parameters of a request; null drops one")
+        help='parameters of a request as JSON; null drops one: {"max_tokens": null, ...}')
     add("--concurrency", type=count, default=16, help="calls at a time")
     add("--batch-size", type=count, default=8, help="prompts at a time, local models")
     add("--timeout", type=between(0), default=120.0, help="seconds per call")

@@ -1,4 +1,5 @@
 """04_llm_rerank.py: total parsing, fusion by hand, dialogues, and replies that are never lost."""
+import functools
 import itertools
 import json
 import math
@@ -145,16 +146,14 @@ def test_dialogues_carry_on_turn_by_turn():
             break
     assert asked == ["b0 c0 | a1", "a1 b1", "a2", ""] and found == ["a", "b", "c"]
 
-def test_the_replies_of_a_dry_run_are_the_guess_of_the_method(tmp_path):
-    for method in KIT.METHODS:
-        args = settings(method=method, window=4, step=2, structured=False)
-        run = pd.DataFrame([("c", f"a{n}", n, 1) for n in range(6)], columns=RUN)
-        texts = dict.fromkeys(run["abstract_id"], "text")
-        texts = {name: f"text {name}" for name in texts}
-        def begin():
-            return KIT.dialogues_about(run, {"c": "claim"}, texts, [], args)
-        coming = KIT.requests_to_come(begin, {}, KIT.METHODS[method]["guess"])
-        assert len(coming) == {"listwise": 2, "pointwise": 6}[method]  # nothing is asked twice
+@pytest.mark.parametrize(("method", "count"), [("listwise", 2), ("pointwise", 6)])
+def test_a_dry_run_can_read_the_guess_of_its_method(method, count):
+    args = settings(method=method, window=4, step=2, structured=False)
+    run = pd.DataFrame([("c", f"a{n}", n, 1) for n in range(6)], columns=RUN)
+    texts = {name: f"text of {name}" for name in run["abstract_id"]}
+    begin = functools.partial(KIT.dialogues_about, run, {"c": "claim"}, texts, [], args)
+    coming = KIT.requests_to_come(begin, {}, KIT.METHODS[method]["guess"])
+    assert len(coming) == count  # nothing is asked twice
 
 def settings(**other):
     """What prompts ask of the arguments."""
