@@ -15,7 +15,7 @@ Writes  work/NAME/index/   one folder each, with abstract_ids.json (row to id) a
             bm25/      postings by term, in the format of bm25s
             dense/     embeddings.npy: abstracts x dimensions, float16, unit length
             splade/    data.npy, indices.npy, indptr.npy: CSC, abstracts x vocabulary
-            graph/     neighbours.npy, similarities.npy: abstracts x k, nearest first
+            graph/     neighbours.npy: abstracts x k, rows of the corpus, nearest first
         work/NAME/models/encoder/
         OUT.parts/ holds finished shards and checkpoints; an interrupted run resumes from them.
 Prints  one line of JSON, last on stdout
@@ -33,7 +33,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function"}  # decide no byte
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
 # --- end of constants
 
 import argparse
@@ -44,12 +44,13 @@ import difflib
 import functools
 import hashlib
 import io
-import itertools
 import json
+import math
 import multiprocessing
 import os
 import re
 import resource
+import shlex
 import shutil
 import sys
 import time
@@ -61,278 +62,376 @@ import numpy as np
 
 LANGUAGES = ("danish dutch english french german italian norwegian portuguese russian spanish "
              "swedish turkish").split()  # with a Snowball stemmer and stopwords in bm25s
-ANALYSERS = {  # arguments of bm25s.tokenize: lower, token_pattern, stopwords, stemmer
-    "default": (True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's 33 stopwords
-    "plain": (False, r"\S+", None, None),  # no normalisation: AIRwaves 2025
-    "nltk": (True, r"[^\W_]+", "english_plus", None),  # NLTK's 179 stopwords: Ant Bridge 2025
+ANALYSERS = {  # a Unicode form, and arguments of bm25s.tokenize
+    "default": {  # Lucene's 33 stopwords
+        "normalise": "NFKC", "lower": True, "token_pattern": r"(?u)\b\w\w+\b",
+        "stopwords": "english", "stemmer": "english"},
+    "plain": {  # whitespace tokenisation, no normalisation: AIRwaves 2025
+        "normalise": None, "lower": False, "token_pattern": r"\S+",
+        "stopwords": None, "stemmer": None},
+    "nltk": {  # NLTK's 179 stopwords: Ant Bridge 2025
+        "normalise": "NFKC", "lower": True, "token_pattern": r"[^\W_]+",
+        "stopwords": "english_plus", "stemmer": None},
 }
-FLAGS = {  # that decide what an index holds
+FLAGS = {  # beside the texts and the model, these decide an index
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
-    "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
-    "splade": ["splade_model", "activation", "top_terms", "max_length", "dtype"],
+    "dense": ["pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
+    "splade": ["activation", "max_length", "dtype"],
 }
-SHARD = 4096   # abstracts
-OVERLAP = 50   # tokens that neighbouring windows share: AIRwaves 2025, section 3
-ROWS = 64      # rows of the similarity matrix at a time: 0.6 GB at 394,269 abstracts
-WARMUP = 0.1   # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
-DEV_POOL = 10_000  # abstracts that dev claims rank beside the judged ones
+BATCH = {"dense": 32, "splade": 8}  # texts; SPLADE's logits of 8 x 512 tokens take 0.5 GB
+SHARD = 4096      # abstracts
+OVERLAP = 50      # tokens that neighbouring windows share: AIRwaves 2025, section 3
+ROWS = 64         # rows of the similarity matrix at a time: 0.1 GB at 394,269 abstracts
+WARMUP = 0.1      # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
+DEV_POOL = 1_000  # unjudged abstracts that dev claims rank: epochs differ, and it is soon done
 NDCG = "eval_dev_cosine_ndcg@10"
 
-# -------------------- Texts, shards, folders
-def text_of(record, fields, separator=" "):
-    """Join the fields that are not empty, the items of a list by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-        texts.append(text.strip())
-    return separator.join(filter(None, texts))
-
+# -------------------- Texts, shards, indexes
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
-    fields, corpus = args.fields.replace(", ", ",").split(","), read_corpus(args.corpus)
+    corpus = read_corpus(args.corpus)
+    fields = [field.strip() for field in args.fields.split(",")]
     for field in fields:
-        if not any(record.get(field) for record in corpus.values()):
-            print(f"warning: {args.corpus}: no record has the field {field}", file=sys.stderr)
+        values = [record[field] for record in corpus.values() if field in record]
+        if not values:
+            warn(args.corpus, f"no record has the field {field}")
+        elif not any(values):
+            warn(args.corpus, f"the field {field} is empty in all {len(values)} records")
     texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; check --fields")
     return texts
 
-def shards(args, task, count, make):
-    """Return {name: array} of count rows, made shard by shard: make(rows), rows is a slice.
-
-    A shard is a folder, written before the next one begins; a restart reads finished shards.
-    """
+def unfinished(folder, count):
+    """Yield the rows (a slice of count rows) of each shard that is missing or damaged."""
     from tqdm.auto import tqdm
-    folder, starts, joined = parts_of(args.out, task, args), range(0, count, SHARD), {}
-    for start in tqdm(starts, Path(args.out).name, unit=" shards"):
-        shard, new = folder / str(start), folder / "new"
-        if not shard.exists():
-            remove(new)
-            new.mkdir()
-            for name, array in make(slice(start, start + SHARD)).items():
-                np.save(new / name, array)
-            new.rename(shard)
-    for file in (folder / "0").iterdir():
-        parts = [np.load(folder / str(start) / file.name, mmap_mode="r") for start in starts]
-        joined[file.stem] = np.concatenate(parts)  # mapped, so in memory once
+    for start in tqdm(range(0, count, SHARD), folder.stem, unit=" shards"):
+        shard = folder / str(start)
+        if read_object(shard / "meta.json").get("files") != files_of(shard):
+            remove(shard)
+            yield slice(start, start + SHARD)
+
+def save_shard(folder, rows, arrays):
+    """Write the arrays of a shard with their checksums, whole or not at all."""
+    new, shard = folder / "new", folder / str(rows.start)
+    remove(new)
+    new.mkdir()
+    for name, array in arrays.items():
+        np.save(new / name, array)
+    (new / "meta.json").write_text(json.dumps({"files": files_of(new)}))
+    new.rename(shard)
+
+def join_shards(folder, count):
+    """Return {name: array} of all shards. Their files are mapped: each is in memory once."""
+    joined, shards = {}, [folder / str(start) for start in range(0, count, SHARD)]
+    for file in shards[0].glob("*.npy"):
+        parts = [np.load(shard / file.name, mmap_mode="r") for shard in shards]
+        joined[file.stem] = np.concatenate(parts)
     return joined
 
-def files_of(folder):
-    """Return {name: [size, crc32]} of the files of an index, without meta.json."""
-    files = {}
-    for path in sorted(folder.iterdir()):
-        if path.name != "meta.json":
-            data = np.memmap(path, mode="r")
-            files[path.name] = [len(data), zlib.crc32(data)]
-    return files
+def digest_of(meta):
+    """Return the sha256 of the facts in a meta.json, which holds it as a field, too."""
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
-def complete(folder, names, facts, **arrays):
-    """Write the arrays of an index, its abstract_ids.json and its meta.json."""
+def complete(folder, ids, facts, arrays):
+    """Write arrays, abstract_ids.json and last meta.json: facts, checksums, its own digest."""
     folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
         np.save(folder / name, array)
-    (folder / "abstract_ids.json").write_text(json.dumps(names))
-    (folder / "meta.json").write_text(json.dumps(facts | {"files": files_of(folder)}, indent=1))
+    (folder / "abstract_ids.json").write_text(json.dumps(ids))
+    meta = facts | {"files": files_of(folder)}
+    meta["sha256"] = digest_of(meta)
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
 # -------------------- BM25
 def analyser_of(name, language):
-    """Return the arguments of bm25s.tokenize, with the stemmer by name."""
-    keys = "lower", "token_pattern", "stopwords", "stemmer"
-    how = {"name": name} | dict(zip(keys, ANALYSERS[name]))
+    """Return how texts become terms: a name, a Unicode form, arguments of bm25s.tokenize."""
+    analyser = {"name": name} | ANALYSERS[name]
     if language != "english":
-        how |= {key: language for key in keys[2:] if how[key]}
-    return how
+        for step in ("stopwords", "stemmer"):
+            analyser[step] = analyser[step] and language
+    return analyser
 
 def tokenise(analyser, texts):
-    """Return (terms, token ids of all texts, tokens of each text) by bm25s."""
+    """Return (ids, vocab) of bm25s: numbers of the terms of each text, {term: number}."""
     import bm25s
     from Stemmer import Stemmer
-    _, *how, stemmer = analyser.values()
-    ids, terms = bm25s.tokenize(texts, *how, stemmer and Stemmer(stemmer), show_progress=False)
-    tokens = np.fromiter(itertools.chain.from_iterable(ids), np.int32)
-    return list(terms), tokens, [len(row) for row in ids]
+    options = dict(analyser)
+    form, stemmer, _ = (options.pop(step) for step in ("normalise", "stemmer", "name"))
+    if form:
+        texts = [unicodedata.normalize(form, text) for text in texts]
+    stemmer = Stemmer(stemmer) if stemmer else None
+    return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
 
-def count_terms(analyser, texts):
-    """Return ({term: column}, counts: CSC, texts x terms). By all cores."""
+def tokenise_all(analyser, texts):
+    """Return what tokenise returns, on all cores: bm25s uses one."""
     from joblib import cpu_count
-    from scipy import sparse
     from tqdm.auto import tqdm
     chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
-    vocabulary, tokens, ends = {}, [], [0]
     cores = int(os.environ.get("OMP_NUM_THREADS") or cpu_count())  # Ray's limit; SLURM's
-    quiet = signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.Pool(min(cores, len(chunks)), *quiet) as pool:
-        found = pool.imap(functools.partial(tokenise, analyser), chunks)
-        for terms, ids, lengths in tqdm(found, "tokenise", len(chunks), unit=" shards"):
-            for term in sorted(terms):  # bm25s numbers stems in the order of a set
+    ignore_ctrl_c = signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    ids, vocabulary = [], {}
+    with multiprocessing.Pool(min(cores, len(chunks)), *ignore_ctrl_c) as pool:
+        parts = pool.imap(functools.partial(tokenise, analyser), chunks)
+        for part in tqdm(parts, "tokenise", len(chunks), unit=" shards"):
+            for term in sorted(part.vocab):  # bm25s numbers stems in the order of a set
                 vocabulary.setdefault(term, len(vocabulary))
-            tokens.append(np.array([vocabulary[term] for term in terms], np.int32)[ids])
-            ends.extend(ends[-1] + np.cumsum(lengths))
-    tokens = np.concatenate(tokens)
-    parts = np.ones(len(tokens), np.int32), tokens, np.array(ends, np.int32)
-    counts = sparse.csr_array(parts, (len(texts), len(vocabulary))).tocsc()
-    counts.sum_duplicates()
-    return vocabulary, counts
-
-def bm25_scores(counts, k1, b, method):
-    """Return BM25 scores of counts (CSC, texts x terms) as bm25s has them, in a tenth of its time.
-
-    Kamphuis et al. 2020, table 1: Lucene's exact variant, or Robertson's with idf at least 0.
-    """
-    texts, frequency, lengths = counts.shape[0], np.diff(counts.indptr), counts.sum(axis=1)
-    odds = (texts - frequency + 0.5) / (frequency + 0.5)
-    idf = np.log(1 + odds if method == "lucene" else np.maximum(odds, 1)).astype(np.float32)
-    norm = k1 * (1 - b + b * lengths / lengths.mean())
-    scores = counts.data / (counts.data + norm[counts.indices])
-    return (np.repeat(idf, frequency) * scores).astype(np.float32)
+            number_of = {number: vocabulary[term] for term, number in part.vocab.items()}
+            for row in part.ids:
+                ids.append([number_of[number] for number in row])
+    return ids, vocabulary
 
 def index_bm25(texts, folder, args, task):
-    """Save BM25 postings (Robertson & Zaragoza 2009)."""
+    """Save the BM25 scores of all postings (Kamphuis et al. 2020, table 1). Return facts."""
     import bm25s
-    analyser, method = analyser_of(args.analyser, args.language), args.bm25_method
-    vocabulary, counts = count_terms(analyser, list(texts.values()))
-    bm25 = bm25s.BM25(args.k1, args.b, method=method)
-    bm25.vocab_dict, bm25.nonoccurrence_array = vocabulary, None
-    bm25.scores = {"data": bm25_scores(counts, args.k1, args.b, method), "num_docs": len(texts),
-                   "indices": counts.indices, "indptr": counts.indptr}
+    analyser = analyser_of(args.analyser, args.language)
+    ids, vocabulary = tokenise_all(analyser, list(texts.values()))
+    if not vocabulary:
+        fail(args.corpus, f"--analyser {args.analyser} leaves no term; plain keeps all words")
+    bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
+    bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser, "empty": int(sum(counts.sum(axis=1) == 0))}, {}
+    return {"analyser": analyser, "empty": ids.count([])}, {}
 
 # -------------------- Dense and SPLADE
 def open_encoder(load, args, dtype):
-    """Return an encoder with the prompts, length and pooling of the flags."""
+    """Return an encoder with the prompts of the flags."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt}
     encoder = open_model(load, args.model, args, dtype, prompts=prompts)
     if args.document_prompt is None and not encoder.prompts["document"]:
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
-    encoder.own_length = encoder.max_seq_length or args.max_length
-    with contextlib.suppress(AttributeError):  # static embeddings have no limit
-        encoder.max_seq_length = min(args.max_length, encoder.own_length)
-    if args.pooling == "chunks":
-        encoder.preprocess = functools.partial(windows_of, encoder)
-        encoder.register_forward_hook(pool_windows)
     return encoder
 
-def windows_of(encoder, texts, **how):
-    """Return the tokens of all windows of texts; the mapping is 1 where a text begins, else 0."""
-    cut = {"return_overflowing_tokens": True, "stride": min(OVERLAP, encoder.max_seq_length // 2)}
-    features = encoder[0].preprocess(texts, processing_kwargs={"text": cut}, **how)
-    rows = features["overflow_to_sample_mapping"]
-    features.pop("prompt_length", None)  # only the first window of a text begins with the prompt
-    return features | {"overflow_to_sample_mapping": rows.diff(prepend=rows[:1] - 1)}
+def limit_length(encoder, tokens):
+    """Let an encoder read at most so many tokens. Return how many it read before."""
+    length = encoder.max_seq_length or tokens
+    if tokens < length < math.inf:  # static embeddings have no limit
+        encoder.max_seq_length = tokens
+    return length
+
+def pool_chunks(encoder, args):
+    """Let an encoder read a long text in windows, and pool their vectors. Return its settings."""
+    if not getattr(encoder.tokenizer, "is_fast", False):
+        fail("--pooling chunks", f"{args.model} has no fast tokenizer; use --pooling truncate")
+    settings, stride = encoder[0].processing_kwargs, min(OVERLAP, encoder.max_seq_length // 2)
+    windows = {"return_overflowing_tokens": True, "stride": stride}
+    encoder[0].processing_kwargs = settings | {"text": settings.get("text", {}) | windows}
+    encoder.set_pooling_include_prompt(True)  # only the first window begins with a prompt
+    encoder.register_forward_hook(pool_windows)
+    return settings
 
 def pool_windows(encoder, _, features):
-    """Pool the windows of a text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
+    """Pool the windows of each text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3).
+
+    Example: texts of 900 and 40 tokens in windows of 512 are three rows, of the texts 0, 0 and 1;
+    the first vector comes from the first two rows.
+    """
     import torch
-    starts = features["overflow_to_sample_mapping"].nonzero()[1:, 0].tolist()
+    text_of_row = features["overflow_to_sample_mapping"]
+    starts = (text_of_row.diff().nonzero()[:, 0] + 1).tolist()
     texts = features["sentence_embedding"].tensor_split(starts)
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
-def count_truncated(encoder, inputs):
-    """Count the texts of a batch of which a fast tokenizer has cut something off."""
-    cut = [row for row in getattr(inputs[0], "encodings", None) or () if row.overflowing]
-    with encoder.truncated:
-        encoder.truncated.value += len(cut)
+def count_truncated(counter, encoder, inputs):
+    """Add the truncated texts of a batch to counter; NaN if its tokenizer does not tell them."""
+    rows = getattr(inputs[0], "encodings", None)
+    truncated = sum(bool(row.overflowing) for row in rows) if rows else math.nan
+    with counter:
+        counter.value += truncated
 
-def encode_shard(encoder, texts, how, args, rows):
-    """Encode a shard (rows: a slice) of texts: vectors, or rows, terms and weights."""
-    import torch
-    encoder.truncated.value = 0
-    names, texts = list(texts)[rows], list(texts.values())[rows]
-    found = encoder.encode_document(texts, show_progress_bar=True, **how).float()
-    bad = (~found.sum(dim=1).to_dense().isfinite()).nonzero()
+def encode(encoder, names, texts, settings):
+    """Return the vectors of texts (texts x dimensions), dense or sparse, checked to be finite."""
+    vectors = encoder.encode_document(texts, show_progress_bar=True, **settings).float()
+    bad = (~vectors.sum(dim=1).to_dense().isfinite()).nonzero()
     if len(bad):
         fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
-    made = {"truncated": [encoder.truncated.value]}
-    if args.kind == "dense":
-        vectors = torch.nn.functional.normalize(found)
-        return made | {"embeddings": vectors.half().cpu().numpy()}
-    found = found.coalesce()
-    (places, terms), weights = found.indices().int().numpy(), found.values().numpy()
+    return vectors
+
+def dense_arrays(vectors, rows, args):
+    """Return vectors of unit length in half precision."""
+    import torch
+    return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
+
+def splade_arrays(vectors, rows, args):
+    """Return the rows, terms and weights of a sparse tensor (texts x vocabulary)."""
+    vectors = vectors.coalesce()
+    (places, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
     if args.activation == "relu":
         weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-    return made | {"rows": places + rows.start, "terms": terms, "weights": weights}
+    return {"rows": places + rows.start, "terms": terms, "weights": weights}
+
+def encode_all(encoder, texts, settings, arrays_of, args, task):
+    """Return the arrays of all texts, made shard by shard, and how many texts are truncated."""
+    start = "spawn" if len(args.device) > 1 else "fork"
+    counter = multiprocessing.get_context(start).Value("d")  # all devices add to it
+    if args.pooling == "chunks":
+        pool_chunks(encoder, args)
+    elif encoder.max_seq_length != math.inf:
+        encoder.register_forward_pre_hook(functools.partial(count_truncated, counter))
+    if len(args.device) > 1:
+        import torch
+        settings = settings | {"pool": encoder.start_multi_process_pool(args.device)}
+        torch.cuda.empty_cache()  # the model has moved into the workers
+    names, documents, parts = list(texts), list(texts.values()), parts_of(args.out, task, args)
+    for rows in unfinished(parts, len(texts)):
+        counter.value = 0
+        vectors = encode(encoder, names[rows], documents[rows], settings)
+        arrays = arrays_of(vectors, rows, args) | {"truncated": [counter.value]}
+        save_shard(parts, rows, arrays)
+    if "pool" in settings:
+        encoder.stop_multi_process_pool(settings["pool"])
+    arrays = join_shards(parts, len(texts))
+    truncated = arrays.pop("truncated").sum()
+    return arrays, "an unknown number" if np.isnan(truncated) else int(truncated)
 
 def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
     import sentence_transformers as st
-    import torch
     from scipy import sparse
-    if args.kind == "dense":
-        encoder = open_encoder(st.SentenceTransformer, args, args.dtype)
-        how = {"batch_size": args.batch_size or 32, "convert_to_tensor": True}
-    else:  # the logits of 8 x 512 tokens take 0.5 GB
-        encoder = open_encoder(st.SparseEncoder, args, args.dtype)
-        how = {"batch_size": args.batch_size or 8, "max_active_dims": args.top_terms,
-               "save_to_cpu": True}
-    start = "spawn" if len(args.device) > 1 else "fork"
-    encoder.truncated = multiprocessing.get_context(start).Value("q")  # all devices add to it
-    if args.pooling != "chunks":
-        encoder.register_forward_pre_hook(count_truncated)
-    if len(args.device) > 1:
-        how["pool"] = encoder.start_multi_process_pool(args.device)
-        torch.cuda.empty_cache()  # the model has moved into the workers
-    make = functools.partial(encode_shard, encoder, texts, how, args)
-    made = shards(args, task, len(texts), make)
-    if "pool" in how:
-        encoder.stop_multi_process_pool(how["pool"])
-    facts = {"shape": (len(texts), encoder.get_embedding_dimension()),
-             "max_length": encoder.max_seq_length, "truncated": int(made.pop("truncated").sum()),
-             "model_sha256": task["inputs"][str(Path(args.model))]}
-    if not getattr(encoder.tokenizer, "is_fast", False):  # it does not say what it cuts off
-        facts["truncated"] = "an unknown number"
-    if args.kind == "splade":
-        places = made["rows"], made["terms"]
-        matrix = sparse.coo_array((made["weights"], places), facts["shape"]).tocsc()
-        made = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    return facts, made
+    dense, settings = args.kind == "dense", {"batch_size": args.batch_size or BATCH[args.kind]}
+    encoder = open_encoder(st.SentenceTransformer if dense else st.SparseEncoder, args, args.dtype)
+    limit_length(encoder, args.max_length)
+    if dense:
+        settings["convert_to_tensor"] = True
+        arrays, truncated = encode_all(encoder, texts, settings, dense_arrays, args, task)
+    else:
+        settings["save_to_cpu"] = True
+        arrays, truncated = encode_all(encoder, texts, settings, splade_arrays, args, task)
+    shape = len(texts), encoder.get_embedding_dimension()
+    if not dense:
+        places = arrays["rows"], arrays["terms"]
+        matrix = sparse.coo_array((arrays["weights"], places), shape).tocsc()
+        arrays = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
+    return {"shape": shape, "max_length": encoder.max_seq_length, "truncated": truncated,
+            "model_sha256": task["inputs"][args.model]}, arrays
 
-# -------------------- Neighbours
-def cosines(queries, corpus):
-    """Return cosines in millionths as integers; of equal ones, the earlier row is larger."""
-    import torch
-    rounded = (queries @ corpus.T).mul(1e6).round().long()
-    return rounded * len(corpus) - torch.arange(len(corpus), device=corpus.device)
+# -------------------- Index
+def flags_of(args, kind):
+    """Return {flag: value} of what decides one index: another --k1 discards no dense index."""
+    names = ["job", "corpus", "fields", "separator", *FLAGS[kind]]
+    flags = {"kind": kind} | {name: vars(args)[name] for name in names}
+    if kind != "bm25":
+        flags["model"] = vars(args)[f"{kind}_model"]
+    if kind == "splade":  # prompts and chunks are for the dense model
+        flags |= {"query_prompt": None, "document_prompt": None, "pooling": "truncate"}
+    return flags
 
-def graph_shard(corpus, k, rows):
-    """Return the k nearest neighbours of a shard (rows) of corpus, unit vectors."""
-    from sentence_transformers.util import semantic_search
-    ids, scores = [], []
-    hits = semantic_search(corpus[rows], corpus, ROWS, len(corpus), k + 1, cosines)
-    for row, found in enumerate(hits, rows.start):
-        others = [hit for hit in found if hit["corpus_id"] != row][:k]
-        ids.append([hit["corpus_id"] for hit in others])
-        scores.append([hit["score"] for hit in others])
-    similarities = (np.array(scores) + ids) // len(corpus) / 1e6
-    return {"neighbours": np.array(ids, np.int32), "similarities": similarities.astype(np.float32)}
+def index(args):
+    """Build the BM25, dense and SPLADE indexes that are asked for."""
+    made, texts = [], {}
+    for kind in args.indexes:
+        flags = flags_of(args, kind)
+        own = argparse.Namespace(**vars(args) | flags | {"out": f"{args.out}/{kind}"})
+        models = [own.model] if kind != "bm25" else []
+        task = task_of(own, args.corpus, models=models) | {"arguments": flags}
+        if up_to_date(own, task, own.out):
+            continue
+        texts = texts or read_texts(args)
+        build, counted = index_vectors, "truncated"
+        if kind == "bm25":
+            build, counted = index_bm25, "empty"
+        with written(own.out, task) as folder:
+            facts, arrays = build(texts, folder, own, task)
+            facts |= {"corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
+            complete(folder, list(texts), flags | facts, arrays)
+        remove(f"{own.out}.parts")
+        print(f"{own.out}: {len(texts)} abstracts, {facts[counted]} of them {counted}")
+        made.append(own.out)
+    return {"made": made, "abstracts": len(texts)}
 
-# -------------------- Training
-def read_examples(path, claims, texts, loss):
-    """Return (texts of tuples of 02_retrieve.py mine: claim, positive, negatives; counts).
+# -------------------- Graph
+def nearest(scores, k):
+    """Return the places of the k best scores, best first; ties, also at the cut, in order."""
+    candidates = (scores >= scores.topk(k).values[-1]).nonzero()[:, 0]
+    return candidates[scores[candidates].argsort(descending=True, stable=True)][:k]
 
-    Tuples with fewer negatives than others are left out. The triplet loss takes one negative: a
-    tuple with several becomes several rows.
+def neighbours_of(rows, corpus, k):
+    """Return the k nearest neighbours of these rows (a slice) of corpus, unit vectors.
+
+    Cosines are compared in millionths, as products of equal vectors differ in the last bits.
     """
-    import pandas as pd
-    rows = []
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                example = json.loads(line)
-                negatives = [texts[name] for name in example["negatives"]]
-                rows.append([claims[example["claim_id"]], texts[example["positive"]], negatives])
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-    table = pd.DataFrame(rows, columns=["claim", "positive", "negatives"], dtype=object)
-    width = table["negatives"].str.len()
-    kept = table[width >= (1 if loss == "triplet" else width.max())]
-    counts = {"examples": len(table), "left_out": len(table) - len(kept)}
-    if loss == "triplet":
-        return kept.explode("negatives"), counts
-    negatives = pd.DataFrame(kept["negatives"].tolist(), kept.index, dtype=object)
-    return kept.drop(columns="negatives").join(negatives.add_prefix("negative_")), counts
+    import torch
+    neighbours = []
+    for block in torch.arange(len(corpus))[rows].split(ROWS):
+        cosines = (corpus[block] @ corpus.T).round(decimals=6)
+        for row, scores in zip(block.tolist(), cosines):
+            scores[row] = -2  # no abstract is its own neighbour
+            neighbours.append(nearest(scores, k).tolist())
+    return np.array(neighbours, np.int32)
+
+def graph(args):
+    """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
+    source, task = Path(args.index), task_of(args, args.index)
+    if up_to_date(args, task, args.out):
+        return {"made": []}
+    import torch
+    from sentence_transformers.util import get_device_name
+    place = get_device_name() if args.device == ["auto"] else args.device[0]
+    try:
+        meta = read_object(source / "meta.json")
+        if meta.pop("sha256", "") != digest_of(meta) or meta["files"] != files_of(source):
+            raise ValueError("its files have changed")
+        ids = json.loads((source / "abstract_ids.json").read_bytes())
+        vectors = torch.from_numpy(np.load(source / "embeddings.npy")).to(place).float()
+    except Exception as error:  # a file is missing or damaged, no such device
+        fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
+    corpus = torch.nn.functional.normalize(vectors)  # half precision has moved their lengths
+    k = min(args.neighbours, len(corpus) - 1)
+    if k < 1:
+        fail(source, "it has one abstract, which has no neighbours; index others")
+    parts = parts_of(args.out, task, args)
+    for rows in unfinished(parts, len(corpus)):
+        save_shard(parts, rows, {"neighbours": neighbours_of(rows, corpus, k)})
+    with written(args.out, task) as folder:
+        facts = {"kind": "graph", "corpus": meta["corpus"]}
+        complete(folder, ids, facts, join_shards(parts, len(corpus)))
+    remove(parts)
+    return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
+
+# -------------------- Train
+def read_examples(path, claims, texts):
+    """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
+    examples = []
+    for number, line in read_lines(path):
+        try:
+            example = json.loads(line)
+            claim, positive = claims[example["claim_id"]], texts[example["positive"]]
+            negatives = [texts[name] for name in example["negatives"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
+        examples.append((claim, positive, negatives))
+    return examples
+
+def width_of(counts):
+    """Return how many negatives each tuple gives, so that the fewest are lost, from their counts.
+
+    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
+    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
+    """
+    kept = {}
+    for width in range(1, max(counts, default=0) + 1):
+        kept[width] = width * sum(count >= width for count in counts)
+    return max(kept, key=kept.get, default=0)
+
+def training_rows(examples, loss):
+    """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
+
+    The triplet loss takes one negative: a tuple with several becomes several rows.
+    """
+    counts = [len(negatives) for _, _, negatives in examples]
+    width = 1 if loss == "triplet" else width_of(counts)
+    rows, left_out = [], 0
+    for claim, positive, negatives in examples:
+        if len(negatives) < width:
+            left_out += 1
+        elif loss == "triplet":
+            rows += [(claim, positive, negative) for negative in negatives]
+        else:
+            rows.append((claim, positive, *negatives[:width]))
+    used = len(rows) * width
+    return rows, {"examples": len(examples), "left_out": left_out,
+                  "negatives": used, "negatives_left_out": sum(counts) - used}
 
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
@@ -359,146 +458,137 @@ def loss_of(encoder, args):
         return losses.MultipleNegativesRankingLoss(encoder, args.scale)
     return losses.CachedMultipleNegativesRankingLoss(encoder, args.scale, mini_batch_size=16)
 
-# -------------------- Jobs
-def index(args):
-    """Build the indexes that are asked for and not up to date."""
-    made, texts = [], {}
-    for kind in dict.fromkeys(args.indexes):
-        own = argparse.Namespace(**vars(args))
-        for name in {"indexes", "split"}.union(*FLAGS.values()) - set(FLAGS[kind]):
-            setattr(own, name, None)  # another --k1 must not discard a dense index
-        own.kind, own.out, own.model = kind, f"{args.out}/{kind}", vars(own).get(f"{kind}_model")
-        task = task_of(own, args.corpus, models=[own.model] if own.model else [])
-        if up_to_date(own, task, own.out):
-            continue
-        texts = texts or read_texts(args)
-        with written(own.out, task) as folder:
-            build = index_bm25 if kind == "bm25" else index_vectors
-            facts, arrays = build(texts, folder, own, task)
-            facts |= {"corpus": task["inputs"][str(Path(args.corpus))], "abstracts": len(texts)}
-            complete(folder, list(texts), task["arguments"] | facts, **arrays)
-        remove(f"{own.out}.parts")
-        print(f"{own.out}: {len(texts)} abstracts, {facts.get('truncated', 0)} of them truncated")
-        made.append(own.out)
-    return {"made": made, "abstracts": len(texts)}
-
-def graph(args):
-    """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
-    source, task = Path(args.index), task_of(args, args.index)
-    if up_to_date(args, task, args.out):
-        return {"made": []}
-    import torch
-    from sentence_transformers.util import get_device_name
-    device = get_device_name() if args.device == ["auto"] else args.device[0]
-    try:
-        meta = json.loads((source / "meta.json").read_bytes())
-        names = json.loads((source / "abstract_ids.json").read_bytes())
-        if meta["files"] != files_of(source):
-            raise ValueError("its files have changed")
-        corpus = torch.from_numpy(np.load(source / "embeddings.npy")).to(device).float()
-    except Exception as error:  # a file is missing or empty, no such device
-        fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
-    k = min(args.neighbours, len(corpus) - 1)
-    make = functools.partial(graph_shard, corpus, k)
-    with written(args.out, task) as folder:
-        made = shards(args, task, len(corpus), make)
-        complete(folder, names, {"kind": "graph", "corpus": meta["corpus"]}, **made)
-    remove(f"{args.out}.parts")
-    return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
-
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
-    if (args.pooling, args.loss) == ("chunks", "cached-mnrl"):
-        fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     if not all(map(os.path.exists, dev)):
-        print(f"warning: no dev evaluation without {' and '.join(dev)}", file=sys.stderr)
+        warn("train", f"no dev evaluation without {' and '.join(dev)}")
         dev = []
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     texts, claims = read_texts(args), read_table(args.claims, ["claim_id", "claim"])
-    claims = claims.set_index("claim_id")["claim"]
-    table, counts = read_examples(args.examples, claims, texts, args.loss)
-    if table.empty:
+    claims = dict(zip(claims["claim_id"], claims["claim"]))
+    rows, counts = training_rows(read_examples(args.examples, claims, texts), args.loss)
+    if not rows:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
-    one_gpu(args)
+    if counts["left_out"] or counts["negatives_left_out"]:
+        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
+             f"negatives and are left out; {counts['negatives_left_out']} negatives are not used, "
+             f"{counts['negatives']} are, as many of each tuple")
+    args = one_gpu(args)
     import sentence_transformers as st
     from datasets import Dataset
     encoder = open_encoder(st.SentenceTransformer, args, "fp32")
-    prompts = encoder.prompts
-    evaluator = dev_evaluator(dev, prompts, texts, args) if dev else None
-    curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]] if dev else []
+    own_length = limit_length(encoder, args.max_length)
+    own_settings = pool_chunks(encoder, args) if args.pooling == "chunks" else None
+    prompts, evaluator, curve = encoder.prompts, None, []
+    if dev:
+        evaluator = dev_evaluator(dev, prompts, texts, args)
+        curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]]
+        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
+    columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
     make = functools.partial(
         st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
-        train_dataset=Dataset.from_dict(table.to_dict("list")))
+        train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
     log = fit(make, st.SentenceTransformerTrainingArguments, encoder,
               parts_of(args.out, task, args), args, NDCG if dev else None,
               per_device_train_batch_size=args.batch, warmup_steps=WARMUP,
               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-              prompts=dict.fromkeys(table, prompts["document"]) | {"claim": prompts["query"]})
+              prompts=dict.fromkeys(columns, prompts["document"]) | {"claim": prompts["query"]})
     curve += [line[NDCG] for line in log if NDCG in line]
     facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
-    if encoder.max_seq_length != encoder.own_length:
-        encoder.max_seq_length = encoder.own_length
+    if encoder.max_seq_length != own_length:
+        encoder.max_seq_length = own_length
+    if own_settings is not None:
+        encoder[0].processing_kwargs = own_settings
     with written(args.out, task, **facts) as folder:
-        encoder.save_pretrained(str(folder), create_model_card=False)
+        save(encoder, folder)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
-# -------------------- Main
-def main():
-    job, parser, shared, words = command_line("index", "graph", "train")
-    add, data, work = parser.add_argument, shared.data, shared.work
+# -------------------- Command line
+def add_texts(job):
+    """Add the flags that say which texts are read, and how."""
+    add = job.add_argument_group("texts").add_argument
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    add("--fields", default="title,abstract", help="fields that make a text, in order")
+    add("--separator", default=" ", help="between two fields, as ' [SEP] '")
+    add("--max-length", type=between(8, kind=int), default=512,
+        help="tokens of a text; a model may read fewer")
+    add("--pooling", choices=("truncate", "chunks"), default="truncate",
+        help="of longer texts; chunks: overlapping windows, mean and maximum averaged")
+    add("--query-prompt", help="before a claim, as 'query: ' (default: the model's own)")
+    add("--document-prompt", help="before an abstract (default: the model's own)")
+
+def add_index(job):
+    count = between(1, kind=int)
+    add = job.add_argument_group("outputs").add_argument
+    add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to build")
+    add("--out", default="{work}/index", help="folder of the indexes")
+    add_texts(job)
+    add = job.add_argument_group("BM25").add_argument
+    add("--analyser", choices=ANALYSERS, default="default",
+        help="default: lower case, stopwords, stems; plain: words between white space; nltk: lower "
+        "case, NLTK's stopwords")
+    add("--language", choices=LANGUAGES, default="english", help="of stopwords and stems")
+    add("--bm25-method", choices=("lucene", "robertson"), default="lucene", help="variant of idf")
+    add("--k1", type=between(1e-9), default=1.5, help="term-frequency saturation")
+    add("--b", type=between(0, 1), default=0.75, help="length normalisation, 0: none")
+    add = job.add_argument_group("models").add_argument
+    add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
+    add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
+    add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
+        help="SPLADE: from logits to weights")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="precision of the models; auto: half on a GPU, else fp32")
+    add("--batch-size", type=count,
+        help="texts at a time (default: 32, SPLADE 8); changes vectors by rounding only")
+
+def add_graph(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--index", default="{work}/index/dense", help="dense index")
+    add("--out", type=os.path.normpath, default="{work}/index/graph", help="graph folder")
+    add = job.add_argument_group("method").add_argument
+    add("--neighbours", type=between(1, kind=int), default=10, help="neighbours per abstract")
+
+def add_train(job):
     number, count = between(0), between(1, kind=int)
-    if job == "graph":
-        add("--index", default=f"{work}/index/dense", help="the dense index")
-        add("--out", type=os.path.normpath, default=f"{work}/index/graph", help="graph folder")
-        add("--neighbours", type=count, default=10, help="neighbours per abstract")
-    else:
-        add("--corpus", default=f"{data}/corpus.jsonl", help="the abstracts")
-        add("--fields", default="title,abstract", help="fields of a text, in order")
-        add("--separator", default=" ", help="between two fields, as ' [SEP] '")
-        add("--max-length", type=between(8, kind=int), default=512,
-            help="tokens; a model may read fewer")
-        add("--pooling", choices=("truncate", "chunks"), default="truncate",
-            help="of long texts; chunks: overlapping windows, mean and max averaged")
-        add("--query-prompt", help="before a claim, as 'query: '; default: the model's own")
-        add("--document-prompt", help="before an abstract; default: the model's own")
-    if job == "index":
-        add("--out", default=f"{work}/index", help="folder of the indexes")
-        add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to build")
-        add("--analyser", choices=ANALYSERS, default="default", help="tokenisation for BM25")
-        add("--language", choices=LANGUAGES, default="english", help="of stopwords and stems")
-        add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
-            help="variant of BM25")
-        add("--k1", type=between(1e-9), default=1.5, help="BM25: term-frequency saturation")
-        add("--b", type=between(0, 1), default=0.75, help="BM25: length normalisation")
-        add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
-        add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
-        add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
-            help="SPLADE: from logits to weights")
-        add("--top-terms", type=count, help="SPLADE: terms kept of a text; default: all")
-        add("--batch-size", type=count, help="texts at a time; default: 32, SPLADE 8")
-        add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-            help="auto: half precision on a GPU")
-    if job == "train":
-        add("examples", nargs="?", default=f"{work}/{shared.split}/examples.jsonl",
-            help="tuples of 02_retrieve.py mine")
-        add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="the claims")
-        add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
-        add("--out", type=os.path.normpath, default=f"{work}/models/encoder", help="model folder")
-        add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
-            help="mnrl: in-batch negatives")
-        add("--margin", type=number, default=0.3, help="triplet: margin of the cosines")
-        add("--scale", type=number, default=20, help="mnrl: factor of the cosines")
-        add("--epochs", type=number, default=2, help="passes over the examples")
-        add("--lr", type=number, default=7e-6, help="learning rate")
-        add("--batch-size", type=count, default=64, dest="batch", help="examples at a time")
-        add("--accumulate", type=count, default=1, help="batches per optimiser step")
-        add("--dev-split", default="dev", help="dev split; the epoch that is best on it is kept")
-        add("--patience", type=count, default=2, help="epochs without a gain before stopping")
-    finish({"index": index, "graph": graph, "train": train}[job], parser.parse_args(words))
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
+        help="tuples of 02_retrieve.py mine --shape tuples")
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims of the examples")
+    add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
+    add("--out", type=os.path.normpath, default="{work}/models/encoder", help="model folder")
+    add_texts(job)
+    add = job.add_argument_group("training").add_argument
+    add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
+        help="mnrl: in-batch negatives; cached-mnrl: the same with less memory for large batches")
+    add("--margin", type=number, default=0.3, help="triplet: margin between cosines")
+    add("--scale", type=number, default=20, help="mnrl: factor of the cosines")
+    add("--epochs", type=number, default=2, help="passes over the examples")
+    add("--lr", type=number, default=7e-6, help="learning rate, after a warm-up of 10 %% of steps")
+    add("--batch-size", type=count, default=64, dest="batch", help="examples per batch")
+    add("--accumulate", type=count, default=1, help="batches per optimiser step")
+    add("--dev-split", default="dev", help="its claims and qrels choose the best epoch")
+    add("--patience", type=count, default=2, help="epochs without a gain before it stops")
+
+def resolve(args):
+    """Return the arguments as the jobs use them; nothing changes them afterwards."""
+    if args.function is index:
+        args.indexes = list(dict.fromkeys(args.indexes))
+        if args.indexes != ["bm25"]:
+            args.dtype = precision_of(args)
+    if args.function is train and (args.pooling, args.loss) == ("chunks", "cached-mnrl"):
+        fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
+    return args
+
+def main():
+    parser, jobs = command_line(index, graph, train)
+    add_index(jobs["index"])
+    add_graph(jobs["graph"])
+    add_train(jobs["train"])
+    finish(resolve(arguments_of(parser, jobs)))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
@@ -531,6 +621,7 @@ def fail(where, what):
     print(printable(f"error: {where}: {what}"), file=sys.stderr)
     sys.exit(2)
 
+# ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
     filled_lines, damaged = 0, []
@@ -563,23 +654,20 @@ def unquoted(fields):
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
 
-    known: the values that a column may hold. The first bad row ends the script, with its line.
+    known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    header, *rows = [line.split("\t") for line in lines]
+    header = [name.strip('"') for name in header]
     if not set(columns) <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
-             "data/convert.py reads other formats, --columns renames")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines)), sep="\t", dtype=str, na_filter=False, header=0, names=header,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
+             "data/convert.py reads other formats and renames columns")
+    for number, row in zip(numbers[1:], rows):
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -597,9 +685,10 @@ def read_table(path, columns, **known):
         bad["score is not a finite number"] = ~np.isfinite(values["score"])
         bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        for number in rows.index[rows][:1]:
+        if rows.any():
+            number = rows.idxmax()
             value = table.loc[number].get(what.removeprefix("unknown "), "")
-            what = f"{what} {value!r:.60}" if value else what
+            what = f"{what} {value!r:.60}" if what.startswith("unknown") else what
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
@@ -646,6 +735,7 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
         texts.append(", ".join(filter(None, known)))
     return separator.join(filter(None, texts))
 
+# ---------- Provenance
 def read_object(path):
     """Return the JSON object in a file, {} if there is none."""
     try:
@@ -669,18 +759,19 @@ def digest(path):
 
 def missing(path, args):
     """Return what to do about an input that does not exist."""
-    path, place = str(path), f"--data {args.data} --work {args.work}"
     command = MADE_BY.get(Path(path).name)
     if not command:
-        place = f"--data {args.data} and --split {args.split}"
-        return f"no such file, and no script makes it; check {place}"
+        splits = sorted(file.name[7:-4] for file in Path(args.data).glob("claims.*.tsv"))
+        return (f"no such file, and no script makes it; check --data {args.data} and --split "
+                f"{args.split} (claims of {', '.join(splits) or 'no split'} are there)")
+    words = ["python", *command.split()]
+    if not command.startswith("data/"):
+        words += ["--data", args.data, "--work", args.work]
     if path.endswith((".tsv", ".jsonl")):
-        place += f" --split {args.split}"
-    if command.startswith("data/"):
-        place = ""  # it takes neither
+        words += ["--split", args.split]
     flags = [f"--{name}".replace("_", "-") for name, value in vars(args).items() if value == path]
-    other = f", or name another one by {flags[0]}" if flags else ""
-    return f"it is missing; make it by: python {command} {place}{other}"
+    other = "".join(f", or name another one by {flag}" for flag in flags if flag in args.flags)
+    return f"it is missing; make it by: {shlex.join(words)}{other}"
 
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and digests of what is read.
@@ -715,14 +806,16 @@ def unlock():
     for one in LOCKS:
         Path(one.lock.lock_file).unlink(missing_ok=True)
 
-def check_owner(path, task):
-    """Refuse an output that the task reads, or a folder that another job or the user made."""
+def check_owner(args, task, path):
+    """Refuse an output that the task reads, and folders and data that others have made."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
     job = arguments.get("job") if isinstance(arguments, dict) else task["arguments"]["job"]
     ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
-    if path.is_dir() and any(path.iterdir()) and not ours:
+    data = Path(args.data).resolve()
+    foreign = path.is_dir() and any(path.iterdir()) or data in path.resolve().parents
+    if path.exists() and foreign and not ours:
         fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
@@ -730,17 +823,19 @@ def up_to_date(args, task, *outs):
     outs = list(map(Path, outs))
     for path in outs:
         lock(path)
-        check_owner(path, task)
-    fresh = not args.force
-    for path in outs:
-        made = read_object(f"{path}.meta.json")
-        fresh = fresh and path.exists() and task.items() <= made.items()
-    for path in outs if fresh else ():
+        check_owner(args, task, path)
+    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
+    for path, made in provenance.items():
+        if args.force or not path.exists() or not task.items() <= made.items():
+            return False
+    for line in made.get("warnings") or ():
+        print(line, file=sys.stderr)
+    for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
-    for line in made.get("warnings", []) if fresh else ():
-        print(line, file=sys.stderr)
-    return fresh
+        if made.get("sha256") != digest(path):
+            warn(path, "its bytes have changed since it was made; --force makes it again")
+    return True
 
 @contextlib.contextmanager
 def written(path, task, **facts):
@@ -767,7 +862,10 @@ def written(path, task, **facts):
 def remove(*paths):
     """Delete files and folders, where they exist."""
     for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""
@@ -775,12 +873,15 @@ def spent():
     peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
 
+# ---------- Command line
 if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action):  # no "(default: None)"
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(action.default)})"
         plain = any(action.default is nothing for nothing in (None, False, ""))
         return action.help if plain else super()._get_help_string(action)
 
@@ -809,23 +910,28 @@ def command_line(*functions):
         epilog=f"{script} JOB --help shows the flags of a job; without a job: {names[0]}")
     jobs = parser.add_subparsers(title="jobs", metavar="", prog=script)
     for name, function in zip(names, functions):
-        sentence = " ".join(function.__doc__.split("\n\n")[0].split())
+        sentence = " ".join((function.__doc__ or name).split("\n\n")[0].split())
         job = jobs.add_parser(
             name, help=sentence, description=sentence, formatter_class=Help, allow_abbrev=False)
         job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
         job.set_defaults(job=f"{script} {name}", function=function)
         add = job.add_argument_group("data and device").add_argument
-        add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+        add("--data", type=os.path.normpath, default="data/demo",
+            help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
             "the data folder)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-        add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
+        add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
+            help="or cpu, mps; auto: a GPU where there is one")
         add("--force", action="store_true", help="make outputs again, from the start")
     return parser, jobs.choices
 
 def arguments_of(parser, jobs):
-    """Return the arguments; {data}, {work} and {split} in defaults are filled in."""
+    """Return the arguments; {data}, {work} and {split} in defaults are filled in.
+
+    args.flags are the flags of the job.
+    """
     words, names, script = sys.argv[1:], list(jobs), Path(sys.argv[0]).name
     for word in words:
         if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", word):
@@ -838,23 +944,24 @@ def arguments_of(parser, jobs):
         for near in difflib.get_close_matches(first, names, 1, 0.7):
             fail(script, f"no job {first}; did you mean {near}?")
     args, unknown = jobs[job].parse_known_args(words)
+    flags = sorted(set(re.findall(r"--[\w-]+", jobs[job].format_help())))
     if unknown:
-        flags = re.findall(r"--[\w-]+", jobs[job].format_help())
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, list):
-            setattr(args, name, [filled(one, args) for one in value])
-        else:
-            setattr(args, name, filled(value, args))
+        many = isinstance(value, list)
+        values = [filled(one, args) for one in value] if many else filled(value, args)
+        setattr(args, name, values)
+    args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
-        return value.format(data=args.data, work=args.work, split=args.split)
+        value = value.replace("{data}", args.data).replace("{work}", args.work)
+        return value.replace("{split}", args.split)
     return value
 
 def finish(args):
@@ -953,7 +1060,8 @@ def files_of(folder):
 
 def newest_checkpoint(folder):
     """Return the newest whole checkpoint of a trainer, or None; torn or damaged ones go."""
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()]
+    checkpoints.sort(key=lambda path: int(path.name[11:]))
     for path in reversed(checkpoints):
         if read_object(path / "meta.json").get("files") == files_of(path):
             return path
@@ -964,10 +1072,12 @@ def one_gpu(args):
     """Hide all GPUs but the first of --device: a Trainer multiplies its batch by those it sees."""
     kind, _, place = args.device[0].partition(":")
     if kind in ("auto", "cuda"):
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
-        if place and place not in map(str, range(len(seen))):
-            fail("--device", f"no {args.device[0]} among GPUs {', '.join(seen)}")
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(place or 0)]
+        import torch
+        place, count = int(place or 0), torch.cuda.device_count()
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        if args.device[0] != "auto" and place >= count:
+            fail("--device", f"no {args.device[0]} among {count} GPUs")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[place].strip()
     return argparse.Namespace(**vars(args) | {"device": [kind]})
 
 def epochs_shown(measure):

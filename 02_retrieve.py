@@ -26,7 +26,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function"}  # decide no byte
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
 # --- end of constants
 
 import argparse
@@ -34,12 +34,12 @@ import atexit
 import contextlib
 import difflib
 import hashlib
-import io
 import itertools
 import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import sys
 import time
@@ -53,7 +53,7 @@ SHAPES = {"pairs": ["abstract_id", "target"], "labels": ["abstract_id", "label"]
           "tuples": ["positive", "negatives"]}
 POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
 RRF_K = 60       # Cormack et al. 2009
-RRF_KS = 1, 6, 15, 60  # that fit tries; ClimateSense 2026 fuses with 6
+FITTED = [("zscore", 0), ("rrf", 1), ("rrf", 6), ("rrf", 15), ("rrf", 60)]  # method, k: sums only
 ROUNDING = 1e-9  # of scores in a run: they have nine digits
 
 # -------------------- Search: scores of all abstracts for each claim
@@ -80,7 +80,7 @@ def check_finite(scores, where, advice):
         fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {advice}")
 
 def sum_postings(folder, ending, meta, queries):
-    """Yield the scores (abstracts,) of each query (terms, weights), in float32."""
+    """Return an iterator: the scores (abstracts,) of each query (terms, weights), in float32."""
     from scipy.sparse import csc_matrix
     paths = [f"{folder}/{name}{ending}" for name in ("data", "indices", "indptr")]
     parts = tuple(np.load(path, mmap_mode="r") for path in paths)
@@ -88,7 +88,7 @@ def sum_postings(folder, ending, meta, queries):
     return (matrix[:, terms] @ weights for terms, weights in queries)
 
 def search_bm25(folder, meta, claims, args):
-    """Return (scores of each claim, 0 truncated claims); each term of a claim counts once."""
+    """Return (scores of each claim, 0 truncated claims); a repeated term counts repeatedly."""
     import bm25s
     from Stemmer import Stemmer
     analyser = dict(meta["analyser"])  # arguments of bm25s.tokenize, but for these:
@@ -98,9 +98,9 @@ def search_bm25(folder, meta, claims, args):
     texts = bm25s.tokenize(
         claims, stemmer=Stemmer(stemmer) if stemmer else None, return_ids=False,
         show_progress=False, **analyser)
-    known, queries = json.loads((folder / "vocab.index.json").read_bytes()), []
+    vocabulary, queries = json.loads((folder / "vocab.index.json").read_bytes()), []
     for words in texts:
-        terms = [known[word] for word in words if word in known]
+        terms = [vocabulary[word] for word in words if word in vocabulary]
         queries.append((terms, np.ones(len(terms), np.float32)))
     return sum_postings(folder, ".csc.index.npy", meta, queries), 0
 
@@ -113,7 +113,7 @@ def encode(meta, claims, args):
         fail(model, f"not here, or not the model of the {meta['kind']} index; run this where "
              "01_index.py was run, link the model there, or make the index again")
     encoder, prompt = open_model(load, model, args, "fp32"), meta["query_prompt"]
-    if encoder.max_seq_length != meta["max_length"]:
+    if encoder.max_seq_length != meta["max_length"]:  # static embeddings have none to set
         encoder.max_seq_length = meta["max_length"]
     if prompt is None:
         prompt = encoder.prompts.get("query") or ""
@@ -148,7 +148,10 @@ def inner_products(vectors, queries):
         blocks = [part @ block.to(part.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(blocks, dim=1).cpu().numpy()
 
+# A function of (folder, meta.json, claims, args), which returns an iterator of the scores
+# (abstracts,) of each claim, and the number of truncated claims. LOWEST: scores of no result.
 SEARCH = {"bm25": search_bm25, "dense": search_dense, "splade": search_splade}
+LOWEST = {"bm25": 0, "dense": -np.inf, "splade": 0}  # 0: no common term
 
 def top_k(scores, k):
     """Return the k best rows of scores, best first; ties, also at the cut, by corpus order."""
@@ -165,6 +168,20 @@ def best_rows(scores, lowest, candidates, k):
     rows = top_k(scores, k)
     return rows[scores[rows] > lowest]
 
+def check_claims(tables):
+    """Refuse claim_ids {path: ids} that share none; count those that one of the tables lacks."""
+    claims = {path: set(ids) for path, ids in tables.items()}
+    claims = {path: ids for path, ids in claims.items() if ids}
+    if not claims:
+        return
+    everywhere, somewhere = set.intersection(*claims.values()), set.union(*claims.values())
+    if not everywhere:
+        examples = ", ".join(f"{min(ids)} in {path}" for path, ids in claims.items())
+        fail("claims", f"none is in all files ({examples}); are they of one split?")
+    for path, ids in claims.items():
+        if ids != somewhere:
+            warn(path, f"{len(somewhere - ids)} of the {len(somewhere)} claims are not in it")
+
 # -------------------- Retrieve
 def by_claim(table, column):
     """Return {claim_id: {abstract_id: value}} of a column."""
@@ -172,7 +189,7 @@ def by_claim(table, column):
     return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
 
 def write_run(rows, claims, path, args, task, truncated=0):
-    """Write the --top-k first of rows (claim_id, abstract_id, score) of each claim. Return them."""
+    """Write and return the first --top-k of a claim's rows (claim_id, abstract_id, score)."""
     import pandas as pd
     run = pd.DataFrame(rows, columns=[*RUN[:2], "score"])
     run["rank"] = run.groupby("claim_id").cumcount() + 1
@@ -185,6 +202,20 @@ def write_run(rows, claims, path, args, task, truncated=0):
     if truncated:
         print(f"{truncated} of these claims are truncated")
     return run
+
+def candidates_of(args, row_of):
+    """Return {claim_id: rows of the index} of the run that --restrict names."""
+    run = read_table(args.restrict, RUN, abstract_id=row_of)
+    return {claim: rows.to_numpy()
+            for claim, rows in run["abstract_id"].map(row_of).groupby(run["claim_id"])}
+
+def search_all(search, claims, ids, lowest, candidates, args):
+    """Yield (claim_id, abstract_id, score), best first; only candidates, unless they are None."""
+    for claim, scores in zip(claims, search):
+        check_finite(scores, args.index, "make the index again with --dtype fp32")
+        rows = candidates if candidates is None else candidates.get(claim, [])
+        for row in best_rows(scores, lowest, rows, args.top_k):
+            yield claim, ids[row], scores[row]
 
 def retrieve(args):
     """Write a run for each index, and their reciprocal rank fusion."""
@@ -199,24 +230,17 @@ def retrieve(args):
     claims = read_table(args.claims, ["claim_id", "claim"])
     if claims.empty:
         fail(args.claims, "no claims; add one a line")
-    metas, searches, runs, seconds, candidates = {}, {}, [], {}, {}
+    searches, runs, seconds, candidates = {}, [], {}, None
     for kind, folder in folders.items():  # all models are loaded before the first run is written
-        metas[kind] = open_index(folder, task["inputs"][args.corpus])
-        searches[kind] = SEARCH[kind](folder, metas[kind], claims["claim"].tolist(), args)
-    ids = json.loads((folder / "abstract_ids.json").read_bytes())
-    row_of = {name: row for row, name in enumerate(ids)}
+        meta = open_index(folder, task["inputs"][args.corpus])
+        searches[kind] = SEARCH[kind](folder, meta, claims["claim"].tolist(), args)
+    ids = json.loads((folders[args.retrievers[0]] / "abstract_ids.json").read_bytes())
     if args.restrict:
-        run = read_table(args.restrict, RUN, abstract_id=row_of)
-        for claim, rows in run["abstract_id"].map(row_of).groupby(run["claim_id"]):
-            candidates[claim] = rows.to_numpy()
+        candidates = candidates_of(args, {name: row for row, name in enumerate(ids)})
+        check_claims({args.claims: claims["claim_id"], args.restrict: candidates})
     for kind, (search, truncated) in searches.items():
-        rows, start = [], time.monotonic()
-        lowest = -np.inf if kind == "dense" else 0  # 0: no common term
-        for claim, scores in zip(claims["claim_id"], search):
-            check_finite(scores, folders[kind], "make it again with --dtype fp32")
-            few = candidates.get(claim, []) if args.restrict else None
-            best = best_rows(scores, lowest, few, args.top_k)
-            rows += [(claim, ids[row], scores[row]) for row in best]
+        start, lowest = time.monotonic(), LOWEST[kind]
+        rows = list(search_all(search, claims["claim_id"], ids, lowest, candidates, args))
         seconds[kind] = round(time.monotonic() - start, 2)
         runs.append(write_run(rows, len(claims), paths[kind], args, task, truncated))
     if len(runs) > 1:
@@ -239,7 +263,7 @@ def zscore(run, _):
     low, high = (score.groupby(claim).transform(name) for name in ("min", "max"))
     spread = high - low
     equal = spread <= ROUNDING * np.maximum(low.abs(), high.abs())
-    share = (score - low) / spread.mask(equal, np.inf)  # 0 to 1, so that no square overflows
+    share = (score - low) / spread.mask(equal, np.inf)  # 0 to 1
     return share / share.groupby(claim).transform("std", ddof=0).replace(0, 1)
 
 def inverse_rank(run, _):
@@ -258,62 +282,52 @@ def fuse_runs(runs, weights, method, k, ids):
     points_of, combine = METHODS[method]
     parts = [run.assign(score=weight * points_of(run, k)) for run, weight in zip(runs, weights)]
     points = pd.concat(parts).set_index(RUN[:2])["score"]
-    check_finite(points, "--weights", "rescale them or the runs")
+    check_finite(points, "fuse", "rescale the runs or --weights")
     pairs = points.sort_values().groupby(level=RUN[:2])  # the same terms give the same sum
     fused = pairs.agg(combine).reindex(points.index.unique()).reset_index()
     place = pd.Index(list(ids)).get_indexer(fused["abstract_id"]).astype(np.uint64)  # -1: last
     return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
 
-def check_claims(runs):
-    """Refuse runs {path: table} without a common claim; count the claims that some lack."""
-    claims = {path: set(run["claim_id"]) for path, run in runs.items() if len(run)}
-    if not claims:
-        return
-    common, known = set.intersection(*claims.values()), set.union(*claims.values())
-    if not common:
-        examples = ", ".join(f"{min(ids)} in {path}" for path, ids in claims.items())
-        fail("fuse", f"these runs share no claim ({examples}); are they of one split?")
-    for path, ids in claims.items():
-        if ids != known:
-            warn(path, f"{len(known - ids)} of the {len(known)} claims are not in this run")
 
 def fuse(args):
     """Fuse run files into one run."""
     weights, method, k = args.weights or [1] * len(args.runs), args.method, args.rrf_k
+    if args.weights and METHODS[method][1] == "max":
+        fail("--weights", f"--method {method} takes the best of all runs and has no weights")
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
+    if args.fusion:
+        weights, method, k = read_fusion(args.fusion, args.runs)
     task = task_of(args, *args.runs, *filter(None, [args.corpus, args.fusion]))
     if up_to_date(args, task, args.out):
         return {"made": []}
     ids = read_corpus(args.corpus) if args.corpus else ()
     runs = [read_table(path, RUN) for path in args.runs]
-    check_claims(dict(zip(args.runs, runs)))
-    if args.fusion:
-        weights, method, k = read_fusion(args.fusion, args.runs)
+    check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
     fused = fuse_runs(runs, weights, method, k, ids)
     check_finite(fused["score"], args.out, "rescale the runs or weights")
     write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
     return {"made": [args.out]}
 
 # -------------------- Fit the weights of a fusion
-# Each measure is by claim: hits [claims, k] say which of the first k ranks are evidence, evidence
-# [claims] how much there is.
-def ndcg(hits, evidence):
+# Each measure is by claim: hits [claims, k] are 1 where a rank holds evidence, else 0; counts
+# [claims] say how much evidence there is, at least 1.
+def ndcg(hits, counts):
     """Normalised discounted cumulative gain of binary relevance (Järvelin & Kekäläinen 2002)."""
     gains = 1 / np.log2(np.arange(2, hits.shape[1] + 2))
-    ideal = np.cumsum(gains)[np.minimum(evidence, hits.shape[1]) - 1]
+    ideal = np.cumsum(gains)[np.minimum(counts, hits.shape[1]) - 1]
     return hits @ gains / ideal
 
-def recall(hits, evidence):
-    return hits.sum(axis=1) / evidence
+def recall(hits, counts):
+    return hits.sum(axis=1) / counts
 
-def first_hit(hits, evidence):
+def first_hit(hits, counts):
     """1 / rank of the first evidence, 0 without any (MRR)."""
     return hits.any(axis=1) / (hits.argmax(axis=1) + 1)
 
 MEASURES = {"nDCG": ndcg, "R": recall, "MRR": first_hit}
 
-def measure(text):
+def measure_at_k(text):
     """For argparse: the name of a measure at a rank."""
     if not re.fullmatch(rf"({'|'.join(MEASURES)})@[1-9]\d{{0,3}}", text):
         raise argparse.ArgumentTypeError(f"{text} is none of {'@10, '.join(MEASURES)}@10")
@@ -321,8 +335,8 @@ def measure(text):
 
 def grid(count):
     """Return all weights in tenths, each row [count] with sum 1, the most even ones first."""
-    tenths = itertools.product(range(11), repeat=count)
-    rows = np.array([row for row in tenths if sum(row) == 10]) / 10
+    cuts = itertools.combinations(range(9 + count), count - 1)  # of ten tenths into count parts
+    rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
 def points_table(runs, method, k):
@@ -333,49 +347,55 @@ def points_table(runs, method, k):
         columns.append(run.assign(score=points_of(run, k)).set_index(RUN[:2])["score"])
     return pd.concat(columns, axis=1).fillna(0)
 
-def mean_measure(scores, claim, relevant, evidence, measure):
+def mean_measure(scores, claims, relevant, counts, measure):
     """Return the mean of a measure over claims.
 
-    scores, claim and relevant are of pairs: a number, a place in evidence [claims], a truth value.
+    scores, claims and relevant are of pairs: a number, a place in counts [claims], a truth value.
     """
     name, k = measure.split("@")[0], int(measure.split("@")[1])
-    order = np.lexsort((-scores, claim))
-    ordered = claim[order]
+    order = np.lexsort((-scores, claims))
+    ordered = claims[order]
     rank = np.arange(len(order)) - np.searchsorted(ordered, ordered)  # from 0
-    hits = np.zeros((len(evidence), k))
+    hits = np.zeros((len(counts), k))
     first = rank < k
     hits[ordered[first], rank[first]] = relevant[order][first]
-    return MEASURES[name](hits, evidence).mean()
+    return MEASURES[name](hits, counts).mean()
 
-def settings_by_value(runs, qrels, measure):
-    """Return [(value, method, k of RRF, weights)] on qrels, the best first; weights in tenths."""
-    relevant = qrels[qrels["label"] != "NEI"].set_index(RUN[:2]).index
-    evidence = relevant.get_level_values("claim_id").value_counts(sort=False)
-    found = []
-    for method, rrf_k in [("zscore", 0), *(("rrf", k) for k in RRF_KS)]:
+def settings_by_value(runs, evidence, measure):
+    """Return [(value, method, k of RRF, weights)], the best first; evidence: judged pairs."""
+    from tqdm.auto import tqdm
+    pairs = evidence.set_index(RUN[:2]).index
+    counts = evidence["claim_id"].value_counts(sort=False)
+    settings = []
+    for method, rrf_k in tqdm(FITTED, "fit", unit=" methods", disable=len(runs) == 1):
         table = points_table(runs, method, rrf_k)
-        table = table[table.index.get_level_values("claim_id").isin(evidence.index)]
-        claim = evidence.index.get_indexer(table.index.get_level_values("claim_id"))
-        hits = table.index.isin(relevant)
+        table = table[table.index.get_level_values("claim_id").isin(counts.index)]
+        claims = counts.index.get_indexer(table.index.get_level_values("claim_id"))
+        relevant = table.index.isin(pairs)
         for weights in grid(len(runs)):
-            scores = table.to_numpy() @ weights
-            value = mean_measure(scores, claim, hits, evidence.to_numpy(), measure)
-            found.append((value, method, rrf_k, weights.tolist()))
-    return sorted(found, key=lambda setting: -setting[0])
+            terms = np.sort(table.to_numpy() * weights, axis=1)  # as fuse_runs sums them
+            value = mean_measure(
+                terms.sum(axis=1), claims, relevant, counts.to_numpy(), measure)
+            settings.append((value, method, rrf_k, weights.tolist()))
+    return sorted(settings, key=lambda setting: -setting[0])
 
 def fit(args):
     """Find the method and weights of a fusion that are best on judged claims."""
     task = task_of(args, *args.runs, args.qrels)
     if up_to_date(args, task, args.out):
         return {"made": []}
+    names = [Path(path).name for path in args.runs]
+    if len(set(names)) < len(names) or len(names) > 6:
+        fail("fit", "give up to six runs with different names, which fuse can tell apart")
     runs = [read_table(path, RUN) for path in args.runs]
     qrels = read_table(args.qrels, [*RUN[:2], "label"], label=LABELS)
-    check_claims(dict(zip(args.runs, runs)))
-    if not set(runs[0]["claim_id"]) & set(qrels["claim_id"][qrels["label"] != "NEI"]):
-        fail(args.qrels, f"no evidence for the claims of {args.runs[0]}; take qrels of its split")
-    settings, alone = settings_by_value(runs, qrels, args.measure), {}
-    for place, path in enumerate(args.runs):
-        alone[path] = max(value for value, *_, weights in settings if weights[place] == 1)
+    evidence = qrels[qrels["label"] != "NEI"]
+    check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
+    check_claims({args.qrels: evidence["claim_id"],
+                  "all runs": itertools.chain(*(run["claim_id"] for run in runs))})
+    settings, alone = settings_by_value(runs, evidence, args.measure), {}
+    for path, run in zip(args.runs, runs):
+        alone[path] = settings_by_value([run], evidence, args.measure)[0][0]
         print(f"{alone[path]:.4f}  {path} alone")
     for value, method, rrf_k, weights in settings[:10]:
         name = f"rrf, k = {rrf_k}" if method == "rrf" else method
@@ -383,19 +403,23 @@ def fit(args):
     value, method, rrf_k, weights = settings[0]
     best = max(alone, key=alone.get)
     if value <= alone[best]:
-        warn(args.out, f"no fusion is better than {best} alone: {args.measure} {alone[best]:.4f}")
+        warn(args.out, f"no fusion is better than {best} alone, which has the weight 1 in it: "
+             f"{args.measure} {alone[best]:.4f}")
+        value, weights = alone[best], [float(path == best) for path in args.runs]
     fusion = {"method": method, "rrf_k": rrf_k, "weights": weights, "measure": args.measure,
-              "value": value, "alone": alone, "runs": [Path(path).name for path in args.runs]}
-    with written(args.out, task, claims=qrels["claim_id"].nunique()) as new:
+              "value": value, "alone": alone, "runs": names}
+    with written(args.out, task, claims=evidence["claim_id"].nunique()) as new:
         new.write_text(json.dumps(fusion, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return {"made": [args.out], **fusion}
 
 def read_fusion(path, runs):
     """Return (weights, method, k of RRF) that fit has written for runs of these names."""
     fusion, names = read_object(path), [Path(run).name for run in runs]
-    if fusion.get("method") not in METHODS or fusion.get("runs") != names:
+    weights, k = fusion.get("weights"), fusion.get("rrf_k")
+    known = [fusion.get("method"), k] in [[method, k] for method, k in FITTED]
+    if not known or fusion.get("runs") != names or np.shape(weights) != (len(runs),):
         fail(path, f"no fusion of {', '.join(names)} in this order; make it by 02_retrieve.py fit")
-    return fusion["weights"], fusion["method"], fusion["rrf_k"]
+    return weights, fusion["method"], k
 
 # -------------------- Mine: rows of kind, claim_id and the fields in SHAPES
 def draw(names, count, order, rng):
@@ -404,22 +428,27 @@ def draw(names, count, order, rng):
         return [names[row] for row in rng.choice(len(names), min(count, len(names)), False)]
     return names[:count] if order == "best" else names[::-1][:count]
 
+def wanted(evidence, args):
+    """Return how many hard and how many easy negatives are drawn at a time."""
+    times = len(evidence) if args.shape == "labels" else 1  # labels: as many as tuples have in all
+    return times * args.hard, times * args.easy
+
 def examples_of(claim, evidence, top, rest, args):
-    """Yield evidence, and negatives drawn from top and rest."""
+    """Yield evidence, and negatives drawn from top and rest; labels: the negatives alone, NEI."""
     rng = np.random.default_rng([args.seed, *claim.encode()])  # other claims change no draw
+    hard, easy = wanted(evidence, args)
     if args.shape == "tuples":
         for name in evidence:
-            drawn = draw(top, args.hard, args.draw, rng) + draw(rest, args.easy, "random", rng)
-            yield "evidence", claim, name, drawn
+            negatives = draw(top, hard, args.draw, rng) + draw(rest, easy, "random", rng)
+            yield "evidence", claim, name, negatives
         return
-    times, value = 1, 0.0
-    if args.shape == "labels":  # negatives alone, as many as tuples have
-        times, value, evidence = len(evidence), "NEI", []
-    for name in evidence:
-        yield "evidence", claim, name, 1.0
-    for name in draw(top, times * args.hard, args.draw, rng):
+    value = "NEI" if args.shape == "labels" else 0.0
+    if args.shape == "pairs":
+        for name in evidence:
+            yield "evidence", claim, name, 1.0
+    for name in draw(top, hard, args.draw, rng):
         yield "hard", claim, name, value
-    for name in draw(rest, times * args.easy, "random", rng):
+    for name in draw(rest, easy, "random", rng):
         yield "easy", claim, name, value
 
 def score_examples(claim, evidence, scores, args):
@@ -429,8 +458,8 @@ def score_examples(claim, evidence, scores, args):
     """
     gold = evidence if args.gold else []
     for name in list(scores)[: args.from_top]:
-        target = np.clip(0.5 + args.scale * (scores[name] - args.middle), 0, 1)
         if name not in gold:
+            target = np.clip(0.5 + args.scale * (scores[name] - args.middle), 0, 1)
             yield "score", claim, name, target.round(6)
     for name in gold:
         yield "evidence", claim, name, 1.0
@@ -464,6 +493,7 @@ def mine(args):
     qrels = read_table(args.qrels, [*RUN[:2], "label"], abstract_id=corpus, label=LABELS)
     if needs_run:
         ranked = by_claim(read_table(args.run, RUN, abstract_id=corpus), "score")
+        check_claims({args.qrels: qrels["claim_id"], args.run: ranked})
     judged, nei = by_claim(qrels, "label"), qrels["abstract_id"][qrels["label"] == "NEI"]
     for claim in judged | ranked:
         labels, scores = judged.get(claim, {}), ranked.get(claim, {})
@@ -476,8 +506,8 @@ def mine(args):
             continue
         top, rest = negatives_of(labels, scores, nei, corpus, args)
         examples += examples_of(claim, evidence, top, rest, args)
-        times = len(evidence) if args.shape == "labels" else 1
-        short += len(top) < times * args.hard or len(rest) < times * args.easy
+        hard, easy = wanted(evidence, args)
+        short += len(top) < hard or len(rest) < easy
     if short:
         warn(args.out, f"{short} claims have fewer negatives than --hard and --easy ask for; see "
              "--from-top, --pool, --easy-from")
@@ -522,7 +552,8 @@ def add_fit(job):
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--out", default="{work}/{split}/fusion.json", help="method and weights, for fuse")
     add = job.add_argument_group("method").add_argument
-    add("--measure", type=measure, default="nDCG@10", help="nDCG@K, R@K or MRR@K, to be highest")
+    add("--measure", type=measure_at_k, default="nDCG@10",
+        help=f"what to maximise: {'@K, '.join(MEASURES)}@K")
 
 def add_mine(job):
     count = between(0, kind=int)
@@ -597,6 +628,7 @@ def fail(where, what):
     print(printable(f"error: {where}: {what}"), file=sys.stderr)
     sys.exit(2)
 
+# ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
     filled_lines, damaged = 0, []
@@ -629,23 +661,20 @@ def unquoted(fields):
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
 
-    known: the values that a column may hold. The first bad row ends the script, with its line.
+    known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    header, *rows = [line.split("\t") for line in lines]
+    header = [name.strip('"') for name in header]
     if not set(columns) <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
-             "data/convert.py reads other formats, --columns renames")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines)), sep="\t", dtype=str, na_filter=False, header=0, names=header,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
+             "data/convert.py reads other formats and renames columns")
+    for number, row in zip(numbers[1:], rows):
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -663,9 +692,10 @@ def read_table(path, columns, **known):
         bad["score is not a finite number"] = ~np.isfinite(values["score"])
         bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        for number in rows.index[rows][:1]:
+        if rows.any():
+            number = rows.idxmax()
             value = table.loc[number].get(what.removeprefix("unknown "), "")
-            what = f"{what} {value!r:.60}" if value else what
+            what = f"{what} {value!r:.60}" if what.startswith("unknown") else what
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
@@ -712,6 +742,7 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
         texts.append(", ".join(filter(None, known)))
     return separator.join(filter(None, texts))
 
+# ---------- Provenance
 def read_object(path):
     """Return the JSON object in a file, {} if there is none."""
     try:
@@ -735,18 +766,19 @@ def digest(path):
 
 def missing(path, args):
     """Return what to do about an input that does not exist."""
-    path, place = str(path), f"--data {args.data} --work {args.work}"
     command = MADE_BY.get(Path(path).name)
     if not command:
-        place = f"--data {args.data} and --split {args.split}"
-        return f"no such file, and no script makes it; check {place}"
+        splits = sorted(file.name[7:-4] for file in Path(args.data).glob("claims.*.tsv"))
+        return (f"no such file, and no script makes it; check --data {args.data} and --split "
+                f"{args.split} (claims of {', '.join(splits) or 'no split'} are there)")
+    words = ["python", *command.split()]
+    if not command.startswith("data/"):
+        words += ["--data", args.data, "--work", args.work]
     if path.endswith((".tsv", ".jsonl")):
-        place += f" --split {args.split}"
-    if command.startswith("data/"):
-        place = ""  # it takes neither
+        words += ["--split", args.split]
     flags = [f"--{name}".replace("_", "-") for name, value in vars(args).items() if value == path]
-    other = f", or name another one by {flags[0]}" if flags else ""
-    return f"it is missing; make it by: python {command} {place}{other}"
+    other = "".join(f", or name another one by {flag}" for flag in flags if flag in args.flags)
+    return f"it is missing; make it by: {shlex.join(words)}{other}"
 
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and digests of what is read.
@@ -781,14 +813,16 @@ def unlock():
     for one in LOCKS:
         Path(one.lock.lock_file).unlink(missing_ok=True)
 
-def check_owner(path, task):
-    """Refuse an output that the task reads, or a folder that another job or the user made."""
+def check_owner(args, task, path):
+    """Refuse an output that the task reads, and folders and data that others have made."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
     job = arguments.get("job") if isinstance(arguments, dict) else task["arguments"]["job"]
     ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
-    if path.is_dir() and any(path.iterdir()) and not ours:
+    data = Path(args.data).resolve()
+    foreign = path.is_dir() and any(path.iterdir()) or data in path.resolve().parents
+    if path.exists() and foreign and not ours:
         fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
@@ -796,17 +830,19 @@ def up_to_date(args, task, *outs):
     outs = list(map(Path, outs))
     for path in outs:
         lock(path)
-        check_owner(path, task)
-    fresh = not args.force
-    for path in outs:
-        made = read_object(f"{path}.meta.json")
-        fresh = fresh and path.exists() and task.items() <= made.items()
-    for path in outs if fresh else ():
+        check_owner(args, task, path)
+    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
+    for path, made in provenance.items():
+        if args.force or not path.exists() or not task.items() <= made.items():
+            return False
+    for line in made.get("warnings") or ():
+        print(line, file=sys.stderr)
+    for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
-    for line in made.get("warnings", []) if fresh else ():
-        print(line, file=sys.stderr)
-    return fresh
+        if made.get("sha256") != digest(path):
+            warn(path, "its bytes have changed since it was made; --force makes it again")
+    return True
 
 @contextlib.contextmanager
 def written(path, task, **facts):
@@ -833,7 +869,10 @@ def written(path, task, **facts):
 def remove(*paths):
     """Delete files and folders, where they exist."""
     for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""
@@ -841,12 +880,15 @@ def spent():
     peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
 
+# ---------- Command line
 if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action):  # no "(default: None)"
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(action.default)})"
         plain = any(action.default is nothing for nothing in (None, False, ""))
         return action.help if plain else super()._get_help_string(action)
 
@@ -875,23 +917,28 @@ def command_line(*functions):
         epilog=f"{script} JOB --help shows the flags of a job; without a job: {names[0]}")
     jobs = parser.add_subparsers(title="jobs", metavar="", prog=script)
     for name, function in zip(names, functions):
-        sentence = " ".join(function.__doc__.split("\n\n")[0].split())
+        sentence = " ".join((function.__doc__ or name).split("\n\n")[0].split())
         job = jobs.add_parser(
             name, help=sentence, description=sentence, formatter_class=Help, allow_abbrev=False)
         job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
         job.set_defaults(job=f"{script} {name}", function=function)
         add = job.add_argument_group("data and device").add_argument
-        add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+        add("--data", type=os.path.normpath, default="data/demo",
+            help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
             "the data folder)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-        add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
+        add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
+            help="or cpu, mps; auto: a GPU where there is one")
         add("--force", action="store_true", help="make outputs again, from the start")
     return parser, jobs.choices
 
 def arguments_of(parser, jobs):
-    """Return the arguments; {data}, {work} and {split} in defaults are filled in."""
+    """Return the arguments; {data}, {work} and {split} in defaults are filled in.
+
+    args.flags are the flags of the job.
+    """
     words, names, script = sys.argv[1:], list(jobs), Path(sys.argv[0]).name
     for word in words:
         if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", word):
@@ -904,23 +951,24 @@ def arguments_of(parser, jobs):
         for near in difflib.get_close_matches(first, names, 1, 0.7):
             fail(script, f"no job {first}; did you mean {near}?")
     args, unknown = jobs[job].parse_known_args(words)
+    flags = sorted(set(re.findall(r"--[\w-]+", jobs[job].format_help())))
     if unknown:
-        flags = re.findall(r"--[\w-]+", jobs[job].format_help())
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, list):
-            setattr(args, name, [filled(one, args) for one in value])
-        else:
-            setattr(args, name, filled(value, args))
+        many = isinstance(value, list)
+        values = [filled(one, args) for one in value] if many else filled(value, args)
+        setattr(args, name, values)
+    args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
-        return value.format(data=args.data, work=args.work, split=args.split)
+        value = value.replace("{data}", args.data).replace("{work}", args.work)
+        return value.replace("{split}", args.split)
     return value
 
 def finish(args):

@@ -35,7 +35,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function"}  # decide no byte
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
 # --- end of constants
 
 import argparse
@@ -50,6 +50,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import sys
 import time
@@ -59,14 +60,18 @@ from pathlib import Path
 
 import numpy as np
 
-KEY = ["claim_id", "abstract_id"]
+PAIR = ["claim_id", "abstract_id"]
 GROUP = 1024                # pairs that are scored and stored at once
 RRF_K = 60                  # Cormack et al. 2009
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
-LOSSES = {"bce": "BinaryCrossEntropyLoss", "margin": "MarginMSELoss", "mse": "MSELoss",
-          "l1": "MSELoss", "lambda": "LambdaLoss", "listnet": "ListNetLoss",
-          "ranknet": "RankNetLoss", "mnrl": "MultipleNegativesRankingLoss"}
-MEASURE = "eval_dev_ndcg@10"  # decides on the best epoch
+LOSSES = ("bce", "margin", "l1", "lambda", "mnrl")
+MEASURE = "dev_ndcg@10"     # decides on the best epoch
+ALIKE = 1e-5                # a relative difference of scores below it is rounding in fp32
+PROBED = 64                 # training pairs that a trained model scores once
+PROBES = [                  # the first pair must win: it alone is about one thing
+    ("Sea ice in the Arctic is shrinking.", "Satellites show that Arctic sea ice is shrinking."),
+    ("Sea ice in the Arctic is shrinking.", "The bakery opens at seven and sells fresh bread."),
+    ("Bread is sold before eight o'clock.", "Satellites show that Arctic sea ice is shrinking.")]
 
 # -------------------- Inputs
 def read_claims(path):
@@ -75,37 +80,56 @@ def read_claims(path):
 
 def read_texts(path):
     """Return {abstract_id: title and abstract}."""
-    texts = {}
-    for name, record in read_corpus(path).items():
-        parts = [str(record.get("title") or ""), record["abstract"]]
-        texts[name] = " ".join(filter(str.strip, parts))
-    return texts
+    return {name: text_of(record) for name, record in read_corpus(path).items()}
 
-def read_numbers(path, columns, run, low=-1e308, high=1e308):
+def read_columns(path, columns, run, low=-1e308, high=1e308):
     """Return columns of another table (rows of run, columns); it must have every pair of run."""
     import pandas as pd
-    table = run.merge(read_table(path, [*KEY, *columns]), on=KEY, how="left")
+    table = run.merge(read_table(path, [*PAIR, *columns]), on=PAIR, how="left")
     numbers = table[columns].apply(pd.to_numeric, errors="coerce").to_numpy()
     bad = ~((low <= numbers) & (numbers <= high)).all(axis=1)
-    for claim, name in table.loc[bad, KEY].values[:1]:
+    for claim, name in table.loc[bad, PAIR].values[:1]:
         fail(path, f"no {' and '.join(columns)} of claim {claim}, abstract {name}, or out of "
              "range; make it from this very --run")
     return numbers
 
+def read_candidates(args, claims, texts):
+    """Return the first candidates of --run: a pair a row, its score there (first), its stance."""
+    run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
+    run = run[run["rank"] <= args.depth].rename(columns={"score": "first"})[[*PAIR, "first"]]
+    if args.verdicts:
+        probabilities = read_columns(args.verdicts, ["p_supports", "p_refutes"], run, 0, 1)
+        run["stance"] = probabilities.sum(axis=1)
+    if run.empty:
+        warn(args.run, f"it holds no candidates; {args.out} is empty, too")
+    return run
+
 def read_graph(folder, corpus, ids, neighbours):
-    """Return {abstract_id: [neighbours, nearest first]}; corpus: sha256 of that with these ids."""
+    """Return {abstract_id: [neighbours, nearest first]}; corpus: sha256 of that with these ids.
+
+    meta.json vouches for the other files, and with its field sha256 for itself.
+    """
     try:
         meta = json.loads(Path(folder, "meta.json").read_bytes())
+        own = meta.pop("sha256")
+        if own != hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest():
+            raise ValueError("meta.json is damaged")
         for name, mark in meta["files"].items():
             data = Path(folder, name).read_bytes()
-            if mark != [len(data), zlib.crc32(data)] or meta["corpus"] != corpus:
-                raise ValueError(f"{name} is damaged or made from another corpus")
+            if mark != [len(data), zlib.crc32(data)]:
+                raise ValueError(f"{name} is damaged")
+        if meta["corpus"] != corpus:
+            raise ValueError("it is made from another corpus")
         places = np.load(Path(folder, "neighbours.npy"))[:, :neighbours]
-        return dict(zip(ids, np.array(ids, object)[places].tolist()))
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        return dict(zip(ids, np.array(ids, object)[places].tolist(), strict=True))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         fail(folder, f"no neighbour graph ({error}); make it with 01_index.py graph --force")
 
 # -------------------- Models
+def is_table(model):
+    """Return whether --model names a run, which stands for its scores."""
+    return model.endswith(".tsv")
+
 def mono_t5(name, device, model_kwargs, **how):
     """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
     import torch
@@ -128,8 +152,27 @@ def mono_t5(name, device, model_kwargs, **how):
     module.tokenizer = AutoTokenizer.from_pretrained(name, **how)
     return CrossEncoder(modules=[module], device=device)
 
+def logits_of(model, pairs):
+    """Return the scores of pairs as an array, without the sigmoid that would make large ones 1."""
+    import torch
+    return model.predict(pairs, activation_fn=torch.nn.Identity())
+
+def check_template(name, model):
+    """Refuse a causal reranker whose chat template drops the claim or the abstract of a pair."""
+    pairs = [(claim, text) for (claim, _), text in zip(PROBES, cut_to_fit(model, PROBES))]
+    best, *others = logits_of(model, pairs).tolist()
+    if best in others:
+        fail(name, "it scores unlike pairs alike: its chat template drops claims or abstracts; "
+             "take the template of its authors")
+    if best < max(others):
+        warn(name, "an abstract about something else wins over one that repeats the claim "
+             f"({max(others):.4g}, {best:.4g}); check its template")
+
 def load_reranker(name, flags, **how):
-    """Load a cross-encoder, a multi-vector model or monoT5, as its folder says."""
+    """Load a cross-encoder, a causal reranker, a multi-vector model or monoT5, as its folder says.
+
+    For scoring, its scores are logits.
+    """
     import torch
     from sentence_transformers import CrossEncoder, MultiVectorEncoder
     from sentence_transformers.util import load_file_path
@@ -137,13 +180,16 @@ def load_reranker(name, flags, **how):
     kind = str(AutoConfig.from_pretrained(name, trust_remote_code=False).architectures)
     if saved := load_file_path(name, "config_sentence_transformers.json"):
         kind = str(json.loads(Path(saved).read_bytes()).get("model_type") or kind)
-    train = "epochs" in flags
-    if train or re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
-        model = CrossEncoder(name, default_prompt_name=flags.prompt_name, **how)
+    training = "epochs" in flags
+    if training or re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
+        model = CrossEncoder(name, **how)
     elif "ConditionalGeneration" in kind:
         model = mono_t5(name, **how)
-    elif re.search("MultiVector|ColBERT", kind) and not flags.verdicts:
-        print(f"{name} has its own length, takes no prompt and one device", file=sys.stderr)
+    elif re.search("MultiVector|ColBERT", kind):
+        if flags.verdicts:
+            fail("--verdicts", f"scores of {name}, a multi-vector model, are no logits")
+        warn(name, "a multi-vector model truncates claims and abstracts to its own lengths, takes "
+             "no --prompt and runs on one device")
         return MultiVectorEncoder(name, **how)
     else:
         fail(name, "it has no head for a logit; 03_rerank.py train makes a reranker of it")
@@ -152,15 +198,20 @@ def load_reranker(name, flags, **how):
     model.max_seq_length = min(flags.max_length, model.max_seq_length or flags.max_length)
     if flags.prompt is not None:
         model.prompts["own"], model.default_prompt_name = flags.prompt, "own"
-    if not train:
+    if "message" in model.modalities:
+        check_template(name, model)
+    if not training:
         model.activation_fn = torch.nn.Identity()
         if not model.keep_in_fp32_modules:  # in half precision, abstracts get equal scores
             layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
             model.set_keep_in_fp32_modules(layers[-1:])
     return model
 
-def truncated(model, pairs):
-    """Return the abstracts of (claim, abstract) pairs; only they are cut, no claim or template."""
+def cut_to_fit(model, pairs):
+    """Return the abstracts of (claim, abstract) pairs, truncated to the room that is left.
+
+    Neither a claim nor a template is ever truncated; if they leave no room, the script ends.
+    """
     prompt, texts = model.prompts.get(model.default_prompt_name), []
     empty = model.preprocess([(claim, "") for claim, _ in pairs], prompt=prompt)
     # In a chat template, the first and last word may split into more tokens
@@ -175,52 +226,79 @@ def truncated(model, pairs):
         texts.append(text)
     return texts
 
+def find_cut(model, texts):
+    """Return which texts a multi-vector model truncates to its own length, as booleans."""
+    prompts = [model.prompts[name] for name in ("document", "passage", "corpus")
+               if name in model.prompts]
+    lengths = []
+    for truncation in (True, False):
+        how = {"text": {"truncation": truncation} | ({} if truncation else {"max_length": None})}
+        batch = model.preprocess(texts, prompt=next(iter(prompts), None), task="document",
+                                 processing_kwargs=how)
+        lengths.append(batch["attention_mask"].sum(dim=1))
+    return (lengths[0] < lengths[1]).tolist()
+
 # -------------------- Scores
-def score_pairs(model, pool, args, pairs):
+def score_late(model, args, claims, texts):
+    """Return MaxSim scores of a multi-vector model, and which texts are truncated."""
+    once = list(dict.fromkeys(claims))
+    vectors = dict(zip(once, model.encode_query(once, batch_size=args.batch_size)))
+    documents = model.encode_document(texts, batch_size=args.batch_size)
+    scores = model.similarity_pairwise([vectors[claim] for claim in claims], documents)
+    return scores.float().cpu().numpy(), find_cut(model, texts)
+
+def score_batch(model, pool, args, pairs):
     """Return the scores of (claim, abstract) pairs as an array, and which ones are truncated."""
     claims, texts = map(list, zip(*pairs))
-    if hasattr(model, "encode_query"):  # late interaction: MaxSim of token vectors
-        once = list(dict.fromkeys(claims))
-        vectors = dict(zip(once, model.encode_query(once, batch_size=args.batch_size)))
-        claims = [vectors[claim] for claim in claims]
-        texts = model.encode_document(texts, batch_size=args.batch_size)
-        scores = model.similarity_pairwise(claims, texts)
-        return scores.float().cpu().numpy(), [False] * len(pairs)
-    short, share = truncated(model, pairs), -(-len(pairs) // len(args.device))
+    if hasattr(model, "encode_query"):
+        return score_late(model, args, claims, texts)
+    short, share = cut_to_fit(model, pairs), -(-len(pairs) // len(args.device))
     scores = model.predict(
         list(zip(claims, short)), batch_size=args.batch_size, pool=pool, chunk_size=share)
     return scores, [text != whole for text, whole in zip(short, texts)]
 
-def score_groups(claims, texts, score, path, pairs):
-    """Score (claim_id, abstract_id) pairs; path holds finished groups, a JSON line each."""
-    from tqdm.auto import tqdm
-    known = {}
-    with open(path, "a+", encoding="utf-8") as file:
-        file.seek(0)
+def read_scores(path):
+    """Return {pair: (claim_id, abstract_id, score, truncated)} of whatever can be read."""
+    scores = {}
+    with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            with contextlib.suppress(ValueError):  # a torn line is scored again
-                known |= {tuple(row[:2]): row for row in json.loads(line)}
-        left = [pair for pair in pairs if pair not in known]
+            try:
+                for claim, name, score, cut in json.loads(line):
+                    if isinstance(score, float) and np.isfinite(score):
+                        scores[claim, name] = claim, name, score, bool(cut)
+            except (ValueError, TypeError, RecursionError):
+                continue  # torn or damaged: these pairs are scored again
+    return scores
+
+def score_resumably(claims, texts, score, path, pairs):
+    """Return rows (claim_id, abstract_id, score, truncated) of (claim_id, abstract_id) pairs.
+
+    path holds finished groups, a JSON line each.
+    """
+    from tqdm.auto import tqdm
+    finished = read_scores(path) if path.exists() else {}
+    left = [pair for pair in pairs if pair not in finished]
+    with open(path, "a", encoding="utf-8") as file:
         for start in tqdm(range(0, len(left), GROUP), desc=f"rerank, {GROUP} pairs each"):
             group = left[start : start + GROUP]
-            scores, flags = score([(claims[claim], texts[name]) for claim, name in group])
+            scores, cut = score([(claims[claim], texts[name]) for claim, name in group])
             for row in np.flatnonzero(~np.isfinite(scores))[:1]:
                 fail("claim {}, abstract {}".format(*group[row]), "the score is not a finite "
                      "number; take --dtype fp32, or train with a lower --lr")
-            rows = [(*pair, *rest) for pair, *rest in zip(group, scores.tolist(), flags)]
+            rows = [(*pair, *rest) for pair, *rest in zip(group, scores.tolist(), cut)]
             file.write("\n" + json.dumps(rows))
             file.flush()
-            known |= dict(zip(group, rows))
-    return [known[pair] for pair in pairs]
+            finished |= dict(zip(group, rows))
+    return [finished[pair] for pair in pairs]
 
-def score_run(pairs, score, graph, args):
+def score_with_graph(pairs, score, graph, args):
     """Score pairs; with a graph, then neighbours of the best in rounds (AlexUNLP-FMT 2025)."""
     import pandas as pd
     rows, seen = [], set()
     for _ in range(1 + args.rounds):
         rows += score(pairs)
         seen.update(pairs)
-        table, near = pd.DataFrame(rows, columns=[*KEY, "score", "truncated"]), {}
+        table, near = pd.DataFrame(rows, columns=[*PAIR, "score", "truncated"]), {}
         for claim, group in table.groupby("claim_id", sort=False):
             for name in group.nlargest(args.beam, "score")["abstract_id"]:
                 near |= dict.fromkeys((claim, other) for other in graph.get(name, ()))
@@ -229,32 +307,52 @@ def score_run(pairs, score, graph, args):
             break
     return table
 
-def scored(number, task, pairs, claims, texts, graph, args):
-    """Return the table of score_run by a model, on several devices if it is a cross-encoder."""
+def score_by_model(name, path, pairs, claims, texts, graph, args):
+    """Return the table of score_with_graph, on several devices if it is a cross-encoder.
+
+    path keeps finished groups.
+    """
     import torch
-    name, pool = args.model[number], None
-    model = open_model(load_reranker, name, args, args.dtype, flags=args)
+    model, pool = open_model(load_reranker, name, args, args.dtype, flags=args), None
     if hasattr(model, "predict"):  # a claim that leaves no room ends the script before any score
-        truncated(model, [(claims[claim], "") for claim in dict(pairs)])
+        cut_to_fit(model, [(claims[claim], "") for claim in dict(pairs)])
     if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
-    score = functools.partial(score_pairs, model, pool, args)
-    path = parts_of(args.out, task, args) / f"{number}.jsonl"
-    args.force = False  # the next model keeps what this one finishes
-    score = functools.partial(score_groups, claims, texts, score, path)
+    score = functools.partial(score_batch, model, pool, args)
+    score = functools.partial(score_resumably, claims, texts, score, path)
     try:
-        return score_run(pairs, score, graph, args)
+        return score_with_graph(pairs, score, graph, args)
     finally:
         if pool:
             model.stop_multi_process_pool(pool)
 
-def combined(logits, stance, alpha):
+def alike(low, high):
+    """Return whether the lowest and the highest score differ by rounding alone."""
+    return high - low <= ALIKE * np.maximum(abs(low), abs(high))
+
+def count_alike(table):
+    """Return how many claims have several candidates whose scores differ by rounding alone."""
+    scores = table.groupby("claim_id")["score"].agg(["min", "max", "size"])
+    return int((alike(scores["min"], scores["max"]) & (scores["size"] > 1)).sum())
+
+def facts_of(name, table):
+    """Return counts of a model's scores for the provenance, and call out those without meaning."""
+    claims, unranked = table["claim_id"].nunique(), count_alike(table)
+    if unranked:
+        warn(name, f"equal scores for all candidates of {unranked} of {claims} claims: they "
+             "rank nothing")
+    ties, cut = table.duplicated(["claim_id", "score"]).sum(), table["truncated"].sum()
+    return {"model": name, "pairs": len(table), "equal_scores": int(ties),
+            "claims_scored_alike": unranked, "truncated": int(cut)}
+
+# -------------------- Fusion
+def combo_score(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
     from scipy.special import expit
     return (1 - alpha) * expit(logits) + alpha * stance
 
-def blended(table, weight):
+def blend_first_stage(table, weight):
     """(1 - weight) z(score) + weight z(first) in each claim; what first lacks counts lowest.
 
     z: (score - mean) / standard deviation; 0 where all are equal.
@@ -265,56 +363,60 @@ def blended(table, weight):
     z = (scores - by.transform("mean")) / by.transform("std", ddof=0).replace(0, 1)
     return (1 - weight) * z["score"] + weight * z["first"]
 
-def rrf(runs):
-    """Sum over runs of 1 / (k + rank), a pair at a time (Cormack et al. 2009)."""
-    import pandas as pd
-    table = pd.concat(runs).eval(f"score = 1 / ({RRF_K} + rank)")
-    return table.groupby(KEY, sort=False, as_index=False)["score"].sum()
-
-def ranked(table, order):
+def sort_run(table, order):
     """Return a run, best first; equal scores by order, {abstract_id: place in the corpus}."""
     claim, place = table["claim_id"].factorize()[0], table["abstract_id"].map(order)
     table = table.iloc[np.lexsort((place, -table["score"], claim))]
     return table.assign(rank=table.groupby("claim_id").cumcount() + 1)[RUN]
 
+def rrf(runs):
+    """Sum over runs of 1 / (k + rank), a pair at a time (Cormack et al. 2009)."""
+    import pandas as pd
+    table = pd.concat(runs).eval(f"score = 1 / ({RRF_K} + rank)")
+    return table.groupby(PAIR, sort=False, as_index=False)["score"].sum()
+
 def rerank(args):
-    """Score the first candidates of each claim."""
+    """Score the first candidates of each claim by one or several models."""
+    tables = list(filter(is_table, args.model))
+    if args.graph and tables:
+        fail("--graph", f"{tables[0]} is no model to score neighbours with; fuse the runs")
+    if args.graph and args.verdicts:
+        fail("--verdicts", "neighbours have none; leave out --graph or --verdicts")
     extra = filter(None, [args.graph, args.verdicts])
-    task = task_of(args, args.run, args.claims, args.corpus, *extra, models=args.model)
+    names = [name for name in args.model if name not in tables]
+    task = task_of(args, args.run, args.claims, args.corpus, *extra, *tables, models=names)
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims, texts, graph = read_claims(args.claims), read_texts(args.corpus), {}
-    run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
-    run = run[run["rank"] <= args.depth].rename(columns={"score": "first"})[[*KEY, "first"]]
-    if args.verdicts:
-        shares = read_numbers(args.verdicts, ["p_supports", "p_refutes"], run, 0, 1)
-        run["stance"] = shares.sum(axis=1)
+    candidates = read_candidates(args, claims, texts)
     if args.graph:
-        corpus = task["inputs"][str(Path(args.corpus))]
+        corpus = task["inputs"][args.corpus]
         graph = read_graph(args.graph, corpus, list(texts), args.neighbours)
-    pairs, order = list(map(tuple, run[KEY].values)), {name: n for n, name in enumerate(texts)}
-    runs, models = [], []
-    for number, name in enumerate(args.model):
-        if name.endswith(".tsv"):
-            if args.graph:
-                fail("--graph", f"{name} is no model to score neighbours with; fuse the runs")
-            table = run.assign(score=read_numbers(name, ["score"], run), truncated=False)
+    pairs = list(map(tuple, candidates[PAIR].values))
+    order = {name: place for place, name in enumerate(texts)}
+    parts, runs, models = None, [], []
+    for number, name in enumerate(args.model if pairs else []):
+        if name in tables:
+            scores = read_columns(name, ["score"], candidates)
+            table = candidates.assign(score=scores, truncated=False)
         else:
-            table = scored(number, task, pairs, claims, texts, graph, args)
-            table = table.merge(run, on=KEY, how="left")
-        ties, cut = table.duplicated(["claim_id", "score"]).sum(), table["truncated"].sum()
-        models.append({"model": name, "pairs": len(table), "equal_scores": int(ties),
-                       "truncated": int(cut)})
+            parts = parts or parts_of(args.out, task, args)
+            path = parts / f"{number}.jsonl"
+            table = score_by_model(name, path, pairs, claims, texts, graph, args)
+            table = table.merge(candidates, on=PAIR, how="left")
+        models.append(facts_of(name, table))
         if args.verdicts:
-            table["score"] = combined(table["score"], table["stance"], args.alpha)
+            table["score"] = combo_score(table["score"], table["stance"], args.alpha)
         if args.first_stage:
-            table["score"] = blended(table, args.first_stage)
-        runs.append(ranked(table, order))
-    table = ranked(rrf(runs), order) if len(runs) > 1 else runs[0]
-    table = table[table["rank"] <= (args.top_k or len(table))]
-    facts = {"rows": len(table), "models": models}
+            table["score"] = blend_first_stage(table, args.first_stage)
+        runs.append(sort_run(table, order))
+    if not runs:
+        runs = [candidates.reindex(columns=RUN)]
+    run = sort_run(rrf(runs), order) if len(runs) > 1 else runs[0]
+    run = run[run["rank"] <= (args.top_k or len(run))]
+    facts = {"rows": len(run), "models": models}
     with written(args.out, task, **facts) as path:
-        table.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+        run.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
@@ -323,88 +425,157 @@ def read_examples(path, claims, texts, loss):
     """Return a table of tuple, place (0: the positive, or a pair), claim, abstract, label."""
     import pandas as pd
     rows = []
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                example, label = json.loads(line), 1.0
-                if "positive" in example or loss in ("margin", "mnrl"):
-                    names = [example["positive"], *example["negatives"]]
-                else:
-                    names, label = [example["abstract_id"]], float(example["target"])
-                if not 0 <= label <= 1:
-                    raise ValueError(f"target {label}")
-                claim = claims[example["claim_id"]]
-                for place, name in enumerate(names):
-                    rows.append((number, place, claim, texts[name], 0.0 if place else label))
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
-                fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py "
-                     "mine, known ids, target 0 to 1; --loss margin and mnrl read tuples only")
+    for number, line in read_lines(path):
+        try:
+            example, label = json.loads(line), 1.0
+            if "positive" in example or loss in ("margin", "mnrl"):
+                names = [example["positive"], *example["negatives"]]
+            else:
+                names, label = [example["abstract_id"]], float(example["target"])
+            if not 0 <= label <= 1:
+                raise ValueError(f"target {label}")
+            claim = claims[str(example["claim_id"])]
+            for place, name in enumerate(map(str, names)):
+                rows.append((number, place, claim, texts[name], 0.0 if place else label))
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py mine, "
+                 "known ids, target 0 to 1; --loss margin and mnrl read tuples only")
     table = pd.DataFrame(rows, columns=["tuple", "place", "claim", "abstract", "label"])
     if not table["label"].any() or (loss == "margin" and table["label"].all()):
         fail(path, "no positive, or no negative for margin: nothing to learn; mine others")
     return table
 
+def width_of(counts):
+    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
+
+    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
+    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
+    """
+    kept = {}
+    for width in range(1, max(counts, default=0) + 1):
+        kept[width] = width * sum(count >= width for count in counts)
+    return max(kept, key=kept.get, default=0)
+
+def cut_tuples(examples):
+    """Return a row a tuple (claim, columns 0 to width), and counts of what is left out."""
+    counts = examples.groupby("tuple")["place"].max()
+    width = width_of(counts.tolist())
+    table = examples[examples["tuple"].map(counts).ge(width) & examples["place"].le(width)]
+    table = table.pivot(index=["tuple", "claim"], columns="place", values="abstract")
+    used = width * len(table)
+    return table.rename(columns=str).reset_index("claim"), {
+        "examples": len(counts), "left_out": len(counts) - len(table),
+        "negatives": used, "negatives_left_out": int(counts.sum()) - used}
+
 def rows_of(examples, loss):
-    """Return the table that a loss reads."""
+    """Return the table that a loss reads, and counts of what it leaves out."""
     if loss == "margin":  # a row for each negative
         first = examples["place"] == 0
         table = examples[first].merge(examples[~first], on=["tuple", "claim"])
-        return table[["claim", "abstract_x", "abstract_y"]].assign(label=-1.0)
-    if loss == "mnrl":  # as many negatives as all tuples have
-        table = examples.pivot(index=["tuple", "claim"], columns="place", values="abstract")
-        table = table.dropna(axis=1).rename(columns=str)
-        print(f"{len(examples) - table.size} negatives are left out, so that all tuples fit")
-        return table.reset_index("claim")
+        return table[["claim", "abstract_x", "abstract_y"]], {}
+    if loss == "mnrl":
+        return cut_tuples(examples)
     table = examples[["claim", "abstract", "label"]].drop_duplicates()
-    if loss in ("lambda", "listnet", "ranknet"):
-        return table.groupby("claim", sort=False, as_index=False).agg(list)
-    return table
+    if loss == "lambda":  # a row for each claim
+        table = table.groupby("claim", sort=False, as_index=False).agg(list)
+    return table, {}
+
+def margin_loss(model, margin):
+    """Return the hinge loss of pairs: max(0, margin - (s(positive) - s(negative))), s: logits."""
+    import torch
+    from sentence_transformers.util import batch_to_device
+
+    class MarginLoss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def logits(self, claims, texts, prompt):
+            batch = self.model.preprocess(list(zip(claims, texts)), prompt=prompt)
+            return self.model(batch_to_device(batch, self.model.device))["scores"].view(-1)
+
+        def forward(self, columns, labels=None, prompt=None, task=None):
+            claims, positives, negatives = columns
+            lead = self.logits(claims, positives, prompt) - self.logits(claims, negatives, prompt)
+            return (margin - lead).clamp(min=0).mean()
+
+    return MarginLoss()
 
 def loss_of(model, args):
-    """Return the loss on logits that --loss names; mse and l1 compare sigmoids with targets."""
+    """Return the loss on logits that --loss names."""
     from sentence_transformers.cross_encoder import losses
     from torch import nn
-    loss = getattr(losses, LOSSES[args.loss])(model)
-    if args.loss in ("mse", "l1"):
-        loss.activation_fn = nn.Sigmoid()
-    if args.loss == "l1":
-        loss.loss_fct = nn.L1Loss()
-    if args.loss == "margin":  # max(0, margin - (s_pos - s_neg)): a hinge whose label is -1
-        loss.loss_fct = nn.HingeEmbeddingLoss(margin=args.margin)
+    if args.loss == "margin":
+        return margin_loss(model, args.margin)
+    if args.loss == "lambda":
+        return losses.LambdaLoss(model)
+    if args.loss == "mnrl":
+        return losses.MultipleNegativesRankingLoss(model)
+    if args.loss == "bce":
+        return losses.BinaryCrossEntropyLoss(model)
+    loss = losses.MSELoss(model, nn.Sigmoid())  # l1: |sigmoid - target|
+    loss.loss_fct = nn.L1Loss()
     return loss
 
+# -------------------- Dev
+def mean_ndcg(run, evidence):
+    """Return the mean nDCG@10 of a run (claim_id, rank, relevant: 0 or 1).
+
+    evidence: the number of relevant abstracts of each claim, retrieved or not; it sets the ideal.
+    The mean is over all these claims: one without candidates counts 0.
+    """
+    discounts = 1 / np.log2(np.arange(2, 12))  # of ranks 1 to 10
+    ideal = discounts.cumsum()[np.minimum(evidence, 10) - 1]
+    top = run[run["rank"] <= 10]
+    gains = top["relevant"] * discounts[top["rank"] - 1]
+    gains = gains.groupby(top["claim_id"]).sum().reindex(evidence.index, fill_value=0)
+    return float((gains / ideal).mean())
+
 def dev_evaluator(model, paths, texts, depth):
-    """Return the evaluator of a reranked run; paths: its claims, their qrels, the run."""
-    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-    claims, samples = read_claims(paths[0]), []
+    """Return an evaluator: nDCG@10 of a reranked run; paths: its claims, their qrels, the run."""
+    from sentence_transformers.base.evaluation import BaseEvaluator
+    claims, order = read_claims(paths[0]), {name: place for place, name in enumerate(texts)}
     known = {"claim_id": claims, "abstract_id": texts}
-    qrels = read_table(paths[1], [*KEY, "label"], label=LABELS, **known).query("label != 'NEI'")
-    run = read_table(paths[2], RUN, **known).query("rank <= @depth & claim_id in @qrels.claim_id")
+    qrels = read_table(paths[1], [*PAIR, "label"], label=LABELS, **known).query("label != 'NEI'")
+    evidence = qrels.groupby("claim_id").size()
+    run = read_table(paths[2], RUN, **known).query("rank <= @depth & claim_id in @evidence.index")
     if run.empty:
         fail(paths[2], "no candidates of dev claims with evidence; give another --dev-run")
-    pairs = [(claims[claim], texts[name]) for claim, name in run[KEY].values]
-    run = run.assign(text=truncated(model, pairs))
-    for claim, rows in run.groupby("claim_id", sort=False):
-        samples.append({"query": claims[claim], "documents": rows["text"].tolist(),
-                        "positive": rows.merge(qrels, on=KEY)["text"].tolist()})
-    print(f"dev: {len(samples)} of {qrels['claim_id'].nunique()} claims have candidates")
-    return CrossEncoderRerankingEvaluator(
-        samples, name="dev", always_rerank_positives=False, write_csv=False)
+    run = run[PAIR].merge(qrels[PAIR].assign(relevant=1), on=PAIR, how="left").fillna(0)
+    pairs = [(claims[claim], texts[name]) for claim, name in run[PAIR].values]
+    pairs = [(claim, text) for (claim, _), text in zip(pairs, cut_to_fit(model, pairs))]
+    print(f"dev: {run['claim_id'].nunique()} of {len(evidence)} claims have candidates, "
+          f"{int(run['relevant'].sum())} of {evidence.sum()} relevant abstracts are among them")
+
+    class Reranked(BaseEvaluator):
+        def __call__(self, model, *_, **__):
+            table = sort_run(run.assign(score=logits_of(model, pairs)), order).merge(run, on=PAIR)
+            return {MEASURE: mean_ndcg(table, evidence)}
+
+    return Reranked()
+
+def check_trained(model, pairs, out):
+    """Call out a model that scores different (claim, abstract) pairs alike."""
+    scores = logits_of(model, pairs)
+    if len(pairs) > 1 and alike(scores.min(), scores.max()):
+        warn(out, f"it gives the same score to {len(pairs)} of its training pairs: it has learnt "
+             "nothing; lower --lr, or mine other examples")
 
 def train(args):
-    """Fine-tune a cross-encoder, weights in fp32 whatever the checkpoint is stored in."""
-    NEUTRAL.discard("batch_size")  # here it changes the weights
+    """Fine-tune a cross-encoder on examples.
+
+    Its weights are trained in fp32, whatever precision the checkpoint is stored in.
+    """
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     dev.append(args.dev_run)
     if not all(map(os.path.isfile, dev)):
-        print(f"warning: no dev evaluation without {', '.join(dev)}", file=sys.stderr)
+        warn("no dev evaluation", f"it needs {', '.join(dev)}")
         dev = []
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims, texts = read_claims(args.claims), read_texts(args.corpus)
     examples = read_examples(args.examples, claims, texts, args.loss)
-    one_gpu(args)
     import transformers
     from datasets import Dataset
     from sentence_transformers import cross_encoder
@@ -413,72 +584,111 @@ def train(args):
     model = open_model(load_reranker, args.model, args, "fp32", flags=args)
     pairs, short = examples[["claim", "abstract"]].values.tolist(), []
     for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
-        short += truncated(model, pairs[start : start + GROUP])
-    table = rows_of(examples.assign(abstract=short), args.loss)
+        short += cut_to_fit(model, pairs[start : start + GROUP])
+    table, counts = rows_of(examples.assign(abstract=short), args.loss)
+    if counts.get("negatives_left_out") or counts.get("left_out"):
+        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples and "
+             f"{counts['negatives_left_out']} negatives are left out, as all tuples need as many "
+             "negatives")
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
     if dev:
-        print(f"before training: nDCG@10 on dev {evaluator(model)['dev_ndcg@10']:.4f}")
+        print(f"before training: nDCG@10 on dev {evaluator(model)[MEASURE]:.4f}")
     make = functools.partial(
         cross_encoder.CrossEncoderTrainer, model, evaluator=evaluator, loss=loss_of(model, args),
         train_dataset=Dataset.from_pandas(table, preserve_index=False))
     log = fit(
         make, cross_encoder.CrossEncoderTrainingArguments, model, parts_of(args.out, task, args),
-        args, MEASURE if dev else None, per_device_train_batch_size=args.batch_size,
+        args, f"eval_{MEASURE}" if dev else None, per_device_train_batch_size=args.batch,
         prompts=model.prompts.get(model.default_prompt_name),
         weight_decay=0.01,  # Kiepura & Lam 2025
         lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
         batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler")
-    curve = [entry[MEASURE] for entry in log if MEASURE in entry]
-    facts = {"rows": len(table), "dev": curve,
+    check_trained(model, list(dict.fromkeys(zip(examples["claim"], short)))[:PROBED], args.out)
+    curve = [entry[f"eval_{MEASURE}"] for entry in log if f"eval_{MEASURE}" in entry]
+    facts = {"rows": len(table), **counts, "dev": curve,
              "truncated": int((examples["abstract"] != short).sum())}
     with written(args.out, task, log=log, **facts) as path:
-        model.save_pretrained(str(path), create_model_card=False)
+        save(model, path)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
 # -------------------- Command line
+def add_inputs(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    return add
+
+def add_model(job, **model):
+    add = job.add_argument_group("model").add_argument
+    add("--model", **model)
+    add("--max-length", type=between(1, kind=int), default=512,
+        help="tokens of a pair; the abstract is truncated")
+    add("--prompt", help="instruction (default: the model's own, if it has one)")
+    return add
+
+def add_rerank(job):
+    share, count = between(0, 1), between(1, kind=int)
+    add = add_inputs(job)
+    add("--run", default="{work}/{split}/hybrid.tsv", help="run to rerank")
+    add("--out", default="{work}/{split}/rerank.tsv", help="reranked run")
+    add("--depth", type=count, default=20, help="candidates per claim that are scored")
+    add("--top-k", type=between(0, kind=int), default=0,
+        help="abstracts per claim that are written; 0: all")
+    add = add_model(
+        job, nargs="+", default=["{work}/models/reranker"],
+        help="folders or hub ids: cross-encoders, causal rerankers, multi-vector models, monoT5; "
+        "a run.tsv stands for its scores; several are fused by reciprocal rank")
+    add("--batch-size", type=count, default=32, help="pairs per batch")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="precision; auto: half on a GPU, the last layer in fp32")
+    add = job.add_argument_group("combination with other scores").add_argument
+    add("--first-stage", type=share, default=0.0,
+        help="weight of --run's scores, 0 to 1; both as z-scores")
+    add("--verdicts", help="verdicts of --run: P(SUPPORTS) + P(REFUTES) joins the sigmoid score")
+    add("--alpha", type=share, default=0.5, help="weight of --verdicts, 0 to 1")
+    add = job.add_argument_group("neighbours of the best join the candidates").add_argument
+    add("--graph", help="folder of 01_index.py graph (default: none join)")
+    add("--rounds", type=count, default=20, help="rounds at most")
+    add("--neighbours", type=count, default=10, help="neighbours per abstract")
+    add("--beam", type=count, default=30, help="abstracts expanded per claim and round")
+
+def add_train(job):
+    positive, count = between(1e-9), between(1, kind=int)
+    add = add_inputs(job)
+    add("examples", nargs="?", default="{work}/{split}/examples.jsonl", help="pairs or tuples")
+    add("--out", type=os.path.normpath, default="{work}/models/reranker", help="trained model")
+    add_model(job, default="data/models/minilm", help="folder or hub id: encoder or reranker")
+    add = job.add_argument_group("training").add_argument
+    add("--loss", choices=LOSSES, default="bce",
+        help="bce, l1: targets of pairs; lambda: lists of a claim; margin, mnrl: tuples")
+    add("--margin", type=positive, default=0.2, help="margin: lead of a positive, in logits")
+    add("--epochs", type=positive, default=3, help="passes over the examples, also fractions")
+    add("--lr", type=positive, default=2e-5, help="learning rate")
+    add("--batch-size", type=count, default=16, dest="batch", help="rows per batch")
+    add("--accumulate", type=count, default=1, help="batches per step")
+    add = job.add_argument_group("dev split; the epoch that is best on it is kept").add_argument
+    add("--dev-split", default="dev", help="its claims and qrels are in --data")
+    add("--dev-run", help="its run (default: WORK/DEV_SPLIT/hybrid.tsv)")
+    add("--dev-depth", type=count, default=20, help="candidates per claim that are scored")
+    add("--patience", type=count, default=2, help="epochs without a gain before training stops")
+
+def resolve(args):
+    """Return the arguments as the jobs use them; nothing changes them afterwards."""
+    if args.function is train:
+        args = one_gpu(args)  # before torch sees any
+        args.dev_run = args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"
+        args.dtype = "auto"  # of autocast; the weights are fp32
+    models = args.model if isinstance(args.model, list) else [args.model]
+    if any(not is_table(name) for name in models):
+        args.dtype = precision_of(args)
+    return args
+
 def main():
-    job, parser, shared, words = command_line("rerank", "train")
-    add, data, work, split = parser.add_argument, shared.data, shared.work, shared.split
-    share, count, positive = between(0, 1), between(1, kind=int), between(1e-9)
-    add("--claims", default=f"{data}/claims.{split}.tsv", help="claims")
-    add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
-    add("--max-length", type=count, default=512, help="tokens; abstracts are truncated")
-    add("--prompt", help="instruction, in place of the model's own")
-    add("--prompt-name", help="which of the model's own prompts")
-    if job == "rerank":
-        add("--run", default=f"{work}/{split}/hybrid.tsv", help="run to rerank")
-        add("--model", nargs="+", default=[f"{work}/models/reranker"], help="folders or hub ids: "
-            "cross-encoders, causal rerankers, multi-vector models, monoT5; a .tsv: its scores")
-        add("--out", default=f"{work}/{split}/rerank.tsv", help="reranked run")
-        add("--depth", type=count, default=20, help="candidates per claim")
-        add("--top-k", type=between(0, kind=int), default=0, help="abstracts per claim; 0: all")
-        add("--first-stage", type=share, default=0.0, help="weight of --run's z-scores")
-        one = parser.add_mutually_exclusive_group().add_argument
-        one("--graph", help="folder of a neighbour graph: neighbours of the best join")
-        add("--rounds", type=count, default=20, help="graph: rounds at most")
-        add("--neighbours", type=count, default=10, help="graph: neighbours per abstract")
-        add("--beam", type=count, default=30, help="graph: abstracts expanded per round")
-        one("--verdicts", help="verdicts of --run: P(SUPPORTS) + P(REFUTES) joins")
-        add("--alpha", type=share, default=0.5, help="weight of the verdicts")
-        add("--batch-size", type=count, default=32, help="pairs per batch")
-        add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-            help="auto: half precision on a GPU, last layer in fp32")
-    else:
-        add("examples", nargs="?", default=f"{work}/{split}/examples.jsonl", help="pairs or tuples")
-        add("--model", default="data/models/minilm", help="encoder or reranker")
-        add("--out", type=os.path.normpath, default=f"{work}/models/reranker", help="trained model")
-        add("--loss", choices=LOSSES, default="bce", help="margin and mnrl need tuples")
-        add("--margin", type=positive, default=0.2, help="margin: lead of a positive")
-        add("--epochs", type=positive, default=3, help="passes, also fractions")
-        add("--lr", type=positive, default=2e-5, help="learning rate")
-        add("--batch-size", type=count, default=16, help="rows per batch")
-        add("--accumulate", type=count, default=1, help="batches per step")
-        add("--dev-split", default="dev", help="dev split; the epoch that is best on it is kept")
-        add("--dev-run", default=f"{work}/dev/hybrid.tsv", help="run of the dev split")
-        add("--dev-depth", type=count, default=20, help="candidates per claim")
-        add("--patience", type=count, default=2, help="epochs without a gain on dev")
-    finish({"rerank": rerank, "train": train}[job], parser.parse_args(words))
+    parser, jobs = command_line(rerank, train)
+    add_rerank(jobs["rerank"])
+    add_train(jobs["train"])
+    finish(resolve(arguments_of(parser, jobs)))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
@@ -511,6 +721,7 @@ def fail(where, what):
     print(printable(f"error: {where}: {what}"), file=sys.stderr)
     sys.exit(2)
 
+# ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
     filled_lines, damaged = 0, []
@@ -543,23 +754,20 @@ def unquoted(fields):
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
 
-    known: the values that a column may hold. The first bad row ends the script, with its line.
+    known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    header, *rows = [line.split("\t") for line in lines]
+    header = [name.strip('"') for name in header]
     if not set(columns) <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
-             "data/convert.py reads other formats, --columns renames")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines)), sep="\t", dtype=str, na_filter=False, header=0, names=header,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
+             "data/convert.py reads other formats and renames columns")
+    for number, row in zip(numbers[1:], rows):
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -577,9 +785,10 @@ def read_table(path, columns, **known):
         bad["score is not a finite number"] = ~np.isfinite(values["score"])
         bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        for number in rows.index[rows][:1]:
+        if rows.any():
+            number = rows.idxmax()
             value = table.loc[number].get(what.removeprefix("unknown "), "")
-            what = f"{what} {value!r:.60}" if value else what
+            what = f"{what} {value!r:.60}" if what.startswith("unknown") else what
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
@@ -626,6 +835,7 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
         texts.append(", ".join(filter(None, known)))
     return separator.join(filter(None, texts))
 
+# ---------- Provenance
 def read_object(path):
     """Return the JSON object in a file, {} if there is none."""
     try:
@@ -649,18 +859,19 @@ def digest(path):
 
 def missing(path, args):
     """Return what to do about an input that does not exist."""
-    path, place = str(path), f"--data {args.data} --work {args.work}"
     command = MADE_BY.get(Path(path).name)
     if not command:
-        place = f"--data {args.data} and --split {args.split}"
-        return f"no such file, and no script makes it; check {place}"
+        splits = sorted(file.name[7:-4] for file in Path(args.data).glob("claims.*.tsv"))
+        return (f"no such file, and no script makes it; check --data {args.data} and --split "
+                f"{args.split} (claims of {', '.join(splits) or 'no split'} are there)")
+    words = ["python", *command.split()]
+    if not command.startswith("data/"):
+        words += ["--data", args.data, "--work", args.work]
     if path.endswith((".tsv", ".jsonl")):
-        place += f" --split {args.split}"
-    if command.startswith("data/"):
-        place = ""  # it takes neither
+        words += ["--split", args.split]
     flags = [f"--{name}".replace("_", "-") for name, value in vars(args).items() if value == path]
-    other = f", or name another one by {flags[0]}" if flags else ""
-    return f"it is missing; make it by: python {command} {place}{other}"
+    other = "".join(f", or name another one by {flag}" for flag in flags if flag in args.flags)
+    return f"it is missing; make it by: {shlex.join(words)}{other}"
 
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and digests of what is read.
@@ -695,14 +906,16 @@ def unlock():
     for one in LOCKS:
         Path(one.lock.lock_file).unlink(missing_ok=True)
 
-def check_owner(path, task):
-    """Refuse an output that the task reads, or a folder that another job or the user made."""
+def check_owner(args, task, path):
+    """Refuse an output that the task reads, and folders and data that others have made."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
     job = arguments.get("job") if isinstance(arguments, dict) else task["arguments"]["job"]
     ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
-    if path.is_dir() and any(path.iterdir()) and not ours:
+    data = Path(args.data).resolve()
+    foreign = path.is_dir() and any(path.iterdir()) or data in path.resolve().parents
+    if path.exists() and foreign and not ours:
         fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
@@ -710,17 +923,19 @@ def up_to_date(args, task, *outs):
     outs = list(map(Path, outs))
     for path in outs:
         lock(path)
-        check_owner(path, task)
-    fresh = not args.force
-    for path in outs:
-        made = read_object(f"{path}.meta.json")
-        fresh = fresh and path.exists() and task.items() <= made.items()
-    for path in outs if fresh else ():
+        check_owner(args, task, path)
+    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
+    for path, made in provenance.items():
+        if args.force or not path.exists() or not task.items() <= made.items():
+            return False
+    for line in made.get("warnings") or ():
+        print(line, file=sys.stderr)
+    for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
-    for line in made.get("warnings", []) if fresh else ():
-        print(line, file=sys.stderr)
-    return fresh
+        if made.get("sha256") != digest(path):
+            warn(path, "its bytes have changed since it was made; --force makes it again")
+    return True
 
 @contextlib.contextmanager
 def written(path, task, **facts):
@@ -747,7 +962,10 @@ def written(path, task, **facts):
 def remove(*paths):
     """Delete files and folders, where they exist."""
     for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""
@@ -755,12 +973,15 @@ def spent():
     peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
 
+# ---------- Command line
 if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action):  # no "(default: None)"
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(action.default)})"
         plain = any(action.default is nothing for nothing in (None, False, ""))
         return action.help if plain else super()._get_help_string(action)
 
@@ -789,23 +1010,28 @@ def command_line(*functions):
         epilog=f"{script} JOB --help shows the flags of a job; without a job: {names[0]}")
     jobs = parser.add_subparsers(title="jobs", metavar="", prog=script)
     for name, function in zip(names, functions):
-        sentence = " ".join(function.__doc__.split("\n\n")[0].split())
+        sentence = " ".join((function.__doc__ or name).split("\n\n")[0].split())
         job = jobs.add_parser(
             name, help=sentence, description=sentence, formatter_class=Help, allow_abbrev=False)
         job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
         job.set_defaults(job=f"{script} {name}", function=function)
         add = job.add_argument_group("data and device").add_argument
-        add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+        add("--data", type=os.path.normpath, default="data/demo",
+            help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
             "the data folder)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-        add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
+        add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
+            help="or cpu, mps; auto: a GPU where there is one")
         add("--force", action="store_true", help="make outputs again, from the start")
     return parser, jobs.choices
 
 def arguments_of(parser, jobs):
-    """Return the arguments; {data}, {work} and {split} in defaults are filled in."""
+    """Return the arguments; {data}, {work} and {split} in defaults are filled in.
+
+    args.flags are the flags of the job.
+    """
     words, names, script = sys.argv[1:], list(jobs), Path(sys.argv[0]).name
     for word in words:
         if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", word):
@@ -818,23 +1044,24 @@ def arguments_of(parser, jobs):
         for near in difflib.get_close_matches(first, names, 1, 0.7):
             fail(script, f"no job {first}; did you mean {near}?")
     args, unknown = jobs[job].parse_known_args(words)
+    flags = sorted(set(re.findall(r"--[\w-]+", jobs[job].format_help())))
     if unknown:
-        flags = re.findall(r"--[\w-]+", jobs[job].format_help())
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, list):
-            setattr(args, name, [filled(one, args) for one in value])
-        else:
-            setattr(args, name, filled(value, args))
+        many = isinstance(value, list)
+        values = [filled(one, args) for one in value] if many else filled(value, args)
+        setattr(args, name, values)
+    args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
-        return value.format(data=args.data, work=args.work, split=args.split)
+        value = value.replace("{data}", args.data).replace("{work}", args.work)
+        return value.replace("{split}", args.split)
     return value
 
 def finish(args):
@@ -933,7 +1160,8 @@ def files_of(folder):
 
 def newest_checkpoint(folder):
     """Return the newest whole checkpoint of a trainer, or None; torn or damaged ones go."""
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()]
+    checkpoints.sort(key=lambda path: int(path.name[11:]))
     for path in reversed(checkpoints):
         if read_object(path / "meta.json").get("files") == files_of(path):
             return path
@@ -944,10 +1172,12 @@ def one_gpu(args):
     """Hide all GPUs but the first of --device: a Trainer multiplies its batch by those it sees."""
     kind, _, place = args.device[0].partition(":")
     if kind in ("auto", "cuda"):
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")
-        if place and place not in map(str, range(len(seen))):
-            fail("--device", f"no {args.device[0]} among GPUs {', '.join(seen)}")
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(place or 0)]
+        import torch
+        place, count = int(place or 0), torch.cuda.device_count()
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        if args.device[0] != "auto" and place >= count:
+            fail("--device", f"no {args.device[0]} among {count} GPUs")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[place].strip()
     return argparse.Namespace(**vars(args) | {"device": [kind]})
 
 def epochs_shown(measure):

@@ -27,7 +27,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function"}  # decide no byte
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
 # --- end of constants
 
 import argparse
@@ -42,6 +42,7 @@ import math
 import os
 import re
 import resource
+import shlex
 import shutil
 import sys
 import threading
@@ -683,6 +684,7 @@ def fail(where, what):
     print(printable(f"error: {where}: {what}"), file=sys.stderr)
     sys.exit(2)
 
+# ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
     filled_lines, damaged = 0, []
@@ -715,23 +717,20 @@ def unquoted(fields):
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
 
-    known: the values that a column may hold. The first bad row ends the script, with its line.
+    known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    header, *rows = [line.split("\t") for line in lines]
+    header = [name.strip('"') for name in header]
     if not set(columns) <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
-             "data/convert.py reads other formats, --columns renames")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines)), sep="\t", dtype=str, na_filter=False, header=0, names=header,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
+             "data/convert.py reads other formats and renames columns")
+    for number, row in zip(numbers[1:], rows):
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -749,9 +748,10 @@ def read_table(path, columns, **known):
         bad["score is not a finite number"] = ~np.isfinite(values["score"])
         bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
     for what, rows in bad.items():
-        for number in rows.index[rows][:1]:
+        if rows.any():
+            number = rows.idxmax()
             value = table.loc[number].get(what.removeprefix("unknown "), "")
-            what = f"{what} {value!r:.60}" if value else what
+            what = f"{what} {value!r:.60}" if what.startswith("unknown") else what
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
@@ -798,6 +798,7 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
         texts.append(", ".join(filter(None, known)))
     return separator.join(filter(None, texts))
 
+# ---------- Provenance
 def read_object(path):
     """Return the JSON object in a file, {} if there is none."""
     try:
@@ -821,18 +822,19 @@ def digest(path):
 
 def missing(path, args):
     """Return what to do about an input that does not exist."""
-    path, place = str(path), f"--data {args.data} --work {args.work}"
     command = MADE_BY.get(Path(path).name)
     if not command:
-        place = f"--data {args.data} and --split {args.split}"
-        return f"no such file, and no script makes it; check {place}"
+        splits = sorted(file.name[7:-4] for file in Path(args.data).glob("claims.*.tsv"))
+        return (f"no such file, and no script makes it; check --data {args.data} and --split "
+                f"{args.split} (claims of {', '.join(splits) or 'no split'} are there)")
+    words = ["python", *command.split()]
+    if not command.startswith("data/"):
+        words += ["--data", args.data, "--work", args.work]
     if path.endswith((".tsv", ".jsonl")):
-        place += f" --split {args.split}"
-    if command.startswith("data/"):
-        place = ""  # it takes neither
+        words += ["--split", args.split]
     flags = [f"--{name}".replace("_", "-") for name, value in vars(args).items() if value == path]
-    other = f", or name another one by {flags[0]}" if flags else ""
-    return f"it is missing; make it by: python {command} {place}{other}"
+    other = "".join(f", or name another one by {flag}" for flag in flags if flag in args.flags)
+    return f"it is missing; make it by: {shlex.join(words)}{other}"
 
 def task_of(args, *files, models=()):
     """Return what decides the bytes of an output: arguments, and digests of what is read.
@@ -867,14 +869,16 @@ def unlock():
     for one in LOCKS:
         Path(one.lock.lock_file).unlink(missing_ok=True)
 
-def check_owner(path, task):
-    """Refuse an output that the task reads, or a folder that another job or the user made."""
+def check_owner(args, task, path):
+    """Refuse an output that the task reads, and folders and data that others have made."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
     job = arguments.get("job") if isinstance(arguments, dict) else task["arguments"]["job"]
     ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
-    if path.is_dir() and any(path.iterdir()) and not ours:
+    data = Path(args.data).resolve()
+    foreign = path.is_dir() and any(path.iterdir()) or data in path.resolve().parents
+    if path.exists() and foreign and not ours:
         fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
@@ -882,17 +886,19 @@ def up_to_date(args, task, *outs):
     outs = list(map(Path, outs))
     for path in outs:
         lock(path)
-        check_owner(path, task)
-    fresh = not args.force
-    for path in outs:
-        made = read_object(f"{path}.meta.json")
-        fresh = fresh and path.exists() and task.items() <= made.items()
-    for path in outs if fresh else ():
+        check_owner(args, task, path)
+    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
+    for path, made in provenance.items():
+        if args.force or not path.exists() or not task.items() <= made.items():
+            return False
+    for line in made.get("warnings") or ():
+        print(line, file=sys.stderr)
+    for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
-    for line in made.get("warnings", []) if fresh else ():
-        print(line, file=sys.stderr)
-    return fresh
+        if made.get("sha256") != digest(path):
+            warn(path, "its bytes have changed since it was made; --force makes it again")
+    return True
 
 @contextlib.contextmanager
 def written(path, task, **facts):
@@ -919,7 +925,10 @@ def written(path, task, **facts):
 def remove(*paths):
     """Delete files and folders, where they exist."""
     for path in map(Path, paths):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""
@@ -927,12 +936,15 @@ def spent():
     peak //= 1024 if sys.platform == "linux" else 1024**2
     return {"seconds": round(time.monotonic() - START, 1), "peak_mib": peak}
 
+# ---------- Command line
 if not sys.stderr.isatty():  # tqdm prints a plain line every ten seconds
     os.environ.setdefault("TQDM_MININTERVAL", "10")
     os.environ.setdefault("TQDM_BAR_FORMAT", "{desc}: {n_fmt}/{total_fmt} [{elapsed}]\n")
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action):  # no "(default: None)"
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(action.default)})"
         plain = any(action.default is nothing for nothing in (None, False, ""))
         return action.help if plain else super()._get_help_string(action)
 
@@ -961,23 +973,28 @@ def command_line(*functions):
         epilog=f"{script} JOB --help shows the flags of a job; without a job: {names[0]}")
     jobs = parser.add_subparsers(title="jobs", metavar="", prog=script)
     for name, function in zip(names, functions):
-        sentence = " ".join(function.__doc__.split("\n\n")[0].split())
+        sentence = " ".join((function.__doc__ or name).split("\n\n")[0].split())
         job = jobs.add_parser(
             name, help=sentence, description=sentence, formatter_class=Help, allow_abbrev=False)
         job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
         job.set_defaults(job=f"{script} {name}", function=function)
         add = job.add_argument_group("data and device").add_argument
-        add("--data", default="data/demo", help="folder of corpus, claims and qrels")
+        add("--data", type=os.path.normpath, default="data/demo",
+            help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
             "the data folder)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
-        add("--device", nargs="+", type=device, default=["auto"], help="cpu, cuda, or cuda:0 ...")
+        add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
+            help="or cpu, mps; auto: a GPU where there is one")
         add("--force", action="store_true", help="make outputs again, from the start")
     return parser, jobs.choices
 
 def arguments_of(parser, jobs):
-    """Return the arguments; {data}, {work} and {split} in defaults are filled in."""
+    """Return the arguments; {data}, {work} and {split} in defaults are filled in.
+
+    args.flags are the flags of the job.
+    """
     words, names, script = sys.argv[1:], list(jobs), Path(sys.argv[0]).name
     for word in words:
         if re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", word):
@@ -990,23 +1007,24 @@ def arguments_of(parser, jobs):
         for near in difflib.get_close_matches(first, names, 1, 0.7):
             fail(script, f"no job {first}; did you mean {near}?")
     args, unknown = jobs[job].parse_known_args(words)
+    flags = sorted(set(re.findall(r"--[\w-]+", jobs[job].format_help())))
     if unknown:
-        flags = re.findall(r"--[\w-]+", jobs[job].format_help())
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, list):
-            setattr(args, name, [filled(one, args) for one in value])
-        else:
-            setattr(args, name, filled(value, args))
+        many = isinstance(value, list)
+        values = [filled(one, args) for one in value] if many else filled(value, args)
+        setattr(args, name, values)
+    args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
-        return value.format(data=args.data, work=args.work, split=args.split)
+        value = value.replace("{data}", args.data).replace("{work}", args.work)
+        return value.replace("{split}", args.split)
     return value
 
 def finish(args):

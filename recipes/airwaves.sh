@@ -48,7 +48,7 @@ scibert() {
 }
 stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas"
 LEMMAS=$WORK/lemmas
-if [ "$SMALL" = 1 ]; then LEMMAS=$DATA; else python recipes/lemmatise.py $DATA $LEMMAS; fi
+if [ "$SMALL" = 1 ]; then LEMMAS=$DATA; else python recipes/tools/lemmatise.py $DATA $LEMMAS; fi
 bm25 bm25 --data $LEMMAS --work $WORK
 stage "1, 2  Section 4.2.1, E5 with in-batch negatives on title and abstract"
 python 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
@@ -62,12 +62,12 @@ python 06_evaluate.py submission $D $T/rerank.tsv --task checkthat4b
 further "${1:-}"
 
 stage "tables  Table 2: tokens of posts and of the collection's fields"
-python recipes/count_tokens.py $DATA --model $E5
+python recipes/tools/count_tokens.py $DATA --model $E5
 stage "tables  BM25 over the texts as they are; Word2Vec over texts and lemmas"
 bm25 bm25-raw $D
 if [ "$SMALL" != 1 ]; then
-  python recipes/word2vec.py $DATA --out $T/word2vec-raw.tsv
-  python recipes/word2vec.py $LEMMAS --out $T/word2vec.tsv
+  python recipes/tools/word2vec.py $DATA --out $T/word2vec-raw.tsv
+  python recipes/tools/word2vec.py $LEMMAS --out $T/word2vec.tsv
   ROWS="$ROWS word2vec-raw word2vec"
 fi
 stage "tables  Table 1: other encoders, E5 without fine-tuning, smaller batches"

@@ -8,15 +8,20 @@ Check one claim: a verdict, and the abstracts behind it with label, probability 
 
 Reads   corpus.jsonl in --data, index/ and models/ in --work; paths start at the repository's root
 Writes  checked/ in --work: a folder per claim, from which the same claim is answered again
-Prints  the answer, by show_claim.py. LLM_MODEL labels if LLM_BASE_URL or OPENAI_API_KEY is set
-Example python recipes/check_claim.py --data data/mine --work work/mine "Bears are thriving"
+Prints  the answer (tools/show_claim.py)
+
+The classifier that 05_classify.py train wrote labels the abstracts; if LLM_BASE_URL or
+OPENAI_API_KEY is set, the language model LLM_MODEL does.
+
+Example
+    python recipes/check_claim.py --data data/mine "Polar bears are thriving"
 """
 import hashlib
 import os
 import signal
 import subprocess
 import sys
-from argparse import ArgumentParser, RawTextHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, RawTextHelpFormatter
 from pathlib import Path
 
 def fail(text, status=2):
@@ -31,40 +36,71 @@ def run(*words, stdout=subprocess.DEVNULL):
     if done.returncode:
         fail([*command, *done.stderr.splitlines()][-1], abs(done.returncode))
 
+def claim_of(text):
+    """Return a claim as one line of text."""
+    claim = " ".join(os.fsencode(text).decode("utf-8", "replace").split())
+    if not claim:
+        raise ArgumentTypeError("the claim is empty")
+    return claim
+
+def positive(text):
+    """Return a whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+def indexes_in(work):
+    """Return the kinds of indexes in a work folder; end if there is none."""
+    kinds = [kind for kind in ("bm25", "dense", "splade") if (work / "index" / kind).is_dir()]
+    if not kinds:
+        fail(f"error: {work}/index: no index; run 01_index.py with the same --data and --work, or "
+             "bash recipes/demo.sh")
+    return kinds
+
+def judge_in(work):
+    """Return the flags of 05_classify.py that say who labels, and its name; end without one."""
+    classifier = work / "models" / "classifier"
+    if os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
+        model = os.environ.get("LLM_MODEL", "gpt-4.1")
+        flags = ["llm", "--backend", "openai", "--model", model]
+        return flags + (["--evidence-model", classifier] if classifier.is_dir() else []), "llm"
+    if not classifier.is_dir():
+        fail(f"error: {classifier}: no classifier; run 05_classify.py train with the same --data "
+             "and --work, or set LLM_BASE_URL and LLM_MODEL for a language model")
+    return ["--model", classifier], "classifier"
+
 def main():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback at Ctrl-C
     parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.error = lambda what: fail(f"error: check_claim.py: {what}; put the claim in quotes")
-    parser.add_argument("claim", type=os.fsencode)
-    parser.add_argument("--json", action="store_const", const="json", default="text")
+    parser.add_argument("claim", type=claim_of)
+    parser.add_argument("--json", action="store_const", const="json", default="text",
+                        help="print one line of JSON")
     parser.add_argument("--data", default="data/demo", type=Path, help="folder of the corpus")
-    parser.add_argument("--work", default="work/demo", type=Path, help="folder of the index")
-    parser.add_argument("--top", default=5, type=int, help="abstracts that are labelled")
+    parser.add_argument("--work", type=Path, help="folder of index and models; default: work/NAME")
+    parser.add_argument("--top", default=5, type=positive, help="abstracts that are labelled")
     args = parser.parse_args()
     os.chdir(Path(__file__).resolve().parent.parent)
-    claim = " ".join(args.claim.decode("utf-8", "replace").split()).replace('"', '""')
+    work = args.work or Path("work", args.data.resolve().name)
+    kinds = indexes_in(work)
+    judge, name = judge_in(work)  # what is missing is said before any work
+
+    claim = args.claim.replace('"', '""')
     split = f"checked/{hashlib.sha256(claim.encode()).hexdigest()[:16]}"
-    folder, classifier = args.work / split, args.work / "models" / "classifier"
-    kinds = [kind for kind in ("bm25", "dense", "splade") if (args.work / "index" / kind).is_dir()]
-    if not kinds:
-        fail(f"error: {args.work}/index: no index; run 01_index.py or bash recipes/demo.sh")
+    folder = work / split
     folder.mkdir(parents=True, exist_ok=True)
     claims = folder / "claims.tsv"
     claims.write_text(f'claim_id\tclaim\n{folder.name}\t"{claim}"\n', encoding="utf-8")
-    base = ["--data", args.data, "--work", args.work, "--split", split, "--claims", claims]
+    base = ["--data", args.data, "--work", work, "--split", split, "--claims", claims]
     run("02_retrieve.py", *base, "--retrievers", *kinds)
     best = folder / ("hybrid.tsv" if len(kinds) > 1 else f"{kinds[0]}.tsv")
-    if (args.work / "models" / "reranker").is_dir():
+    if (work / "models" / "reranker").is_dir():
         run("03_rerank.py", *base, "--run", best, "--depth", args.top + 15, "--first-stage", 0.8)
         best = folder / "rerank.tsv"
-    job, out = ["--model", classifier], folder / "verdicts.tsv"
-    if os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
-        model, out = os.environ.get("LLM_MODEL", "gpt-4.1"), folder / "llm_verdicts.tsv"
-        job = ["llm", "--backend", "openai", "--model", model]
-        job += ["--evidence-model", classifier] if classifier.is_dir() else []
-    job += [*base, "--run", best, "--top-k", args.top, "--out", out]
-    run("05_classify.py", *job, "--aggregate", out.with_suffix(".jsonl"))
-    run("recipes/show_claim.py", out, args.data / "corpus.jsonl", args.json, stdout=None)
+    out = folder / ("llm_verdicts.tsv" if name == "llm" else "verdicts.tsv")
+    run("05_classify.py", *judge, *base, "--run", best, "--top-k", args.top, "--out", out,
+        "--aggregate", out.with_suffix(".jsonl"))
+    run("recipes/tools/show_claim.py", out, args.data / "corpus.jsonl", args.json, stdout=None)
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,7 @@
 # (results: recipes/README.md). About two hours on 2 cores; what is up to date is not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-D="--data data/climate-fever --work work/climate-fever"
+D="--data data/climate-fever"
 W=work/climate-fever
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
 

@@ -30,7 +30,7 @@ model() {
   if [ -z "$SMALL" ]; then echo "$1"; return; fi
   echo "small: $2 replaces $1" >&2
   case $2 in work/small/*)
-    [ -d $2 ] || python recipes/stand_in.py $2 --kind $(basename $2) >&2 ;; esac
+    [ -d $2 ] || python recipes/tools/stand_in.py $2 --kind $(basename $2) >&2 ;; esac
   echo "$2"
 }
 

@@ -5,7 +5,7 @@
 #   "sentencepiece==0.2.3", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0"]
 # ///
 """
-Run stages 1, 2, 3 and 5 on many machines: shards.py cuts and merges files, Ray starts the scripts.
+Run stages 1, 2, 3 and 5 on many machines: tools/shards.py cuts and merges, Ray starts the scripts.
 
 index     splits corpus.jsonl into --shards, blocks of 4,096 in turn; 01_index.py for each
 retrieve  02_retrieve.py for each; the best rows of all for each retriever, and their RRF
@@ -33,7 +33,7 @@ import os
 import sys
 import time
 
-import shards
+from tools import shards
 from tqdm.auto import tqdm
 
 RUNS = {"rerank": ("hybrid", "rerank"), "classify": ("llm", "verdicts")}  # defaults of the scripts
@@ -84,7 +84,7 @@ def arguments(words):
     add = parser.add_argument
     add("job", choices=shards.SCRIPTS)
     add("--data", default="data/demo", help="folder of corpus and claims")
-    add("--work", default="work/demo", help="folder of everything made from them")
+    add("--work", help="folder of everything made from them; default: work/ and the name of --data")
     add("--split", default="test", help="which claims")
     add("--corpus", help="the abstracts")
     add("--run", help="run to rerank or classify")
@@ -100,6 +100,7 @@ def arguments(words):
     args.only, args.shards = args.only or (None, args.shards)
     if args.shards < 1 or not 0 <= (args.only or 0) <= args.shards:
         shards.refuse("--shards, --only: give N from 1 on, and I from 0 to N")
+    args.work = args.work or f"work/{os.path.basename(os.path.realpath(args.data))}"
     place, corpus = f"{args.work}/{args.split}", f"{args.data}/corpus.jsonl"
     args.folder, args.cwd = f"{args.work}/shards-{args.shards}", os.getcwd()
     args.env = {name: os.environ[name] for name in os.environ if name.startswith(("HF_", "OMP_"))}

@@ -80,6 +80,8 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run
     data, meta = (index / "dense/embeddings.npy").read_bytes(), json.loads(path.read_text())
     meta["files"]["embeddings.npy"] = [len(data), zlib.crc32(data)]
     del meta["sha256"]
+    refused(toy, SCRIPT, "--retrievers", "dense", "--out", "new", said="make it again")
+    (index / "dense.meta.json").unlink()
     for model, words, said in (  # of a wrong model is known before BM25's run is written
             ("minilm", ["dense"], "3 of 12 scores are NaN"),
             ("splade-tiny", ["bm25", "dense"], "not the model")):
@@ -139,9 +141,10 @@ def test_runs_of_other_claims_are_refused_and_missing_claims_are_counted(toy, ca
     tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 1)])
     tsv(toy / "b.tsv", RUN, [("c3", "0001", 1, 1), ("c4", "0002", 1, 1)])
     tsv(toy / "c.tsv", RUN, [("x9", "0001", 1, 1)])
-    refused(toy, SCRIPT, "fuse", "a.tsv", "c.tsv", said="share no claim (c3 in a.tsv, x9 in c.tsv)")
+    said = "none is in all files (c3 in a.tsv, x9 in c.tsv)"
+    refused(toy, SCRIPT, "fuse", "a.tsv", "c.tsv", said=said)
     done = call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--out", "d.tsv", cwd=toy)
-    assert "warning: a.tsv: 1 of the 2 claims are not in this run" in done.stderr
+    assert "warning: a.tsv: 1 of the 2 claims are not in it" in done.stderr
     again = call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--out", "d.tsv", cwd=toy)
     assert "up to date" in again.stdout and again.stderr == done.stderr
 
@@ -180,14 +183,40 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
         assert sum(found.get(claim, 0) for claim in ("c1", "c2", "c3")) / 3 == pytest.approx(value)
     refused(toy, SCRIPT, "fuse", "b.tsv", "a.tsv", "--fusion", "f.json", said="in this order")
     refused(toy, SCRIPT, *fit, "--measure", "MAP", said="--measure")
-    done = call(SCRIPT, *fit[:2], *fit[3:], "--measure", "R@1", cwd=toy)
-    assert "no fusion is better than a.tsv alone: R@1 0.0000" in done.stderr
+    (toy / "x").mkdir()
+    (toy / "x/b.tsv").write_bytes((toy / "a.tsv").read_bytes())
+    refused(toy, SCRIPT, "fit", "x/b.tsv", *fit[2:], "--force", said="different names")
+    tsv(toy / "n.tsv", RUN, [("c1", "x", 1, 2), ("c2", "d", 1, 1)])
+    done = call(SCRIPT, "fit", "n.tsv", *fit[2:], cwd=toy)
+    alone = facts(done)["alone"]["b.tsv"]
+    assert "no fusion is better than b.tsv alone" in done.stderr
+    assert f"nDCG@10 {alone:.4f}" in done.stderr
+    assert facts(done)["weights"] == [0, 1] and "1 of the 4 claims" not in done.stderr
+    assert "warning: all runs: 1 of the 3 claims are not in it" in done.stderr
+    for damaged in ({"weights": [1]}, {"method": ["rrf"]}, {"rrf_k": "1"}):
+        (toy / "f.json").write_text(json.dumps(fusion | damaged))
+        words = ("fuse", "n.tsv", "b.tsv", "--fusion", "f.json")
+        refused(toy, SCRIPT, *words, said="f.json: no fusion")
 
 def test_grid_and_measures_of_a_fit_by_hand():
     assert len(KIT.grid(3)) == 66 and np.allclose(KIT.grid(3).sum(axis=1), 1)
     hits, evidence = np.array([[0, 1, 1], [0, 0, 0]]), np.array([4, 1])
     assert KIT.recall(hits, evidence).tolist() == [0.5, 0]
     assert KIT.first_hit(hits, evidence).tolist() == [0.5, 0]
+
+def test_a_fit_ranks_ties_as_a_fusion_does():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        runs = []
+        for _ in range(3):
+            names = rng.permutation([f"d{n}" for n in range(9)])
+            runs.append(pd.DataFrame([("1", name, rank, 1 / rank) for rank, name in
+                                      enumerate(names, 1)], columns=RUN))
+        evidence = pd.DataFrame([("1", "d3"), ("1", "d7")], columns=KEY)
+        for value, method, k, weights in KIT.settings_by_value(runs, evidence, "MRR@9")[::9]:
+            fused = KIT.fuse_runs(runs, weights, method, k, ())
+            rank = fused["abstract_id"].isin(["d3", "d7"]).to_numpy().argmax() + 1
+            assert value == 1 / rank, (method, k, weights)
 
 def test_examples_by_hand():
     rng, draw, examples_of = np.random.default_rng(0), KIT.draw, KIT.examples_of
@@ -287,7 +316,7 @@ def test_an_empty_run_a_full_disk_a_second_command_ctrl_c_and_leftovers(toy, run
     refused(toy, SCRIPT, *words, said="File too large", by=run, limit=4096)
     with FileLock(toy / "c.tsv.lock"):
         refused(toy, SCRIPT, *words, said="another command")
-    ctrl_c = {"weights = args.weights or": "raise KeyboardInterrupt; weights = args.weights or"}
+    ctrl_c = {"if args.weights and M": "raise KeyboardInterrupt\n    if args.weights and M"}
     done = run(SCRIPT, *words, cwd=toy, edits=ctrl_c)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -350,6 +379,14 @@ def test_a_model_whose_files_have_changed_is_refused(capsys, tmp_path):
     (model / "model.safetensors").write_bytes(b"weight\0")
     assert "have changed" in refusal(capsys, KIT.task_of, args, models=[model])
     assert "missing" in refusal(capsys, KIT.task_of, args, models=["work/demo/models/reranker"])
+
+def test_an_edited_output_stays_with_a_warning_and_data_are_never_replaced(toy, call, refused):
+    words = ("fuse", "work/demo/test/hybrid.tsv", "--out", "a.tsv")
+    facts(call(SCRIPT, *words, cwd=toy))
+    (toy / "a.tsv").write_text("mine")
+    done = call(SCRIPT, *words, cwd=toy)
+    assert "a.tsv: its bytes have changed" in done.stderr and (toy / "a.tsv").read_text() == "mine"
+    refused(toy, SCRIPT, *words[:3], "data/demo/claims.train.tsv", said="did not make it")
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", "[" * 100_000, "{", '{"arguments": []}'])
 def test_provenance_that_is_no_object_makes_the_output_anew(toy, call, text):

@@ -53,9 +53,14 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     assert max(map(len, shown.splitlines())) <= 60 and len(server.asked) == asked
 
 @pytest.mark.parametrize(("words", "said"), [
-    ([], "quotes"), (["polar", "bears"], "quotes"), ([" \n"], "empty"), (["x", "--\x1b"], "--"),
-    (["sea", "--top", "x"], "--top"), (["sea"], "classifier"), (["sea", "--work", "w"], "index")])
-def test_one_line_says_what_is_wrong(flags, words, said):
+    ([], "quotes"), (["polar", "bears"], "quotes"), ([" \n"], "the claim is empty"),
+    (["x", "--\x1b"], "--"), (["sea", "--top", "x"], "argument --top"),
+    (["sea", "--top", "0"], "argument --top: '0' is not a whole number from 1 on"),
+    (["sea"], "models/classifier: no classifier; run 05_classify.py train"),
+    (["sea", "--work", "w"], "w/index: no index; run 01_index.py")])
+def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, contents):
+    before = contents(flags[1])
     done = check(*flags, *words)
     assert (done.returncode, done.stdout) == (2, "") and said in done.stderr
     assert re.fullmatch(r"error: [^\n\x1b]+\n", done.stderr) and not (ROOT / "w").exists()
+    assert contents(flags[1]) == before

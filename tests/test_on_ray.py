@@ -1,4 +1,5 @@
 """recipes/on_ray.py: shards give the bytes of one machine, whatever dies; bad input is one line."""
+import contextlib
 import json
 import os
 import shutil
@@ -8,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from conftest import ROOT, tiny
+from conftest import ROOT, read, tiny
 
 ALONE = ("--batch-size", 1, "--max-length")  # no padding to other texts: equal bytes
 BM25 = {"index": ("--indexes", "bm25"), "retrieve": ("--retrievers", "bm25", "--top-k", 30)}
@@ -67,14 +68,51 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
     assert "3/test/bm25.tsv: made with other flags" in shard("retrieve", 0)
     corpus.write_bytes(b"".join(lines[:-1]))
     assert "shards-3 was cut from" in shard("index", 0)
+    corpus.write_bytes(b"\n" + b"".join(lines))
     (folder / "ray.py").write_text("raise ImportError")
     for words, said in {
-            "index --shards 400": "304 abstracts for 400 shards", "index --only 4/3": "I from 0",
+            "index --shards 400": "305 abstracts for 400 shards", "index --only 4/3": "I from 0",
             "retrieve --only 0/2": "run index with the same --shards first",
             f"rerank --only 1/26 --run {runs[0]}": "25 claims", "index -- --out=x": "not behind --",
             "rerank --only 1/2": "work/many/test/hybrid.tsv: No such file"}.items():
         assert said in on_ray(folder, *words.split())
     assert "pip install ray==" in on_ray(folder, "index", PYTHONPATH=str(folder))
+
+def test_shards_are_merged_only_if_their_inputs_are_the_current_ones(folder):
+    def step(job, only, *words):
+        return on_ray(folder, job, "--only", only, *words)
+
+    bm25 = ("--", "--retrievers", "bm25")
+    for only in ("0/2", "1/2", "2/2"):
+        step("index", only, "--", "--indexes", "bm25")
+    claims = folder / "data/demo/claims.test.tsv"
+    lines = claims.read_text().splitlines(keepends=True)
+    claims.write_text("".join(lines[:10]))
+    step("retrieve", "1/2", *bm25)
+    claims.write_text("".join(lines))  # the claims grow
+    step("retrieve", "2/2", *bm25)
+    assert "claims.test.tsv as it is now; run shard 1 again" in step("retrieve", "0/2", *bm25)
+    step("retrieve", "1/2", *bm25)
+    assert "job" in step("retrieve", "0/2", *bm25)
+
+    run = folder / "work/many/test/bm25.tsv"
+    rows = run.read_text().splitlines(keepends=True)
+    tiny(folder / "reranker", ["relevant"])
+    rerank = ("--run", run.relative_to(folder), "--", "--model", "reranker", "--depth", 2)
+    for only in ("1/2", "2/2", "0/2"):
+        assert "job" in step("rerank", only, *rerank)
+    run.write_text("".join(rows[: len(rows) // 2]))  # another run: other claims in both shards
+    step("rerank", "1/2", *rerank)
+    assert "2/run.tsv as it is now; run shard 2 again" in step("rerank", "0/2", *rerank)
+    step("rerank", "2/2", *rerank)
+    assert "job" in step("rerank", "0/2", *rerank)
+    found = read(folder / "work/many/test/rerank.tsv")["claim_id"].unique()
+    assert list(found) == list(read(run)["claim_id"].unique())
+    tiny(folder / "reranker", ["relevant"], seed=1)
+    assert "reranker as it is now; run shard 1" in step("rerank", "0/2", *rerank)
+    corpus = folder / "data/demo/corpus.jsonl"
+    corpus.write_text(corpus.read_text() + "\n")
+    assert "corpus.jsonl has changed since" in step("rerank", "1/2", *rerank)
 
 @pytest.fixture
 def cluster():
@@ -85,14 +123,16 @@ def cluster():
     yield cluster
     cluster.shutdown()
 
-def script_on(node):
-    """Wait for a script on a node. Return its process."""
+def script_on(node, driver):
+    """Wait for a script on a node, as long as the driver that asked for it runs."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    while True:
+    while driver.poll() is None:
         for process in raylet.children(recursive=True):
-            if "01_index.py" in " ".join(process.cmdline()):
-                return process
+            with contextlib.suppress(psutil.Error):  # it has ended since it was listed
+                if "01_index.py" in " ".join(process.cmdline()):
+                    return process
         time.sleep(0.05)
+    raise AssertionError(f"no script ran on the node: {driver.communicate()}")
 
 def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster):
     tiny(folder / "reranker", ["relevant"])
@@ -100,9 +140,9 @@ def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster
     at = ["--shards", 3, "--address", cluster.address]
     process = start(folder, "recipes/on_ray.py", "index", "--work", "work/many", *at, "--",
                     *JOBS["index"][1])
-    script_on(cluster.head_node).kill()
+    script_on(cluster.head_node, process).kill()
     other, = cluster.worker_nodes
-    script_on(other)
+    script_on(other, process)
     cluster.remove_node(other, allow_graceful=False)
     cluster.add_node(num_cpus=1)
     assert list(result(process)["shards"]) == ["1", "2", "3"]

@@ -56,13 +56,14 @@ def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
     import torch
     args = argparse.Namespace(device=["auto"], batch_size=batch_size, max_length=512, prompt=None,
-                              prompt_name=None, verdicts=None)
+                              verdicts=None)
     model = names["open_model"](names["load_reranker"], folder, args, dtype, flags=args)
-    score = functools.partial(names["score_pairs"], model, None, args)
+    score = functools.partial(names["score_batch"], model, None, args)
     score([("a claim", "an abstract")] * 64)  # warms up
     pairs = [(claim, name) for claim, found in candidates.items() for name in found]
     begun = time.monotonic()
-    rows = names["score_groups"](claims, texts, score, Path(folder) / "parts.jsonl", pairs)
+    path = Path(folder) / f"{dtype}.jsonl"  # finished groups: none of another precision
+    rows = names["score_resumably"](claims, texts, score, path, pairs)
     seconds = time.monotonic() - begun
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     return rows, seconds, memory

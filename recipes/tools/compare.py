@@ -11,8 +11,8 @@ Writes  run: ROW.json (error, GPU memory, energy) and ROW.json.log (all that the
 Prints  run: one line; table: a line for each run, and one for each model that failed
 
 Examples
-    python recipes/compare.py run rows/x.json python 03_rerank.py --model x
-    python recipes/compare.py table work/demo/compare x
+    python recipes/tools/compare.py run rows/x.json python 03_rerank.py --model x
+    python recipes/tools/compare.py table work/demo/compare x
 
 Seconds and equal scores come from provenance and run; an interrupted command counts only the
 seconds since it was resumed. GPU memory is what nvidia-smi shows above its level at the start, the

@@ -10,13 +10,13 @@ Prints  texts, and the mean, median, 95th percentile, maximum of their tokens, a
         --max-length, by kind of text; special tokens are not counted
 
 Example
-    python recipes/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
+    python recipes/tools/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
 """
 import argparse
-import json
 from pathlib import Path
 
 import pandas as pd
+from files import read_jsonl, read_tsv
 
 FIELDS = ["title", "abstract", "authors", "journal", "source"]
 
@@ -31,9 +31,8 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     texts = {}
     for path in sorted(args.data.glob("claims.*.tsv")):
-        claims = pd.read_csv(path, sep="\t", dtype=str, na_filter=False)
-        texts[path.stem] = list(claims["claim"])
-    records = [json.loads(line) for line in open(args.data / "corpus.jsonl", encoding="utf-8")]
+        texts[path.stem] = list(read_tsv(path)["claim"])
+    records = read_jsonl(args.data / "corpus.jsonl")
     for fields in [*([field] for field in FIELDS), FIELDS[:2], FIELDS]:
         joined = [" ".join(str(record.get(field) or "") for field in fields) for record in records]
         texts[", ".join(fields)] = [text for text in joined if text.strip()]

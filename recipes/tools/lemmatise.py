@@ -13,7 +13,7 @@ Writes  OUT/corpus.jsonl and OUT/claims.SPLIT.tsv with lemmas in place of texts,
 
 Examples
     pip install spacy && python -m spacy download en_core_web_sm
-    python recipes/lemmatise.py data/checkthat4b work/checkthat4b/lemmas
+    python recipes/tools/lemmatise.py data/checkthat4b work/checkthat4b/lemmas
 """
 import argparse
 import hashlib
@@ -22,7 +22,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import pandas as pd
+from files import read_jsonl, read_tsv
 from tqdm.auto import tqdm
 
 def lemmas_of(texts, nlp):
@@ -58,11 +58,11 @@ def main():
     for path in sorted(args.data.glob("qrels.*.tsv")):
         shutil.copy(path, args.out)
     for path in sorted(args.data.glob("claims.*.tsv")):
-        claims = pd.read_csv(path, sep="\t", dtype=str, na_filter=False)
+        claims = read_tsv(path)
         claims["claim"] = list(lemmas_of(claims["claim"], nlp))
         claims["claim"] = claims["claim"].where(claims["claim"] != "", "-")  # no word is left
         claims.to_csv(args.out / path.name, sep="\t", index=False)
-    records = [json.loads(line) for line in open(args.data / "corpus.jsonl", encoding="utf-8")]
+    records = read_jsonl(args.data / "corpus.jsonl")
     texts = [f"{record.get('title') or ''} {record.get('abstract') or ''}" for record in records]
     new = args.out / "corpus.tmp"
     with open(new, "w", encoding="utf-8") as file:

@@ -3,11 +3,13 @@ Cut a corpus or a run into shards, run a script on one, merge what they made; se
 
 Bad input raises ValueError with the line to print, a failure that may be retried RuntimeError.
 """
+import functools
 import hashlib
 import itertools
 import json
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -18,8 +20,9 @@ from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
+from tools.files import read_tsv
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {"index": "01_index.py", "retrieve": "02_retrieve.py", "rerank": "03_rerank.py",
            "classify": "05_classify.py"}
 ABSTRACTS = 4096  # of a block: SHARD of 01_index.py, so that the same texts share its batches
@@ -33,8 +36,7 @@ def refuse(line):
 def read(path):
     """Return a table of strings."""
     try:
-        return pd.read_csv(path, sep="\t", dtype=str, na_filter=False, encoding="utf-8-sig",
-                           encoding_errors="replace")
+        return read_tsv(path)
     except ValueError as error:
         refuse(f"{path}: {error}; fix the table")
 
@@ -58,13 +60,21 @@ def blocks_of(corpus, size, shards):
             yield count // size % shards + 1, number, line
             count += bool(line.strip())
 
+def state_of(path):
+    """Return what changes when somebody writes to a file: its size and its time."""
+    return {"bytes": os.stat(path).st_size, "changed": os.stat(path).st_mtime_ns}
+
+def is_source(path, mark):
+    """Return whether a file is still what the mark was written for; it is read only if touched."""
+    made = json.loads(Path(mark).read_text())
+    return state_of(path).items() <= made.items() or sha256(path) == made["sha256"]
+
 def cut_corpus(args):
     """Write FOLDER/I/corpus.jsonl, once; refuse another corpus behind existing shards."""
     mark, new, shards = Path(args.folder, "cut.json"), Path(f"{args.folder}.tmp"), args.shards
-    facts = {"bytes": os.stat(args.corpus).st_size, "changed": os.stat(args.corpus).st_mtime_ns}
+    facts = state_of(args.corpus)
     if mark.exists():
-        made = json.loads(mark.read_text())
-        if not facts.items() <= made.items() and sha256(args.corpus) != made["sha256"]:
+        if not is_source(args.corpus, mark):
             refuse(f"{args.corpus}: not what {args.folder} was cut from; delete that folder, or "
                    "give another --work")
         return
@@ -102,7 +112,7 @@ def cut_run(args, numbers):
     """Write FOLDER/I/run.tsv for these numbers: neighbouring claims with all their rows."""
     table = read(args.run)
     if "claim_id" not in table:
-        refuse(f"{args.run}:1: no column claim_id; see 06_evaluate.py convert")
+        refuse(f"{args.run}:1: no column claim_id; see data/convert.py")
     places, claims = table["claim_id"].factorize()
     if len(claims) < args.shards:
         refuse(f"{args.run}: {len(claims)} claims for {args.shards} shards; lower --shards")
@@ -112,9 +122,19 @@ def cut_run(args, numbers):
     for number in numbers:
         write(f"{args.folder}/{number}/run.tsv", table[shards == number])
 
+def check_candidates(path):
+    """Refuse abstracts of merged runs whose corpus has changed since retrieve merged them."""
+    mark = Path(f"{path}.meta.json")
+    if Path(path).name != "candidates.jsonl" or not mark.exists():  # somebody's own corpus
+        return
+    corpus = json.loads(mark.read_text())["corpus"]
+    if Path(corpus).exists() and not is_source(corpus, mark):
+        refuse(f"{path}: {corpus} has changed since; run retrieve again, or give --corpus")
+
 def cut(args):
     """Cut a run for all shards or one; the corpus for all."""
-    if args.run and args.only != 0:
+    if args.run:  # before merging, too: what was made from another run is found by its digest
+        check_candidates(args.corpus)
         cut_run(args, [args.only] if args.only else range(1, args.shards + 1))
     if not args.run and not args.only:
         cut_corpus(args)
@@ -192,23 +212,44 @@ def merge_runs(args, claims, kinds, top_k):
         for place, line in enumerate(filter(bytes.strip, lines)):
             if place in found:
                 file.write(line)
+    mark = {"corpus": args.corpus} | json.loads(Path(args.folder, "cut.json").read_text())
+    Path(out, "candidates.jsonl.meta.json").write_text(json.dumps(mark))
     new.rename(out / "candidates.jsonl")
 
-def check_flags(folders, name):
-    """Refuse files of shards that other flags made, as after a job array that failed in part."""
+@functools.cache
+def digest(path):
+    """Return what the scripts keep of an input: sha256 of a file, an index or a model's folder."""
+    if not Path(path).exists():  # a model of the hub is known by its name
+        return ""
+    return runpy.run_path(str(ROOT / "02_retrieve.py"))["digest"](path)
+
+def check_shards(folders, made, own, shared=(), **flags):
+    """Refuse to merge shards that differ in their flags, or have read what is no longer there.
+
+    Each shard's folder holds the file or index made, with its provenance. Everything named there
+    as an input, models included, must still have the digest that it had then; own (in the folder)
+    and shared (by all shards) must be among these inputs. flags: values that all must have had.
+    """
     known = None
     for folder in folders:
-        made = json.loads(Path(folder, f"{name}.meta.json").read_bytes())["arguments"]
-        flags = {flag: value for flag, value in made.items() if flag not in PLACES}
-        if known not in (None, flags):
-            refuse(f"{folder}/{name}: made with other flags than the shard before; run it again")
-        known = flags
+        path = folder / made
+        if not path.exists():
+            refuse(f"{path}: missing; run shard {folder.name}, then this again")
+        facts = json.loads(Path(f"{path}.meta.json").read_bytes())
+        inputs = {Path(name): value for name, value in facts.get("inputs", {}).items()}
+        for one in (*inputs, folder / own, *map(Path, shared)):
+            if inputs.get(one) != digest(one):
+                refuse(f"{path}: not made from {one} as it is now; run shard {folder.name} again")
+        same = {flag: value for flag, value in facts["arguments"].items() if flag not in PLACES}
+        if known not in (None, same) or not flags.items() <= same.items():
+            refuse(f"{path}: made with other flags; run shard {folder.name} again")
+        known = same
 
 def merge(args):
     """Join what rerank or classify made; merge the runs of retrieve, and fuse its retrievers."""
     folders = [Path(args.folder, str(number)) for number in range(1, args.shards + 1)]
     if args.run:
-        check_flags(folders, "out.tsv")
+        check_shards(folders, "out.tsv", "run.tsv", [args.corpus])
         write(args.out, pd.concat([read(folder / "out.tsv") for folder in folders]))
     if args.job != "retrieve":
         return
@@ -219,8 +260,9 @@ def merge(args):
     add("--rrf-k", default=60)
     flags, out = parser.parse_known_args(args.words)[0], f"{args.work}/{args.split}"
     for kind in flags.retrievers:
-        check_flags(folders, f"index/{kind}")
-        check_flags(folders, f"{args.split}/{kind}.tsv")
+        check_shards(folders, f"index/{kind}", "corpus.jsonl")
+        check_shards(folders, f"{args.split}/{kind}.tsv", f"index/{kind}", [flags.claims],
+                     top_k=flags.top_k)
     merge_runs(args, flags.claims, flags.retrievers, flags.top_k)
     runs = [f"{out}/{kind}.tsv" for kind in flags.retrievers]
     if len(runs) > 1:

@@ -15,8 +15,8 @@ Writes  FOLDER: a BERT of two layers with weights set by hand, one logit or (nli
         parameters; --kind causal: the first layers of SmolLM2, which answer yes or no
 
 Examples
-    python recipes/stand_in.py work/small/cross-encoder
-    python recipes/stand_in.py work/small/causal --kind causal
+    python recipes/tools/stand_in.py work/small/cross-encoder
+    python recipes/tools/stand_in.py work/small/causal --kind causal
 
 The causal reranker has the modules and the template of a large one, and ranks at random.
 No package on PyPI holds a small cross-encoder, and a few dozen claims are too few to train one.

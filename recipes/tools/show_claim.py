@@ -5,7 +5,7 @@ Reads   the verdicts of 05_classify.py on one claim, its --aggregate beside them
 Prints  lines for people, or one line of JSON for programs
 
 Example
-    python recipes/show_claim.py work/demo/checked/ID/verdicts.tsv data/demo/corpus.jsonl text
+    python recipes/tools/show_claim.py work/demo/checked/ID/verdicts.tsv data/demo/corpus.jsonl text
 """
 import argparse
 import csv

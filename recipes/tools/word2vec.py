@@ -14,15 +14,15 @@ Prints  the number of rows and of such claims
 
 Example
     pip install gensim
-    python recipes/word2vec.py data/checkthat4b --out work/checkthat4b/test/word2vec-raw.tsv
+    python recipes/tools/word2vec.py data/checkthat4b --out work/checkthat4b/test/word2vec-raw.tsv
 """
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from files import read_jsonl, read_tsv
 
 def means_of(texts, vectors):
     """Return the mean vector of each text's known words, at unit length; zeros without any."""
@@ -47,12 +47,11 @@ def main():
     except ImportError:
         print("error: gensim: not installed; pip install gensim", file=sys.stderr)
         sys.exit(2)
-    records = [json.loads(line) for line in open(args.data / "corpus.jsonl", encoding="utf-8")]
+    records = read_jsonl(args.data / "corpus.jsonl")
     names = np.array([str(record["abstract_id"]) for record in records])
     texts = [f"{record.get('title') or ''} {record.get('abstract') or ''}".lower().split()
              for record in records]
-    path = args.data / f"claims.{args.split}.tsv"
-    claims = pd.read_csv(path, sep="\t", dtype=str, na_filter=False)
+    claims = read_tsv(args.data / f"claims.{args.split}.tsv")
     # one worker: several give other vectors in each run
     model = Word2Vec(texts, vector_size=100, window=5, min_count=2, seed=42, workers=1)
     abstracts = means_of(texts, model.wv)
