@@ -280,7 +280,7 @@ def score_runs(args, qrels):
     """Return what is known of each run: parts, values by claim, curve, counts, rows of the page."""
     import pandas as pd
     gold, scored, names = gold_of(qrels), {}, [*args.measures, *PER_CLAIM]
-    stems = [Path(path).stem for path in args.runs]
+    stems = [" ".join(Path(path).stem.split()) for path in args.runs]
     for path, stem in zip(args.runs, stems):
         run, counts = judged_rows(path, read_run(path), qrels)
         parts, labels = parts_of_measures(run, qrels, gold, names, args.depth)
