@@ -280,7 +280,7 @@ def score_runs(args, qrels):
     """Return what is known of each run: parts, values by claim, curve, counts, rows of the page."""
     import pandas as pd
     gold, scored, names = gold_of(qrels), {}, [*args.measures, *PER_CLAIM]
-    stems = [Path(path).stem for path in args.runs]
+    stems = [" ".join(Path(path).stem.split()) for path in args.runs]
     for path, stem in zip(args.runs, stems):
         run, counts = judged_rows(path, read_run(path), qrels)
         parts, labels = parts_of_measures(run, qrels, gold, names, args.depth)
@@ -295,19 +295,18 @@ def score_runs(args, qrels):
         scored[stem if stems.count(stem) == 1 else path] = SimpleNamespace(
             parts=parts, per_claim=pd.DataFrame(quotients(parts), gold.claims),
             curve=curve_of(labels, gold), counts=counts,
-            in_run=qrels["abstract_id"].isin(run["abstract_id"]),
+            judged_ids=set(run["abstract_id"][run["abstract_id"].isin(qrels["abstract_id"])]),
             rows=side_by_side(run, qrels) if args.report else [])
     return scored
 
 def warn_of_unknown(args, qrels, scored, corpus):
     """Warn of judged abstracts that neither the corpus nor a run has."""
-    unknown = ~np.any([one.in_run for one in scored.values()], axis=0)
-    unknown &= ~qrels["abstract_id"].isin(list(corpus))
-    if corpus and unknown.any():
-        names = qrels["abstract_id"][unknown]
-        warn(args.qrels, f"{names.nunique()} of {qrels['abstract_id'].nunique()} judged abstracts "
-             f"are neither in {args.corpus} nor in a run, such as {names.iloc[0]!r}; none can be "
-             "found")
+    names = dict.fromkeys(qrels["abstract_id"])
+    unknown = [name for name in names if name not in corpus
+               and not any(name in one.judged_ids for one in scored.values())]
+    if corpus and unknown:
+        warn(args.qrels, f"{len(unknown)} of {len(names)} judged abstracts are neither in "
+             f"{args.corpus} nor in a run, such as {unknown[0]!r}; none can be found")
 
 # -------------------- Comparison of runs
 # stacks: the parts of all runs, {measure: [runs, claims, ...]}
