@@ -161,7 +161,7 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, run, call, refused):
     assert len(both) == 12 and np.allclose(both["score_x"], both["score_y"], atol=1e-4)
     fused = KIT.rrf([after, reranked("--model", "models/other")])
     words = ("--model", "tiny", "models/other", "--top-k", 2)
-    both = reranked(*words, "--force").merge(fused, on=PAIR)  # the second keeps the first's scores
+    both = reranked(*words).merge(fused, on=PAIR)
     assert len(both) == 6 and np.allclose(both["score_x"], both["score_y"])
     rows = [(claim, name, 0.5, 0.1) for claim in ("c3", "c4", "c5") for name in ABSTRACTS]
     tsv(toy / "v.tsv", [*PAIR, "p_supports", "p_refutes"], rows)
@@ -174,11 +174,18 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, run, call, refused):
     words += ("--run", "work/demo/test/hybrid.tsv", "--out", "no.tsv", "--depth")
     refused(toy, SCRIPT, *words, 5, said="two.tsv: no score of claim c3")
 
+def test_force_begins_once_for_all_models(toy, call):
+    tiny(toy / "tiny")
+    words = ("--model", "tiny", "data/models/minilm", "--force", "--out", "new.tsv")
+    assert call(SCRIPT, *words, cwd=toy).returncode == 2  # minilm is no reranker
+    assert (toy / "new.tsv.parts/0.jsonl").read_text().count("false") == 18  # tiny's are kept
+
 def test_an_empty_run_gives_an_empty_run(toy, call):
     tiny(toy / "tiny")
     tsv(toy / "empty.tsv", RUN, [])
     done = call(SCRIPT, "--model", "tiny", "--run", "empty.tsv", "--out", "new.tsv", cwd=toy)
-    assert facts(done)["rows"] == 0 and "warning: empty.tsv: it holds no candidates" in done.stderr
+    assert facts(done)["rows"] == 0 and facts(done)["models"] == []
+    assert "warning: empty.tsv: it holds no candidates" in done.stderr
     assert (toy / "new.tsv").read_text() == "\t".join(RUN) + "\n"
 
 @pytest.mark.parametrize("name", ["tiny", "same.tsv"])
@@ -242,7 +249,7 @@ def test_neighbours_by_01_join(toy, call, refused):
     words = ("--model", "tiny", "--out", "new.tsv", "--depth", 4, "--graph", GRAPH)
     facts(call(SCRIPT, *words, cwd=toy))
     assert (read(toy / "new.tsv").groupby("claim_id").size() == 12).all()  # all are reached
-    refused(toy, SCRIPT, *words, "new.tsv", "--model", "new.tsv", said="new.tsv is no model")
+    refused(toy, SCRIPT, *words, "--model", "new.tsv", said="new.tsv is no model")
 
 # -------------------- Unfinished work
 ROW = '["c3", "0001", 7.5, false]'
