@@ -4,7 +4,7 @@
 # With LLM_BASE_URL or OPENAI_API_KEY set, stages 4 and 5 ask that endpoint for LLM_MODEL.
 #
 # Cut short, so that a first run takes less than five minutes on 2 cores: cross-encoder and
-# classifier read 128 tokens of a pair, and are trained for one and two epochs; without an endpoint,
+# classifier read 96 tokens of a pair, and are trained for one and two epochs; without an endpoint,
 # stage 4 is run for five claims alone, and stage 5 labels the reranked run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,8 +25,8 @@ stage "3  Rerank: mine examples, train a cross-encoder, score the best 20 of the
 # 25 claims make a weak cross-encoder out of a bi-encoder's weights, so the hybrid run's score keeps
 # most of the weight.
 python 02_retrieve.py mine --hard 2 --easy 2
-python 03_rerank.py train --epochs 1 --max-length 128
-python 03_rerank.py --max-length 128 --first-stage 0.8
+python 03_rerank.py train --epochs 1 --max-length 96
+python 03_rerank.py --max-length 96 --first-stage 0.8
 
 stage "4  LLM rerank: RankGPT; at an endpoint also one question per abstract"
 if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
@@ -48,8 +48,8 @@ fi
 stage "5  Classify: train on the judged pairs, label the best 10; one verdict per claim"
 # The reranker has learned to compare two texts; 162 pairs are too few for its lower layers.
 python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epochs 2 \
-  --batch-size 8 --lr 2e-4 --schedule linear --max-length 128
-python 05_classify.py --run $T/$BEST.tsv --max-length 128 --aggregate $T/claims.jsonl
+  --batch-size 8 --lr 2e-4 --schedule linear --max-length 96
+python 05_classify.py --run $T/$BEST.tsv --max-length 96 --aggregate $T/claims.jsonl
 if [ $BEST = llm ]; then
   python 05_classify.py llm
 fi
