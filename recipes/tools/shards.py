@@ -19,6 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
+
 from tools.files import ROOT, digest, read_tsv
 
 SCRIPTS = {"index": "01_index.py", "retrieve": "02_retrieve.py", "rerank": "03_rerank.py",
