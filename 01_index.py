@@ -289,17 +289,18 @@ def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
     import sentence_transformers as st
     from scipy import sparse
-    dense, settings = args.kind == "dense", {"batch_size": args.batch_size or BATCH[args.kind]}
-    encoder = open_encoder(st.SentenceTransformer if dense else st.SparseEncoder, args, args.dtype)
-    limit_length(encoder, args.max_length)
-    if dense:
-        settings["convert_to_tensor"] = True
-        arrays, truncated = encode_all(encoder, texts, settings, dense_arrays, args, task)
+    if args.kind == "dense":
+        load, arrays_of = st.SentenceTransformer, dense_arrays
+        settings = {"convert_to_tensor": True}
     else:
-        settings["save_to_cpu"] = True
-        arrays, truncated = encode_all(encoder, texts, settings, splade_arrays, args, task)
+        load, arrays_of = st.SparseEncoder, splade_arrays
+        settings = {"save_to_cpu": True}
+    settings["batch_size"] = args.batch_size or BATCH[args.kind]
+    encoder = open_encoder(load, args, args.dtype)
+    limit_length(encoder, args.max_length)
+    arrays, truncated = encode_all(encoder, texts, settings, arrays_of, args, task)
     shape = len(texts), encoder.get_embedding_dimension()
-    if not dense:
+    if args.kind == "splade":
         places = arrays["rows"], arrays["terms"]
         matrix = sparse.coo_array((arrays["weights"], places), shape).tocsc()
         arrays = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
@@ -328,9 +329,8 @@ def index(args):
         if up_to_date(own, task, own.out):
             continue
         texts = texts or read_texts(args)
-        build, counted = index_vectors, "truncated"
-        if kind == "bm25":
-            build, counted = index_bm25, "empty"
+        build = index_bm25 if kind == "bm25" else index_vectors
+        counted = "empty" if kind == "bm25" else "truncated"
         with written(own.out, task) as folder:
             facts, arrays = build(texts, folder, own, task)
             facts |= {"corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
@@ -338,7 +338,7 @@ def index(args):
         remove(f"{own.out}.parts")
         print(f"{own.out}: {len(texts)} abstracts, {facts[counted]} of them {counted}")
         made.append(own.out)
-    return {"made": made, "abstracts": len(texts)}
+    return {"made": made} | ({"abstracts": len(texts)} if made else {})
 
 # -------------------- Graph
 def nearest(scores, k):
@@ -375,7 +375,8 @@ def graph(args):
         ids = json.loads((source / "abstract_ids.json").read_bytes())
         vectors = torch.from_numpy(np.load(source / "embeddings.npy")).to(place).float()
     except Exception as error:  # a file is missing or damaged, no such device
-        fail(source, f"{error}; check --device, or run 01_index.py --indexes dense --force")
+        fail(source, f"{error}; check --device, or make it again: python 01_index.py --indexes "
+             f"dense --data {args.data} --work {args.work} --force")
     corpus = torch.nn.functional.normalize(vectors)  # half precision has moved their lengths
     k = min(args.neighbours, len(corpus) - 1)
     if k < 1:
@@ -404,7 +405,7 @@ def read_examples(path, claims, texts):
     return examples
 
 def width_of(counts):
-    """Return how many negatives each tuple gives, so that the fewest are lost, from their counts.
+    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
 
     All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
     as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
@@ -454,9 +455,22 @@ def loss_of(encoder, args):
     from sentence_transformers.sentence_transformer import losses
     if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
         return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
-    if args.loss == "mnrl":
-        return losses.MultipleNegativesRankingLoss(encoder, args.scale)
-    return losses.CachedMultipleNegativesRankingLoss(encoder, args.scale, mini_batch_size=16)
+    return losses.MultipleNegativesRankingLoss(encoder, args.scale)
+
+def train_encoder(encoder, rows, evaluator, parts, args):
+    """Train on rows of texts. Return the log; dev decides on the epoch if there is an evaluator."""
+    import sentence_transformers as st
+    from datasets import Dataset
+    columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
+    prompts = dict.fromkeys(columns, encoder.prompts["document"])
+    prompts["claim"] = encoder.prompts["query"]
+    make = functools.partial(
+        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
+        train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
+    return fit(make, st.SentenceTransformerTrainingArguments, encoder, parts, args,
+               NDCG if evaluator else None, per_device_train_batch_size=args.batch,
+               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
+               warmup_steps=WARMUP, prompts=prompts)
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
@@ -473,29 +487,21 @@ def train(args):
     if not rows:
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     if counts["left_out"] or counts["negatives_left_out"]:
-        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
-             f"negatives and are left out; {counts['negatives_left_out']} negatives are not used, "
-             f"{counts['negatives']} are, as many of each tuple")
+        negatives = counts["negatives"] + counts["negatives_left_out"]
+        warn(args.examples, f"each tuple gives {len(rows[0]) - 2} negatives: "
+             f"{counts['left_out']} of {counts['examples']} tuples have fewer and are left out, "
+             f"{counts['negatives_left_out']} of {negatives} negatives are not used")
     args = one_gpu(args)
-    import sentence_transformers as st
-    from datasets import Dataset
-    encoder = open_encoder(st.SentenceTransformer, args, "fp32")
+    from sentence_transformers import SentenceTransformer
+    encoder = open_encoder(SentenceTransformer, args, "fp32")
     own_length = limit_length(encoder, args.max_length)
     own_settings = pool_chunks(encoder, args) if args.pooling == "chunks" else None
-    prompts, evaluator, curve = encoder.prompts, None, []
+    evaluator, curve = None, []
     if dev:
-        evaluator = dev_evaluator(dev, prompts, texts, args)
+        evaluator = dev_evaluator(dev, encoder.prompts, texts, args)
         curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]]
         print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
-    columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
-    make = functools.partial(
-        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
-        train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
-    log = fit(make, st.SentenceTransformerTrainingArguments, encoder,
-              parts_of(args.out, task, args), args, NDCG if dev else None,
-              per_device_train_batch_size=args.batch, warmup_steps=WARMUP,
-              batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-              prompts=dict.fromkeys(columns, prompts["document"]) | {"claim": prompts["query"]})
+    log = train_encoder(encoder, rows, evaluator, parts_of(args.out, task, args), args)
     curve += [line[NDCG] for line in log if NDCG in line]
     facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
     if encoder.max_seq_length != own_length:
@@ -517,9 +523,9 @@ def add_texts(job):
     add("--max-length", type=between(8, kind=int), default=512,
         help="tokens of a text; a model may read fewer")
     add("--pooling", choices=("truncate", "chunks"), default="truncate",
-        help="of longer texts; chunks: overlapping windows, mean and maximum averaged")
-    add("--query-prompt", help="before a claim, as 'query: ' (default: the model's own)")
-    add("--document-prompt", help="before an abstract (default: the model's own)")
+        help="longer texts for the dense model; chunks: windows, mean and maximum averaged")
+    add("--query-prompt", help="before a claim, as 'query: ', dense (default: the model's own)")
+    add("--document-prompt", help="before an abstract, dense (default: the model's own)")
 
 def add_index(job):
     count = between(1, kind=int)
@@ -562,8 +568,8 @@ def add_train(job):
     add("--out", type=os.path.normpath, default="{work}/models/encoder", help="model folder")
     add_texts(job)
     add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("triplet", "mnrl", "cached-mnrl"), default="mnrl",
-        help="mnrl: in-batch negatives; cached-mnrl: the same with less memory for large batches")
+    add("--loss", choices=("triplet", "mnrl"), default="mnrl",
+        help="triplet: one negative of each claim; mnrl: those of the batch, too")
     add("--margin", type=number, default=0.3, help="triplet: margin between cosines")
     add("--scale", type=number, default=20, help="mnrl: factor of the cosines")
     add("--epochs", type=number, default=2, help="passes over the examples")
@@ -579,16 +585,15 @@ def resolve(args):
         args.indexes = list(dict.fromkeys(args.indexes))
         if args.indexes != ["bm25"]:
             args.dtype = precision_of(args)
-    if args.function is train and (args.pooling, args.loss) == ("chunks", "cached-mnrl"):
-        fail("--loss cached-mnrl", "cannot pool chunks; use mnrl")
     return args
 
 def main():
+    MADE_BY["examples.jsonl"] = "02_retrieve.py mine --shape tuples"  # an encoder reads no pairs
     parser, jobs = command_line(index, graph, train)
     add_index(jobs["index"])
     add_graph(jobs["graph"])
     add_train(jobs["train"])
-    finish(resolve(arguments_of(parser, jobs)))
+    finish(resolve, arguments_of(parser, jobs))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
@@ -624,20 +629,19 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
-    filled_lines, damaged = 0, []
     with open(path, "rb") as file:
-        for number, data in enumerate(file, 1):
-            if number == 1 and data[:2] in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
-                kind = "compressed (gzip)" if data[:1] == b"\x1f" else "UTF-16"
-                fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-            if number == 1:
-                data = data.removeprefix(b"\xef\xbb\xbf")  # byte order mark
-            line = data.decode(errors="replace").rstrip("\r\n")
-            if "\ufffd" in line and line.encode() != data.rstrip(b"\r\n"):
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
+    if kind:
+        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
+    filled_lines, damaged = 0, []
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
                 damaged.append(number)
-            if line.strip():
+                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            if not line.isspace():
                 filled_lines += 1
-                yield number, line
+                yield number, line.rstrip("\r\n")
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
@@ -658,16 +662,19 @@ def read_table(path, columns, **known):
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header, *rows = [line.split("\t") for line in lines]
-    header = [name.strip('"') for name in header]
-    if not set(columns) <= set(header) or len(set(header)) < len(header):
+    header = [name.strip('"') for name in lines[0].split("\t")]
+    if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, row in zip(numbers[1:], rows):
-        if len(row) != len(header):
-            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
-                 "row, or convert the file by data/convert.py")
-    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
+    for number, line in zip(numbers, lines):
+        fields = line.count("\t") + 1
+        if fields != len(header):
+            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
+                 "or convert the file by data/convert.py")
+    table = pd.read_csv(
+        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
+        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
+    table.index = numbers[1:]
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -964,10 +971,14 @@ def filled(value, args):
         return value.replace("{split}", args.split)
     return value
 
-def finish(args):
-    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+def finish(resolve, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence.
+
+    resolve: returns the arguments as the job uses them; nothing changes them afterwards.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
         unlock()

@@ -34,6 +34,7 @@ import atexit
 import contextlib
 import difflib
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -595,7 +596,7 @@ def main():
     add_fuse(jobs["fuse"])
     add_fit(jobs["fit"])
     add_mine(jobs["mine"])
-    finish(resolve(arguments_of(parser, jobs)))
+    finish(resolve, arguments_of(parser, jobs))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
@@ -631,20 +632,19 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
-    filled_lines, damaged = 0, []
     with open(path, "rb") as file:
-        for number, data in enumerate(file, 1):
-            if number == 1 and data[:2] in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
-                kind = "compressed (gzip)" if data[:1] == b"\x1f" else "UTF-16"
-                fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-            if number == 1:
-                data = data.removeprefix(b"\xef\xbb\xbf")  # byte order mark
-            line = data.decode(errors="replace").rstrip("\r\n")
-            if "\ufffd" in line and line.encode() != data.rstrip(b"\r\n"):
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
+    if kind:
+        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
+    filled_lines, damaged = 0, []
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
                 damaged.append(number)
-            if line.strip():
+                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            if not line.isspace():
                 filled_lines += 1
-                yield number, line
+                yield number, line.rstrip("\r\n")
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
@@ -665,16 +665,19 @@ def read_table(path, columns, **known):
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header, *rows = [line.split("\t") for line in lines]
-    header = [name.strip('"') for name in header]
-    if not set(columns) <= set(header) or len(set(header)) < len(header):
+    header = [name.strip('"') for name in lines[0].split("\t")]
+    if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, row in zip(numbers[1:], rows):
-        if len(row) != len(header):
-            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
-                 "row, or convert the file by data/convert.py")
-    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
+    for number, line in zip(numbers, lines):
+        fields = line.count("\t") + 1
+        if fields != len(header):
+            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
+                 "or convert the file by data/convert.py")
+    table = pd.read_csv(
+        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
+        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
+    table.index = numbers[1:]
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -971,10 +974,14 @@ def filled(value, args):
         return value.replace("{split}", args.split)
     return value
 
-def finish(args):
-    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+def finish(resolve, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence.
+
+    resolve: returns the arguments as the job uses them; nothing changes them afterwards.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
         unlock()

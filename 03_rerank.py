@@ -111,8 +111,8 @@ def read_graph(folder, corpus, ids, neighbours):
     """
     try:
         meta = json.loads(Path(folder, "meta.json").read_bytes())
-        own = meta.pop("sha256")
-        if own != hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest():
+        stated = meta.pop("sha256")
+        if stated != hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest():
             raise ValueError("meta.json is damaged")
         for name, mark in meta["files"].items():
             data = Path(folder, name).read_bytes()
@@ -130,7 +130,7 @@ def is_table(model):
     """Return whether --model names a run, which stands for its scores."""
     return model.endswith(".tsv")
 
-def mono_t5(name, device, model_kwargs, **how):
+def mono_t5(name, device, model_kwargs, **options):
     """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
     import torch
     from sentence_transformers import CrossEncoder
@@ -148,8 +148,8 @@ def mono_t5(name, device, model_kwargs, **how):
             return {"scores": logits[:, true] - logits[:, false]}
 
     module = MonoT5()
-    module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **how, **model_kwargs)
-    module.tokenizer = AutoTokenizer.from_pretrained(name, **how)
+    module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **options, **model_kwargs)
+    module.tokenizer = AutoTokenizer.from_pretrained(name, **options)
     return CrossEncoder(modules=[module], device=device)
 
 def logits_of(model, pairs):
@@ -168,7 +168,7 @@ def check_template(name, model):
         warn(name, "an abstract about something else wins over one that repeats the claim "
              f"({max(others):.4g}, {best:.4g}); check its template")
 
-def load_reranker(name, flags, **how):
+def load_reranker(name, flags, **options):
     """Load a cross-encoder, a causal reranker, a multi-vector model or monoT5, as its folder says.
 
     For scoring, its scores are logits.
@@ -182,15 +182,15 @@ def load_reranker(name, flags, **how):
         kind = str(json.loads(Path(saved).read_bytes()).get("model_type") or kind)
     training = "epochs" in flags
     if training or re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
-        model = CrossEncoder(name, **how)
+        model = CrossEncoder(name, **options)
     elif "ConditionalGeneration" in kind:
-        model = mono_t5(name, **how)
+        model = mono_t5(name, **options)
     elif re.search("MultiVector|ColBERT", kind):
         if flags.verdicts:
             fail("--verdicts", f"scores of {name}, a multi-vector model, are no logits")
         warn(name, "a multi-vector model truncates claims and abstracts to its own lengths, takes "
              "no --prompt and runs on one device")
-        return MultiVectorEncoder(name, **how)
+        return MultiVectorEncoder(name, **options)
     else:
         fail(name, "it has no head for a logit; 03_rerank.py train makes a reranker of it")
     if model.num_labels != 1:
@@ -207,23 +207,32 @@ def load_reranker(name, flags, **how):
             model.set_keep_in_fp32_modules(layers[-1:])
     return model
 
-def cut_to_fit(model, pairs):
-    """Return the abstracts of (claim, abstract) pairs, truncated to the room that is left.
-
-    Neither a claim nor a template is ever truncated; if they leave no room, the script ends.
-    """
+def cut_group(model, pairs):
+    """Return the abstracts of (claim, abstract) pairs, truncated to the room that is left."""
     prompt, texts = model.prompts.get(model.default_prompt_name), []
     empty = model.preprocess([(claim, "") for claim, _ in pairs], prompt=prompt)
     # In a chat template, the first and last word may split into more tokens
     limit = model.max_seq_length - 4 * ("message" in model.modalities)
     rooms = (limit - empty["attention_mask"].sum(dim=1)).tolist()
+    if min(rooms) < 1:
+        claim, _ = pairs[np.argmin(rooms)]
+        fail("--max-length", f"{model.max_seq_length} tokens have no room beside the claim "
+             f"{claim!r:.60}; raise it by {1 - min(rooms)} or more")
     coded = model.tokenizer([text for _, text in pairs], add_special_tokens=False, verbose=False)
-    for row, (claim, text) in enumerate(pairs):
-        if rooms[row] < 1:
-            fail("--max-length", f"{limit} tokens have no room beside the claim {claim!r:.60}")
+    for row, (_, text) in enumerate(pairs):
         if len(coded["input_ids"][row]) > rooms[row]:
             text = text[: coded.token_to_chars(row, rooms[row] - 1).end]
         texts.append(text)
+    return texts
+
+def cut_to_fit(model, pairs):
+    """Return the abstracts of (claim, abstract) pairs, truncated so that each pair fits.
+
+    Neither a claim nor a template is ever truncated; if one leaves no room, the script ends.
+    """
+    texts = []
+    for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
+        texts += cut_group(model, pairs[start : start + GROUP])
     return texts
 
 def find_cut(model, texts):
@@ -231,10 +240,9 @@ def find_cut(model, texts):
     prompts = [model.prompts[name] for name in ("document", "passage", "corpus")
                if name in model.prompts]
     lengths = []
-    for truncation in (True, False):
-        how = {"text": {"truncation": truncation} | ({} if truncation else {"max_length": None})}
-        batch = model.preprocess(texts, prompt=next(iter(prompts), None), task="document",
-                                 processing_kwargs=how)
+    for options in ({"truncation": True}, {"truncation": False, "max_length": None}):
+        batch = model.preprocess(texts, prompt=prompts[0] if prompts else None, task="document",
+                                 processing_kwargs={"text": options})
         lengths.append(batch["attention_mask"].sum(dim=1))
     return (lengths[0] < lengths[1]).tolist()
 
@@ -315,7 +323,8 @@ def score_by_model(name, path, pairs, claims, texts, graph, args):
     import torch
     model, pool = open_model(load_reranker, name, args, args.dtype, flags=args), None
     if hasattr(model, "predict"):  # a claim that leaves no room ends the script before any score
-        cut_to_fit(model, [(claims[claim], "") for claim in dict(pairs)])
+        once = dict.fromkeys(claim for claim, _ in pairs)
+        cut_to_fit(model, [(claims[claim], "") for claim in once])
     if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
@@ -441,8 +450,10 @@ def read_examples(path, claims, texts, loss):
             fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py mine, "
                  "known ids, target 0 to 1; --loss margin and mnrl read tuples only")
     table = pd.DataFrame(rows, columns=["tuple", "place", "claim", "abstract", "label"])
-    if not table["label"].any() or (loss == "margin" and table["label"].all()):
-        fail(path, "no positive, or no negative for margin: nothing to learn; mine others")
+    if not table["label"].any():
+        fail(path, "no positive and no target above 0: nothing to learn; mine other examples")
+    if loss == "margin" and not table["place"].any():
+        fail(path, "no tuple has a negative, which --loss margin needs; see mine --pool and --hard")
     return table
 
 def width_of(counts):
@@ -456,29 +467,49 @@ def width_of(counts):
         kept[width] = width * sum(count >= width for count in counts)
     return max(kept, key=kept.get, default=0)
 
-def cut_tuples(examples):
-    """Return a row a tuple (claim, columns 0 to width), and counts of what is left out."""
+def select(examples, loss):
+    """Return the examples that a loss can use, and counts of those that are left out.
+
+    mnrl takes tuples with the same number of negatives, margin those with any.
+    """
+    if loss not in ("margin", "mnrl"):
+        used = examples.drop_duplicates(["claim", "abstract", "label"])
+        return used, {"examples": len(examples), "left_out": len(examples) - len(used)}
     counts = examples.groupby("tuple")["place"].max()
-    width = width_of(counts.tolist())
-    table = examples[examples["tuple"].map(counts).ge(width) & examples["place"].le(width)]
-    table = table.pivot(index=["tuple", "claim"], columns="place", values="abstract")
-    used = width * len(table)
-    return table.rename(columns=str).reset_index("claim"), {
-        "examples": len(counts), "left_out": len(counts) - len(table),
-        "negatives": used, "negatives_left_out": int(counts.sum()) - used}
+    count = examples["tuple"].map(counts)
+    if loss == "margin":
+        used = examples[count > 0]
+    else:
+        width = width_of(counts)
+        used = examples[(count >= width) & (examples["place"] <= width)]
+    negatives = int((used["place"] > 0).sum())
+    return used, {
+        "examples": len(counts), "left_out": len(counts) - used["tuple"].nunique(),
+        "negatives": negatives, "negatives_left_out": int(counts.sum()) - negatives}
+
+def describe(counts, loss):
+    """Return a sentence on what select leaves out."""
+    if loss == "margin":
+        return f"{counts['left_out']} of {counts['examples']} tuples have no negative: left out"
+    if loss == "mnrl":
+        return (f"{counts['left_out']} of {counts['examples']} tuples and "
+                f"{counts['negatives_left_out']} negatives are left out, as all tuples need as "
+                "many negatives")
+    return f"{counts['left_out']} of {counts['examples']} pairs are there twice: left out once"
 
 def rows_of(examples, loss):
-    """Return the table that a loss reads, and counts of what it leaves out."""
+    """Return the table that a loss reads."""
     if loss == "margin":  # a row for each negative
         first = examples["place"] == 0
         table = examples[first].merge(examples[~first], on=["tuple", "claim"])
-        return table[["claim", "abstract_x", "abstract_y"]], {}
-    if loss == "mnrl":
-        return cut_tuples(examples)
-    table = examples[["claim", "abstract", "label"]].drop_duplicates()
+        return table[["claim", "abstract_x", "abstract_y"]]
+    if loss == "mnrl":  # a row for each tuple
+        table = examples.pivot(index=["tuple", "claim"], columns="place", values="abstract")
+        return table.rename(columns=str).reset_index("claim")
+    table = examples[["claim", "abstract", "label"]]
     if loss == "lambda":  # a row for each claim
         table = table.groupby("claim", sort=False, as_index=False).agg(list)
-    return table, {}
+    return table
 
 def margin_loss(model, margin):
     """Return the hinge loss of pairs: max(0, margin - (s(positive) - s(negative))), s: logits."""
@@ -554,6 +585,15 @@ def dev_evaluator(model, paths, texts, depth):
 
     return Reranked()
 
+def dev_files(args):
+    """Return the paths of claims, qrels and run of the dev split, none if one is missing."""
+    paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    paths.append(args.dev_run)
+    absent = [path for path in paths if not Path(path).is_file()]
+    if absent:
+        warn("no dev evaluation", f"it needs {', '.join(absent)}")
+    return [] if absent else paths
+
 def check_trained(model, pairs, out):
     """Call out a model that scores different (claim, abstract) pairs alike."""
     scores = logits_of(model, pairs)
@@ -566,30 +606,22 @@ def train(args):
 
     Its weights are trained in fp32, whatever precision the checkpoint is stored in.
     """
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    dev.append(args.dev_run)
-    if not all(map(os.path.isfile, dev)):
-        warn("no dev evaluation", f"it needs {', '.join(dev)}")
-        dev = []
+    dev = dev_files(args)
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims, texts = read_claims(args.claims), read_texts(args.corpus)
-    examples = read_examples(args.examples, claims, texts, args.loss)
+    examples, counts = select(read_examples(args.examples, claims, texts, args.loss), args.loss)
+    if counts["left_out"] or counts.get("negatives_left_out"):
+        warn(args.examples, describe(counts, args.loss))
     import transformers
     from datasets import Dataset
     from sentence_transformers import cross_encoder
     transformers.logging.set_verbosity_error()  # a new head is wanted here
     transformers.set_seed(args.seed)
     model = open_model(load_reranker, args.model, args, "fp32", flags=args)
-    pairs, short = examples[["claim", "abstract"]].values.tolist(), []
-    for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
-        short += cut_to_fit(model, pairs[start : start + GROUP])
-    table, counts = rows_of(examples.assign(abstract=short), args.loss)
-    if counts.get("negatives_left_out") or counts.get("left_out"):
-        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples and "
-             f"{counts['negatives_left_out']} negatives are left out, as all tuples need as many "
-             "negatives")
+    short = cut_to_fit(model, examples[["claim", "abstract"]].values.tolist())
+    table = rows_of(examples.assign(abstract=short), args.loss)
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
     if dev:
         print(f"before training: nDCG@10 on dev {evaluator(model)[MEASURE]:.4f}")
@@ -688,7 +720,7 @@ def main():
     parser, jobs = command_line(rerank, train)
     add_rerank(jobs["rerank"])
     add_train(jobs["train"])
-    finish(resolve(arguments_of(parser, jobs)))
+    finish(resolve, arguments_of(parser, jobs))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
@@ -724,20 +756,19 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
-    filled_lines, damaged = 0, []
     with open(path, "rb") as file:
-        for number, data in enumerate(file, 1):
-            if number == 1 and data[:2] in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
-                kind = "compressed (gzip)" if data[:1] == b"\x1f" else "UTF-16"
-                fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-            if number == 1:
-                data = data.removeprefix(b"\xef\xbb\xbf")  # byte order mark
-            line = data.decode(errors="replace").rstrip("\r\n")
-            if "\ufffd" in line and line.encode() != data.rstrip(b"\r\n"):
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
+    if kind:
+        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
+    filled_lines, damaged = 0, []
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
                 damaged.append(number)
-            if line.strip():
+                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            if not line.isspace():
                 filled_lines += 1
-                yield number, line
+                yield number, line.rstrip("\r\n")
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
@@ -758,16 +789,19 @@ def read_table(path, columns, **known):
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header, *rows = [line.split("\t") for line in lines]
-    header = [name.strip('"') for name in header]
-    if not set(columns) <= set(header) or len(set(header)) < len(header):
+    header = [name.strip('"') for name in lines[0].split("\t")]
+    if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, row in zip(numbers[1:], rows):
-        if len(row) != len(header):
-            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
-                 "row, or convert the file by data/convert.py")
-    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
+    for number, line in zip(numbers, lines):
+        fields = line.count("\t") + 1
+        if fields != len(header):
+            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
+                 "or convert the file by data/convert.py")
+    table = pd.read_csv(
+        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
+        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
+    table.index = numbers[1:]
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -1064,10 +1098,14 @@ def filled(value, args):
         return value.replace("{split}", args.split)
     return value
 
-def finish(args):
-    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+def finish(resolve, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence.
+
+    resolve: returns the arguments as the job uses them; nothing changes them afterwards.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
         unlock()

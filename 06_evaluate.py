@@ -2,22 +2,23 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "filelock==4.2.11", "ir-measures==0.4.3", "jinja2==3.1.6", "matplotlib==3.11.2",
-#     "numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1",
+#     "numpy==2.4.6", "pandas==3.1.1",
 # ]
 # ///
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs, verdicts, qrels: TSV, TREC, ClimateCheck's CSV, CheckThat!'s lists; also .gz
+Reads   runs, verdicts, qrels; claims.jsonl: verdicts on claims; for the page claims and corpus
+        (data/convert.py reads other formats)
 Writes  metrics.tsv, .json, .md, .tex; .cells.tsv: intervals and p-values; .claims.tsv: by claim;
-        .curves.tsv: by depth; --report: a page with every claim's rankings
-        convert: our TSV; pool: pairs to judge; merge: qrels with their labels; submission: a zip
+        .curves.tsv: by depth; .verdicts.json: scores of claims.jsonl;
+        --report: a page with every claim's rankings
+        pool: pairs to judge; merge: qrels with their labels; submission: a table and its zip
 Prints  the table; the last line is JSON
 
 Examples
     python 06_evaluate.py --report work/demo/test/report.html
     python 06_evaluate.py work/demo/test/{bm25,rerank}.tsv --measures climatecheck2026 trec P@5
-    python 06_evaluate.py convert run.trec.gz --to tsv --out run.tsv
     python 06_evaluate.py pool work/demo/test/{hybrid,rerank}.tsv
     python 06_evaluate.py submission work/demo/test/verdicts.tsv --task climatecheck2025
 """
@@ -33,10 +34,7 @@ NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "f
 import argparse
 import atexit
 import contextlib
-import csv
 import difflib
-import functools
-import gzip
 import hashlib
 import html
 import io
@@ -51,12 +49,14 @@ import time
 import unicodedata
 import warnings
 import zipfile
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+PAIR, CLAIMS = ["claim_id", "abstract_id"], ["claim_id", "claim"]  # columns
+QRELS = [*PAIR, "label"]
+VERDICTS = ("SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION")  # on claims
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
 MEASURES = {
     "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
@@ -71,165 +71,72 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Subtask II": (np.sum, ["F1", "R@10"]),
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
     "Verification 2026": (np.sum, ["F1", "R@5"])}
-NOTES = """† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
-P, R, F1 of labels are weighted by support; they and B-Pref see the first --depth ranks.
-B-Pref has n / R inside the term, trec_eval's n / min(R, N). Pooled R@k is a mean over pairs."""
+STANCE, CONFUSION = ("P", "R", "F1"), "confusion"  # these measures come from confusion matrices
+PER_CLAIM = ["R@5", "Success@1"]  # always in .claims.tsv: for the page, for McNemar's test
+NOTES = """Bold: the best run. Italics: the second best.
+† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
+Means over claims with evidence; B-Pref needs rows and an NEI abstract, too; Judged@k: all claims.
+Pooled R@k is a mean over pairs. P, R, F1 of labels are weighted by support.
+P, R, F1 and B-Pref see the first --depth ranks; B-Pref has n / R, trec_eval's n / min(R, N)."""
 UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
 DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 600, 800, 1000)
-CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
-TREC = {4: ["claim_id", "q0", "abstract_id", "relevance"],  # by number of fields
-        6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]}
-RENAMED = {"abstract_original_index": "abstract_id", "annotation": "label",  # ClimateCheck
-           "post_id": "claim_id", "cord_uid": "abstract_id", "tweet_text": "claim"}  # CheckThat!
-RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!
-SPELT = {"SUPPORTS": "supports?|supported|entailment",  # without spaces and _
-         "REFUTES": "refute[sd]?|contradict(ion)?", "NEI": "nei|notenoughinfo(rmation)?|neutral"}
 PUBLISHED = Path(sys.argv[0]).parent / "recipes" / "published.tsv"
-TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "checkthat4b": 5}  # abstracts a claim
+TASKS = {"climatecheck2025": (10, ".csv"), "climatecheck2026": (10, ".csv"),
+         "checkthat4b": (5, ".tsv")}  # abstracts per claim, kind of table
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
-def warn(path, what):
-    print(f"warning: {path}: {what}", file=sys.stderr)
+# -------------------- Runs beside judgements
+def columns_of(path):
+    """Return the names in a table's header."""
+    _, header = next(read_lines(path))
+    return header.replace('"', "").split("\t")
 
-# -------------------- Tables of any format
-def unquoted(text, delimiter):
-    """Return text as TSV without quotation marks. Rows keep their line, fields lose line breaks."""
-    rows = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True, skipinitialspace=True)
-    lines = []
-    for row in rows:
-        if any("\t" in field and "\n" in field for field in row):
-            raise csv.Error
-        lines.append("\t".join(re.sub(r"[\t\n]", " ", field) for field in row))
-        lines += [""] * (rows.line_num - len(lines))
-    return "\n".join(lines)
+def read_run(path, **known):
+    """Read a run, or verdicts: a run with the column label."""
+    if "label" in columns_of(path):
+        known["label"] = LABELS
+    return read_table(path, RUN, **known)
 
-def read_rows(path):
-    """Read a table of any format as strings, under its own column names, indexed by line."""
-    import pandas as pd
-    opened = gzip.open if path.endswith(".gz") else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
-            text = file.read()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        fail(path, f"damaged: {error}")
-    first = text.partition("\n")[0]
-    delimiter = "\t" if "\t" in first else ","
-    names = [name.strip('" ') for name in first.split(delimiter)]
-    header = "claim_id" in names or "post_id" in names
-    if not header:
-        names, delimiter = TREC.get(len(first.split())), r"\s+"
-    elif '"' in text:
-        try:
-            text, delimiter = unquoted(text, delimiter), "\t"
-        except csv.Error:
-            warn(path, "read without quotation marks: one is open")
-    if not names:
-        fail(f"{path}:1", "no column claim_id or post_id, nor the 4 or 6 fields of TREC")
-    try:
-        table = pd.read_csv(io.StringIO(text), sep=delimiter, header=None, dtype=str,
-                            na_filter=False, skip_blank_lines=False, quoting=csv.QUOTE_NONE,
-                            skipinitialspace=True).set_axis(names, axis=1)
-    except ValueError as error:  # a row that is longer than the first one
-        line = re.findall("line ([0-9]+)", f"{error}, line 1")[0]
-        fail(f"{path}:{line}", f"{error}; fix the row")
-    table.index += 1  # lines
-    return table[(table != "").any(axis=1)].iloc[int(header):]
+def read_qrels(path):
+    return read_table(path, QRELS, label=LABELS)[QRELS]
 
-def reject(path, table, bad, what):
-    """End the script at the first row of which bad holds."""
-    if np.any(bad):
-        row = table.iloc[np.argmax(bad)]
-        values = row.reindex([*RUN, "label"]).dropna().astype(str)
-        fail(f"{path}:{row.name}", f"{what}: {' '.join(values)}; fix the row")
+def refuse_foreign(path, ours, theirs, kind):
+    """Refuse ids of which none is in the qrels: spelt otherwise, or of another data set."""
+    if not ours.isin(theirs).any():
+        here, there = (repr(ids.iloc[0]) if len(ids) else "nothing" for ids in (ours, theirs))
+        fail(path, f"none of its {kind} is in the qrels: {here} here, {there} there; spell ids "
+             "alike, and name files of one data set")
 
-def translated(path):
-    """Read a table of any format under our column names, with our ranks, scores and labels."""
-    import pandas as pd
-    table = read_rows(path)
-    posts, table = "cord_uid" in table, table.rename(columns=RENAMED)
-    if posts and not {"rank", "preds", "label", "relevance"} & set(table):
-        table["relevance"] = 1  # CheckThat!: what a post is about
-    if not table.columns.is_unique:
-        fail(f"{path}:1", f"two columns mean the same: {', '.join(table)}; remove one")
-    if "preds" in table:  # CheckThat!: a list of ids in the order of rank
-        reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
-        lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
-        table = table.assign(abstract_id=lists).explode("abstract_id").dropna()
-        table["rank"] = table.groupby(level=0).cumcount() + 1
-    for column in {"rank", "score", "relevance"} & set(table):
-        table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
-    if "tag" in table:  # as trec_eval: by score, then by id backwards, whatever the ranks say
-        order = table.sort_values(["score", "abstract_id"], ascending=False)
-        table["rank"] = order.groupby("claim_id").cumcount() + 1
-    if "rank" in table and "score" not in table:
-        table["score"] = -table["rank"]
-    if "relevance" in table:
-        reject(path, table, table["relevance"].isna(), "the relevance is not a number")
-        table["label"] = np.where(table["relevance"] > 0, RELEVANT, "NEI")
-        judged = table["relevance"] >= 0
-        if not judged.all():
-            warn(path, f"{(~judged).sum()} rows of relevance below 0 are left out, as not judged")
-        table = table[judged]
-    elif "label" in table:
-        labels = table["label"].str.replace(r"[\s_]", "", regex=True)
-        for label, pattern in SPELT.items():
-            labels[labels.str.fullmatch(pattern, case=False)] = label
-        bad = ~labels.isin([*LABELS, ""])
-        reject(path, table, bad, f"the label is none of {', '.join(LABELS)}")
-        table["label"] = labels
-    return table
-
-def checked(path, table, columns):
-    """Return a translated table, checked; a run comes by claim and rank."""
-    if not set(columns) <= set(table):
-        fail(f"{path}:1", f"columns {', '.join(table)}, wanted {', '.join(columns)}")
-    for column in table.columns.intersection({*columns, "label"} - {"rank", "score"}):
-        reject(path, table, table[column].str.strip() == "", f"{column} is empty")
-    ids = [column for column in columns if column.endswith("_id")]
-    reject(path, table, table.duplicated(ids), "there is an earlier row for this")
-    if "rank" in columns:
-        claim = table["claim_id"].factorize()[0]
-        expected = table["rank"].groupby(claim).rank("first")
-        bad = (table["rank"] != expected) | ~np.isfinite(table["score"])
-        reject(path, table, bad, "the ranks are not 1, 2, 3, or the score is no finite number")
-        table = table.iloc[np.lexsort((expected, claim))].astype({"rank": int})
-    return table
-
-def read_any(path, columns):
-    return checked(path, translated(path), columns)
-
-def read_run(path, gold):
-    """Return a run's rows for the claims of the qrels, and counts of claims not in both."""
-    run = read_any(path, RUN)
-    wanted, given = set(gold.claims), set(run["claim_id"])
-    if not wanted & given:
-        fail(path, f"none of its claims is in the qrels, such as {' '.join(gold.claims[:1])}")
+def judged_rows(path, run, qrels):
+    """Return the run's rows for the claims of the qrels, and counts of claims not in both."""
+    refuse_foreign(path, run["claim_id"], qrels["claim_id"], "claims")
+    wanted, given = set(qrels["claim_id"]), set(run["claim_id"])
     counts = {"claims_missing": len(wanted - given), "claims_unknown": len(given - wanted)}
     if wanted != given:
-        warn(path, "{} claims without rows (0 in recall, left out of B-Pref), {} others are left "
-             "out".format(*counts.values()))
-    return run[run["claim_id"].isin(wanted)], counts
+        warn(path, f"{len(wanted - given)} claims without rows (0 in recall, left out of B-Pref), "
+             f"{len(given - wanted)} others are left out")
+    run = run[run["claim_id"].isin(wanted)]
+    refuse_foreign(path, run["abstract_id"], qrels["abstract_id"], "abstracts")
+    return run, counts
 
-# -------------------- Judgements by rank
 def gold_of(qrels):
-    """Return claims, R relevant and N other abstracts of each, and whether labels are stances."""
+    """Return claims, and of each the number R of relevant and N of other abstracts."""
     relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
     R = relevant.sum()
-    return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=(relevant.size() - R).to_numpy(),
-                           stance=RELEVANT not in set(qrels["label"]))
+    return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=(relevant.size() - R).to_numpy())
 
-def judge(run, qrels, gold):
+def labels_by_rank(run, qrels, gold):
     """Return gold and given labels by rank, as places in LABELS, both [claims, depth]."""
-    places = {RELEVANT: 0} | {label: place for place, label in enumerate(LABELS)}
+    places = {label: place for place, label in enumerate(LABELS)}
     rows, ranks = gold.claims.get_indexer(run["claim_id"]), run["rank"].to_numpy() - 1
-    found = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
-    said, labels = found.copy(), run[QRELS[:2]].merge(qrels, how="left")["label"]
-    found[rows, ranks] = labels.map(places).fillna(UNJUDGED)
-    if "label" in run and gold.stance and RELEVANT not in set(run["label"]):
+    labels = np.full((len(gold.claims), ranks.max() + 1), NOTHING, np.int8)
+    said = labels.copy()
+    labels[rows, ranks] = run[PAIR].merge(qrels, how="left")["label"].map(places).fillna(UNJUDGED)
+    if "label" in run:
         said[rows, ranks] = run["label"].map(places)
-    return found, said
+    return labels, said
 
 # -------------------- Measures of a claim
 # Each is a fraction by claim: (numerator, denominator), both [claims], of gold labels by rank, cut
@@ -241,72 +148,58 @@ def evidence(labels):
 def mean_of(values, counted):
     return np.where(counted, values, 0.0), counted
 
-def recall(found, gold):
+def recall(labels, gold):
     """Share of a claim's evidence that is found."""
-    return mean_of(evidence(found).sum(1) / gold.R, gold.R > 0)
+    return mean_of(evidence(labels).sum(1) / gold.R, gold.R > 0)
 
-def pooled_recall(found, gold):
+def pooled_recall(labels, gold):
     """Share of all evidence pairs that is found (+VeriRel, eq. 7)."""
-    return evidence(found).sum(1), gold.R
+    return evidence(labels).sum(1), gold.R
 
-def reciprocal_rank(found, gold):
+def reciprocal_rank(labels, gold):
     """1 / rank of the first evidence, 0 without any."""
-    hits = evidence(found)
+    hits = evidence(labels)
     return mean_of(hits.any(1) / (hits.argmax(1) + 1), gold.R > 0)
 
-def success(found, gold):
-    return mean_of(evidence(found).any(1), gold.R > 0)
+def success(labels, gold):
+    return mean_of(evidence(labels).any(1), gold.R > 0)
 
-def bpref(found, gold):
+def bpref(labels, gold):
     """B-Pref of the ClimateCheck organisers; trec_eval has n / min(R, N) inside.
 
     Each relevant abstract adds (1 - n / R) / R, with n judged non-relevant ones above it, at most
     R. Submitted claims with both kinds of judgement count.
     """
-    n = np.minimum((found == LABELS.index("NEI")).cumsum(1), gold.R[:, None])
-    counted = (gold.R > 0) & (gold.N > 0) & (found[:, 0] != NOTHING)
-    return mean_of((evidence(found) * (1 - n / gold.R[:, None])).sum(1) / gold.R, counted)
+    n = np.minimum((labels == LABELS.index("NEI")).cumsum(1), gold.R[:, None])
+    counted = (gold.R > 0) & (gold.N > 0) & (labels[:, 0] != NOTHING)
+    return mean_of((evidence(labels) * (1 - n / gold.R[:, None])).sum(1) / gold.R, counted)
 
-def judged(found, gold):
+def judged(labels, gold):
     """Share of submitted abstracts that are judged."""
-    submitted = np.maximum((found != NOTHING).sum(1), 1)
-    return (found >= 0).sum(1) / submitted, np.ones(len(found))
+    submitted = np.maximum((labels != NOTHING).sum(1), 1)
+    return (labels >= 0).sum(1) / submitted, np.ones(len(labels))
 
 RANKED = {"R": recall, "pooled R": pooled_recall, "MRR": reciprocal_rank, "Success": success,
           "B-Pref": bpref, "Judged": judged}
 
-def abstract_level(found, said, gold):
+def abstract_level(labels, said, gold):
     """SciFact's abstract-level measures, labels only (Wadden et al. 2020)."""
     called = evidence(said).sum(1)
-    right = (evidence(found) & (found == said)).sum(1)
+    right = (evidence(labels) & (labels == said)).sum(1)
     R = gold.R * (said >= 0).any()  # no labels, no value
     return {"abstract P": (right, called), "abstract R": (right, R),
             "abstract F1": (2 * right, called + R)}
 
-def confusion(found, said):
-    """Confusion matrix of each claim, [claims, 3 gold x 3 given labels]."""
-    table = np.zeros((len(found), 9))
-    rows, ranks = np.nonzero((found >= 0) & (said >= 0))
-    np.add.at(table, (rows, found[rows, ranks] * 3 + said[rows, ranks]), 1)
-    return table
-
-def weighted_prf(table):
-    """Precision, recall, F1 of matrices [..., gold, given], as scikit-learn's "weighted"."""
-    right = np.diagonal(table, axis1=-2, axis2=-1)
-    support, given = table.sum(-1), table.sum(-2)
-    scores = (right / np.maximum(given, 1), right / np.maximum(support, 1),
-              2 * right / np.maximum(support + given, 1))
-    return [(score * support).sum(-1) / support.sum(-1) for score in scores]
-
 def trec_fraction(name, run, qrels, gold):
-    """The fraction of a measure of ir-measures over all claims; ranks stand in for scores."""
+    """The fraction of a measure of ir-measures; ranks stand in for scores."""
     import ir_measures
-    values = np.zeros(len(gold.R))
+    values, counted = np.zeros(len(gold.R)), gold.R > 0
     tables = [qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)),
               run.assign(score=-run["rank"].astype(float))]
-    for table in tables:
-        table["query_id"] = gold.claims.get_indexer(table["claim_id"]).astype(str)  # for ERR
-        table["doc_id"] = table["abstract_id"]
+    for place, table in enumerate(tables):
+        table = table[table["claim_id"].isin(gold.claims[counted])]
+        numbers = gold.claims.get_indexer(table["claim_id"]).astype(str)  # ERR wants numbers
+        tables[place] = table.assign(query_id=numbers, doc_id=table["abstract_id"])
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         if str(measure).endswith("@0"):
@@ -315,84 +208,134 @@ def trec_fraction(name, run, qrels, gold):
             values[int(one.query_id)] = one.value
     except Exception:  # of many kinds: no such measure, parameter or package
         fail("--measures", f"cannot compute {name!r}; see --help")
-    return values, np.ones(len(values))
+    return values, counted
+
+def confusion(labels, said):
+    """Confusion matrix of each claim, [claims, 3 gold, 3 given labels]."""
+    matrices = np.zeros((len(labels), 3, 3))
+    rows, ranks = np.nonzero((labels >= 0) & (said >= 0))
+    np.add.at(matrices, (rows, labels[rows, ranks], said[rows, ranks]), 1)
+    return matrices
+
+def weighted_prf(matrices):
+    """Precision, recall, F1 of matrices [..., gold, given], as scikit-learn's "weighted"."""
+    right = np.diagonal(matrices, axis1=-2, axis2=-1)
+    support, given = matrices.sum(-1), matrices.sum(-2)
+    scores = (right / np.maximum(given, 1), right / np.maximum(support, 1),
+              2 * right / np.maximum(support + given, 1))
+    return [(score * support).sum(-1) / support.sum(-1) for score in scores]
 
 # -------------------- Measures of a run
-def parts_of(run, qrels, gold, names, depth):
-    """Return what measures are made of, [claims, 9 + 2 * fractions]; those by claim; gold by rank.
-
-    First come the confusion matrices. They and B-Pref see the first depth ranks.
-    """
-    import pandas as pd
-    found, said = judge(run, qrels, gold)
-    known = abstract_level(found, said, gold) | {"B-Pref": bpref(found[:, :depth], gold)}
-    needed = ["Success@1"]  # for McNemar's test
+# parts: what the measures of a run are made of: {measure: [claims, 2], numerator and denominator},
+# and under CONFUSION the confusion matrices, [claims, 3, 3]
+def needed_for(names):
+    """Return the measures that are fractions, among names and what they are composed of."""
+    needed = []
     for name in names:
         needed += COMPOSED[name][1] if name in COMPOSED else [name]
-    for name in needed:
+    return [name for name in dict.fromkeys(needed) if name not in STANCE]
+
+def parts_of_measures(run, qrels, gold, names, depth):
+    """Return the parts of measures, and gold labels by rank.
+
+    Stance and B-Pref see the first depth ranks.
+    """
+    labels, said = labels_by_rank(run, qrels, gold)
+    known = abstract_level(labels, said, gold) | {"B-Pref": bpref(labels[:, :depth], gold)}
+    parts = {CONFUSION: confusion(labels[:, :depth], said[:, :depth])}
+    for name in needed_for(names):
         at_k = re.fullmatch(rf"({'|'.join(RANKED)})@([1-9]\d*)", name)
         if at_k:
-            known[name] = RANKED[at_k[1]](found[:, :int(at_k[2])], gold)
-    fractions = {name: known[name] for name in needed if name in known}
-    for name in needed:
-        if name not in {*fractions, "P", "R", "F1"}:
-            fractions[name] = trec_fraction(name, run, qrels, gold)
-    matrices = confusion(found[:, :depth], said[:, :depth])
-    parts = np.column_stack([matrices, *sum(fractions.values(), ())])
-    return parts, pd.DataFrame(quotients(parts), gold.claims, list(fractions)), found
+            fraction = RANKED[at_k[1]](labels[:, : int(at_k[2])], gold)
+        elif name in known:
+            fraction = known[name]
+        else:
+            fraction = trec_fraction(name, run, qrels, gold)
+        parts[name] = np.stack(fraction, axis=-1)
+    return parts, labels
 
 def quotients(parts):
-    return parts[..., 9::2] / parts[..., 10::2]
+    """Return {measure: numerators / denominators}."""
+    return {name: part[..., 0] / part[..., 1] for name, part in parts.items() if name != CONFUSION}
 
-def measures_of(sums, fractions, names):
-    """Values of measures [..., names] from sums of parts over claims [..., columns]."""
-    scores = weighted_prf(sums[..., :9].reshape(*sums.shape[:-1], 3, 3))
-    columns = np.moveaxis(quotients(sums), -1, 0)
-    known = dict(zip(["P", "R", "F1", *fractions], [*scores, *columns]))
+def values_of(sums, names):
+    """Values of measures [..., names] from parts that are summed over claims."""
+    known = quotients(sums) | dict(zip(STANCE, weighted_prf(sums[CONFUSION])))
     for name in set(COMPOSED) & set(names):
-        how, members = COMPOSED[name]
-        known[name] = how([known[member] for member in members], axis=0)
+        compose, members = COMPOSED[name]
+        known[name] = compose([known[member] for member in members], axis=0)
     return np.stack([known[name] for name in names], axis=-1)
 
+def curve_of(labels, gold):
+    """Return a table of k, recall at k, success at k."""
+    import pandas as pd
+    claims, rows = max((gold.R > 0).sum(), 1), []
+    for k in DEPTHS:
+        if k <= labels.shape[1]:
+            shares = recall(labels[:, :k], gold)[0], success(labels[:, :k], gold)[0]
+            rows.append((k, *(share.sum() / claims for share in shares)))
+    return pd.DataFrame(rows, columns=["k", "recall", "success"])
+
+def score_runs(args, qrels):
+    """Return what is known of each run: parts, values by claim, curve, counts, rows of the page."""
+    import pandas as pd
+    gold, scored, names = gold_of(qrels), {}, [*args.measures, *PER_CLAIM]
+    stems = [" ".join(Path(path).stem.split()) for path in args.runs]
+    for path, stem in zip(args.runs, stems):
+        run, counts = judged_rows(path, read_run(path), qrels)
+        parts, labels = parts_of_measures(run, qrels, gold, names, args.depth)
+        share = judged(labels[:, :10], gold)[0].mean()
+        if share < 0.5:
+            warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
+                 f"evidence; what to judge: python 06_evaluate.py pool {path} --data {args.data} "
+                 f"--work {args.work} --split {args.split}")
+        if "label" in run and "REFUTES" not in set(qrels["label"]):
+            warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
+                 "in TREC and CheckThat!, the measures of labels mean nothing")
+        scored[stem if stems.count(stem) == 1 else path] = SimpleNamespace(
+            parts=parts, per_claim=pd.DataFrame(quotients(parts), gold.claims),
+            curve=curve_of(labels, gold), counts=counts,
+            judged_ids=set(run["abstract_id"][run["abstract_id"].isin(qrels["abstract_id"])]),
+            rows=side_by_side(run, qrels) if args.report else [])
+    return scored
+
+def warn_of_unknown(args, qrels, scored, corpus):
+    """Warn of judged abstracts that neither the corpus nor a run has."""
+    names = dict.fromkeys(qrels["abstract_id"])
+    unknown = [name for name in names if name not in corpus
+               and not any(name in one.judged_ids for one in scored.values())]
+    if corpus and unknown:
+        warn(args.qrels, f"{len(unknown)} of {len(names)} judged abstracts are neither in "
+             f"{args.corpus} nor in a run, such as {unknown[0]!r}; none can be found")
+
 # -------------------- Comparison of runs
-# tables: the parts of all runs, [runs, claims, columns]; measure: their sums over claims to values
-def resampled(tables, weights):
-    """Sums over claims with weights [resamples, claims], 100 at a time to save memory."""
-    batches = np.split(weights, range(100, len(weights), 100))
-    return np.concatenate([np.tensordot(batch, tables, (1, 1)) for batch in batches])
+# stacks: the parts of all runs, {measure: [runs, claims, ...]}
+def weighted_sums(stacks, weights):
+    """Sums over claims with weights [resamples, claims]: {measure: [resamples, runs, ...]}."""
+    return {name: np.tensordot(weights, stack, (1, 1)) for name, stack in stacks.items()}
 
-def intervals(tables, measure, resamples, seed):
+def intervals(stacks, names, resamples, seed):
     """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs, measures]."""
-    claims, rng = tables.shape[1], np.random.default_rng(seed)
+    claims, rng = stacks[CONFUSION].shape[1], np.random.default_rng(seed)
     draws = rng.multinomial(claims, np.full(claims, 1 / claims), size=resamples)
-    return np.nanquantile(measure(resampled(tables, draws)), (0.025, 0.975), axis=0)
+    drawn = values_of(weighted_sums(stacks, draws), names)
+    return np.nanquantile(drawn, (0.025, 0.975), axis=0)
 
-def randomisation(tables, measure, resamples, seed):
+def randomisation(stacks, names, resamples, seed):
     """Two-sided p of paired randomisation against the first run (Smucker et al. 2007).
 
-    How often swapping two runs' results of random claims gives as large a difference.
+    How often swapping two runs' results of random claims gives as large a difference. Swaps that
+    leave a measure without a value do not count.
     """
-    swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, tables.shape[1]))
-    moved, sums = resampled(tables - tables[0], swaps), tables.sum(1)
-    swapped = measure(sums - moved) - measure(sums[0] + moved)
-    seen = measure(sums) - measure(sums[0])
-    return (1 + (np.abs(swapped) >= np.abs(seen) - 1e-12).sum(0)) / (resamples + 1)
-
-def wilcoxon(apart):
-    """Two-sided p of the signed-rank test of differences by claim; NaN where one does not count."""
-    apart = apart.dropna()
-    if not apart.any():
-        return 1.0
-    from scipy import stats
-    return stats.wilcoxon(apart).pvalue
-
-def mcnemar(apart):
-    """Two-sided exact p that two runs have evidence on top equally often."""
-    gained, lost = (apart > 0).sum(), (apart < 0).sum()
-    if not gained + lost:
-        return 1.0
-    from scipy import stats
-    return stats.binomtest(gained, gained + lost).pvalue
+    claims = stacks[CONFUSION].shape[1]
+    swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
+    sums = {name: stack.sum(1) for name, stack in stacks.items()}
+    moved = weighted_sums({name: stack - stack[0] for name, stack in stacks.items()}, swaps)
+    these = values_of({name: sums[name] - moved[name] for name in sums}, names)
+    those = values_of({name: sums[name][0] + moved[name] for name in sums}, names)
+    swapped, values = np.abs(these - those), values_of(sums, names)
+    as_large = swapped >= np.abs(values - values[0]) - 1e-12
+    return (1 + as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
 
 def holm(p):
     """p-values corrected for several comparisons (Holm 1979); NaN does not count."""
@@ -400,47 +343,93 @@ def holm(p):
     stepped = (ordered * np.arange(len(ordered), 0, -1)).cummax()
     return stepped.clip(upper=1).reindex(p.index)
 
-def compare(tables, by_claim, names, resamples, seed):
-    """Return {field: table [runs, measures]}: values, intervals, differences, p-values."""
+def compare(parts, names, resamples, seed):
+    """Return {field: table [runs, measures]} from {run: its parts}.
+
+    Fields: value, low and high (of the interval), difference and p-values (against the first run).
+    """
     import pandas as pd
-    runs, tables, (first, *_) = list(tables), np.stack(list(tables.values())), by_claim.values()
-    names = list(dict.fromkeys([*names, "Success@1"]))
-    measure = functools.partial(measures_of, fractions=first.columns, names=names)
-    values, p = measure(tables.sum(1)), randomisation(tables, measure, resamples, seed)
-    low, high = intervals(tables, measure, resamples, seed)
-    apart = [one - first for one in by_claim.values()]
+    first, *_ = parts.values()
+    stacks = {name: np.stack([one[name] for one in parts.values()]) for name in first}
+    values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
+    low, high = intervals(stacks, names, resamples, seed)
+    p = randomisation(stacks, names, resamples, seed)
     cells = {"value": values, "low": low, "high": high, "difference": values - values[0],
-             "p_randomisation": p, "p_holm": p,
-             "p_wilcoxon": [one.apply(wilcoxon) for one in apart],
-             "p_mcnemar": [one[["Success@1"]].apply(mcnemar) for one in apart]}
-    cells = {field: pd.DataFrame(cell, runs, names) for field, cell in cells.items()}
+             "p_randomisation": p, "p_holm": p}
+    cells = {field: pd.DataFrame(cell, list(parts), names) for field, cell in cells.items()}
     cells["difference"].iloc[0] = np.nan
-    for field in list(cells)[4:]:  # p-values
+    for field in ("p_randomisation", "p_holm"):
         cells[field] = cells[field].mask(cells["difference"].isna())
     cells["p_holm"] = cells["p_holm"].apply(holm)
     return cells
 
-def curve_of(found, gold):
-    """Return a table of k, recall at k, success at k."""
+# -------------------- Verdicts on claims
+def read_verdicts(path):
+    """Read {claim_id: its verdict and evidence} of 05_classify.py --aggregate."""
+    verdicts = {}
+    for number, text in read_lines(path):
+        try:
+            line = json.loads(text)
+            claim, verdict = str(line["claim_id"]), line["verdict"]
+            sentences = [[one["abstract_id"], one["sentence"]] for one in line["evidence"]]
+            known = verdict in VERDICTS and claim not in verdicts
+        except (ValueError, LookupError, TypeError, RecursionError):
+            known = False
+        if not known:
+            fail(f"{path}:{number}", "not a verdict of 05_classify.py --aggregate, or the second "
+                 f"one on a claim; verdicts are {', '.join(VERDICTS)}")
+        verdicts[claim] = {"verdict": verdict, "evidence": sentences}
+    return verdicts
+
+def gold_verdicts(qrels):
+    """Return the verdict on each claim that the labels of its evidence give."""
     import pandas as pd
-    claims, rows = max((gold.R > 0).sum(), 1), []
-    for k in DEPTHS:
-        if k <= found.shape[1]:
-            shares = recall(found[:, :k], gold)[0], success(found[:, :k], gold)[0]
-            rows.append((k, *(share.sum() / claims for share in shares)))
-    return pd.DataFrame(rows, columns=["k", "recall", "success"])
+    supported, refuted = ((qrels["label"] == label).groupby(qrels["claim_id"], sort=False).any()
+                          for label in LABELS[:2])
+    cases = [supported & refuted, supported, refuted]
+    verdicts = np.select(cases, ["DISPUTED", "SUPPORTED", "REFUTED"], "NOT ENOUGH INFORMATION")
+    return pd.Series(verdicts, supported.index)
+
+def score_verdicts(path, verdicts, qrels):
+    """Return accuracy, macro F1 over the verdicts that occur, and counts {gold: {given: claims}}.
+
+    A judged claim without a verdict counts as wrong.
+    """
+    import pandas as pd
+    gold = gold_verdicts(qrels)
+    given = gold.index.map({claim: one["verdict"] for claim, one in verdicts.items()})
+    without, others = int(given.isna().sum()), len(set(verdicts) - set(gold.index))
+    if without == len(gold):
+        fail(path, f"no verdict on a claim of the qrels, such as {gold.index[0]!r}; name another "
+             "file by --aggregated")
+    if without or others:
+        warn(path, f"{without} judged claims without a verdict count as wrong, {others} verdicts "
+             "on other claims are left out")
+    table = pd.crosstab(gold.to_numpy(), given.fillna("none").to_numpy())
+    table = table.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
+    right, both = np.diagonal(table.to_numpy()), table.sum(axis=1) + table.sum()[list(VERDICTS)]
+    return {"claims": len(gold), "accuracy": right.sum() / len(gold),
+            "macro_f1": np.nanmean(2 * right / both), "without_verdict": without,
+            "not_judged": others, "counts": table.to_dict("index")}
+
+def print_verdicts(path, scores):
+    import pandas as pd
+    print(f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
+          f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:",
+          pd.DataFrame(scores["counts"]).T.to_string(), "", sep="\n")
 
 # -------------------- Tables
 def figures_of(system, cells):
     """Return cells with the figures of SYSTEM or SYSTEM:TABLE, whose further rows come last."""
     import pandas as pd
-    table = pd.read_csv(PUBLISHED, sep="\t")
-    keys = table["system"] + ":" + table["table"]
-    table = table[keys.isin(keys[(keys == system) | (table["system"] == system)][:1])]
-    if table.empty:
+    figures = pd.read_csv(PUBLISHED, sep="\t")
+    tables = figures["system"] + ":" + figures["table"]
+    chosen = tables[(tables == system) | (figures["system"] == system)][:1]
+    figures = figures[tables.isin(chosen)]
+    if figures.empty:
         fail("--published", f"no figures of {system} in {PUBLISHED}")
-    figures = table.pivot(index="row", columns="measure", values="value")
-    runs = cells["value"].index.union(table["row"].unique(), sort=False)
+    figures = figures.pivot(index="row", columns="measure", values="value")
+    runs = cells["value"].index.union(figures.index, sort=False)
     cells = {field: cell.reindex(runs) for field, cell in cells.items()}
     return cells | {"published": figures.reindex_like(cells["value"])}
 
@@ -462,10 +451,15 @@ def texts_of(cells, best="{}", second="{}", sign="†", bounds=""):
     return beside((texts + bounds).mask(values.isna(), "-"), cells)
 
 def markdown(cells):
+    """The table in Markdown, its columns aligned, and the notes."""
     texts = texts_of(cells, "**{}**", "*{}*")
     texts["run"] = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    rows = [list(texts), ["---"] * texts.shape[1], *texts.to_numpy()]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", NOTES, ""])
+    lines = [""] * (len(texts) + 2)
+    for name, column in texts.items():
+        width = max(map(len, [name, *column]))
+        for place, text in enumerate([name, "-" * width, *column]):
+            lines[place] += f"| {text:{width}} "
+    return "\n".join([*(line + "|" for line in lines), "", NOTES, ""])
 
 def styled(texts, escape):
     styler = texts.style.hide(axis="index").format(escape=escape, subset=["run"])
@@ -480,25 +474,50 @@ def html_table(cells):
     texts = texts_of(cells, "<b>{}</b>", "<i>{}</i>", bounds="<small>" + low + high + "</small>")
     return styled(texts, "html").to_html(table_uuid="metrics")
 
+def with_values(cells):
+    """Return cells without the measures that have no value, measured or published."""
+    shown = cells["value"].fillna(cells.get("published", np.nan))
+    names = shown.columns[shown.notna().any()]
+    return {field: cell[names] for field, cell in cells.items()}
+
+def tables_of(scored, cells):
+    """Return {ending: content} of the files with numbers; measures without a value are left out."""
+    import pandas as pd
+    long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
+    long = long.reset_index(names=["measure", "run"])[["run", "measure", *cells]]
+    per_claim = pd.concat({run: one.per_claim for run, one in scored.items()}, names=["run"])
+    curves = pd.concat({run: one.curve for run, one in scored.items()}, names=["run"])
+    cells = with_values(cells)
+    runs = {run: cells["value"].loc[run].dropna().to_dict() for run in scored}
+    return {".tsv": beside(cells["value"].copy(), cells),
+            ".json": json.dumps(runs, indent=1, ensure_ascii=False) + "\n",
+            ".md": markdown(cells), ".tex": latex(cells), ".cells.tsv": long,
+            ".claims.tsv": per_claim.reset_index(), ".curves.tsv": curves.reset_index("run")}
+
 # -------------------- Report
 PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>@TITLE@</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>@TITLE@</title>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1240px; margin: auto; padding: 1rem }
 small, th, pre { color: #66717e; font-size: .8rem } .hit small, td small { display: block }
-table { border-collapse: collapse; width: 100% } svg { max-width: 100%; height: auto }
+.card { border: 1px solid #dde2e8; padding: .6rem; margin: .5rem 0 }
+.scroll { overflow-x: auto } pre { white-space: pre-wrap } svg { max-width: 100%; height: auto }
+table { border-collapse: collapse; width: 100%; white-space: nowrap }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #dde2e8 }
-tr > :first-child { text-align: left } summary { cursor: pointer; overflow-wrap: anywhere }
-nav { position: sticky; top: 0; background: #fff; padding: .5rem 0 }
-input, select { font: inherit; width: 40% } .runs { display: flex; gap: .7rem }
-.card { border: 1px solid #dde2e8; padding: .6rem; margin: .5rem 0; overflow-x: auto }
-.chip { padding: .1rem .4rem; margin-left: .25rem } .runs > div { flex: 1 0 15rem }
+tr > :first-child { text-align: left; position: sticky; left: 0; background: #fff }
+summary { cursor: pointer; overflow-wrap: anywhere }
+nav { position: sticky; top: 0; z-index: 1; background: #fff; padding: .5rem 0 }
+input, select { font: inherit; width: 40%; min-width: 12rem }
+.runs { display: flex; gap: .7rem } .runs > div { flex: 1 0 15rem }
+.chip { padding: .1rem .4rem; margin-left: .25rem; display: inline-block }
 .hit { font-size: .82rem; padding: .3rem; margin: .3rem 0; background: #f1f3f5 }
-.SUPPORTS, .RELEVANT { background: #d5efde } .REFUTES { background: #fbd9d2 }
-.NEI { background: #fbf0c4 } mark { background: #ffe45c } .missed { outline: 1px dashed #66717e }
+.SUPPORTS { background: #d5efde } .REFUTES { background: #fbd9d2 } .NEI { background: #fbf0c4 }
+mark { background: #ffe45c } .missed { outline: 1px dashed #66717e; outline-offset: -1px }
 </style>
 <h1>@TITLE@</h1>
-<div class="card">@TABLE@<pre>@NOTES@</pre></div><div class="card">@PLOT@</div>
+<div class="card"><div class="scroll">@TABLE@</div><pre>@NOTES@</pre></div>
+<div class="card scroll">@PLOT@</div>
 <h2>Claims</h2>
 Numbers: R@5 of each run. Gold labels: <span class="chip SUPPORTS">SUPPORTS</span>
 <span class="chip REFUTES">REFUTES</span> <span class="chip NEI">NEI</span>, grey: not judged.
@@ -508,15 +527,16 @@ Dashed: evidence that the first ten ranks miss.
 <small id="count"></small></nav><div id="claims"></div>
 <script id="json" type="application/json">@DATA@</script>
 <script>
-// An element with an id is a global name.
-const data = JSON.parse(json.textContent), runs = Object.entries(data.runs);
+// An element with an id is a global name. Runs and abstracts come as lists of pairs: as properties
+// of an object, numbers would come first, and some names have a meaning of their own.
+const data = JSON.parse(json.textContent), runs = data.runs, abstracts = new Map(data.abstracts);
 function make(kind, name, ...children) {  // texts become text nodes, never markup
   const node = document.createElement(kind);
   node.className = name; node.append(...children); return node;
 }
 function hit([, id, gold, rank, said], claim) {
-  const [title, text] = data.abstracts[id] ?? ["", ""];
-  const sentence = claim.evidence.find(one => one.abstract_id === id)?.sentence;
+  const [title, text] = abstracts.get(id) ?? ["", ""];
+  const sentence = new Map(claim.evidence).get(id);
   const [before, ...after] = text.split(sentence || undefined);
   const marked = after.length ? [make("mark", "", sentence), after.join(sentence)] : [];
   const place = rank > 10 ? `missed, rank ${rank}` : rank || "missed";
@@ -524,23 +544,27 @@ function hit([, id, gold, rank, said], claim) {
   return make("details", `hit ${gold} ${rank && rank < 11 ? "" : "missed"}`, make("summary", "",
     `${place}: ${title || text.slice(0, 90)}`, make("small", "", id + labels)), before, ...marked);
 }
+function column([run, rows], claim) {
+  const hits = rows.filter(row => row[0] === claim.id).map(row => hit(row, claim));
+  return make("div", "", make("b", "", run), ...hits);
+}
 for (const claim of data.claims) {
   const chips = claim.recall.map((value, place) => make("span", "chip",
-    `${runs[place][0]} ${value > 1 ? "–" : value.toFixed(2)}`));
+    `${runs[place][0]} ${value === null ? "–" : value.toFixed(2)}`));
   claim.node = make("details", "card", make("summary", "", claim.text, make("br", ""),
     make("small", "", `${claim.id} ${claim.verdict}`, ...chips)));
-  claim.node.ontoggle = () => claim.node.children[1] || claim.node.append(make("div", "runs",
-    ...runs.map(([run, rows]) => make("div", "", make("b", "", run),
-      ...rows.filter(row => row[0] === claim.id).map(row => hit(row, claim))))));
+  claim.node.ontoggle = () => claim.node.children[1] || claim.node.append(
+    make("div", "runs scroll", ...runs.map(run => column(run, claim))));
 }
 runs.forEach(([run], place) => order.append(new Option("missed most by " + run, place)));
 order.append(new Option("lost most from first to last run", runs.length));
 search.oninput = order.onchange = () => {
   const words = search.value.toLowerCase().split(" "), run = Number(order.value);
-  const key = ({recall}) => run < runs.length ? recall[run] : recall.at(-1) - recall[0];
   const found = data.claims.filter(({id, text, verdict}) => words.every(
     word => `${id} ${text} ${verdict}`.toLowerCase().includes(word)));
-  if (run >= 0) found.sort((a, b) => key(a) - key(b));
+  const counts = ({recall}) => recall[0] !== null;  // claims without evidence come last
+  const key = ({recall}) => run < runs.length ? recall[run] : recall.at(-1) - recall[0];
+  if (run >= 0) found.sort((a, b) => counts(b) - counts(a) || key(a) - key(b));
   claims.replaceChildren(...found.map(claim => claim.node));
   count.textContent = `${found.length} of ${data.claims.length} claims`;
 };
@@ -549,52 +573,56 @@ search.oninput();
 </html>
 """
 
-def plot(curve):
+def plot(scored):
+    """R@k of all runs by k, as SVG."""
+    import pandas as pd
     from matplotlib import figure, rc_context
     text = io.StringIO()
-    table = curve.pivot(index="k", columns="run", values="recall")[curve["run"].unique()]
+    table = pd.DataFrame({run: one.curve.set_index("k")["recall"] for run, one in scored.items()})
     with rc_context({"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}):
         axes = figure.Figure((9, 3.6), layout="constrained").subplots()
-        axes.plot(table, marker=".", label=table.columns)
+        lines = axes.plot(table, marker=".")
         axes.set(xscale="log", xlabel="abstracts read (k)", ylabel="R@k",
                  xticks=table.index, xticklabels=table.index)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+        axes.legend(lines, list(table), frameon=False)  # by name, a leading _ would hide one
         axes.figure.savefig(text, format="svg", metadata={"Date": None})
     return re.search("<svg.*", text.getvalue(), re.DOTALL)[0]
 
 def side_by_side(run, qrels):
-    """Rows of ten ranks, then the evidence that they miss."""
-    both = run.rename(columns={"label": "said"}).merge(qrels[QRELS], how="outer")
+    """Rows of ten ranks, then the evidence that they miss: claim, abstract, gold, rank, said."""
+    both = run.rename(columns={"label": "said"}).merge(qrels, how="outer")
     both = both.reindex(columns=[*QRELS, "rank", "said"]).fillna({"rank": 0})
     both["below"] = ~both["rank"].between(1, 10)
-    both = both[~both["below"] | both["label"].isin([*LABELS[:2], RELEVANT])]
+    both = both[~both["below"] | both["label"].isin(LABELS[:2])]
     both = both.sort_values(["below", "rank"], kind="stable").drop(columns="below")
     return both.astype(object).fillna("").to_numpy().tolist()
 
-def report(args, sides, cells, curve, by_claim):
-    texts, claims, verdicts = read_corpus(args.corpus), read_table(args.claims, CLAIMS), {}
-    path = Path(args.aggregated)
-    try:
-        for one in map(json.loads, path.read_bytes().splitlines() if path.is_file() else []):
-            verdicts[one["claim_id"]] = {"verdict": one["verdict"], "evidence": one["evidence"]}
-    except (ValueError, LookupError, TypeError):
-        fail(f"{path}:{len(verdicts) + 1}", "not a verdict of 05_classify.py --aggregate")
-    # a claim without evidence comes behind all others
-    recalls = by_claim.pivot(index="claim_id", columns="run", values="R@5")[[*sides]].fillna(2)
-    data = {"runs": sides, "claims": [], "abstracts": {}}
-    for _, name, *_ in sum(sides.values(), []):
-        if name in texts:
-            data["abstracts"][name] = str(texts[name].get("title") or ""), texts[name]["abstract"]
-    for claim, text in claims[CLAIMS].to_numpy():
+def report(args, scored, cells, corpus, verdicts):
+    """The page, as HTML; its data are lists of pairs, so that ids and names are only ever data."""
+    import pandas as pd
+    recalls = pd.DataFrame({run: one.per_claim["R@5"] for run, one in scored.items()})
+    recalls = recalls.astype(object).where(recalls.notna(), None)  # None: a claim without evidence
+    shown, claims = {}, []
+    for one in scored.values():
+        for _, name, *_ in one.rows:
+            record = corpus.get(name, {})
+            shown[name] = text_of(record, ["title"]), text_of(record, ["abstract"])
+    for claim, text in read_table(args.claims, CLAIMS)[CLAIMS].to_numpy():
         if claim in recalls.index:
-            one = {"id": claim, "text": text, "recall": recalls.loc[claim].tolist()}
-            data["claims"].append(one | verdicts.get(claim, {"verdict": "", "evidence": []}))
-    title = f"{Path(args.data).name}, {args.split}: {len(recalls)} claims"
-    parts = {"TITLE": html.escape(title), "TABLE": html_table(cells), "NOTES": NOTES,
-             "PLOT": plot(curve), "DATA": json.dumps(data).replace("<", "\\u003c")}
-    return re.sub("@([A-Z]+)@", lambda found: parts[found[1]], PAGE)
+            line = {"id": claim, "text": text, "recall": recalls.loc[claim].tolist()}
+            claims.append(line | verdicts.get(claim, {"verdict": "", "evidence": []}))
+    title = f"{Path(args.data).name}, {args.split}: {len(recalls)} judged claims"
+    if len(claims) < len(recalls):
+        warn(args.claims, f"lacks {len(recalls) - len(claims)} of {len(recalls)} judged claims; "
+             "the page's tables hold them, its rankings do not")
+        title += f", {len(claims)} of them with text"
+    runs = [[run, one.rows] for run, one in scored.items()]
+    data = {"runs": runs, "claims": claims, "abstracts": list(shown.items())}
+    parts = {"TITLE": html.escape(title), "TABLE": html_table(with_values(cells)), "NOTES": NOTES,
+             "PLOT": plot(scored), "DATA": json.dumps(data).replace("<", "\\u003c")}
+    return re.sub("@([A-Z]+)@", lambda match: parts[match[1]], PAGE)
 
 # -------------------- Jobs
 def save(task, contents, **facts):
@@ -607,93 +635,66 @@ def save(task, contents, **facts):
     return {"made": list(contents), **facts}
 
 def outs_of(out, *endings):
-    paths = [out, *(os.path.splitext(out)[0] + ending for ending in endings)]
-    if out in paths[1:]:
+    """Return {ending: path}: --out for the first ending, files beside it for the others."""
+    stem = os.path.splitext(out)[0]
+    outs = {ending: stem + ending for ending in endings} | {endings[0]: out}
+    if len(set(outs.values())) < len(outs):
         fail("--out", f"{out} is another output's name; give another ending")
-    for path in paths[1:]:
+    for path in list(outs.values())[1:]:
         if os.path.exists(path) and not os.path.exists(f"{path}.meta.json"):
             fail(path, "would be replaced, and was not made by this script; give another --out")
-    return paths
+    return outs
+
+def evaluated(args, inputs):
+    """Return {ending: content} of what evaluate() writes, and counts of claims by run."""
+    qrels = read_qrels(args.qrels)
+    corpus = read_corpus(args.corpus) if args.corpus in inputs else {}
+    verdicts = read_verdicts(args.aggregated) if args.aggregated in inputs else {}
+    scored = score_runs(args, qrels)
+    warn_of_unknown(args, qrels, scored, corpus)
+    parts = {run: one.parts for run, one in scored.items()}
+    cells = compare(parts, args.measures, args.resamples, args.seed)
+    if args.published:
+        cells = figures_of(args.published, cells)
+    contents = tables_of(scored, cells)
+    if verdicts:
+        scores = score_verdicts(args.aggregated, verdicts, qrels)
+        contents[".verdicts.json"] = json.dumps(scores, indent=1) + "\n"
+    if args.report:
+        contents[".html"] = report(args, scored, cells, corpus, verdicts)
+    return contents, {run: one.counts for run, one in scored.items()}
 
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
-    import pandas as pd
-    outs = outs_of(args.out, *".json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
-    files = [args.qrels, *args.runs]
+    endings = ".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split()
+    inputs = [args.qrels, *args.runs, *filter(os.path.isfile, [args.corpus])]
+    if os.path.isfile(args.aggregated):
+        inputs.append(args.aggregated)
+        endings.append(".verdicts.json")
+    outs = outs_of(args.out, *endings)
     if args.report:
-        outs.append(args.report)
-        files += [args.claims, args.corpus, *filter(os.path.isfile, [args.aggregated])]
+        outs[".html"] = args.report
+        inputs += [args.claims, args.corpus]
     if args.published:
-        files.append(PUBLISHED)
-    task = task_of(args, *files)
-    if up_to_date(args, task, *outs):
-        print(Path(outs[2]).read_text(encoding="utf-8"))
-        return {"made": [], "runs": json.loads(Path(outs[1]).read_bytes())}
-    names = []
-    for word in args.measures:
-        names += MEASURES[word].split(", ") if word in MEASURES else [word]
-    qrels = read_any(args.qrels, QRELS)
-    gold, tables, counts, by_claim, curve, sides = gold_of(qrels), {}, {}, {}, {}, {}
-    stems = [Path(path.removesuffix(".gz")).stem for path in args.runs]
-    for path, stem in zip(args.runs, stems):
-        name = stem if stems.count(stem) == 1 else path
-        run, counts[name] = read_run(path, gold)
-        tables[name], by_claim[name], found = parts_of(
-            run, qrels, gold, [*names, "R@5"], args.depth)
-        curve[name] = curve_of(found, gold)
-        share = judged(found[:, :10], gold)[0].mean()
-        if share < 0.5:
-            warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
-                 "evidence; see 06_evaluate.py pool")
-        sides[name] = side_by_side(run, qrels) if args.report else []
-    cells = compare(tables, by_claim, names, args.resamples, args.seed)
-    by_claim = pd.concat(by_claim, names=["run"]).reset_index()
-    curve = pd.concat(curve, names=["run"]).reset_index("run")
-    if args.published:
-        cells = figures_of(args.published, cells)
-    long = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
-    long = long.reset_index(names=["measure", "run"])[["run", "measure", *cells]]
-    shown = cells["value"].fillna(cells.get("published", np.nan))
-    known = [name for name in dict.fromkeys(names) if shown[name].notna().any()]
-    cells = {field: cell[known] for field, cell in cells.items()}
-    values = {run: cells["value"].loc[run].dropna().to_dict() for run in tables}
-    contents = [beside(cells["value"].copy(), cells),
-                json.dumps(values, indent=1, ensure_ascii=False) + "\n",
-                markdown(cells), latex(cells), long, by_claim, curve]
-    if args.report:
-        contents.append(report(args, sides, cells, curve, by_claim))
-    save(task, dict(zip(outs, contents)), counts=counts)
-    print(texts_of(cells).to_string(index=False), NOTES, sep="\n")
-    return {"made": outs, "runs": values}
-
-def convert(args):
-    """Write a run, verdicts, qrels or claims of any format as our TSV."""
-    task = task_of(args, args.file)
-    if up_to_date(args, task, args.out):
-        return {"made": []}
-    table = translated(args.file)
-    columns = next((kind for kind in (RUN, QRELS, CLAIMS) if set(kind) <= set(table)), RUN)
-    if columns == RUN:
-        columns = [*RUN, *table.filter(regex="^(label$|p_)")]
-    if columns == CLAIMS:
-        table = table.drop_duplicates(CLAIMS)
-        table["claim"] = table["claim"].str.split().str.join(" ")
-    table = checked(args.file, table, columns)[columns]
-    if RELEVANT in set(table.get("label", [])):
-        warn(args.file, "no stance; SUPPORTS means relevant")
-        table = table.replace({"label": {RELEVANT: LABELS[0]}})
-    return save(task, {args.out: table}, rows=len(table))
+        inputs.append(PUBLISHED)
+    task, made = task_of(args, *inputs), []
+    if not up_to_date(args, task, *outs.values()):
+        contents, counts = evaluated(args, inputs)
+        made = [outs[ending] for ending in contents]
+        save(task, dict(zip(made, contents.values())), counts=counts)
+    print(Path(outs[".md"]).read_text(encoding="utf-8"))
+    done = {"made": made, "runs": read_object(outs[".json"])}
+    if ".verdicts.json" in outs:
+        done["claims"] = read_object(outs[".verdicts.json"])
+        print_verdicts(args.aggregated, done["claims"])
+    return done
 
 def read_all(args, paths):
     """Return the rows of runs, claims and corpus; runs with other ids are refused."""
     import pandas as pd
-    claims, texts, runs = read_table(args.claims, CLAIMS), read_corpus(args.corpus), []
-    for path in paths:
-        run = read_any(path, RUN)
-        reject(path, run, ~run["claim_id"].isin(claims["claim_id"]), "not in the claims")
-        reject(path, run, ~run["abstract_id"].isin(list(texts)), "not in the corpus")
-        runs.append(run)
-    return pd.concat(runs), claims, texts
+    claims, corpus = read_table(args.claims, CLAIMS), read_corpus(args.corpus)
+    ids = {"claim_id": claims["claim_id"], "abstract_id": list(corpus)}
+    return pd.concat([read_run(path, **ids) for path in paths]), claims, corpus
 
 def pool(args):
     """Write the unjudged pairs of runs, with their texts, to be labelled."""
@@ -701,20 +702,19 @@ def pool(args):
     task = task_of(args, args.qrels, *args.runs, args.claims, args.corpus)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    run, claims, texts = read_all(args, args.runs)
-    pairs = run[run["rank"] <= args.depth].groupby(QRELS[:2])["rank"]
-    found = pairs.agg(runs="count", best_rank="min")
-    qrels = read_any(args.qrels, QRELS).set_index(QRELS[:2])
-    table = found.drop(qrels.index, errors="ignore").reset_index()
+    run, claims, corpus = read_all(args, args.runs)
+    ranks = run[run["rank"] <= args.pool_depth].groupby(PAIR)["rank"]
+    pairs = ranks.agg(runs="count", best_rank="min")
+    table = pairs.drop(read_qrels(args.qrels).set_index(PAIR).index, errors="ignore").reset_index()
     # in the order of the corpus: the order of ranks would tell annotators what to think
-    table = pd.DataFrame({"abstract_id": list(texts)}).merge(table)
+    table = pd.DataFrame({"abstract_id": list(corpus)}).merge(table)
     table = claims[CLAIMS].merge(table).assign(label="")
     for column in ("title", "abstract"):  # each on one line
-        table[column] = [" ".join(str(texts[name].get(column) or "").split())
-                         for name in table["abstract_id"]]
+        texts = [text_of(corpus[name], [column]) for name in table["abstract_id"]]
+        table[column] = [" ".join(text.split()) for text in texts]
     columns = "claim_id claim abstract_id title abstract label runs best_rank".split()
     return save(task, {args.out: table[columns]}, pairs=len(table),
-                judged_already=len(found) - len(table))
+                judged_already=len(pairs) - len(table))
 
 def merge(args):
     """Write the qrels with the labels of a pool; a label against the qrels is refused."""
@@ -722,79 +722,119 @@ def merge(args):
     task = task_of(args, args.qrels, args.pool)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    qrels, table = read_any(args.qrels, QRELS)[QRELS], translated(args.pool)
-    reject(args.qrels, qrels, qrels["label"] == RELEVANT, "judged without a stance")
-    answers = table[table["label"] != ""] if "label" in table else table
-    answers = checked(args.pool, answers, QRELS)[QRELS]
-    both = pd.concat([qrels, answers]).drop_duplicates(QRELS)
-    reject(args.pool, both, both.duplicated(QRELS[:2]), "the qrels have another label")
+    if "label" not in columns_of(args.pool):
+        fail(f"{args.pool}:1", "no column label; label the file that 06_evaluate.py pool writes")
+    qrels, pairs = read_qrels(args.qrels), read_table(args.pool, PAIR, label=[*LABELS, ""])
+    answers = pairs.loc[pairs["label"] != "", QRELS]
+    both = pd.concat([qrels, answers]).drop_duplicates()
+    for row in both.index[both.duplicated(PAIR)][:1]:
+        number = [number for number, _ in read_lines(args.pool)][row + 1]
+        pair = " ".join(pairs.loc[row, PAIR])
+        fail(f"{args.pool}:{number}", f"the qrels have another label: {pair}; change one of them")
     both = both.iloc[np.argsort(both["claim_id"].factorize()[0], kind="stable")]
     return save(task, {args.out: both}, added=len(both) - len(qrels),
-                without_label=len(table) - len(answers))
+                without_label=len(pairs) - len(answers))
 
 def submission(args):
     """Write a run as the file that a shared task asks for, and its zip."""
-    lists = args.task == "checkthat4b"
-    name = "predictions.tsv" if lists else "predictions.csv"
-    outs = outs_of(args.out or f"{args.work}/{args.split}/{args.task}/{name}", ".zip")
+    ending = TASKS[args.task][1]
+    outs = outs_of(args.out, ending, ".zip")
     task = task_of(args, args.run, args.claims, args.corpus)
-    if up_to_date(args, task, *outs):
+    if up_to_date(args, task, *outs.values()):
         return {"made": []}
-    depth, (run, claims, _) = args.top_k or TASKS[args.task], read_all(args, [args.run])
-    run = claims[["claim_id"]].merge(run[run["rank"] <= depth])
+    run, claims, _ = read_all(args, [args.run])
+    run = claims[["claim_id"]].merge(run[run["rank"] <= args.top_k])
     rows = run["claim_id"].value_counts().reindex(claims["claim_id"], fill_value=0)
-    if rows.min() < depth:
-        fail(args.run, f"claim {rows.idxmin()} has {rows.min()} abstracts, fewer than {depth}; "
-             "make a longer run, or lower --top-k")
-    if lists:
+    if rows.min() < args.top_k:
+        fail(args.run, f"claim {rows.idxmin()} has {rows.min()} abstracts, fewer than "
+             f"{args.top_k}; make a longer run, or lower --top-k")
+    if args.task == "checkthat4b":
         run = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
         run = run.rename_axis("post_id").rename("preds").reset_index()
     else:
         run = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
-    text = run.to_csv(sep="\t" if lists else ",", index=False, lineterminator="\n")
+    text = run.to_csv(sep="," if ending == ".csv" else "\t", index=False, lineterminator="\n")
     facts = {"claims": len(claims), "rows": len(run)}
-    with written(outs[1], task, **facts) as path, zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)  # no time: same bytes
-    return save(task, {outs[0]: text}, **facts) | {"made": outs}
+    with written(outs[".zip"], task, **facts) as path, zipfile.ZipFile(path, "w") as archive:
+        name = zipfile.ZipInfo(f"predictions{ending}")  # without a time: the same bytes again
+        archive.writestr(name, text, zipfile.ZIP_DEFLATED)
+    return save(task, {outs[ending]: text}, **facts) | {"made": list(outs.values())}
+
+# -------------------- Command line
+def add_evaluate(job):
+    natural = between(1, kind=int)
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="*", help="runs or verdicts, first the baseline (default: what the other "
+        f"scripts have made in WORK/SPLIT, of {', '.join(STAGES)})")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page and for checks")
+    add("--aggregated", default="{work}/{split}/claims.jsonl", help="verdicts on claims, if any")
+    add("--out", default="{work}/{split}/metrics.tsv", help="table; other files go beside it")
+    add("--report", metavar="PAGE", help="HTML page to write")
+    add = job.add_argument_group("measures").add_argument
+    add("--measures", nargs="+", default=["climatecheck2025"],
+        help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, P, R, F1, or any "
+             "measure of ir-measures, such as AP")
+    add("--depth", type=natural, default=10, help="ranks that P, R, F1 and B-Pref see")
+    add("--resamples", type=natural, default=2000, help="for intervals and p-values")
+    add("--published", metavar="SYSTEM", help="show its figures, of recipes/published.tsv; or "
+        "SYSTEM:TABLE")
+
+def add_pool(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="*", help="runs (default: as for evaluate)")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs, which are left out")
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    add("--out", default="{work}/{split}/pool.tsv", help="pairs with an empty label")
+    add("--pool-depth", type=between(1, kind=int), default=10, help="ranks of each run to judge")
+
+def add_merge(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("pool", help="pool with labels; rows with an empty label are left out")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
+    add("--out", default="{work}/{split}/qrels.tsv", help="both together")
+
+def add_submission(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="run or verdicts")
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims; all must have rows")
+    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    add("--out", help="table or zip to write; both are (default: WORK/SPLIT/TASK/predictions)")
+    add = job.add_argument_group("task").add_argument
+    add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
+    add("--top-k", type=between(1, kind=int), help="abstracts per claim (default: the task's)")
+
+def resolve(args):
+    """Return the arguments as the jobs use them; nothing changes them afterwards."""
+    folder = f"{args.work}/{args.split}"
+    if "runs" in args:
+        stages = [f"{folder}/{stage}.tsv" for stage in STAGES]
+        args.runs = list(dict.fromkeys(args.runs or filter(os.path.isfile, stages)))
+        if not args.runs:
+            fail(folder, "no run; name runs, or make some by: python 02_retrieve.py "
+                 f"--data {args.data} --work {args.work} --split {args.split}")
+    if "measures" in args:
+        names = []
+        for word in args.measures:
+            names += MEASURES[word].split(", ") if word in MEASURES else [word]
+        args.measures = list(dict.fromkeys(names))
+    if "task" in args:
+        depth, ending = TASKS[args.task]
+        args.top_k = args.top_k or depth
+        args.out = args.out or f"{folder}/{args.task}/predictions{ending}"
+        if args.out.endswith(".zip"):  # made with the table
+            args.out = args.out.removesuffix(".zip") + ending
+    return args
 
 def main():
-    job, parser, shared, words = command_line("evaluate", "convert", "pool", "merge", "submission")
-    add, data, made = parser.add_argument, shared.data, f"{shared.work}/{shared.split}"
-    natural = between(1, kind=int)
-    out = {"evaluate": "metrics.tsv", "pool": "pool.tsv", "merge": "qrels.tsv"}.get(job)
-    add("--out", default=out and f"{made}/{out}", required=job == "convert", help="file to write")
-    if job == "convert":
-        add("file", help="run, verdicts, qrels or claims of any format")
-        add("--to", choices=["tsv"], default="tsv", help="format")
-    if job in ("evaluate", "pool", "merge"):
-        add("--qrels", default=f"{data}/qrels.{shared.split}.tsv", help="judged pairs")
-    if job in ("evaluate", "pool", "submission"):
-        add("--claims", default=f"{data}/claims.{shared.split}.tsv", help="claims")
-        add("--corpus", default=f"{data}/corpus.jsonl", help="abstracts")
-    if job in ("evaluate", "pool"):
-        stages = [f"{made}/{stage}.tsv" for stage in STAGES]
-        add("runs", nargs="*", default=list(filter(os.path.isfile, stages)), help="first: baseline")
-        add("--depth", type=natural, default=10, help="ranks that are submitted, or pooled")
-    if job == "evaluate":
-        add("--measures", nargs="+", default=["climatecheck2025"],
-            help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, P, R, F1, or any "
-                 "measure of ir-measures, such as AP")
-        add("--published", help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv, to stand beside")
-        add("--resamples", type=natural, default=2000, help="for intervals and p-values")
-        add("--report", help="HTML page to write")
-        add("--aggregated", default=f"{made}/claims.jsonl", help="verdicts of claims, for the page")
-    if job == "merge":
-        add("pool", help="pool with labels")
-    if job == "submission":
-        add("run", nargs="?", default=f"{made}/verdicts.tsv", help="run or verdicts")
-        add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
-        add("--top-k", type=natural, help="abstracts a claim; default: as the task asks")
-    args = parser.parse_args(words)
-    if "runs" in args:
-        args.runs = list(dict.fromkeys(args.runs))
-        if not args.runs:
-            fail(made, "no run; name runs, or make some with 02_retrieve.py")
-    finish(globals()[job], args)
+    parser, jobs = command_line(evaluate, pool, merge, submission)
+    add_evaluate(jobs["evaluate"])
+    add_pool(jobs["pool"])
+    add_merge(jobs["merge"])
+    add_submission(jobs["submission"])
+    finish(resolve, arguments_of(parser, jobs))
 
 # --- helpers (same in all six scripts)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
@@ -830,20 +870,19 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
-    filled_lines, damaged = 0, []
     with open(path, "rb") as file:
-        for number, data in enumerate(file, 1):
-            if number == 1 and data[:2] in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
-                kind = "compressed (gzip)" if data[:1] == b"\x1f" else "UTF-16"
-                fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-            if number == 1:
-                data = data.removeprefix(b"\xef\xbb\xbf")  # byte order mark
-            line = data.decode(errors="replace").rstrip("\r\n")
-            if "\ufffd" in line and line.encode() != data.rstrip(b"\r\n"):
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
+    if kind:
+        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
+    filled_lines, damaged = 0, []
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
                 damaged.append(number)
-            if line.strip():
+                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            if not line.isspace():
                 filled_lines += 1
-                yield number, line
+                yield number, line.rstrip("\r\n")
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
@@ -864,16 +903,19 @@ def read_table(path, columns, **known):
     """
     import pandas as pd
     numbers, lines = zip(*read_lines(path))
-    header, *rows = [line.split("\t") for line in lines]
-    header = [name.strip('"') for name in header]
-    if not set(columns) <= set(header) or len(set(header)) < len(header):
+    header = [name.strip('"') for name in lines[0].split("\t")]
+    if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
         fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, row in zip(numbers[1:], rows):
-        if len(row) != len(header):
-            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
-                 "row, or convert the file by data/convert.py")
-    table = pd.DataFrame(rows, columns=header, index=numbers[1:], dtype=str)
+    for number, line in zip(numbers, lines):
+        fields = line.count("\t") + 1
+        if fields != len(header):
+            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
+                 "or convert the file by data/convert.py")
+    table = pd.read_csv(
+        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
+        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
+    table.index = numbers[1:]
     for column in header:
         if table[column].str.startswith('"').any():
             table[column] = unquoted(table[column])
@@ -1170,10 +1212,14 @@ def filled(value, args):
         return value.replace("{split}", args.split)
     return value
 
-def finish(args):
-    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence."""
+def finish(resolve, args):
+    """Run the job and print its result as JSON; a fault of the disk is one line, Ctrl-C silence.
+
+    resolve: returns the arguments as the job uses them; nothing changes them afterwards.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
         unlock()

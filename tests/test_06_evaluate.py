@@ -1,21 +1,21 @@
-"""06_evaluate.py: formulas against arithmetic by hand and other implementations; formats; jobs."""
-import gzip
+"""06_evaluate.py: formulas against arithmetic by hand and other implementations; tables; jobs."""
 import itertools
 import json
 import re
 import shutil
 import subprocess
+import sys
 import zipfile
 
 import ir_measures
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import KEY, ROOT, RUN, TOY, cases, facts, load, read, tsv
-from hypothesis import given, settings
+from conftest import KEY, ROOT, RUN, TOY, facts, load, read, tsv
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 
 SCRIPT, KIT = "06_evaluate.py", load("06_evaluate.py")
 QRELS, LABELS = [*KEY, "label"], {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
@@ -31,14 +31,94 @@ def table_of(**claims):
 
 def measure(run, qrels, *names, depth=10):
     """The script's own numbers for one run, as floats."""
-    parts, by_claim, _ = KIT.parts_of(run, qrels, KIT.gold_of(qrels), names, depth)
-    return dict(zip(names, KIT.measures_of(parts.sum(0), by_claim.columns, names).tolist()))
+    parts, _ = KIT.parts_of_measures(run, qrels, KIT.gold_of(qrels), names, depth)
+    sums = {name: part.sum(0) for name, part in parts.items()}
+    return dict(zip(names, KIT.values_of(sums, names).tolist()))
 
-@pytest.mark.parametrize(("run", "judged", "name", "value", "why"), cases("measures.tsv"))
-def test_measures_by_hand(run, judged, name, value, why):
+# ---------------------------------------------------------------- Measures
+@pytest.mark.parametrize(("run", "judged", "name", "value"), [
+    # a claim without rows is 0 in recall and left out of B-Pref
+    pytest.param("p: a n", "p: a:S n:N; q: b:R m:N", "R@2",
+                 1 / 2, id="claim_without_rows_is_0_in_recall"),
+    pytest.param("p: a n", "p: a:S n:N; q: b:R m:N", "B-Pref",
+                 1, id="claim_without_rows_is_not_in_bpref"),
+    # claims with NEI alone, or without NEI, are left out
+    pytest.param("p: a b; q: x a; r: n a", "p: a:N b:N; q: a:S; r: a:S n:N", "R@2",
+                 1, id="claims_of_nei_alone_are_not_in_recall"),
+    pytest.param("p: a b; q: x a; r: n a", "p: a:N b:N; q: a:S; r: a:S n:N", "B-Pref",
+                 0, id="claims_without_nei_are_not_in_bpref"),
+    # R = 2: a is behind one other, b behind three, which count as two
+    pytest.param("p: n a m o b", "p: a:S b:S n:N m:N o:N", "B-Pref",
+                 (1 / 2 + 0) / 2, id="nei_capped_at_R"),
+    # R = 3, N = 1: behind the NEI the organisers give 1 - 1/3, trec_eval 1 - 1/min(3, 1)
+    pytest.param("p: a n b c", "p: a:S b:S c:R n:N", "B-Pref",
+                 (1 + 2 / 3 + 2 / 3) / 3, id="more_relevant_than_nei"),
+    pytest.param("p: a n b c", "p: a:S b:S c:R n:N", "B-Pref (trec_eval)",
+                 1 / 3, id="trec_eval_divides_by_min_R_N"),
+    pytest.param("p: a n b", "p: a:S b:R n:N", "B-Pref@1", 1 / 2, id="bpref_at_1"),
+    pytest.param("p: a n b", "p: a:S b:R n:N", "Subtask I",
+                 (1 / 2 + 1 + 1 + 3 / 4) / 4, id="subtask_I"),
+    pytest.param("p: a n b", "p: a:S b:R n:N", "F1", np.nan, id="no_labels_no_F1"),
+    pytest.param("p: n:N a:S", "p: a:S n:N", "Retrieval 2026", 1 / 2, id="retrieval_2026"),
+    pytest.param("p: n:N a:S", "p: a:S n:N", "Verification 2026", 2, id="verification_2026"),
+    # gold S S R N, said S N R N, one unjudged; F1 of S 2/3, R 1, N 2/3
+    pytest.param("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "P",
+                 1 / 2 + 1 / 4 + 1 / 8, id="stance_P"),
+    pytest.param("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "R", 3 / 4, id="stance_R"),
+    pytest.param("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "F1",
+                 1 / 2 * 2 / 3 + 1 / 4 + 1 / 4 * 2 / 3, id="stance_F1"),
+    pytest.param("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "Subtask II",
+                 1 / 3 + 1 / 4 + 1 / 6 + 1, id="subtask_II"),
+    pytest.param("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "Judged@10",
+                 4 / 5, id="judged_share"),
+    pytest.param("p: x a b; q: a", "p: a:S b:S; q: b:S", "MRR@1", 0, id="mrr_at_1"),
+    pytest.param("p: x a b; q: a", "p: a:S b:S; q: b:S", "MRR@5", 1 / 4, id="mrr_at_5"),
+    pytest.param("p: x a b; q: a", "p: a:S b:S; q: b:S", "R@5", 1 / 2, id="mean_over_claims"),
+    pytest.param("p: a; q: d e f", "p: a:S; q: b:S c:R d:S", "pooled R@10",
+                 1 / 2, id="pooled_over_pairs"),
+    pytest.param("p: a; q: d e f", "p: a:S; q: b:S c:R d:S", "R@10",
+                 (1 + 1 / 3) / 2, id="not_pooled"),
+    # called evidence: a, b, x; right: a; gold: a, b, c
+    pytest.param("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract P", 1 / 3, id="abstract_P"),
+    pytest.param("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract R", 1 / 3, id="abstract_R"),
+    pytest.param("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract F1",
+                 1 / 3, id="abstract_F1"),
+    # Chapelle et al. 2009, grades up to 4: a hit stops the reader with 1/16
+    pytest.param("a-1: x a; b-1: b", "a-1: a:S; b-1: b:S", "ERR@10",
+                 3 / 64, id="err_grades_up_to_4"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "AP", 3 / 4, id="ap"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "MAP", 3 / 4, id="map"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "RR", 3 / 4, id="rr"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "MRR", 3 / 4, id="mrr_of_ir_measures"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "Bpref", 1, id="bpref_of_ir_measures"),
+    # q has no evidence: left out of all means but Judged@k
+    pytest.param("p: x a; q: b", "p: a:S; q: b:N", "MRR", 1 / 2, id="no_evidence_mrr"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:N", "MRR@10", 1 / 2, id="no_evidence_mrr_at_10"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:N", "P@5", 1 / 5, id="no_evidence_p_at_5"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:N", "NumRet", 2, id="no_evidence_num_ret"),
+    pytest.param("p: x a; q: b", "p: a:S; q: b:N", "Judged@10",
+                 (1 / 2 + 1) / 2, id="no_evidence_but_judged"),
+    pytest.param("q: b", "q: b:N", "AP", np.nan, id="no_evidence_at_all"),
+])
+def test_measures_by_hand(run, judged, name, value):
     run, judged = (dict(re.findall(r"([\w-]+): ([^;]+)", text)) for text in (run, judged))
     found = measure(table_of(**run), table_of(**judged), name)[name]
-    assert found == pytest.approx(eval(value, {"nan": np.nan}), abs=1e-5, nan_ok=True), why
+    assert found == pytest.approx(value, abs=1e-5, nan_ok=True)
+
+def test_the_organisers_arithmetic_by_hand():
+    qrels = table_of(c1="a:S b:R n:N m:N", c2="d:S", c3="e:R f:S g:S o:N", c4="h:S p:N", c5="k:N")
+    run = table_of(c1="n:N a:R x:S b:R", c2="x:N d:S", c3="e:R f:S o:S x:N g:N", c5="k:N")
+    wanted = {
+        "R@2": (1 / 2 + 1 + 2 / 3 + 0) / 4,  # c1 to c4, which was not submitted; c5 has no evidence
+        "R@5": (1 + 1 + 1 + 0) / 4, "R@10": 3 / 4,
+        # c1: a and b behind n, R = 2: 1 - 1/2 each. c3: e, f; g behind o, R = 3: 1 - 1/3
+        "B-Pref": ((1 / 2 + 1 / 2) / 2 + (1 + 1 + 2 / 3) / 3) / 2,
+        # gold: S a d f g, R b e, N n o k; given: S d f o, R a b e, N n g k; right: d f, b e, n k
+        "P": (4 * 2 / 3 + 2 * 2 / 3 + 3 * 2 / 3) / 9, "R": (4 * 2 / 4 + 2 * 2 / 2 + 3 * 2 / 3) / 9,
+        "F1": (4 * 4 / 7 + 2 * 4 / 5 + 3 * 4 / 6) / 9}
+    wanted["Subtask I"] = (13 / 24 + 3 / 4 + 3 / 4 + 25 / 36) / 4
+    wanted["Subtask II"] = wanted["F1"] + 3 / 4
+    assert measure(run, qrels, *wanted) == pytest.approx(wanted)
 
 def literal(run, qrels):
     """The organisers' arithmetic, step by step."""
@@ -67,7 +147,8 @@ def judged_runs(draw):
     run = {claim: labelled(claim == "c0", 14) for claim in claims}
     return table_of(**run), table_of(**{claim: labelled(1, 8) for claim in claims})
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None,  # shrinking a failed example takes minutes
+          phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(judged_runs())
 def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(case):
     run, qrels = case
@@ -84,21 +165,23 @@ def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(c
     tables = (qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)).rename(columns=names),
               run.assign(score=-run["rank"].astype(float)).rename(columns=names))
     with_evidence = qrels["claim_id"][qrels["label"] != "NEI"]
-    for ours, theirs, claims in (  # ours count claims with evidence, theirs all
+    for ours, theirs, claims in (
             ("R@5 MRR@5 Success@3", "R@5 RR@5 Success@3", with_evidence),
-            ("nDCG@10 AP RR Bpref Judged@10 P@5",) * 2 + (qrels["claim_id"],)):
+            ("nDCG@10 AP RR Bpref P@5",) * 2 + (with_evidence,),
+            ("Judged@10",) * 2 + (qrels["claim_id"],)):
         wanted = [ir_measures.parse_measure(name) for name in theirs.split()]
         values = len(claims) and ir_measures.calc_aggregate(
             wanted, *(one[one["query_id"].isin(claims)] for one in tables))
         found = list(measure(run, qrels, *ours.split()).values())
         assert not len(claims) or found == pytest.approx([values[name] for name in wanted])
 
+# ---------------------------------------------------------------- Comparison and tables
 def compared(runs, qrels, names, resamples=20_000):
-    """The parts of runs, by run; those by claim; what compare() makes of them."""
-    parts, by_claim, gold = {}, {}, KIT.gold_of(qrels)
+    """The parts of runs, by run, and what compare() makes of them."""
+    gold, parts = KIT.gold_of(qrels), {}
     for name, run in runs.items():
-        parts[name], by_claim[name], _ = KIT.parts_of(run, qrels, gold, names, 10)
-    return parts, by_claim, KIT.compare(parts, by_claim, names, resamples, 13)
+        parts[name], _ = KIT.parts_of_measures(run, qrels, gold, names, 10)
+    return parts, KIT.compare(parts, names, resamples, 13)
 
 def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
     rng, names = np.random.default_rng(2), ["R@5", "B-Pref", "F1", "Subtask II", "R@10"]
@@ -107,52 +190,80 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
         return " ".join(f"{name}:{rng.choice(list(LABELS))}" for name in names)
     qrels = table_of(**{f"c{place}": drawn(7) for place in range(8)})
     a, b = (table_of(**{f"c{place}": drawn(12) for place in range(8)}) for _ in "ab")
-    parts, by_claim, cells = compared({"a": a, "b": b, "c": a}, qrels, names)
-    for field in ("difference", "p_holm", "p_wilcoxon", "p_mcnemar"):
+    parts, cells = compared({"a": a, "b": b, "c": a}, qrels, names)
+    for field in ("difference", "p_randomisation", "p_holm"):
         assert cells[field].loc["a"].isna().all()
     assert (cells["p_randomisation"].loc["c"] == 1).all()  # the same run
-    first, second, _ = parts.values()
     turns = np.array(list(itertools.product((0, 1), repeat=8)))  # 256 ways to swap eight claims
-    these, those = (KIT.measures_of(sums, by_claim["a"].columns, names) for sums in (
-        first.sum(0) + turns @ (second - first), second.sum(0) + turns @ (first - second)))
-    exact = np.mean(abs(these - those) >= abs(these - those)[0] - 1e-12, axis=0)
+    these, those = {}, {}
+    for name, first in parts["a"].items():
+        moved = np.tensordot(turns, parts["b"][name] - first, (1, 0))
+        these[name], those[name] = first.sum(0) + moved, parts["b"][name].sum(0) - moved
+    apart = abs(KIT.values_of(these, names) - KIT.values_of(those, names))
+    exact = np.mean(apart >= apart[0] - 1e-12, axis=0)
     found = cells["p_randomisation"].loc["b", names].tolist()
     assert found == pytest.approx(exact, abs=0.02)
-    recalls = by_claim["b"]["R@5"].dropna().to_numpy()
-    theirs = stats.bootstrap((recalls,), np.mean, method="percentile", rng=5)
+    recalls = KIT.quotients(parts["b"])["R@5"]
+    theirs = stats.bootstrap((recalls[~np.isnan(recalls)],), np.mean, method="percentile", rng=5)
     found = tuple(cells[field].loc["b", "R@5"] for field in ("low", "high"))
     assert found == pytest.approx(tuple(theirs.confidence_interval), abs=0.015)
 
 def test_there_is_no_p_value_where_the_first_run_has_no_value():
     qrels, run = table_of(c="a:S b:R", d="b:S"), table_of(c="a:S b:S", d="b:S")
     runs = {"unlabelled": run.drop(columns="label"), "labelled": run}
-    _, _, cells = compared(runs, qrels, ["abstract P"], resamples=50)
-    for field in ("p_randomisation", "p_holm", "p_wilcoxon"):
+    _, cells = compared(runs, qrels, ["abstract P"], resamples=50)
+    for field in ("p_randomisation", "p_holm"):
         assert cells[field]["abstract P"].isna().all()
 
-def test_wilcoxon_mcnemar_and_holm():
-    expected = stats.wilcoxon([.5, .25, -.1, .1, .6]).pvalue  # the sixth counts in one run only
-    apart = pd.Series([.5, .25, -.1, .1, .6, np.nan])
-    assert KIT.wilcoxon(apart) == pytest.approx(expected)
-    apart = pd.Series([1, 1, 1, 1, -1, 0, np.nan])
-    assert KIT.mcnemar(apart) == pytest.approx(2 * (1 + 5) / 2**5)  # 4 against 1: two tails
-    assert KIT.wilcoxon(apart * 0) == KIT.mcnemar(apart * 0) == 1
+def test_swaps_that_leave_no_value_do_not_make_p_smaller():
+    """Each run has rows for one claim: after one of two swaps, one run has no B-Pref at all."""
+    qrels = table_of(c="a:S n:N", d="a:S n:N")
+    _, cells = compared({"first": table_of(c="a n"), "other": table_of(d="n a")}, qrels, ["B-Pref"])
+    assert cells["difference"].loc["other", "B-Pref"] == -1
+    assert cells["p_randomisation"].loc["other", "B-Pref"] == 1
+
+def test_holm():
     holm = KIT.holm(pd.Series([0.01, 0.04, 0.03, np.nan])).tolist()
     assert holm == pytest.approx([0.03, 0.06, 0.06, np.nan], nan_ok=True)
+
+def test_wilcoxon_and_mcnemar(tmp_path):
+    tool = load("recipes/tools/significance.py")
+    differences = pd.Series([.5, .25, -.1, .1, .6])
+    assert tool.wilcoxon(differences) == stats.wilcoxon([.5, .25, -.1, .1, .6]).pvalue
+    noise = pd.Series([.5, .25, 1e-17, -.1 + 1e-17, .1, .6])  # rounding decides no rank
+    assert tool.wilcoxon(noise) == tool.wilcoxon(noise.round(3)) != stats.wilcoxon(noise).pvalue
+    hits = pd.Series([1, 1, 1, 1, -1, 0])
+    assert tool.mcnemar(hits) == pytest.approx(2 * (1 + 5) / 2**5)  # 4 against 1: two tails
+    assert tool.wilcoxon(hits * 0) == tool.mcnemar(hits * 0) == 1
+    path = tmp_path / "metrics.claims.tsv"
+    tsv(path, ["run", "claim_id", "MRR@5", "Success@1"], [
+        ("b", 1, .5, 1), ("b", 2, .1, 0), ("b", 3, "", ""), ("b", 4, .2, 0),
+        ("a", 1, .1, 0), ("a", 2, .2, 0), ("a", 3, .3, 0), ("a", 4, .8, 1)])
+    command = [sys.executable, ROOT / "recipes/tools/significance.py", path]
+    shown = subprocess.check_output([*command, "--measures", "MRR@5", "Success@1"], text=True)
+    lines = [line.split("\t") for line in shown.splitlines()]
+    assert lines[0] == ["measure", "run", "claims", "difference", "p_wilcoxon", "p_mcnemar"]
+    mean = (.1 - .5 + .2 - .1 + .8 - .2) / 3  # b comes first, and has no value for the third claim
+    assert lines[1][:3] == ["MRR@5", "a", "3"] and float(lines[1][3]) == pytest.approx(mean)
+    assert lines[1][5] == "" and float(lines[2][5]) == 1  # one claim won, one lost
+    done = subprocess.run([*command, "--measures", "nDCG"], capture_output=True, text=True)
+    assert done.returncode == 2 and "no measure nDCG; it has MRR@5, Success@1" in done.stderr
 
 def test_tables_mark_best_and_second_and_escape_names():
     values = pd.DataFrame({"R@5": [.1, .3, .2], "F1": [np.nan, .5, .5]}, ["a_b|<i>&$", "x", "y"])
     p = pd.DataFrame({"R@5": [np.nan, .01, .2], "F1": [np.nan] * 3}, values.index)
     cells = {"value": values, "low": values - .1, "high": values + .1, "p_holm": p}
-    assert KIT.markdown(cells).splitlines()[2:5] == [
-        r"| a\_b\|\<i\>\&\$ | 0.100 | - |", "| x | **0.300†** | 0.500 |", "| y | *0.200* | 0.500 |"]
+    assert KIT.markdown(cells).splitlines()[1:5] == [
+        "| --------------- | ---------- | ----- |",
+        r"| a\_b\|\<i\>\&\$ | 0.100      | -     |",
+        "| x               | **0.300†** | 0.500 |", "| y               | *0.200*    | 0.500 |"]
     tex, page = KIT.latex(cells), KIT.html_table(cells)
     assert r"a\_b|<i>\&\$ & 0.100 & - \\" in tex and r"\textbf{0.300$^\dagger$} & 0.500 \\" in tex
     assert "a_b|&lt;i&gt;&amp;$" in page and "<b>0.300†</b><small>0.200–0.400</small>" in page
 
-def test_outputs_agree_and_are_up_to_date_the_second_time(toy, call):
+def test_outputs_agree_and_are_the_same_the_second_time(toy, call):
     tsv(toy / "work/demo/test/bm25.tsv", RUN, [("c3", "0003", 1, 2), ("c3", "0001", 2, 1)])
-    rows = [("c4", "0004", 1, 2, "Refutes"), ("c5", "0009", 1, 2, "nei"), ("c9", "1", 1, 2, "nei")]
+    rows = [("c4", "0004", 1, 2, "REFUTES"), ("c5", "0009", 1, 2, "NEI"), ("c9", "1", 1, 2, "NEI")]
     tsv(toy / "a.tsv", [*RUN, "label"], rows)
     words = (SCRIPT, "work/demo/test/bm25.tsv", "a.tsv", "--out", "out/m.tsv")
     done = call(*words, cwd=toy)
@@ -161,7 +272,6 @@ def test_outputs_agree_and_are_up_to_date_the_second_time(toy, call):
     assert values["bm25"]["R@2"] == pytest.approx(1 / 6) and "F1" not in values["bm25"]
     assert values["a"]["R@5"] == pytest.approx(1 / 6) and values["a"]["F1"] == 1
     assert "bm25.tsv: 2 claims" in done.stderr and "1 others are left out" in done.stderr
-    assert "of the first 10 ranks are judged" in done.stderr
     table, cells, claims, curves = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t")
                                     for name in ("", ".cells", ".claims", ".curves"))
     shown = cells[(cells["measure"] == "R@5") & (cells["run"] == "bm25")].iloc[0]
@@ -170,57 +280,45 @@ def test_outputs_agree_and_are_up_to_date_the_second_time(toy, call):
     assert curves.iloc[1].tolist() == ["bm25", 2, 1 / 6, 1 / 3]
     again = call(*words, cwd=toy)
     assert "up to date" in again.stdout and facts(again)["runs"] == values
+    assert again.stderr == done.stderr and again.stdout.startswith("up to date")
+    lines = [line for line in again.stdout.splitlines() if not line.startswith("up to date: ")]
+    assert lines[:-1] == done.stdout.splitlines()[:-1] and lines[0].startswith("| run ")
     assert list(facts(call(SCRIPT, cwd=toy))["runs"]) == ["bm25", "hybrid"]  # of the pipeline
 
-@pytest.mark.parametrize("form", ["trec", "csv", "lists"])
-def test_other_formats_score_as_ours_directly_and_converted(toy, call, form):
-    """formats/ has the toy's run and qrels; TREC's ranks are wrong there: the scores count."""
-    run, gold, folder = f"run.{form}", f"gold.{form}.gz", ROOT / "tests" / "formats"
-    shutil.copy(folder / run, toy)
-    (toy / gold).write_bytes(gzip.compress((folder / f"gold.{form}").read_bytes()))
-    judged = TEST_QRELS[:1] if form == "lists" else TEST_QRELS  # CheckThat!: one paper a post
-    tsv(toy / "data/demo/qrels.test.tsv", QRELS, judged)
-    measures = ("--measures", "R@5", "MRR@10", "AP")
-    ours = facts(call(SCRIPT, *measures, cwd=toy))["runs"]["hybrid"]
-    assert facts(call(SCRIPT, run, "--qrels", gold, *measures, cwd=toy))["runs"] == {"run": ours}
-    for name in (run, gold):
-        done = call(SCRIPT, "convert", name, "--out", f"{name}.tsv", cwd=toy)
-        assert facts(done)["rows"] and ("stance" in done.stderr) == (
-            name == gold and form != "csv")
-    converted, hybrid = (read(toy / name)[RUN[:3]].values.tolist() for name in (
-        f"{run}.tsv", "work/demo/test/hybrid.tsv"))
-    assert sorted(converted) == sorted(hybrid)
-    assert read(toy / f"{gold}.tsv")[KEY].values.tolist() == [row[:2] for row in judged]
+# ---------------------------------------------------------------- Numbers that mean little
+def test_a_run_with_few_judged_abstracts_is_named_and_one_with_many_is_not(toy, call):
+    tsv(toy / "many.tsv", RUN, [(claim, name, 1, 1) for claim, name, _ in TEST_QRELS[::3]])
+    rows = [(claim, f"{rank:04}", rank, -rank) for claim in ("c3", "c4", "c5")
+            for rank in range(7, 11)]  # 0007 to 0010: three of twelve are judged
+    tsv(toy / "few.tsv", RUN, [(*row[:2], row[2] - 6, row[3]) for row in rows])
+    done = call(SCRIPT, "many.tsv", "few.tsv", "--out", "m.tsv", cwd=toy)
+    assert facts(done)["runs"]["few"]["Judged@10"] == 3 / 12
+    warned = [line for line in done.stderr.splitlines() if "ranks are judged" in line]
+    assert len(warned) == 1 and warned[0].startswith("warning: few.tsv: 25% of the first 10 ranks")
 
-def test_trec_ties_and_unjudged_rows_are_as_in_trec_eval(tmp_path, capsys):
-    run, gold = tmp_path / "run", tmp_path / "gold"
-    run.write_text("c Q0 a 1 1.5 x\nc Q0 b 2 1.5 x\nc Q0 d 3 2 x\n")
-    gold.write_text("c 0 a 1\nc 0 b -1\nc 0 d 0\n")
-    assert KIT.read_any(str(run), RUN)["abstract_id"].tolist() == ["d", "b", "a"]
-    assert KIT.read_any(str(gold), QRELS)["abstract_id"].tolist() == ["a", "d"]
-    assert "1 rows of relevance below 0" in capsys.readouterr().err
-    gold.write_text("post_id\tcord_uid\tlabel\nc\ta\tNEI\n")  # not just what a post is about
-    assert KIT.read_any(str(gold), QRELS)["label"].tolist() == ["NEI"]
+@pytest.mark.parametrize(("row", "said"), [
+    (("3", "0001", 1, 1), "none of its claims is in the qrels: '3' here, 'c3' there"),
+    (("c3", "1", 1, 1), "none of its abstracts is in the qrels: '1' here, '0001' there")])
+def test_a_run_of_another_data_set_is_refused_with_both_spellings(toy, refused, row, said):
+    tsv(toy / "other.tsv", RUN, [row])
+    refused(toy, SCRIPT, "other.tsv", "--out", "m.tsv", said=f"other.tsv: {said}")
 
-@pytest.mark.parametrize(("text", "wanted", "warned"), [
-    # a tweet that begins with a quotation mark, written by a tool that does not quote
-    ('7\t"Polar bears\n8\tx\n9\t"Ice" melts\n', ['"Polar bears', "x", '"Ice" melts'], True),
-    ('7\t"Polar ""bears"""\n\n8\t"a\tb"\n9\t"c\nd"\n', ['Polar "bears"', "a b", "c d"], False)])
-def test_claims_with_quotation_marks_are_converted(toy, call, text, wanted, warned):
-    (toy / "c.tsv").write_bytes(b"\xef\xbb\xbf" + f"claim_id\tclaim\n{text}".encode())
-    done = call(SCRIPT, "convert", "c.tsv", "--out", "d.tsv", cwd=toy)
-    assert facts(done)["rows"] == 3 and ("without quotation marks" in done.stderr) == warned
-    assert KIT.read_table(str(toy / "d.tsv"), ["claim_id", "claim"])["claim"].tolist() == wanted
+def test_judged_abstracts_that_are_nowhere_are_counted(toy, call):
+    path = toy / "data/demo/qrels.test.tsv"
+    path.write_text(path.read_text() + "c3\t99\tSUPPORTS\nc4\t99\tNEI\nc5\t98\tREFUTES\n")
+    done = call(SCRIPT, "--out", "m.tsv", cwd=toy)
+    assert "2 of 11 judged abstracts are neither in data/demo/corpus.jsonl nor in a run, such as " \
+        "'99'" in done.stderr and facts(done)
+    (toy / "data/demo/corpus.jsonl").unlink()
+    done = call(SCRIPT, "--out", "m.tsv", cwd=toy)
+    assert "neither" not in done.stderr and facts(done)  # runs alone cannot tell
 
-@pytest.mark.parametrize(("name", "text", "said"), cases("bad_formats.tsv"))
-def test_bad_tables_are_refused_by_line(tmp_path, capsys, name, text, said):
-    data = text.replace("|", "\t").replace(";", "\n").replace("ESC", "\x1b").encode() + b"\n"
-    (tmp_path / name).write_bytes(data if text else gzip.compress(b"x" * 999)[:-9])
-    with pytest.raises(SystemExit):
-        KIT.read_any(str(tmp_path / name), QRELS if name.startswith("q") else RUN)
-        KIT.read_run(str(tmp_path / name), KIT.gold_of(table_of(c3="1:S")))
-    error = capsys.readouterr().err
-    assert re.fullmatch("error: .*\n", error) and said in error
+def test_labels_beside_qrels_that_may_know_relevance_only(toy, call):
+    tsv(toy / "v.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "REFUTES")])
+    for judged, warned in ((TEST_QRELS, False), (TEST_QRELS[:3], True)):
+        tsv(toy / "q.tsv", QRELS, judged)
+        done = call(SCRIPT, "v.tsv", "--qrels", "q.tsv", "--out", "m.tsv", cwd=toy)
+        assert facts(done) and ("no pair of q.tsv is REFUTES" in done.stderr) == warned
 
 def test_published_figures_stand_beside_measured_ones(toy, call):
     tsv(toy / "recipes" / "published.tsv", ["system", "table", "row", "measure", "value"],
@@ -236,16 +334,18 @@ def test_published_figures_stand_beside_measured_ones(toy, call):
 def test_what_was_pooled_and_labelled_is_merged(toy, call):
     tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0011", 2, 2), ("c4", "0012", 1, 1)])
     tsv(toy / "b.tsv", RUN, [("c3", "0010", 1, 3), ("c3", "0011", 2, 2), ("c3", "0009", 3, 1)])
-    facts(call(SCRIPT, "pool", "a.tsv", "b.tsv", "--depth", 2, "--out", "pool.tsv", cwd=toy))
+    facts(call(SCRIPT, "pool", "a.tsv", "b.tsv", "--pool-depth", 2, "--out", "pool.tsv", cwd=toy))
     pool = read(toy / "pool.tsv")
     wanted = [["c3", "0010"], ["c3", "0011"], ["c4", "0012"]]  # in the order of the corpus
     assert pool[KEY].values.tolist() == wanted and (pool["abstract"] != "").all()
-    pool["label"] = ["Not Enough Information", "", "refuted"]
-    pool.to_csv(toy / "labelled.csv", index=False)
-    done = call(SCRIPT, "merge", "labelled.csv", "--out", "more.tsv", cwd=toy)
+    pool["label"] = ["NEI", "", "REFUTES"]
+    pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
+    done = call(SCRIPT, "merge", "labelled.tsv", "--out", "more.tsv", cwd=toy)
     assert facts(done)["without_label"] == 1
     added = [[*wanted[0], "NEI"], [*wanted[2], "REFUTES"]]
-    assert sorted(read(toy / "more.tsv")[QRELS].values.tolist()) == sorted(TEST_QRELS + added)
+    merged = read(toy / "more.tsv")[QRELS].values.tolist()
+    assert sorted(merged) == sorted(TEST_QRELS + added)
+    assert [row[0] for row in merged] == ["c3"] * 4 + ["c4"] * 4 + ["c5"] * 3  # claim by claim
 
 @pytest.mark.parametrize(("task", "text"), [
     ("climatecheck2026", "claim_id,abstract_id,rank,label\nc3,d1,1,Supports\nc3,d2,2,Refutes\n"),
@@ -262,9 +362,64 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
     with zipfile.ZipFile(archive) as zipped:
         assert zipped.namelist() == [file.name] and zipped.read(file.name) == file.read_bytes()
     facts(call(*words, cwd=toy))
+    assert facts(call(*words, "--out", "sub.zip", cwd=toy))["made"] == [
+        f"sub{file.suffix}", "sub.zip"]  # the table is made with its zip
+    assert (toy / f"sub{file.suffix}").read_bytes() == file.read_bytes()
     assert len(set(re.findall(r"d\d+", file.read_text()))) == (5 if task == "checkthat4b" else 10)
 
+# ---------------------------------------------------------------- Verdicts on claims
+def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(capsys):
+    qrels = table_of(a="x:S y:N", b="x:R", c="x:R y:S", d="x:N", e="x:S", f="x:R")
+    gold = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION", "SUPPORTED", "REFUTED"]
+    assert KIT.gold_verdicts(qrels).to_dict() == dict(zip("abcdef", gold))
+    given = ["SUPPORTED", "SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION", "REFUTED", ""]
+    verdicts = {claim: {"verdict": verdict} for claim, verdict in zip("abcdeg", given)}
+    verdicts["g"] = {"verdict": "REFUTED"}  # no such claim; there is none on f
+    scores = KIT.score_verdicts("claims.jsonl", verdicts, qrels)
+    assert scores["accuracy"] == accuracy_score(gold, given) == 2 / 6
+    right, both = np.array([1, 0, 0, 1]), np.array([2 + 2, 2 + 2, 1 + 0, 1 + 1])
+    assert scores["macro_f1"] == pytest.approx(np.mean(2 * right / both))
+    assert scores["macro_f1"] == pytest.approx(
+        f1_score(gold, given, average="macro", labels=KIT.VERDICTS))
+    assert scores["counts"]["REFUTED"] == {
+        "SUPPORTED": 1, "REFUTED": 0, "DISPUTED": 0, "NOT ENOUGH INFORMATION": 0, "none": 1}
+    assert "1 judged claims without a verdict count as wrong, 1 verdicts on other claims" in (
+        capsys.readouterr().err)
+    only = {claim: {"verdict": "SUPPORTED"} for claim in "ae"}  # verdicts that do not occur
+    scores = KIT.score_verdicts("claims.jsonl", only, qrels[qrels["claim_id"].isin(["a", "e"])])
+    assert scores["accuracy"] == scores["macro_f1"] == 1
+
+def test_verdicts_are_printed_and_kept_where_there_are_some(toy, call, refused):
+    line = '{{"claim_id": "{}", "verdict": "{}", "evidence": []}}\n'
+    path = toy / "work/demo/test/claims.jsonl"  # c3 is supported, c4 and c5 are refuted
+    path.write_text(line.format("c3", "SUPPORTED") + line.format("c4", "DISPUTED"))
+    done = call(SCRIPT, cwd=toy)
+    assert facts(done)["claims"]["accuracy"] == 1 / 3
+    assert "claims.jsonl: accuracy 0.333, macro F1 0.333." in done.stdout
+    assert facts(done)["claims"] == json.loads(
+        (toy / "work/demo/test/metrics.verdicts.json").read_text())
+    assert facts(call(SCRIPT, cwd=toy))["claims"] == facts(done)["claims"]
+    for text, said in ((line.format("c9", "SUPPORTED"), "no verdict on a claim of the qrels"),
+                       (line.format("c3", "TRUE"), "claims.jsonl:1: not a verdict"),
+                       (line.format("c3", "REFUTED") * 2, "claims.jsonl:2: not a verdict")):
+        path.write_text(text)
+        refused(toy, SCRIPT, "--force", said=said)
+
+# ---------------------------------------------------------------- The page
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+def data_of(page):
+    return json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
+
+def clicked(folder, page, script):
+    """Return the page as a browser has it after the script; skip the test without a browser."""
+    if not BROWSER:
+        pytest.skip("no Chromium: the scripts of the page are not tested")
+    path = folder / "clicked.html"
+    path.write_text(page.replace("</html>", f"<script>{script}</script></html>"))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+               f"--user-data-dir={folder / 'profile'}", path.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 def test_the_report_shows_texts_as_texts(toy, call):
     evil = "</script><script>document.title = 'gotcha'</script><b>bold</b> @DATA@"
@@ -273,21 +428,46 @@ def test_the_report_shows_texts_as_texts(toy, call):
     (toy / "claims.jsonl").write_text('{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
                                       '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
     words = ("work/demo/test/hybrid.tsv", "<u>x.tsv", "--report", "report.html", "--aggregated")
-    facts(call(SCRIPT, *words, "claims.jsonl", "--resamples", 100, cwd=toy))
+    done = call(SCRIPT, *words, "claims.jsonl", "--resamples", 100, cwd=toy)
     page = (toy / "report.html").read_text()
+    assert facts(done) and "claims.test.tsv: lacks 1 of 3 judged claims" in done.stderr
+    assert "<h1>demo, test: 3 judged claims, 2 of them with text</h1>" in page
     assert not re.findall(r"(?:src|href)=\"(?!#)", page) and page.count("<svg") == 1
     assert "gotcha'</script>" not in page and "<u>" not in page
-    data = json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
+    data = data_of(page)
     assert data["claims"][0]["text"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
     rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 0, ""]]  # one missed
-    assert [row for row in data["runs"]["<u>x"] if row[0] == "c3"] == rows
-    if not BROWSER:
-        pytest.skip("no Chromium: the scripts of the page are not tested")
-    click = """search.value = 'disputed'; search.oninput(); claim = data.claims[0].node;
-        claim.open = true; claim.ontoggle(); document.title = count.textContent"""
-    (toy / "clicked.html").write_text(page.replace("</html>", f"<script>{click}</script></html>"))
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-               f"--user-data-dir={toy / 'profile'}", (toy / "clicked.html").as_uri()]
-    seen = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert [row for row in dict(data["runs"])["<u>x"] if row[0] == "c3"] == rows
+    seen = clicked(toy, page, """search.value = 'disputed'; search.oninput();
+        const claim = data.claims[0].node; claim.open = true; claim.ontoggle();
+        document.title = count.textContent""")
     assert "<title>1 of 2 claims</title>" in seen and "&lt;b&gt;bold&lt;/b&gt;" in seen
     assert '<mark class="">Body mass</mark>' in seen and "said NEI" in seen
+
+def test_the_page_shows_ten_ranks_and_the_evidence_behind_them():
+    run, qrels = table_of(c=" ".join(NAMES[:14])), table_of(c="a:N k:S l:N z:R")[QRELS]
+    rows = [(name, rank, label) for _, name, label, rank, _ in KIT.side_by_side(run, qrels)]
+    ten = [(name, rank, "NEI" if name == "a" else "") for rank, name in enumerate(NAMES[:10], 1)]
+    assert rows == [*ten, ("z", 0, "REFUTES"), ("k", 11, "SUPPORTS")]
+
+def test_names_of_runs_and_abstracts_mean_nothing_to_the_page(toy, call):
+    """Integers are no order, constructor and __proto__ no properties, _ hides no line of a plot."""
+    record = '{{"abstract_id": "{}", "abstract": "It melts."}}\n'
+    (toy / "data/demo/corpus.jsonl").write_text("".join(map(record.format, ("constructor", "b"))))
+    tsv(toy / "data/demo/qrels.test.tsv", QRELS, [
+        ("c3", "constructor", "SUPPORTS"), ("c3", "__proto__", "SUPPORTS"), ("c4", "b", "NEI")])
+    tsv(toy / "10.tsv", RUN, [("c3", "constructor", 1, 2), ("c3", "__proto__", 2, 1)])
+    tsv(toy / "2.tsv", RUN, [("c3", "b", 1, 1)])
+    tsv(toy / "_x.tsv", RUN, [("c3", "constructor", 1, 1)])
+    runs = ("10.tsv", "2.tsv", "_x.tsv")
+    facts(call(SCRIPT, *runs, "--report", "r.html", "--out", "m.tsv", cwd=toy))
+    page = (toy / "r.html").read_text()
+    assert ">_x</text>" in page[:page.index("application/json")]
+    data = data_of(page)
+    assert [name for name, _ in data["runs"]] == ["10", "2", "_x"]
+    assert [claim["recall"] for claim in data["claims"]] == [[1, 0, 1 / 2], [None] * 3]
+    seen = clicked(toy, page, """const claim = data.claims[0].node; claim.open = true;
+        claim.ontoggle(); order.value = 1; order.onchange();
+        document.title = data.claims[0].node.textContent""")
+    title = re.search("<title>(.*?)</title>", seen, re.S)[1]
+    assert "10 1.00" in title and "2 0.00" in title and "_x 0.50" in title and "It melts." in title

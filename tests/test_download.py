@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, jsonl, records
+from conftest import ROOT, jsonl, load, records, tsv
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 @pytest.fixture
@@ -20,7 +20,8 @@ def kit(tmp_path):
     """kit("scifact", ...): the script in a folder with in/, small copies of what is published."""
     shutil.copytree(ROOT / "tests" / "published", tmp_path / "in")
     (tmp_path / "data").mkdir()
-    shutil.copy(ROOT / "data" / "download.py", tmp_path / "data")
+    for name in ("download.py", "convert.py"):
+        shutil.copy(ROOT / "data" / name, tmp_path / "data")
     sources = json.loads(json.dumps(SOURCES))
     def run(*words, **env):
         (tmp_path / "data" / "sources.json").write_text(json.dumps(sources))
@@ -57,10 +58,11 @@ def test_a_package_with_other_bytes_is_refused_and_foreign_folders_stay(kit, tmp
     (kit.data / "models" / "mine").mkdir()
     refused(kit("hub", "a/mine"), "models/mine", "--out")
 
-EXPECTED = ROOT / "tests" / "published" / "expected"
+EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.py")
 
 @pytest.mark.parametrize(("words", "paper"), [
-    ("scifact --from in/scifact", {"abstract": "One. Two.", "year": 2001}),
+    ("scifact --from in/scifact", {"title": "Café", "structured": False}),
+    ("scifact-open --from in/scifact-open", {"abstract": "One. Two.", "year": 2001}),
     ("check-covid --from in/check-covid", {"title": "T"}), ("beir in/beir", {"abstract": "A."}),
     ("trec --topics in/trec/topics --qrels in/trec/qrels --corpus in/beir/corpus.jsonl --split dev",
      {"abstract_id": "d1"})])
@@ -69,6 +71,77 @@ def test_published_files_become_ours(kit, words, paper):
     assert done.returncode == 0, done.stderr
     assert tables(kit.data / name) == tables(EXPECTED / name)
     assert paper.items() <= records(kit.data / name / "corpus.jsonl")[0].items()
+    for path in (kit.data / name).glob("*.tsv"):  # the scripts read what is written here
+        READER.read_table(str(path), ["claim_id"] + ["abstract_id"] * path.stem.startswith("qrels"))
+    assert READER.read_corpus(str(kit.data / name / "corpus.jsonl"))
+    assert "duplicate" not in done.stderr  # a claim of SciFact cites an abstract twice
+    unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
+    assert unjudged == (name in ("beir", "trec"))
+
+def test_check_covid_counts_its_claims_once_and_a_row_is_a_line(kit):
+    assert kit("check-covid", "--from", "in/check-covid").returncode == 0
+    folder = kit.data / "check-covid"
+    page = (folder / "SOURCE.md").read_text("utf-8")
+    assert "| claims | 5 |" in page and "| all claims | 5 | 1504 |" in page
+    for path in folder.glob("*.tsv"):
+        tabs = {line.count("\t") for line in path.read_text("utf-8").splitlines()}
+        assert len(tabs) == 1, path
+
+def test_what_is_left_out_is_counted_and_stands_in_source_md(kit, tmp_path):
+    copy = tmp_path / "in" / "beir"
+    jsonl(copy / "corpus.jsonl", *({"_id": name, "text": "A.", "authors": ["x"]} for name in
+                                   ("d1", "d1", None, "d2")))
+    pairs = "1\td1\t1\n1\td1\t1\n1\td1\t0\n1\td9\t1\n1\td2\t-1\n"
+    (copy / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
+    done = kit("beir", "in/beir")
+    page = (kit.data / "beir" / "SOURCE.md").read_text("utf-8")
+    for line in (
+            "1 duplicate records", "1 records without an abstract_id", "1 dev duplicate pairs",
+            "2 fields authors that are neither text nor number", "1 dev pairs with two labels",
+            "1 dev pairs with an unknown claim or abstract", "1 dev pairs without a judgement"):
+        line = f"warning: beir: {line}: left out\n"
+        assert line in done.stderr and line in page
+    assert tables(kit.data / "beir")["qrels.dev"] == ["1 d1 SUPPORTS"]
+
+def test_an_id_with_a_tab_is_refused_and_no_escape_sequence_is_printed(kit, tmp_path):
+    jsonl(tmp_path / "in/beir/corpus.jsonl", {"_id": "a\t\x1b[1mb", "text": "A."})
+    done = kit("beir", "in/beir")
+    refused(done, "tab or a line break")
+    assert "\x1b" not in done.stderr
+
+def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
+    mine, names = tmp_path / "mine", [f"{n:02}" for n in range(40)]
+    mine.mkdir()
+    jsonl(mine / "corpus.jsonl", {"abstract_id": "a", "abstract": "A."})
+    for split, claims in (("train", names), ("dev", ["x"]), ("test", ["y"])):
+        rows = [(name, "Same" if name < "10" else name) for name in claims]
+        tsv(mine / f"claims.{split}.tsv", ["claim_id", "claim"], rows)
+        for suffix in ("", "-cited"):
+            rows = [(name, "a", "SUPPORTS") for name in claims]
+            tsv(mine / f"qrels.{split}{suffix}.tsv", ["claim_id", "abstract_id", "label"], rows)
+    words = ("split", "mine", "--test", "dev", "--share", "0.2", "--out", "out")
+    assert kit(*words).returncode == 0
+    found = tables(tmp_path / "out")
+    found = {name: [row.split()[0] for row in rows] for name, rows in found.items()}
+    train, dev = found["claims.train"], found["claims.dev"]
+    assert sorted(train + dev) == names and found["claims.test"] == ["x"]
+    assert len({"same" if name < "10" else name for name in dev}) == 6  # 0.2 of 31 texts
+    assert len({name in dev for name in names if name < "10"}) == 1  # equal texts stay together
+    for split in ("train", "dev", "test"):
+        for kind in ("qrels.{}", "qrels.{}-cited"):
+            assert found[kind.format(split)] == found[f"claims.{split}"]
+    before = (tmp_path / "out/claims.dev.tsv").read_bytes()
+    for seed, same in ((13, True), (14, False)):
+        assert kit(*words, "--seed", seed).returncode == 0
+        assert ((tmp_path / "out/claims.dev.tsv").read_bytes() == before) == same
+    assert "share 0.2, seed 14, test dev" in (tmp_path / "out/SOURCE.md").read_text()
+    refused(kit("split", "mine", "--test", "none"), "claims.none.tsv", "--test")
+    refused(kit("split", "mine", "--share", "1.5"), "--share")
+
+def test_every_job_has_a_usage_line(kit):
+    for job in ("", "models", "hub", "scifact", "trec", "split"):
+        shown = kit(*job.split(), "--help").stdout
+        assert shown.startswith(f"usage: download.py {job}".strip())
 
 def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     top, pair = tmp_path / "in" / "deep", {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
@@ -81,7 +154,7 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     pd.DataFrame(papers).to_parquet(top / "climatecheck_publications_corpus.parquet")
     words, folder = ("climatecheck", "--from", top), kit.data / "climatecheck"
     assert kit(*words, "--edition", "2025").returncode == 0
-    assert tables(folder) == {"claims.train": ['0 "CO2 is"'], "qrels.train": ["0 7 SUPPORTS"],
+    assert tables(folder) == {"claims.train": ["0 CO2 is"], "qrels.train": ["0 7 SUPPORTS"],
                               "claims.test": ["3 Seas rise"]}
     assert records(folder / "corpus.jsonl")[0] == papers[0] | {"abstract_id": "7"}
     gold = "claim_id,abstract_original_index,annotation\n3,7,Refutes\n3,1,Refutes\n"
@@ -116,14 +189,15 @@ def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 class Shelf(BaseHTTPRequestHandler):
-    """Sends server.data, in part if a part is asked for."""
+    """Sends server.data, in part if a part is asked for; server.lost bytes do not arrive."""
 
     def do_GET(self):
         start = int(self.headers.get("Range", "bytes=0-")[6:-1])
         self.send_response(206 if start else 200 if self.server.data else 404)
         self.send_header("Content-Range", f"bytes {start}-/{len(self.server.data)}")
+        self.send_header("Content-Length", str(len(self.server.data) - start))
         self.end_headers()
-        self.wfile.write(self.server.data[start:])
+        self.wfile.write(self.server.data[start:len(self.server.data) - self.server.lost])
 
 def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
     scifact = tmp_path / "in" / "scifact"
@@ -132,10 +206,13 @@ def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url, digest = f"http://127.0.0.1:{server.server_port}/x.tar", hashlib.sha256(data).hexdigest()
     kit.sources["scifact"]["files"], folder = {url: digest}, kit.data / "scifact"
-    partial, server.data = kit.data / "scifact.partial" / "x.tar.partial", b""
-    refused(kit("scifact", **online), url, "run this again", "--from FOLDER")
-    partial.write_bytes(data[:100])  # as of a download that broke off
-    server.data = b"?" * 100 + data[100:]  # so the first part must not be sent again
+    partial, server.data, server.lost = kit.data / "scifact.partial" / "x.tar.partial", b"", 0
+    refused(kit("scifact", **online), url, "run this again", "scifact --from FOLDER")
+    assert not partial.parent.exists()
+    server.data, server.lost = data, len(data) - 100  # the connection breaks off
+    refused(kit("scifact", **online), "broke off", f"resumes {partial}")
+    assert partial.read_bytes() == data[:100]
+    server.data, server.lost = b"?" * 100 + data[100:], 0  # the first part is not sent again
     assert kit("scifact", **online).returncode == 0 and not partial.parent.exists()
     assert tables(folder) == tables(EXPECTED / "scifact")
     shutil.rmtree(folder)
@@ -146,6 +223,12 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     with tarfile.open(tmp_path / "in/bad.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "in/scifact", "../../../elsewhere")
     refused(kit("scifact", "--from", "in/bad.tar.gz"), "outside")
+    with tarfile.open(tmp_path / "in/link.tar", "w") as tar:
+        link = tarfile.TarInfo("corpus.jsonl")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "in/scifact/data/corpus.jsonl")
+        tar.addfile(link)
+    refused(kit("scifact", "--from", "in/link.tar"), "or a link")
+    refused(kit("scifact", "--from", "in/none"), "in/none", "no such file or folder")
     assert not list(tmp_path.rglob("elsewhere"))
     words, folder = ("scifact", "--from", "in/scifact"), kit.data / "scifact"
     train = tmp_path / "in/scifact/data/claims_train.jsonl"
@@ -154,7 +237,8 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
                            ('"label"', '"verdict"', "no label"), ("CONTRADICT", "MAYBE", "MAYBE")):
         train.write_text(good.replace(old, new))
         refused(kit(*words), said)
-    assert sorted(path.name for path in kit.data.iterdir()) == ["download.py", "sources.json"]
+    assert sorted(path.name for path in kit.data.iterdir()) == [
+        "convert.py", "download.py", "sources.json"]
     train.write_text(good)
     for _ in range(2):  # what it made, it replaces
         assert kit(*words).returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")

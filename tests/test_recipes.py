@@ -1,12 +1,15 @@
 """The recipes: one system whole, in small, against a scripted endpoint; their form."""
+import functools
 import os
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, RUN, tiny, tsv
+from conftest import ROOT, RUN, load, tiny, tsv
 
 SYSTEMS = "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel " \
           "climatesense_2026".split()
@@ -153,7 +156,7 @@ def test_texts_become_lemmas(toy):
 
 # In place of Python: notes its arguments, and makes what --out names, a file or a folder of runs
 REHEARSAL = """#!/bin/bash
-printf '%s\\n' "$*" >> $NOTES
+(printf '%q ' "$@"; echo) >> $NOTES
 while [ $# -gt 1 ]; do
   if [ $1 = --out ]; then
     case $2 in
@@ -178,15 +181,31 @@ def rehearsed(toy):
                "SMALL": "", "LLM_BASE_URL": "http://none", "PATH": with_path(toy / "bin")}
         done = shell(name, "tables", **how)
         assert done.returncode == 0, done.stderr
-        return (toy / "notes").read_text().splitlines()
+        return [shlex.split(line) for line in (toy / "notes").read_text().splitlines()]
     return commands
+
+@functools.cache
+def parse(script):
+    """Return a function that parses the words of a script's command line, and no more."""
+    main = load(script).main
+    main.__globals__.update(resolve=lambda args: args, finish=lambda args: None)
+    return main
+
+@pytest.mark.parametrize("name", [*SYSTEMS, "best"])
+def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
+        name, rehearsed, monkeypatch):
+    commands = [words for words in rehearsed(name) if words[0].startswith("0")]
+    assert len(commands) > 5
+    for words in commands:
+        monkeypatch.setattr(sys, "argv", words)
+        parse(words[0])()  # SystemExit 2 where argparse refuses
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_recipe_makes_all_rows_that_have_published_figures(name, rehearsed):
     made = set()
-    for command in rehearsed(name):
-        if command.startswith("06_evaluate.py") and "--published" in command:
-            made |= set(re.findall(r"/([^/ ]+)\.tsv", command))
+    for script, *words in rehearsed(name):
+        if script == "06_evaluate.py" and "--published" in words:
+            made |= {Path(word).stem for word in words if word.endswith(".tsv")}
     figures = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t")
     rows = set(figures.loc[figures["system"] == name, "row"])
     only_published = {"climatesense_2026": {"baseline"}}.get(name, set())  # of the organisers

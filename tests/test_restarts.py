@@ -13,7 +13,8 @@ from conftest import KEY, LABELS, cases, facts, jsonl, kill_before, tiny, tsv
 SMALL = {"01": {"SHARD = 4096": "SHARD = 4"}, "03": {"GROUP = 1024": "GROUP = 4"},
          "05": {"SHARD = 2048": "SHARD = 4"}}
 STATEMENTS = {"shard": "new.rename(shard)", "score": "scores, cut = score(",
-              "save": "last = {name: value", "end": "return trainer.state.log_history"}
+              "save": "last = {name: value",
+              "end": "log = [line for line in trainer.state.log_history"}
 NLI = ["contradiction", "neutral", "entailment"]
 TRAIN = "--lr 1e-3 --max-length 24 --batch-size 8"
 

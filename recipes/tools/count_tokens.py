@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
-from files import read_jsonl, read_tsv
+from files import read_corpus, read_table, text_of
 
 FIELDS = ["title", "abstract", "authors", "journal", "source"]
 
@@ -31,11 +31,11 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     texts = {}
     for path in sorted(args.data.glob("claims.*.tsv")):
-        texts[path.stem] = list(read_tsv(path)["claim"])
-    records = read_jsonl(args.data / "corpus.jsonl")
+        texts[path.stem] = list(read_table(path, ["claim_id", "claim"])["claim"])
+    records = read_corpus(args.data / "corpus.jsonl").values()
     for fields in [*([field] for field in FIELDS), FIELDS[:2], FIELDS]:
-        joined = [" ".join(str(record.get(field) or "") for field in fields) for record in records]
-        texts[", ".join(fields)] = [text for text in joined if text.strip()]
+        joined = [text_of(record, fields) for record in records]
+        texts[", ".join(fields)] = [text for text in joined if text]
     rows = {}
     for kind, some in texts.items():
         if not some:  # the collection has no such field

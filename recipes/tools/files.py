@@ -1,23 +1,22 @@
-"""Read the kit's TSV and JSONL files in the programs of this folder (formats: data/README.md)."""
+"""The kit's own readers, so that files mean the same to the programs of this folder."""
 import csv
-import json
+import runpy
+from pathlib import Path
 
 import pandas as pd
 
-def unquoted(field):
-    """Undo the quoting of pandas: a quoted field whose inner quotation marks are all doubled."""
-    inner = field[1:-1].replace('""', "")
-    if len(field) > 1 and field[0] == field[-1] == '"' and '"' not in inner:
-        return field[1:-1].replace('""', '"')
-    return field
+ROOT = Path(__file__).resolve().parents[2]
+KIT = runpy.run_path(str(ROOT / "02_retrieve.py"))  # defines its functions, and runs nothing
+read_corpus, read_table, text_of = KIT["read_corpus"], KIT["read_table"], KIT["text_of"]
 
 def read_tsv(path):
-    """Return a table of strings. A row is a line, so no quotation mark joins two rows."""
+    """Return a table of strings, numbers as they are written; a row is a line."""
     table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                         encoding="utf-8-sig", encoding_errors="replace")
-    return table.map(unquoted)
+    return table.apply(KIT["unquoted"]) if len(table) else table
 
-def read_jsonl(path):
-    """Return the records of a file; blank lines are left out."""
-    with open(path, encoding="utf-8-sig", errors="replace") as file:
-        return [json.loads(line) for line in file if line.strip()]
+def digest(path):
+    """Return what provenance keeps of an input: the sha256 of a file, an index or a model."""
+    if not Path(path).exists():  # a model of the hub is known by its name
+        return ""
+    return KIT["digest"](path)

@@ -22,7 +22,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from files import read_jsonl, read_tsv
+from files import read_corpus, read_table, text_of
 from tqdm.auto import tqdm
 
 def lemmas_of(texts, nlp):
@@ -58,16 +58,16 @@ def main():
     for path in sorted(args.data.glob("qrels.*.tsv")):
         shutil.copy(path, args.out)
     for path in sorted(args.data.glob("claims.*.tsv")):
-        claims = read_tsv(path)
+        claims = read_table(path, ["claim_id", "claim"])
         claims["claim"] = list(lemmas_of(claims["claim"], nlp))
         claims["claim"] = claims["claim"].where(claims["claim"] != "", "-")  # no word is left
         claims.to_csv(args.out / path.name, sep="\t", index=False)
-    records = read_jsonl(args.data / "corpus.jsonl")
-    texts = [f"{record.get('title') or ''} {record.get('abstract') or ''}" for record in records]
+    corpus = read_corpus(args.data / "corpus.jsonl")
+    texts = [text_of(record) for record in corpus.values()]
     new = args.out / "corpus.tmp"
     with open(new, "w", encoding="utf-8") as file:
-        for record, text in zip(records, lemmas_of(texts, nlp)):
-            line = {"abstract_id": record["abstract_id"], "abstract": text}
+        for name, text in zip(corpus, lemmas_of(texts, nlp)):
+            line = {"abstract_id": name, "abstract": text}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     new.replace(args.out / "corpus.jsonl")
     done.write_text(task)

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-import runpy
 import shutil
 import socket
 import subprocess
@@ -20,9 +19,9 @@ from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
-from tools.files import read_tsv
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.files import ROOT, digest, read_tsv
+
 SCRIPTS = {"index": "01_index.py", "retrieve": "02_retrieve.py", "rerank": "03_rerank.py",
            "classify": "05_classify.py"}
 ABSTRACTS = 4096  # of a block: SHARD of 01_index.py, so that the same texts share its batches
@@ -216,13 +215,6 @@ def merge_runs(args, claims, kinds, top_k):
     Path(out, "candidates.jsonl.meta.json").write_text(json.dumps(mark))
     new.rename(out / "candidates.jsonl")
 
-@functools.cache
-def digest(path):
-    """Return what the scripts keep of an input: sha256 of a file, an index or a model's folder."""
-    if not Path(path).exists():  # a model of the hub is known by its name
-        return ""
-    return runpy.run_path(str(ROOT / "02_retrieve.py"))["digest"](path)
-
 def check_shards(folders, made, own, shared=(), **flags):
     """Refuse to merge shards that differ in their flags, or have read what is no longer there.
 
@@ -230,7 +222,7 @@ def check_shards(folders, made, own, shared=(), **flags):
     as an input, models included, must still have the digest that it had then; own (in the folder)
     and shared (by all shards) must be among these inputs. flags: values that all must have had.
     """
-    known = None
+    known, digest_of = None, functools.cache(digest)  # shards share most inputs
     for folder in folders:
         path = folder / made
         if not path.exists():
@@ -238,7 +230,7 @@ def check_shards(folders, made, own, shared=(), **flags):
         facts = json.loads(Path(f"{path}.meta.json").read_bytes())
         inputs = {Path(name): value for name, value in facts.get("inputs", {}).items()}
         for one in (*inputs, folder / own, *map(Path, shared)):
-            if inputs.get(one) != digest(one):
+            if inputs.get(one) != digest_of(one):
                 refuse(f"{path}: not made from {one} as it is now; run shard {folder.name} again")
         same = {flag: value for flag, value in facts["arguments"].items() if flag not in PLACES}
         if known not in (None, same) or not flags.items() <= same.items():

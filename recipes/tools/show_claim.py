@@ -16,6 +16,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from files import text_of
+
 COLOURS = {"S": 32, "R": 31, "D": 33, "N": 2}  # by the first letter of a label or verdict
 
 def read_answer(verdicts, corpus):
@@ -38,8 +40,8 @@ def read_answer(verdicts, corpus):
         one = {"abstract_id": name, "rank": int(row["rank"]), "label": label}
         one |= {key: float(row[key]) for key in ("p_supports", "p_refutes", "p_nei")}
         one |= {"probability": one[f"p_{label.lower()}"], "sentence": sentences.get(name)}
-        answer["abstracts"].append(one | {"title": str(records[name].get("title") or "")})
-    return answer, {name: str(record.get("abstract")) for name, record in records.items()}
+        answer["abstracts"].append(one | {"title": text_of(records[name], ["title"])})
+    return answer, {name: text_of(record, ["abstract"]) for name, record in records.items()}
 
 def show(head, text, label=""):
     """Print text behind its head, without control characters; on a terminal, colour the label."""

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from files import read_jsonl, read_tsv
+from files import read_corpus, read_table, text_of
 
 def means_of(texts, vectors):
     """Return the mean vector of each text's known words, at unit length; zeros without any."""
@@ -47,11 +47,10 @@ def main():
     except ImportError:
         print("error: gensim: not installed; pip install gensim", file=sys.stderr)
         sys.exit(2)
-    records = read_jsonl(args.data / "corpus.jsonl")
-    names = np.array([str(record["abstract_id"]) for record in records])
-    texts = [f"{record.get('title') or ''} {record.get('abstract') or ''}".lower().split()
-             for record in records]
-    claims = read_tsv(args.data / f"claims.{args.split}.tsv")
+    corpus = read_corpus(args.data / "corpus.jsonl")
+    names = np.array(list(corpus))
+    texts = [text_of(record).lower().split() for record in corpus.values()]
+    claims = read_table(args.data / f"claims.{args.split}.tsv", ["claim_id", "claim"])
     # one worker: several give other vectors in each run
     model = Word2Vec(texts, vector_size=100, window=5, min_count=2, seed=42, workers=1)
     abstracts = means_of(texts, model.wv)

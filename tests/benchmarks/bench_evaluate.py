@@ -48,6 +48,7 @@ def make(folder, runs, claims, depth):
 def ours(folder, paths, *flags):
     """Return seconds, peak MiB and {run: {measure: value}} of the script."""
     begun, files = time.monotonic(), ["--qrels", folder / "qrels.tsv", "--out", folder / "m.tsv"]
+    files += ["--data", folder]  # without a corpus
     command = [sys.executable, ROOT / "06_evaluate.py", *paths, *files, *flags, "--force"]
     child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
     output = child.stdout.read()

@@ -9,6 +9,7 @@ Examples
     python tests/benchmarks/bench_retrieval.py --abstracts 40000 --parts build search
 """
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -90,13 +91,13 @@ def both_searches(folder):
     bare = bm25s.BM25.load(folder / "bare")
     bare.backend = "numba"
     bare.activate_numba_scorer()
-    how = {"stemmer": Stemmer.Stemmer("english"), "show_progress": False}
-    tokens = bm25s.tokenize(claims, **how)
+    options = {"stemmer": Stemmer.Stemmer("english"), "show_progress": False}
+    tokens = bm25s.tokenize(claims, **options)
     bare.retrieve(tokens, k=10, show_progress=False)  # compiles
 
     def ours(k):
-        found = names["search_bm25"](index, meta, claims, None)  # loads, then scores lazily
-        return timed(lambda: [(scores, names["top_k"](scores, k)) for scores in found])
+        scored, _ = names["search_bm25"](index, meta, claims, None)  # loads, then scores lazily
+        return timed(lambda: [(scores, names["top_k"](scores, k)) for scores in scored])
 
     result = {}
     for k in (600, 1000, 5000):
@@ -105,7 +106,7 @@ def both_searches(folder):
             bare_times.append(timed(lambda k=k: bare.retrieve(tokens, k=k, show_progress=False))[0])
             our_times.append(ours(k)[0])
         result[f"top {k}"] = {"bare": np.median(bare_times), "ours": np.median(our_times)}
-    same, words = 0, bm25s.tokenize(claims, return_ids=False, **how)
+    same, words = 0, bm25s.tokenize(claims, return_ids=False, **options)
     for (scores, rows), claim in zip(ours(1000)[1], words):
         theirs = bare.get_scores([word for word in claim if word in bare.vocab_dict])
         their_rows = np.argsort(-theirs, kind="stable")[:1000]
@@ -120,15 +121,15 @@ def build(folder, results):
     theirs, _, their_peak = child("bare_build", folder)
     command = [sys.executable, str(ROOT / "01_index.py"), "--indexes", "bm25", "--force"]
     _, seconds, peak = watch([*command, "--data", str(folder), "--work", str(folder / "work")])
-    results["BM25 build, s"] = (seconds, theirs["seconds"], 0.8)
+    results["BM25 build, s"] = (seconds, theirs["seconds"], 1)
     results["BM25 build, peak MiB"] = (peak, their_peak, 1.1)
 
 def search(folder, results):
     """BM25 for all claims, without loading: scores and lists."""
-    found, _, _ = child("both_searches", folder)
-    for name in [name for name in found if name.startswith("top")]:
-        results[f"BM25 search, {name}, s"] = (found[name]["ours"], found[name]["bare"], 1.2)
-    results["BM25 top-1000 lists that are the same"] = (found["same"], found["claims"], 1)
+    times, _, _ = child("both_searches", folder)
+    for name in [name for name in times if name.startswith("top")]:
+        results[f"BM25 search, {name}, s"] = (times[name]["ours"], times[name]["bare"], 1.2)
+    results["BM25 top-1000 lists that are the same"] = (times["same"], times["claims"], 1)
 
 def rank_bm25(folder, results):
     """The library of the organisers and three teams, on the first 40,000 abstracts, same terms."""
@@ -142,8 +143,9 @@ def rank_bm25(folder, results):
     command = [sys.executable, str(ROOT / "01_index.py"), "--indexes", "bm25", "--force"]
     watch([*command, "--analyser", "plain", "--data", str(small), "--work", str(small)])
     index = small / "index" / "bm25"
-    found = names["search_bm25"](index, json.loads((index / "meta.json").read_text()), claims, None)
-    seconds, _ = timed(lambda: [names["top_k"](scores, 1000) for scores in found])
+    meta = json.loads((index / "meta.json").read_text())
+    scored, _ = names["search_bm25"](index, meta, claims, None)
+    seconds, _ = timed(lambda: [names["top_k"](scores, 1000) for scores in scored])
     theirs = BM25Okapi([json.loads(line)["abstract"].split() for line in lines])
 
     def search():
@@ -159,8 +161,9 @@ def make_encoder(folder, layers=24):
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     if not (folder / "modules.json").exists():
-        how = {"num_hidden_layers": layers, "num_attention_heads": 16, "intermediate_size": 4096}
-        BertModel(BertConfig(hidden_size=DIMENSIONS, **how)).save_pretrained(folder / "bert")
+        config = BertConfig(hidden_size=DIMENSIONS, num_hidden_layers=layers,
+                            num_attention_heads=16, intermediate_size=4096)
+        BertModel(config).save_pretrained(folder / "bert")
         AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder / "bert")
         masked = Transformer(str(folder / "bert"), max_seq_length=512)
         encoder = SentenceTransformer(modules=[masked, Pooling(DIMENSIONS)], device="cpu")
@@ -195,16 +198,15 @@ def stage(folder, results):
     large, tiny = make_encoder(folder / "bert-large"), ROOT / "data/models/splade-tiny"
     shared = {"corpus": bm25["corpus"], "abstracts": count, "max_length": 512, "query_prompt": None}
     for kind, model in (("dense", large), ("splade", tiny)):
-        [mark] = names["task_of"](SimpleNamespace(), models=[model])["inputs"].values()
         names["complete"](index / kind, ids, shared | {
             "kind": kind, "activation": "log1p_relu", "shape": (count, TERMS), "model": str(model),
-            "model_sha256": mark})
+            "model_sha256": names["digest"](model)}, {})
     command = [sys.executable, str(ROOT / "02_retrieve.py"), "--data", str(folder), "--work"]
     command += [str(folder / "work"), "--top-k", "5000", "--device", "cpu", "--force"]
-    found, _, peak = watch(command)
-    for kind, seconds in found["search_seconds"].items():
+    facts, _, peak = watch(command)
+    for kind, seconds in facts["search_seconds"].items():
         results[f"02_retrieve.py, {kind}, top 5000, s (limit 10)"] = (seconds, None, 10)
-    peak = max(peak, found["peak_mib"])
+    peak = max(peak, facts["peak_mib"])
     results["02_retrieve.py, all three, peak MiB (limit 4096)"] = (peak, None, 4096)
 
 def encode(folder, results):
@@ -214,22 +216,24 @@ def encode(folder, results):
 
     names, cuda = script("01_index.py"), torch.cuda.is_available()
     model = make_encoder(folder / "bert-large") if cuda else ROOT / "data/models/minilm"
-    args = SimpleNamespace(device=["auto"], kind="dense")
-    theirs, ours = (names["open_model"](SentenceTransformer, model, args) for _ in range(2))
-    ours.truncated = multiprocessing.Value("q")
-    ours.register_forward_pre_hook(names["count_truncated"])
+    args = SimpleNamespace(device=["auto"], dtype="auto")
+    dtype = names["precision_of"](args)
+    theirs, ours = (names["open_model"](SentenceTransformer, model, args, dtype) for _ in range(2))
+    count = functools.partial(names["count_truncated"], multiprocessing.Value("d"))
+    ours.register_forward_pre_hook(count)
     with open(folder / "corpus.jsonl", encoding="utf-8") as file:
         lines = [line for line, _ in zip(file, range(4096 if cuda else 512))]
     texts = [json.loads(line)["abstract"] for line in lines]
-    by_id, rows = dict(enumerate(texts)), slice(0, len(texts))
-    how = {"batch_size": 32, "convert_to_tensor": True}
-    ways = {
-        "ours": lambda: names["encode_shard"](ours, by_id, how, args, rows),
-        "theirs": lambda: theirs.encode_document(texts),
-    }
-    for call in ways.values():
+    ids, options = list(range(len(texts))), {"batch_size": 32, "convert_to_tensor": True}
+
+    def encode_ours():
+        vectors = names["encode"](ours, ids, texts, options)
+        return names["dense_arrays"](vectors, slice(0, len(texts)), args)
+
+    ways = encode_ours, lambda: theirs.encode_document(texts)
+    for call in ways:
         call()
-    times = [min(timed(call)[0] for _ in range(2)) for call in ways.values()]
+    times = [min(timed(call)[0] for _ in range(2)) for call in ways]
     what = f"{'BERT-large' if cuda else 'MiniLM'}, {ours.dtype}"
     results[f"encode {len(texts)} abstracts, {what}, beside encode(), s"] = (*times, 1)
     if cuda:
@@ -271,8 +275,8 @@ def main():
         for name, (ours, theirs, limit) in new.items():
             beside = f"{theirs:10.3f} {ours / theirs:7.3f}" if theirs else " " * 18
             print(f"{name:68} {ours:10.3f} {beside} {limit or '':>6}", flush=True)
-    keys = ("ours", "theirs", "limit")
-    print(json.dumps({name: dict(zip(keys, values)) for name, values in results.items()}))
+    columns = ("ours", "theirs", "limit")
+    print(json.dumps({name: dict(zip(columns, values)) for name, values in results.items()}))
 
 if __name__ == "__main__":
     main()
