@@ -27,7 +27,7 @@ from conftest import (
     tiny_llm,
     tsv,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 SCRIPT, HYBRID = "05_classify.py", ("--run", "work/demo/test/hybrid.tsv")
@@ -116,6 +116,7 @@ def test_structured_replies_and_parameters_of_requests():
     assert list(schema["properties"]["label"]["enum"]) == LABELS
     assert "logprobs" not in body and body["top_k"] == 1 and body["top_logprobs"] == 20
 
+@settings(deadline=None)
 @given(some=st.floats(0.51, 1), way=st.floats(0, 0.49))
 def test_two_steps_multiply_their_probabilities(some, way):
     first = {"content": "EVIDENCE", "logprobs": logprobs({"EVIDENCE": some, "UNKNOWN": 1 - some})}
