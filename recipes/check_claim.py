@@ -49,15 +49,15 @@ def positive(text):
         raise ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
 
-def indexes_in(work):
+def indexes_in(work, data):
     """Return the kinds of indexes in a work folder; end if there is none."""
     kinds = [kind for kind in ("bm25", "dense", "splade") if (work / "index" / kind).is_dir()]
     if not kinds:
-        fail(f"error: {work}/index: no index; run 01_index.py with the same --data and --work, or "
-             "bash recipes/demo.sh")
+        fail(f"error: {work}/index: no index; make it by: python 01_index.py --data {data} "
+             f"--work {work}")
     return kinds
 
-def judge_in(work):
+def judge_in(work, data):
     """Return the flags of 05_classify.py that say who labels, and its name; end without one."""
     classifier = work / "models" / "classifier"
     if os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
@@ -65,8 +65,8 @@ def judge_in(work):
         flags = ["llm", "--backend", "openai", "--model", model]
         return flags + (["--evidence-model", classifier] if classifier.is_dir() else []), "llm"
     if not classifier.is_dir():
-        fail(f"error: {classifier}: no classifier; run 05_classify.py train with the same --data "
-             "and --work, or set LLM_BASE_URL and LLM_MODEL for a language model")
+        fail(f"error: {classifier}: no classifier; make it by: python 05_classify.py train "
+             f"--data {data} --work {work}, or set LLM_BASE_URL and LLM_MODEL")
     return ["--model", classifier], "classifier"
 
 def main():
@@ -82,8 +82,8 @@ def main():
     args = parser.parse_args()
     os.chdir(Path(__file__).resolve().parent.parent)
     work = args.work or Path("work", args.data.resolve().name)
-    kinds = indexes_in(work)
-    judge, name = judge_in(work)  # what is missing is said before any work
+    kinds = indexes_in(work, args.data)
+    judge, name = judge_in(work, args.data)  # what is missing is said before any work
 
     claim = args.claim.replace('"', '""')
     split = f"checked/{hashlib.sha256(claim.encode()).hexdigest()[:16]}"

@@ -56,8 +56,8 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     ([], "quotes"), (["polar", "bears"], "quotes"), ([" \n"], "the claim is empty"),
     (["x", "--\x1b"], "--"), (["sea", "--top", "x"], "argument --top"),
     (["sea", "--top", "0"], "argument --top: '0' is not a whole number from 1 on"),
-    (["sea"], "models/classifier: no classifier; run 05_classify.py train"),
-    (["sea", "--work", "w"], "w/index: no index; run 01_index.py")])
+    (["sea"], "no classifier; make it by: python 05_classify.py train --data"),
+    (["sea", "--work", "w"], "w/index: no index; make it by: python 01_index.py --data")])
 def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, contents):
     before = contents(flags[1])
     done = check(*flags, *words)
