@@ -44,6 +44,7 @@ import difflib
 import functools
 import hashlib
 import io
+import itertools
 import json
 import math
 import multiprocessing
@@ -153,7 +154,7 @@ def analyser_of(name, language):
     return analyser
 
 def tokenise(analyser, texts):
-    """Return (ids, vocab) of bm25s: numbers of the terms of each text, {term: number}."""
+    """Return ({term: number}, numbers of all tokens, tokens of each text) by bm25s."""
     import bm25s
     from Stemmer import Stemmer
     options = dict(analyser)
@@ -161,10 +162,12 @@ def tokenise(analyser, texts):
     if form:
         texts = [unicodedata.normalize(form, text) for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None
-    return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
+    tokens = bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
+    numbers = np.fromiter(itertools.chain.from_iterable(tokens.ids), np.int32)
+    return tokens.vocab, numbers, [len(row) for row in tokens.ids]
 
 def tokenise_all(analyser, texts):
-    """Return what tokenise returns, on all cores: bm25s uses one."""
+    """Return (numbers of the terms of each text, {term: number}), on all cores: bm25s uses one."""
     from joblib import cpu_count
     from tqdm.auto import tqdm
     chunks = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
@@ -173,12 +176,14 @@ def tokenise_all(analyser, texts):
     ids, vocabulary = [], {}
     with multiprocessing.Pool(min(cores, len(chunks)), *ignore_ctrl_c) as pool:
         parts = pool.imap(functools.partial(tokenise, analyser), chunks)
-        for part in tqdm(parts, "tokenise", len(chunks), unit=" shards"):
-            for term in sorted(part.vocab):  # bm25s numbers stems in the order of a set
+        for terms, numbers, lengths in tqdm(parts, "tokenise", len(chunks), unit=" shards"):
+            for term in sorted(terms):  # bm25s numbers stems in the order of a set
                 vocabulary.setdefault(term, len(vocabulary))
-            number_of = {number: vocabulary[term] for term, number in part.vocab.items()}
-            for row in part.ids:
-                ids.append([number_of[number] for number in row])
+            number_of = np.zeros(max(terms.values(), default=0) + 1, np.int32)
+            for term, number in terms.items():
+                number_of[number] = vocabulary[term]
+            rows = np.split(number_of[numbers], np.cumsum(lengths)[:-1])
+            ids += [row.tolist() for row in rows]
     return ids, vocabulary
 
 def index_bm25(texts, folder, args, task):
@@ -403,17 +408,6 @@ def read_examples(path, claims, texts):
             fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
         examples.append((claim, positive, negatives))
     return examples
-
-def width_of(counts):
-    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
-
-    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
-    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
-    """
-    kept = {}
-    for width in range(1, max(counts, default=0) + 1):
-        kept[width] = width * sum(count >= width for count in counts)
-    return max(kept, key=kept.get, default=0)
 
 def training_rows(examples, loss):
     """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
@@ -1164,6 +1158,19 @@ def save(model, folder):
         backend.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
+
+# --- tuples (same in 01 and 03)
+def width_of(counts):
+    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
+
+    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
+    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
+    """
+    kept = {}
+    for width in range(1, max(counts, default=0) + 1):
+        kept[width] = width * sum(count >= width for count in counts)
+    return max(kept, key=kept.get, default=0)
+# --- end of tuples
 
 if __name__ == "__main__":
     main()

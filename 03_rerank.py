@@ -456,17 +456,6 @@ def read_examples(path, claims, texts, loss):
         fail(path, "no tuple has a negative, which --loss margin needs; see mine --pool and --hard")
     return table
 
-def width_of(counts):
-    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
-
-    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
-    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
-    """
-    kept = {}
-    for width in range(1, max(counts, default=0) + 1):
-        kept[width] = width * sum(count >= width for count in counts)
-    return max(kept, key=kept.get, default=0)
-
 def select(examples, loss):
     """Return the examples that a loss can use, and counts of those that are left out.
 
@@ -1291,6 +1280,19 @@ def save(model, folder):
         backend.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
+
+# --- tuples (same in 01 and 03)
+def width_of(counts):
+    """Return how many negatives each tuple gives, given how many each has, to lose the fewest.
+
+    All tuples of a batch have the same number. Width w keeps w negatives of each tuple that has
+    as many; ties go to more tuples. Example: of 1, 3 and 3, a width of 3 keeps 6.
+    """
+    kept = {}
+    for width in range(1, max(counts, default=0) + 1):
+        kept[width] = width * sum(count >= width for count in counts)
+    return max(kept, key=kept.get, default=0)
+# --- end of tuples
 
 if __name__ == "__main__":
     main()
