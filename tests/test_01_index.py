@@ -78,9 +78,9 @@ def test_a_field_that_is_empty_everywhere_is_not_said_to_be_missing(toy, call):
     ("plain", "english", "cafe\u0301 \ufb01re", ["cafe\u0301", "\ufb01re"]),
 ])
 def test_analysers(analyser, language, text, expected):
-    ids, numbers = KIT.tokenise(KIT.analyser_of(analyser, language), ["", text])
-    terms = {number: term for term, number in numbers.items()}
-    assert [[terms[number] for number in row] for row in ids] == [[], expected]
+    terms, numbers, lengths = KIT.tokenise(KIT.analyser_of(analyser, language), ["", text])
+    term_of = {number: term for term, number in terms.items()}
+    assert [term_of[number] for number in numbers] == expected and lengths == [0, len(expected)]
 
 def test_bm25_scores_by_hand(toy, call):
     """Three texts of 4, 2 and 3 tokens, 3 on average; Kamphuis et al. 2020, table 1.
