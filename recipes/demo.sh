@@ -4,8 +4,8 @@
 # With LLM_BASE_URL or OPENAI_API_KEY set, stages 4 and 5 ask that endpoint for LLM_MODEL.
 #
 # Cut short, so that a first run takes less than five minutes on 2 cores: cross-encoder and
-# classifier read 96 tokens of a pair, and are trained for one and two epochs; without an endpoint,
-# stage 4 is run for five claims alone, and stage 5 labels the reranked run.
+# classifier read 96 tokens of a pair, and are trained for one and three epochs; without an
+# endpoint, stage 4 is run for five claims alone, and stage 5 labels the reranked run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 T=work/demo/test
@@ -47,7 +47,7 @@ fi
 
 stage "5  Classify: train on the judged pairs, label the best 10; one verdict per claim"
 # The reranker has learned to compare two texts; 162 pairs are too few for its lower layers.
-python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epochs 2 \
+python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epochs 3 \
   --batch-size 8 --lr 2e-4 --schedule linear --max-length 96
 python 05_classify.py --run $T/$BEST.tsv --top-k 10 --max-length 96 \
   --aggregate $T/claims.jsonl
