@@ -333,7 +333,7 @@ def test_white_space_in_texts_quoting_and_unicode(tmp_path):
     assert found == ['"open', 'Polar "bears', '"Ice" melts']
 
 @pytest.mark.parametrize(("data", "said"), [
-    (gzip.compress(b"claim_id\tclaim\n"), "gzip"), ("claim_id".encode("utf-16"), "UTF-16"),
+    (gzip.compress(b"claim_id\tclaim\n", mtime=0), "gzip"), ("claim_id".encode("utf-16"), "UTF-16"),
     (b"", "empty"), (b"\n \n", "empty")])
 def test_files_that_are_no_text_are_named_as_what_they_are(capsys, tmp_path, data, said):
     (tmp_path / "a.tsv").write_bytes(data)
