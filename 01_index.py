@@ -309,7 +309,9 @@ def index_vectors(texts, folder, args, task):
         places = arrays["rows"], arrays["terms"]
         matrix = sparse.coo_array((arrays["weights"], places), shape).tocsc()
         arrays = {"data": matrix.data, "indices": matrix.indices, "indptr": matrix.indptr}
-    return {"shape": shape, "max_length": encoder.max_seq_length, "truncated": truncated,
+    length = encoder.max_seq_length
+    length = length if np.isfinite(length) else None  # static embeddings read all
+    return {"shape": shape, "max_length": length, "truncated": truncated,
             "model_sha256": task["inputs"][args.model]}, arrays
 
 # -------------------- Index

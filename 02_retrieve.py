@@ -114,7 +114,7 @@ def encode(meta, claims, args):
         fail(model, f"not here, or not the model of the {meta['kind']} index; run this where "
              "01_index.py was run, link the model there, or make the index again")
     encoder, prompt = open_model(load, model, args, "fp32"), meta["query_prompt"]
-    if encoder.max_seq_length != meta["max_length"]:  # static embeddings have none to set
+    if meta["max_length"]:  # static embeddings have none
         encoder.max_seq_length = meta["max_length"]
     if prompt is None:
         prompt = encoder.prompts.get("query") or ""
