@@ -57,6 +57,7 @@ import sys
 import time
 import unicodedata
 import zlib
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +184,7 @@ def tokenise_all(analyser, texts):
             for term, number in terms.items():
                 number_of[number] = vocabulary[term]
             rows = np.split(number_of[numbers], np.cumsum(lengths)[:-1])
-            ids += [row.tolist() for row in rows]
+            ids += [array("i", row.tobytes()) for row in rows]  # a list takes nine times as much
     return ids, vocabulary
 
 def index_bm25(texts, folder, args, task):
@@ -196,7 +197,7 @@ def index_bm25(texts, folder, args, task):
     bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser, "empty": ids.count([])}, {}
+    return {"analyser": analyser, "empty": sum(not row for row in ids)}, {}
 
 # -------------------- Dense and SPLADE
 def open_encoder(load, args, dtype):
