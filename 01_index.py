@@ -118,8 +118,8 @@ def save_shard(folder, rows, arrays):
     new, shard = folder / "new", folder / str(rows.start)
     remove(new)
     new.mkdir()
-    for name, array in arrays.items():
-        np.save(new / name, array)
+    for name, values in arrays.items():
+        np.save(new / name, values)
     (new / "meta.json").write_text(json.dumps({"files": files_of(new)}))
     new.rename(shard)
 
@@ -138,8 +138,8 @@ def digest_of(meta):
 def complete(folder, ids, facts, arrays):
     """Write arrays, abstract_ids.json and last meta.json: facts, checksums, its own digest."""
     folder.mkdir(exist_ok=True)
-    for name, array in arrays.items():
-        np.save(folder / name, array)
+    for name, values in arrays.items():
+        np.save(folder / name, values)
     (folder / "abstract_ids.json").write_text(json.dumps(ids))
     meta = facts | {"files": files_of(folder)}
     meta["sha256"] = digest_of(meta)
