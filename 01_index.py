@@ -33,11 +33,11 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
+# Flags that decide no byte of an output, but for the rounding of batches on a device
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}
 # --- end of constants
 
 import argparse
-import atexit
 import contextlib
 import ctypes
 import difflib
@@ -405,8 +405,8 @@ def read_examples(path, claims, texts):
     for number, line in read_lines(path):
         try:
             example = json.loads(line)
-            claim, positive = claims[example["claim_id"]], texts[example["positive"]]
-            negatives = [texts[name] for name in example["negatives"]]
+            claim, positive = claims[str(example["claim_id"])], texts[str(example["positive"])]
+            negatives = [texts[str(name)] for name in example["negatives"]]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
         examples.append((claim, positive, negatives))
@@ -473,7 +473,7 @@ def train(args):
     """Fine-tune the dense encoder on mined examples."""
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     if not all(map(os.path.exists, dev)):
-        warn("train", f"no dev evaluation without {' and '.join(dev)}")
+        warn("no dev evaluation", f"it needs {', '.join(dev)}")
         dev = []
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -485,10 +485,9 @@ def train(args):
         fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
     if counts["left_out"] or counts["negatives_left_out"]:
         negatives = counts["negatives"] + counts["negatives_left_out"]
-        warn(args.examples, f"each tuple gives {len(rows[0]) - 2} negatives: "
-             f"{counts['left_out']} of {counts['examples']} tuples have fewer and are left out, "
-             f"{counts['negatives_left_out']} of {negatives} negatives are not used")
-    args = one_gpu(args)
+        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
+             f"negatives and are left out, {counts['negatives_left_out']} of {negatives} negatives "
+             "are not used: all tuples need as many")
     from sentence_transformers import SentenceTransformer
     encoder = open_encoder(SentenceTransformer, args, "fp32")
     own_length = limit_length(encoder, args.max_length)
@@ -582,6 +581,10 @@ def resolve(args):
         args.indexes = list(dict.fromkeys(args.indexes))
         if args.indexes != ["bm25"]:
             args.dtype = precision_of(args)
+    if args.function is train:
+        args = one_gpu(args)  # before torch sees any
+        args.dtype = "auto"  # of autocast; the weights are fp32
+        args.dtype = precision_of(args)
     return args
 
 def main():
@@ -803,8 +806,6 @@ def lock(path):
         LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-    if len(LOCKS) == 1:
-        atexit.register(unlock)
 
 def unlock():
     for one in LOCKS:
@@ -833,7 +834,9 @@ def up_to_date(args, task, *outs):
         if args.force or not path.exists() or not task.items() <= made.items():
             return False
     for line in made.get("warnings") or ():
-        print(line, file=sys.stderr)
+        if line not in WARNINGS:
+            WARNINGS.append(line)
+            print(line, file=sys.stderr)
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
@@ -905,7 +908,7 @@ def device(text):
 def command_line(*functions):
     """Return (parser, {job: its parser}) with the flags of all jobs. The first job is the default.
 
-    The first line of a function's docstring is the job's sentence in --help.
+    The first paragraph of a function's docstring is the job's sentence in --help.
     """
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in functions]
     parser = argparse.ArgumentParser(
@@ -923,7 +926,7 @@ def command_line(*functions):
         add("--data", type=os.path.normpath, default="data/demo",
             help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
-            "the data folder)")
+            "the data folder; two data folders of one name need it)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
@@ -953,7 +956,7 @@ def arguments_of(parser, jobs):
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
         many = isinstance(value, list)
         values = [filled(one, args) for one in value] if many else filled(value, args)
@@ -992,6 +995,7 @@ def finish(resolve, args):
         flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
+        unlock()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 
@@ -1101,7 +1105,7 @@ def epochs_shown(measure):
             step, start = self.begun
             if state.global_step == step + 3:  # the first step is slow
                 left = (time.monotonic() - start) / 3 * (state.max_steps - state.global_step)
-                line = f"{state.max_steps} steps, about {left / 60:.0f} minutes without dev"
+                line = f"{state.max_steps} steps, about {left / 60:.1f} minutes without dev"
                 self.training_bar.write(line, file=sys.stderr)
 
         def on_log(self, how, state, control, logs, **_):

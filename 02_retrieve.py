@@ -26,11 +26,11 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
+# Flags that decide no byte of an output, but for the rounding of batches on a device
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}
 # --- end of constants
 
 import argparse
-import atexit
 import contextlib
 import difflib
 import hashlib
@@ -809,8 +809,6 @@ def lock(path):
         LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-    if len(LOCKS) == 1:
-        atexit.register(unlock)
 
 def unlock():
     for one in LOCKS:
@@ -839,7 +837,9 @@ def up_to_date(args, task, *outs):
         if args.force or not path.exists() or not task.items() <= made.items():
             return False
     for line in made.get("warnings") or ():
-        print(line, file=sys.stderr)
+        if line not in WARNINGS:
+            WARNINGS.append(line)
+            print(line, file=sys.stderr)
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
@@ -911,7 +911,7 @@ def device(text):
 def command_line(*functions):
     """Return (parser, {job: its parser}) with the flags of all jobs. The first job is the default.
 
-    The first line of a function's docstring is the job's sentence in --help.
+    The first paragraph of a function's docstring is the job's sentence in --help.
     """
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in functions]
     parser = argparse.ArgumentParser(
@@ -929,7 +929,7 @@ def command_line(*functions):
         add("--data", type=os.path.normpath, default="data/demo",
             help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
-            "the data folder)")
+            "the data folder; two data folders of one name need it)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
@@ -959,7 +959,7 @@ def arguments_of(parser, jobs):
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
         many = isinstance(value, list)
         values = [filled(one, args) for one in value] if many else filled(value, args)
@@ -998,6 +998,7 @@ def finish(resolve, args):
         flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
+        unlock()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 

@@ -35,11 +35,11 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
+# Flags that decide no byte of an output, but for the rounding of batches on a device
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}
 # --- end of constants
 
 import argparse
-import atexit
 import contextlib
 import ctypes
 import difflib
@@ -364,12 +364,13 @@ def combo_score(logits, stance, alpha):
 def blend_first_stage(table, weight):
     """(1 - weight) z(score) + weight z(first) in each claim; what first lacks counts lowest.
 
-    z: (score - mean) / standard deviation; 0 where all are equal.
+    z: (score - mean) / standard deviation; 0 where all are equal but for rounding.
     """
     scores, claims = table[["score", "first"]], table["claim_id"]
     scores = scores.fillna(scores.groupby(claims).transform("min"))
     by = scores.groupby(claims)
-    z = (scores - by.transform("mean")) / by.transform("std", ddof=0).replace(0, 1)
+    equal = alike(by.transform("min"), by.transform("max"))
+    z = ((scores - by.transform("mean")) / by.transform("std", ddof=0)).mask(equal, 0.0)
     return (1 - weight) * z["score"] + weight * z["first"]
 
 def sort_run(table, order):
@@ -484,7 +485,7 @@ def describe(counts, loss):
         return (f"{counts['left_out']} of {counts['examples']} tuples and "
                 f"{counts['negatives_left_out']} negatives are left out, as all tuples need as "
                 "many negatives")
-    return f"{counts['left_out']} of {counts['examples']} pairs are there twice: left out once"
+    return f"{counts['left_out']} of {counts['examples']} pairs repeat an earlier one: left out"
 
 def rows_of(examples, loss):
     """Return the table that a loss reads."""
@@ -660,7 +661,8 @@ def add_rerank(job):
         job, nargs="+", default=["{work}/models/reranker"],
         help="folders or hub ids: cross-encoders, causal rerankers, multi-vector models, monoT5; "
         "a run.tsv stands for its scores; several are fused by reciprocal rank")
-    add("--batch-size", type=count, default=32, help="pairs per batch")
+    add("--batch-size", type=count, default=32,
+        help="pairs per batch; changes scores by rounding only")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision; auto: half on a GPU, the last layer in fp32")
     add = job.add_argument_group("combination with other scores").add_argument
@@ -922,8 +924,6 @@ def lock(path):
         LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-    if len(LOCKS) == 1:
-        atexit.register(unlock)
 
 def unlock():
     for one in LOCKS:
@@ -952,7 +952,9 @@ def up_to_date(args, task, *outs):
         if args.force or not path.exists() or not task.items() <= made.items():
             return False
     for line in made.get("warnings") or ():
-        print(line, file=sys.stderr)
+        if line not in WARNINGS:
+            WARNINGS.append(line)
+            print(line, file=sys.stderr)
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
@@ -1024,7 +1026,7 @@ def device(text):
 def command_line(*functions):
     """Return (parser, {job: its parser}) with the flags of all jobs. The first job is the default.
 
-    The first line of a function's docstring is the job's sentence in --help.
+    The first paragraph of a function's docstring is the job's sentence in --help.
     """
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in functions]
     parser = argparse.ArgumentParser(
@@ -1042,7 +1044,7 @@ def command_line(*functions):
         add("--data", type=os.path.normpath, default="data/demo",
             help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
-            "the data folder)")
+            "the data folder; two data folders of one name need it)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
@@ -1072,7 +1074,7 @@ def arguments_of(parser, jobs):
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
         many = isinstance(value, list)
         values = [filled(one, args) for one in value] if many else filled(value, args)
@@ -1111,6 +1113,7 @@ def finish(resolve, args):
         flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
+        unlock()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 
@@ -1220,7 +1223,7 @@ def epochs_shown(measure):
             step, start = self.begun
             if state.global_step == step + 3:  # the first step is slow
                 left = (time.monotonic() - start) / 3 * (state.max_steps - state.global_step)
-                line = f"{state.max_steps} steps, about {left / 60:.0f} minutes without dev"
+                line = f"{state.max_steps} steps, about {left / 60:.1f} minutes without dev"
                 self.training_bar.write(line, file=sys.stderr)
 
         def on_log(self, how, state, control, logs, **_):

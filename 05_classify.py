@@ -28,11 +28,11 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
+# Flags that decide no byte of an output, but for the rounding of batches on a device
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}
 # --- end of constants
 
 import argparse
-import atexit
 import contextlib
 import ctypes
 import difflib
@@ -93,15 +93,20 @@ SPELLINGS = {
 VERB = f"(?:{SPELLINGS['SUPPORTS']}|{SPELLINGS['REFUTES']})"
 NOT_ENOUGH = (  # phrases that deny something and are a label all the same
     rf"\bneither {VERB} nor {VERB}"
-    rf"|\b({SPELLINGS['NEI']})\b( to {VERB}(,? or {VERB})?( the claim| it)?)?")
+    rf"|(\bnot|n't) (\w+ )?enough (info\w*|evidence)({{0}})?"
+    rf"|\b({SPELLINGS['NEI']})\b({{0}})?"
+    ).format(rf"( (in|from) the abstract)? to {VERB}(,? or {VERB})?( the claim| it)?")
 NO_EVIDENCE = (
     r"\b(no|not enough|insufficient|without|lacks?)( \w+)? evidence"
     r"|(\bnot|n't) (hold|contain|provide|offer|give|present|show|have)( \w+)? evidence")
 DENIED = (
     r"\b(no|non|not|none|nothing|never|neither|nor|cannot|without|false|unable|fail\w*|lack\w*"
     r"|insufficient\w*|inadequate\w*|hardly|barely|scarcely|rarely|little|few"
+    r"|null|zero|absent|missing|scant|outside|far from|anything but|overstat\w*|exaggerat\w*"
+    r"|irrelevant|unrelated|undetermined|nicht|kein\w*|pas"
     r"|(do|does|did|is|are|was|were|has|have|ca|wo)nt)\b"
-    r"|n't\b|\[ \]|[☐✗✘❌]|~~")
+    r"|n't\b|\[ \]|[☐✗✘]|❌(?!\W*(refut|contradict))|~~|[不没]"
+    r"|[:=]\W*0(\.[0-4]\d*)?(?![.\d])")  # "support_score": 0.1
 HEDGED = (
     r"\b(may|might|maybe|perhaps|possibl[ey]|probabl[ey]|likely|unlikely|could|would|should"
     r"|seem\w*|appear\w*|potential\w*|arguabl[ey]|unclear|uncertain\w*|unsure|either|if|unless"
@@ -109,16 +114,25 @@ HEDGED = (
     r"|weak\w*|limited|mostly|largely|extent|almost|nearly|indirect\w*|first (sight|glance)"
     r"|(related|another|different|other|similar) claim|contrary|reverse|negat\w*|oppos\w*"
     r"|disprov\w*|reject\w*|disput\w*|undermin\w*|wrong|incorrect|inaccurate|untrue|unfounded"
+    r"|mixed|conflicting|inconclusive|undecided|lean\w*|guess\w*|moderate\w*|suggestive|loosely"
     rf"|to (\w+ )?{VERB})\b|\?")
-RETRACTED = r"\b(wait|correction|actually|instead|rather|sorry|second thoughts?|\w*consider\w*)\b"
+RETRACTED = r"\b(wait|correction|sorry|mistake\w*|on reflection|second thoughts?|reconsider\w*)\b"
 FIELD = (
     r"(the )?((final|correct|best|my|overall) )?"
-    r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance|result)")
+    r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance|result"
+    r"|prediction|category|output|class)")
+RESTATED = (rf"\b{FIELD} (is|should be|must be|would be)\W+"
+            rf"(?P<label>{'|'.join(SPELLINGS.values())})")
 
 def lines_of(reply, labels):
     """Return the lines of a reply that hold words, in lower case; a field of JSON is a line."""
     text = reply.lower().translate(str.maketrans("’‘“”_", "''\"\" "))
+    text = re.sub(r"\\(boxed|text\w*|mathrm)\b|\$|<\|[^|]*\|>", " ", text)  # LaTeX, marks of turns
+    text = re.sub(r"</?(answer|label|verdict|reason\w*|explanation)>", "\n", text)
     text = re.sub(r"""([{,])\s*(?=["'][\w ]+["']\s*:)""", r"\1\n", text)
+    text = re.sub(r"\. (?=(so|thus|hence|therefore)\b)", ".\n", text)
+    first = "|".join(SPELLINGS[label] for label in labels)
+    text = re.sub(rf"^(\W*({first})\W*[.])\W* (?=\w)", r"\1\n", text)  # "NEI. The abstract ..."
     if "NEI" in labels:
         text = re.sub(NOT_ENOUGH, " nei ", text)
     if "UNKNOWN" in labels:
@@ -138,7 +152,8 @@ def label_of(text, labels):
 def stands_alone(line, labels):
     """Return whether a line is nothing but a label, perhaps behind "1." or "Final answer:"."""
     label = "|".join(SPELLINGS[label] for label in labels)
-    return re.fullmatch(rf"\W*(\d+\W+)?({FIELD}( is)?\W+)*({label})[^\w:]*", line) is not None
+    before = rf"(\d+\W+)?((so|thus|hence|therefore)\W+)?({FIELD}( is)?\W+)*"
+    return re.fullmatch(rf"\W*{before}({label})[^\w:]*", line) is not None
 
 def is_short(line):
     """Return whether a line has at most five words and no number, which may be a probability."""
@@ -156,8 +171,13 @@ def parse_label(reply, labels=LABELS):
         deciding, rest = [lines[place] for place in alone], lines[alone[-1] + 1 :]
         if re.search(RETRACTED, "\n".join(rest)):
             return None
+        restated = [re.search(RESTATED, line) for line in rest]
+        deciding += [found["label"] for found in restated if found]
     else:
         deciding = [line for line in lines[:1] + lines[-1:] if is_short(line)]
+        later = "\n".join(lines[1:])  # a heading like "Supporting evidence:" decides nothing
+        if lines and not is_short(lines[-1]) and any(is_named(label, later) for label in labels):
+            deciding = []
     named = {label_of(line, labels) for line in deciding} - {None}
     if not named:
         named = {label_of("\n".join(lines), labels)}
@@ -203,7 +223,7 @@ def doubts_about(config):
         doubts.append(f"the temperature {temperature:.4g} stands at its bound; the probabilities "
                       "of this classifier mean nothing")
     f1, majority = (getattr(config, f"stance_{name}_F1", None) for name in ("best", "majority"))
-    if f1 is not None and f1 <= majority:
+    if f1 is not None and majority is not None and f1 <= majority:
         doubts.append(f"held-out F1 {f1:.3f} is no better than {majority:.3f}, that of always "
                       "answering the most frequent label; train on more pairs, or longer")
     return doubts
@@ -464,7 +484,7 @@ def learn(model, pairs, outputs, held, folder, args):
     return fit(
         make, cross_encoder.CrossEncoderTrainingArguments, model, folder, args,
         "eval_f1_weighted" if held.any() else None, lr_scheduler_type=args.schedule,
-        per_device_train_batch_size=args.step // args.accumulate,
+        per_device_train_batch_size=args.batch // args.accumulate,
         batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler")
 
 def assess(model, pairs, gold, args):
@@ -490,7 +510,6 @@ def assess(model, pairs, gold, args):
 
 def train(args):
     """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
-    args = one_gpu(args)
     task = task_of(args, args.qrels, args.claims, args.corpus, *args.examples, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -595,8 +614,9 @@ def digits_request(pairs, again, args):
 # -------------------- Language model: replies
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}
 ENTRY = re.compile(  # "1: 0", "Pair 1 - 0", "1. 0", "| 1 | 0 |": a number, a mark, what is said
-    r"^\W*(?:pair\W*)?(\d{1,6})(?:[^\w\n]*[:)=>|→-][^\w\n]*|\. +)(.*)$", re.MULTILINE)
-BARE = r"\W*([a-z]+\W+)?[012](\W+[012])*\W*"  # [1, 0, 2], {"digits": [1, 0, 2]}
+    r"^\W*(?:pair\W*)?(\d{1,6})(?:[^\w\n]*[:：)=>|→–—-][^\w\n]*|\.[^\w\n]*[ \t])(.*)$",
+    re.MULTILINE)
+BARE = r"\W*([a-z]+\W+){0,2}[012](\W+[012])*\W*"  # [1, 0, 2], {"digits": [1, 0, 2]}
 
 def entries_of(reply):
     """Return [(number of a pair, what is said about it)] of lines, table rows or JSON items."""
@@ -609,6 +629,8 @@ def digit_label(said):
     """Return the label of the cell that is a label or begins with a digit, if there is one."""
     named = set()
     for cell in said.split("|"):
+        if re.match(r"\W*[012] [a-z]", cell) and not stands_alone(cell, LABELS):
+            return None  # "2 studies find the same"
         digit = re.match(r"\W*([012])(?![.,]?\w)", cell)
         if digit or stands_alone(cell, LABELS):
             named |= {DIGITS.get(one) for one in re.findall(r"\d+", cell)}
@@ -656,7 +678,10 @@ def one_by_one(pairs, shown, args):
     return [answer]
 
 def two_steps(pairs, _, args):
-    """Ask for evidence, then for its direction: P(NEI) = P(UNKNOWN)."""
+    """Ask for evidence, then for its direction: P(NEI) = P(UNKNOWN).
+
+    The label follows the two answers, also where the product of probabilities leaves NEI ahead.
+    """
     label, some, error = yield from ask_label(
         QUESTIONS[args.strategy], ("EVIDENCE", "UNKNOWN"), pairs[0], args)
     if label == "UNKNOWN":
@@ -980,7 +1005,7 @@ def add_train(job):
     add("--epochs", type=between(0), default=10, help="passes over the pairs")
     add("--lr", type=between(0), default=5e-5, help="learning rate")
     add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
-    add("--batch-size", dest="step", type=count, default=32, help="pairs per step")
+    add("--batch-size", dest="batch", type=count, default=32, help="pairs per step")
     add("--accumulate", type=count, default=1, help="forward passes per step")
     add = job.add_argument_group("held-out pairs").add_argument
     add("--held-out", type=between(0, 0.5), default=0.1,
@@ -1025,6 +1050,9 @@ def resolve(args):
     """Return the arguments as the jobs use them; nothing changes them afterwards."""
     if args.function is train:
         check_training(args)
+        args = one_gpu(args)  # before torch sees any
+        args.dtype = "auto"  # of autocast; the weights are fp32
+        args.dtype = precision_of(args)
     else:
         classifies = args.function is classify or args.evidence_model
         args.dtype = precision_of(args) if classifies else args.dtype
@@ -1033,8 +1061,8 @@ def resolve(args):
     return args
 
 def check_training(args):
-    if args.step % args.accumulate:
-        fail("--accumulate", f"does not divide --batch-size {args.step}")
+    if args.batch % args.accumulate:
+        fail("--accumulate", f"does not divide --batch-size {args.batch}")
     if not re.fullmatch(r"none|encoder|\d+", args.freeze):
         fail("--freeze", "want none, encoder or a number of layers")
 
@@ -1270,8 +1298,6 @@ def lock(path):
         LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-    if len(LOCKS) == 1:
-        atexit.register(unlock)
 
 def unlock():
     for one in LOCKS:
@@ -1300,7 +1326,9 @@ def up_to_date(args, task, *outs):
         if args.force or not path.exists() or not task.items() <= made.items():
             return False
     for line in made.get("warnings") or ():
-        print(line, file=sys.stderr)
+        if line not in WARNINGS:
+            WARNINGS.append(line)
+            print(line, file=sys.stderr)
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
@@ -1372,7 +1400,7 @@ def device(text):
 def command_line(*functions):
     """Return (parser, {job: its parser}) with the flags of all jobs. The first job is the default.
 
-    The first line of a function's docstring is the job's sentence in --help.
+    The first paragraph of a function's docstring is the job's sentence in --help.
     """
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in functions]
     parser = argparse.ArgumentParser(
@@ -1390,7 +1418,7 @@ def command_line(*functions):
         add("--data", type=os.path.normpath, default="data/demo",
             help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
-            "the data folder)")
+            "the data folder; two data folders of one name need it)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
@@ -1420,7 +1448,7 @@ def arguments_of(parser, jobs):
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
         many = isinstance(value, list)
         values = [filled(one, args) for one in value] if many else filled(value, args)
@@ -1459,6 +1487,7 @@ def finish(resolve, args):
         flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
+        unlock()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 
@@ -1568,7 +1597,7 @@ def epochs_shown(measure):
             step, start = self.begun
             if state.global_step == step + 3:  # the first step is slow
                 left = (time.monotonic() - start) / 3 * (state.max_steps - state.global_step)
-                line = f"{state.max_steps} steps, about {left / 60:.0f} minutes without dev"
+                line = f"{state.max_steps} steps, about {left / 60:.1f} minutes without dev"
                 self.training_bar.write(line, file=sys.stderr)
 
         def on_log(self, how, state, control, logs, **_):
@@ -1760,8 +1789,12 @@ def begun_by(text, patterns, goes_on=False):
     """
     import regex  # it matches what may still become a match
     match, word = regex.match if goes_on else regex.fullmatch, word_of(text)
-    return [answer for answer, spellings in patterns.items()
-            if word and match(rf"(?:{spellings})(?!\w)", word, partial=True)]
+    begun = []
+    for answer, spellings in patterns.items():
+        found = word and match(rf"(?:{spellings})(?!\w)", word, partial=True)
+        if found and not (found.partial and word in ("i", "in", "no")):  # of a sentence
+            begun.append(answer)
+    return begun
 
 def probabilities_of_answer(logprobs, patterns, answer):
     """Return {answer: probability} by the first token that begins an answer, or None.

@@ -28,11 +28,11 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
-NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}  # no byte
+# Flags that decide no byte of an output, but for the rounding of batches on a device
+NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}
 # --- end of constants
 
 import argparse
-import atexit
 import contextlib
 import difflib
 import hashlib
@@ -371,7 +371,7 @@ def read_verdicts(path):
         try:
             line = json.loads(text)
             claim, verdict = str(line["claim_id"]), line["verdict"]
-            sentences = [[one["abstract_id"], one["sentence"]] for one in line["evidence"]]
+            sentences = [[str(one["abstract_id"]), one["sentence"]] for one in line["evidence"]]
             known = verdict in VERDICTS and claim not in verdicts
         except (ValueError, LookupError, TypeError, RecursionError):
             known = False
@@ -668,7 +668,7 @@ def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
     endings = ".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split()
     inputs = [args.qrels, *args.runs, *filter(os.path.isfile, [args.corpus])]
-    if os.path.isfile(args.aggregated):
+    if args.aggregated:
         inputs.append(args.aggregated)
         endings.append(".verdicts.json")
     outs = outs_of(args.out, *endings)
@@ -769,7 +769,8 @@ def add_evaluate(job):
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page and for checks")
-    add("--aggregated", default="{work}/{split}/claims.jsonl", help="verdicts on claims, if any")
+    add("--aggregated",
+        help="verdicts on claims (default: WORK/SPLIT/claims.jsonl, if it is there)")
     add("--out", default="{work}/{split}/metrics.tsv", help="table; other files go beside it")
     add("--report", metavar="PAGE", help="HTML page to write")
     add = job.add_argument_group("measures").add_argument
@@ -820,6 +821,9 @@ def resolve(args):
         for word in args.measures:
             names += MEASURES[word].split(", ") if word in MEASURES else [word]
         args.measures = list(dict.fromkeys(names))
+    if "aggregated" in args and args.aggregated is None:
+        default = f"{folder}/claims.jsonl"
+        args.aggregated = default if os.path.isfile(default) else ""
     if "task" in args:
         depth, ending = TASKS[args.task]
         args.top_k = args.top_k or depth
@@ -1047,8 +1051,6 @@ def lock(path):
         LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-    if len(LOCKS) == 1:
-        atexit.register(unlock)
 
 def unlock():
     for one in LOCKS:
@@ -1077,7 +1079,9 @@ def up_to_date(args, task, *outs):
         if args.force or not path.exists() or not task.items() <= made.items():
             return False
     for line in made.get("warnings") or ():
-        print(line, file=sys.stderr)
+        if line not in WARNINGS:
+            WARNINGS.append(line)
+            print(line, file=sys.stderr)
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
         print(f"up to date: {path}")
@@ -1149,7 +1153,7 @@ def device(text):
 def command_line(*functions):
     """Return (parser, {job: its parser}) with the flags of all jobs. The first job is the default.
 
-    The first line of a function's docstring is the job's sentence in --help.
+    The first paragraph of a function's docstring is the job's sentence in --help.
     """
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in functions]
     parser = argparse.ArgumentParser(
@@ -1167,7 +1171,7 @@ def command_line(*functions):
         add("--data", type=os.path.normpath, default="data/demo",
             help="folder of corpus, claims and qrels")
         add("--work", help="folder of everything made from them (default: work/ and the name of "
-            "the data folder)")
+            "the data folder; two data folders of one name need it)")
         add("--split", default=SPLITS.get(name, "test"), help="which claims")
         add("--seed", type=between(0, 2**32 - 1, int), default=13, help="of every random choice")
         add("--device", nargs="+", type=device, default=["auto"], metavar="cuda:0",
@@ -1197,7 +1201,7 @@ def arguments_of(parser, jobs):
         near = difflib.get_close_matches(unknown[0], flags, 1)
         advice = f"did you mean {near[0]}?" if near else f"see {job} --help"
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
         many = isinstance(value, list)
         values = [filled(one, args) for one in value] if many else filled(value, args)
@@ -1236,6 +1240,7 @@ def finish(resolve, args):
         flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
+        unlock()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 

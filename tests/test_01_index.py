@@ -330,10 +330,13 @@ def test_ragged_tuples_are_counted_in_a_warning(toy, call):
     jsonl(toy / "x", *(dict(zip(("claim_id", "positive", "negatives"), one)) for one in examples))
     done = call(SCRIPT, "train", "x", "--epochs", 1, "--dev-split", "no", cwd=toy)
     assert facts(done)["negatives"] == 2
-    assert "x: each tuple gives 1 negatives: 1 of 3 tuples have fewer and are left" in done.stderr
-    assert "out, 1 of 3 negatives are not used" in done.stderr
+    assert "x: 1 of 3 tuples have too few negatives and are left out, 1 of 3 neg" in done.stderr
     made = json.loads((toy / "work/demo/models/encoder.meta.json").read_text())
     assert (made["left_out"], made["negatives_left_out"]) == (1, 1)
+    assert made["arguments"]["dtype"] == "fp32"  # what autocast would use, on this device
+    again = call(SCRIPT, "train", "x", "--epochs", 1, "--dev-split", "no", cwd=toy)
+    assert again.stderr.splitlines().count("warning: no dev evaluation: it needs "
+        "data/demo/claims.no.tsv, data/demo/qrels.no.tsv") == 1
 
 def test_dev_claims_rank_the_judged_and_some_others(toy):
     texts = dict(ABSTRACTS) | {str(number): "ice" for number in range(3000)}

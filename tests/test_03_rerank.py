@@ -118,6 +118,8 @@ def test_arithmetic_by_hand():
     table = pd.DataFrame(rows, columns=[*PAIR, "score", "first"])
     low, high = -1 / 2**0.5, 2**0.5  # mean 40 / 3, standard deviation 10 sqrt(2) / 3
     assert KIT.blend_first_stage(table, 0.5).tolist() == pytest.approx([low / 2, high / 2, low / 2])
+    same = pd.DataFrame({"claim_id": "c", "score": [0.1, 0.1 + 2e-17, 0.1], "first": 1.0})
+    assert KIT.blend_first_stage(same, 0.5).tolist() == [0, 0, 0]  # rounding decides nothing
     rows = [("2", "c", 0.5), ("2", "a", 0.5), ("2", "b", 0.7), ("1", "a", 9.0)]
     table, order = pd.DataFrame(rows, columns=[*PAIR, "score"]), {"a": 0, "b": 1, "c": 2}
     run = KIT.sort_run(table, order)

@@ -571,3 +571,9 @@ def test_requests_that_a_local_model_cannot_answer_are_one_line(toy, refused, bo
     body["response_format"] = {"json_schema": {"schema": schema}}
     (toy / "r").write_text(json.dumps({"custom_id": "a", "body": body}))
     refused(toy, SCRIPT, "ask", "r", "--replies", "a", "--backend", "transformers", said=said)
+
+def test_the_beginning_of_a_sentence_begins_no_answer():
+    patterns = {"YES": "yes", "NO": "no", "NEI": "nei|insufficient info|not enough info"}
+    for word in ("I", "In", " \"I"):
+        assert not KIT.begun_by(word, patterns)
+    assert KIT.begun_by("No", patterns) == ["NO"] and KIT.begun_by("ins", patterns) == ["NEI"]

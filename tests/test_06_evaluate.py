@@ -471,3 +471,7 @@ def test_names_of_runs_and_abstracts_mean_nothing_to_the_page(toy, call):
         document.title = data.claims[0].node.textContent""")
     title = re.search("<title>(.*?)</title>", seen, re.S)[1]
     assert "10 1.00" in title and "2 0.00" in title and "_x 0.50" in title and "It melts." in title
+
+def test_verdicts_that_are_named_must_be_there(toy, refused):
+    refused(toy, SCRIPT, "work/demo/test/hybrid.tsv", "--aggregated", "nowhere.jsonl",
+            said="nowhere.jsonl: no such file")
