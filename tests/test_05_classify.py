@@ -36,7 +36,7 @@ KIT = load(SCRIPT)
 
 def arguments(**other):
     how = {"max_length": 24, "adjust": 0, "seed": 1, "dtype": "fp32",
-           "device": ["cpu"], "batch_size": 0, "epochs": 2, "lr": 0.001, "step": 8, "max_words": 0,
+           "device": ["cpu"], "batch_size": 0, "epochs": 2, "lr": 0.001, "batch": 8, "max_words": 0,
            "accumulate": 1, "schedule": "constant", "loss": "focal", "sampler": "shuffle",
            "alphas": "drawn", "temperature": 0, "max_tokens": 0, "extra": {}, "structured": False,
            "model": "m", "backend": "openai", "identity": {}}
