@@ -358,8 +358,7 @@ def answer_to(client, request, args):
     except openai.APIError as failure:
         status = getattr(failure, "status_code", 500)
         retries = int(failure.request.headers.get("x-stainless-retry-count", 0))
-        refused = status < 500  # the last try; those before it may have been billed
-        billed = billed_at_most(body, retries + (not refused))
+        billed = billed_at_most(body, retries + (status >= 500))  # below, the last try was refused
         if status in FATAL or type(failure) is openai.APIConnectionError:
             if billed.any():
                 store(args.replies, {"billed_at_most": billed.tolist()})
@@ -404,10 +403,10 @@ def ask_endpoint(waiting, args):
                 call.result()
                 bar.update()
             waiting = waiting[len(now) :]
-    except (openai.OpenAIError, OSError) as error:  # of the server; a full disk
+    except Exception as error:
         pool.shutdown(cancel_futures=True)  # replies under way are stored
-        if isinstance(error, OSError):
-            raise
+        if not isinstance(error, openai.OpenAIError):
+            raise  # a full disk
         what = without_key(f"{error} {error.__cause__ or ''}")
         fail(args.base_url or "the endpoint", f"{what}; check the address, or run again to go on")
 
