@@ -420,7 +420,7 @@ def print_verdicts(path, scores):
 
 # -------------------- Tables
 def figures_of(system, cells):
-    """Return cells with the figures of SYSTEM or SYSTEM:TABLE, whose further rows come last."""
+    """Return cells with the figures that SYSTEM or SYSTEM:TABLE has for their runs."""
     import pandas as pd
     figures = pd.read_csv(PUBLISHED, sep="\t")
     tables = figures["system"] + ":" + figures["table"]
@@ -429,8 +429,6 @@ def figures_of(system, cells):
     if figures.empty:
         fail("--published", f"no figures of {system} in {PUBLISHED}")
     figures = figures.pivot(index="row", columns="measure", values="value")
-    runs = cells["value"].index.union(figures.index, sort=False)
-    cells = {field: cell.reindex(runs) for field, cell in cells.items()}
     return cells | {"published": figures.reindex_like(cells["value"])}
 
 def beside(table, cells):
@@ -779,8 +777,8 @@ def add_evaluate(job):
              "measure of ir-measures, such as AP")
     add("--depth", type=natural, default=10, help="ranks that P, R, F1 and B-Pref see")
     add("--resamples", type=natural, default=2000, help="for intervals and p-values")
-    add("--published", metavar="SYSTEM", help="show its figures, of recipes/published.tsv; or "
-        "SYSTEM:TABLE")
+    add("--published", metavar="SYSTEM", help="show its figures for the runs, of "
+        "recipes/published.tsv; or SYSTEM:TABLE")
 
 def add_pool(job):
     add = job.add_argument_group("inputs and outputs").add_argument
