@@ -176,10 +176,10 @@ def rehearsed(toy):
     (toy / "bin/python").chmod(0o755)
     for kind in ("bm25", "dense", "splade", "hybrid"):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])
-    def commands(name):
+    def commands(name, *words):
         how = {"DATA": f"{toy}/data/demo", "WORK": f"{toy}/work", "NOTES": f"{toy}/notes",
                "SMALL": "", "LLM_BASE_URL": "http://none", "PATH": with_path(toy / "bin")}
-        done = shell(name, "tables", **how)
+        done = shell(name, *words or ["tables"], **how)
         assert done.returncode == 0, done.stderr
         return [shlex.split(line) for line in (toy / "notes").read_text().splitlines()]
     return commands
@@ -191,10 +191,14 @@ def parse(script):
     main.__globals__.update(finish=lambda resolve, args: None)
     return main
 
-@pytest.mark.parametrize("name", [*SYSTEMS, "best"])
+@pytest.mark.parametrize("name", [*SYSTEMS, "best", "small"])
 def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
-        name, rehearsed, monkeypatch):
-    commands = [words for words in rehearsed(name) if words[0].startswith("0")]
+        name, rehearsed, monkeypatch, toy):
+    for kind in ("claims", "qrels"):
+        path = toy / "data/demo" / f"{kind}.train.tsv"
+        path.with_name(f"{kind}.dev.tsv").write_bytes(path.read_bytes())
+    words = [f"{toy}/data/demo"] if name == "small" else []
+    commands = [words for words in rehearsed(name, *words) if words[0].startswith("0")]
     assert len(commands) > 5
     for words in commands:
         monkeypatch.setattr(sys, "argv", words)
