@@ -1664,6 +1664,7 @@ def save(model, folder):
 #   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
 #             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
 #             thoughts came before the answer. Servers leave out fields.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of odd JSON
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 
 def body_of(messages, limit, args, form=None, logprobs=False):
@@ -1747,7 +1748,7 @@ def read_replies(path):
             if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
                 name, reply = reply_of(record)
                 replies[name] = reply
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except MALFORMED:
             unusable += number < len(lines)
     return replies, unusable
 
@@ -1904,30 +1905,25 @@ def converse(begin, answer, args):
     interrupted run makes the same batches, or with --backend none, all that waits.
     """
     replies, unusable = replies_so_far(args)
-    asked, said = None, {}
-    while True:
-        results, turns, used = carry_on(begin(), replies)
-        facts = {"unusable_lines": unusable, "unknown_replies": len(replies) - len(used)}
-        if facts != said:
-            warn_of_lines(args.replies, **facts)
-        said = facts
-        if not turns:
-            break
+    results, turns, used = carry_on(begin(), replies)
+    warn_of_lines(args.replies, unusable, len(replies) - len(used))
+    while turns:
         waiting = itertools.chain(*turns) if args.backend == "none" else turns[0]
         waiting = {request["custom_id"]: request for request in waiting}
-        if waiting == asked:
-            fail(args.replies, "replies cannot be read; see its last lines")
         answer(list(waiting.values()), args)
         found, unusable = read_replies(args.replies)
+        if not waiting.keys() & found.keys():
+            fail(args.replies, "replies cannot be read; see its last lines")
         replies |= {name: found[name] for name in waiting if name in found}
-        asked = waiting
+        results, turns, used = carry_on(begin(), replies)
     errors = [replies[name]["error"] for name in used if replies[name]["error"]]
     if errors and len(errors) == len(used):
         fail(args.replies, f"all {len(errors)} requests failed, the first with {errors[0]}; change "
              "--model or --extra, or try --retry-errors")
     warn_of_failures(args.replies, errors, len(used))
-    facts |= {"failed_requests": len(errors), "first_error": errors[0] if errors else None}
-    return results, facts
+    return results, {
+        "unusable_lines": unusable, "unknown_replies": len(replies) - len(used),
+        "failed_requests": len(errors), "first_error": errors[0] if errors else None}
 
 def warn_of_lines(path, unusable_lines, unknown_replies):
     """Say what in a file of replies is not used."""

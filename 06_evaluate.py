@@ -11,8 +11,7 @@ Score runs and verdicts as the shared tasks and trec_eval do; compare them; writ
 Reads   runs, verdicts, qrels; claims.jsonl: verdicts on claims; for the page claims and corpus
         (data/convert.py reads other formats)
 Writes  metrics.tsv, .json, .md, .tex; .cells.tsv: intervals and p-values; .claims.tsv: by claim;
-        .curves.tsv: by depth; .verdicts.json: scores of claims.jsonl;
-        --report: a page with every claim's rankings
+        .curves.tsv: by depth; --report: a page with every claim's rankings
         pool: pairs to judge; merge: qrels with their labels; submission: a table and its zip
 Prints  the table; the last line is JSON
 
@@ -88,6 +87,11 @@ OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Inf
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
 # -------------------- Runs beside judgements
+def advised(args, *words):
+    """Return a command for the same data, to be copied."""
+    files = ["--data", args.data, "--work", args.work, "--split", args.split]
+    return shlex.join(["python", *words, *files])
+
 def columns_of(path):
     """Return the names in a table's header."""
     _, header = next(read_lines(path))
@@ -105,7 +109,7 @@ def read_qrels(path):
 def refuse_foreign(path, ours, theirs, kind):
     """Refuse ids of which none is in the qrels: spelt otherwise, or of another data set."""
     if not ours.isin(theirs).any():
-        here, there = (repr(ids.iloc[0]) if len(ids) else "nothing" for ids in (ours, theirs))
+        here, there = (repr(next(iter(ids), "nothing")) for ids in (ours, theirs))
         fail(path, f"none of its {kind} is in the qrels: {here} here, {there} there; spell ids "
              "alike, and name files of one data set")
 
@@ -193,13 +197,11 @@ def abstract_level(labels, said, gold):
 def trec_fraction(name, run, qrels, gold):
     """The fraction of a measure of ir-measures; ranks stand in for scores."""
     import ir_measures
-    values, counted = np.zeros(len(gold.R)), gold.R > 0
-    tables = [qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)),
-              run.assign(score=-run["rank"].astype(float))]
-    for place, table in enumerate(tables):
-        table = table[table["claim_id"].isin(gold.claims[counted])]
+    values, tables = np.zeros(len(gold.R)), []
+    for table in (qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)),
+                  run.assign(score=-run["rank"].astype(float))):
         numbers = gold.claims.get_indexer(table["claim_id"]).astype(str)  # ERR wants numbers
-        tables[place] = table.assign(query_id=numbers, doc_id=table["abstract_id"])
+        tables.append(table.assign(query_id=numbers, doc_id=table["abstract_id"]))
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         if str(measure).endswith("@0"):
@@ -208,7 +210,7 @@ def trec_fraction(name, run, qrels, gold):
             values[int(one.query_id)] = one.value
     except Exception:  # of many kinds: no such measure, parameter or package
         fail("--measures", f"cannot compute {name!r}; see --help")
-    return values, counted
+    return mean_of(values, gold.R > 0)
 
 def confusion(labels, said):
     """Confusion matrix of each claim, [claims, 3 gold, 3 given labels]."""
@@ -287,8 +289,7 @@ def score_runs(args, qrels):
         share = judged(labels[:, :10], gold)[0].mean()
         if share < 0.5:
             warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
-                 f"evidence; what to judge: python 06_evaluate.py pool {path} --data {args.data} "
-                 f"--work {args.work} --split {args.split}")
+                 f"evidence; what to judge: {advised(args, '06_evaluate.py', 'pool', path)}")
         if "label" in run and "REFUTES" not in set(qrels["label"]):
             warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
                  "in TREC and CheckThat!, the measures of labels mean nothing")
@@ -372,10 +373,9 @@ def read_verdicts(path):
             line = json.loads(text)
             claim, verdict = str(line["claim_id"]), line["verdict"]
             sentences = [[str(one["abstract_id"]), one["sentence"]] for one in line["evidence"]]
-            known = verdict in VERDICTS and claim not in verdicts
         except (ValueError, LookupError, TypeError, RecursionError):
-            known = False
-        if not known:
+            verdict = None
+        if verdict not in VERDICTS or claim in verdicts:
             fail(f"{path}:{number}", "not a verdict of 05_classify.py --aggregate, or the second "
                  f"one on a claim; verdicts are {', '.join(VERDICTS)}")
         verdicts[claim] = {"verdict": verdict, "evidence": sentences}
@@ -391,32 +391,30 @@ def gold_verdicts(qrels):
     return pd.Series(verdicts, supported.index)
 
 def score_verdicts(path, verdicts, qrels):
-    """Return accuracy, macro F1 over the verdicts that occur, and counts {gold: {given: claims}}.
+    """Return a sentence, and accuracy, macro F1 over the verdicts that occur, and counts.
 
-    A judged claim without a verdict counts as wrong.
+    counts: {gold: {given: claims}}. A judged claim without a verdict counts as wrong.
     """
     import pandas as pd
     gold = gold_verdicts(qrels)
-    given = gold.index.map({claim: one["verdict"] for claim, one in verdicts.items()})
-    without, others = int(given.isna().sum()), len(set(verdicts) - set(gold.index))
-    if without == len(gold):
-        fail(path, f"no verdict on a claim of the qrels, such as {gold.index[0]!r}; name another "
-             "file by --aggregated")
-    if without or others:
-        warn(path, f"{without} judged claims without a verdict count as wrong, {others} verdicts "
-             "on other claims are left out")
-    table = pd.crosstab(gold.to_numpy(), given.fillna("none").to_numpy())
-    table = table.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
-    right, both = np.diagonal(table.to_numpy()), table.sum(axis=1) + table.sum()[list(VERDICTS)]
+    given = pd.Series({claim: one["verdict"] for claim, one in verdicts.items()})
+    refuse_foreign(path, given.index, gold.index, "claims")
+    others = (~given.index.isin(gold.index)).sum()
+    given = given.reindex(gold.index, fill_value="none")
+    if others or (given == "none").any():
+        warn(path, f"{(given == 'none').sum()} judged claims without a verdict count as wrong, "
+             f"{others} verdicts on other claims are left out")
+    counts = pd.crosstab(gold, given).reindex(
+        index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
+    right, both = np.diag(counts), counts.sum(axis=1) + counts.sum()[list(VERDICTS)]
     return {"claims": len(gold), "accuracy": right.sum() / len(gold),
-            "macro_f1": np.nanmean(2 * right / both), "without_verdict": without,
-            "not_judged": others, "counts": table.to_dict("index")}
+            "macro_f1": np.nanmean(2 * right / both), "counts": counts.to_dict("index")}
 
-def print_verdicts(path, scores):
+def verdicts_text(path, scores):
     import pandas as pd
-    print(f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
-          f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:",
-          pd.DataFrame(scores["counts"]).T.to_string(), "", sep="\n")
+    return (f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
+            f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:\n"
+            f"{pd.DataFrame(scores['counts']).T.to_string()}\n")
 
 # -------------------- Tables
 def figures_of(system, cells):
@@ -643,49 +641,43 @@ def outs_of(out, *endings):
             fail(path, "would be replaced, and was not made by this script; give another --out")
     return outs
 
-def evaluated(args, inputs):
-    """Return {ending: content} of what evaluate() writes, and counts of claims by run."""
+def evaluated(args):
+    """Return {ending: content} of what evaluate() writes, and facts for the provenance."""
     qrels = read_qrels(args.qrels)
-    corpus = read_corpus(args.corpus) if args.corpus in inputs else {}
-    verdicts = read_verdicts(args.aggregated) if args.aggregated in inputs else {}
+    corpus = read_corpus(args.corpus) if args.corpus else {}
+    verdicts = read_verdicts(args.aggregated) if args.aggregated else {}
     scored = score_runs(args, qrels)
     warn_of_unknown(args, qrels, scored, corpus)
-    parts = {run: one.parts for run, one in scored.items()}
-    cells = compare(parts, args.measures, args.resamples, args.seed)
+    cells = compare(
+        {run: one.parts for run, one in scored.items()}, args.measures, args.resamples, args.seed)
     if args.published:
         cells = figures_of(args.published, cells)
-    contents = tables_of(scored, cells)
-    if verdicts:
-        scores = score_verdicts(args.aggregated, verdicts, qrels)
-        contents[".verdicts.json"] = json.dumps(scores, indent=1) + "\n"
+    contents, facts = tables_of(scored, cells), {}
     if args.report:
         contents[".html"] = report(args, scored, cells, corpus, verdicts)
-    return contents, {run: one.counts for run, one in scored.items()}
+    if verdicts:
+        facts["claims"] = score_verdicts(args.aggregated, verdicts, qrels)
+        contents[".md"] += verdicts_text(args.aggregated, facts["claims"])
+    return contents, facts | {"counts": {run: one.counts for run, one in scored.items()}}
 
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
-    endings = ".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split()
-    inputs = [args.qrels, *args.runs, *filter(os.path.isfile, [args.corpus])]
-    if args.aggregated:
-        inputs.append(args.aggregated)
-        endings.append(".verdicts.json")
-    outs = outs_of(args.out, *endings)
+    outs = outs_of(args.out, *".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
+    inputs = [args.qrels, *args.runs, args.corpus, args.aggregated]
     if args.report:
         outs[".html"] = args.report
-        inputs += [args.claims, args.corpus]
+        inputs.append(args.claims)
     if args.published:
         inputs.append(PUBLISHED)
-    task, made = task_of(args, *inputs), []
+    task, made = task_of(args, *filter(None, inputs)), []
     if not up_to_date(args, task, *outs.values()):
-        contents, counts = evaluated(args, inputs)
+        contents, facts = evaluated(args)
         made = [outs[ending] for ending in contents]
-        save(task, dict(zip(made, contents.values())), counts=counts)
+        save(task, dict(zip(made, contents.values())), **facts)
     print(Path(outs[".md"]).read_text(encoding="utf-8"))
-    done = {"made": made, "runs": read_object(outs[".json"])}
-    if ".verdicts.json" in outs:
-        done["claims"] = read_object(outs[".verdicts.json"])
-        print_verdicts(args.aggregated, done["claims"])
-    return done
+    known = read_object(f"{outs['.md']}.meta.json")
+    facts = {name: known[name] for name in ("claims",) if name in known}
+    return {"made": made, "runs": read_object(outs[".json"]), **facts}
 
 def read_all(args, paths):
     """Return the rows of runs, claims and corpus; runs with other ids are refused."""
@@ -812,16 +804,17 @@ def resolve(args):
         stages = [f"{folder}/{stage}.tsv" for stage in STAGES]
         args.runs = list(dict.fromkeys(args.runs or filter(os.path.isfile, stages)))
         if not args.runs:
-            fail(folder, "no run; name runs, or make some by: python 02_retrieve.py "
-                 f"--data {args.data} --work {args.work} --split {args.split}")
+            fail(folder, "no run; name runs, or make some by: "
+                 f"{advised(args, '02_retrieve.py')}")
     if "measures" in args:
         names = []
         for word in args.measures:
             names += MEASURES[word].split(", ") if word in MEASURES else [word]
         args.measures = list(dict.fromkeys(names))
-    if "aggregated" in args and args.aggregated is None:
-        default = f"{folder}/claims.jsonl"
-        args.aggregated = default if os.path.isfile(default) else ""
+        if args.aggregated is None and os.path.isfile(f"{folder}/claims.jsonl"):
+            args.aggregated = f"{folder}/claims.jsonl"
+        if not args.report and not os.path.isfile(args.corpus):
+            args.corpus = ""  # the page alone needs it
     if "task" in args:
         depth, ending = TASKS[args.task]
         args.top_k = args.top_k or depth
