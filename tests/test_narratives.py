@@ -110,10 +110,10 @@ def test_an_encoder_is_trained_and_classifies(narratives, tmp_path):
 def test_thresholds_by_hand():
     """Three held-out claims have the first code; the second is rare, and shares."""
     gold = np.array([[1, 1], [1, 0], [1, 0], [0, 0]])
-    chances = np.array([[.9, .2], [.6, .1], [.3, .1], [.2, .3]])
-    # first code: at .3, three of three. Both: at .3, right 3, named 4, gold 4
+    chances = np.array([[.9, .05], [.6, .1], [.3, .1], [.2, .3]])
+    # first code: at .3, three of three. Both: at .3, right 3, named 4, gold 4: 6/8; at .05, 8/12
     assert CODES.fit_thresholds(gold, chances) == [.3, .3]
-    assert CODES.best_threshold(gold[:, 1], chances[:, 1]) == .2  # right 1, named 2, gold 1: 2/3
+    assert CODES.best_threshold(gold[:, 1], chances[:, 1]) == .05  # right 1, named 4, gold 1: 2/5
 
 def test_scores_by_hand(narratives, tmp_path):
     """0_0: right 2, named 3, gold 2: 4/5; 1_1: 1; 1_6 and 5_2 are never named: 0."""
