@@ -61,7 +61,8 @@ def test_claims_without_a_usable_reply_stand_as_they_are(folder):
     words = ("--view", "statement")
     done = rewrite(folder, *words)
     assert done.returncode == 3 and not (folder / AT / "claims.statement.tsv").exists()
-    assert "04_llm_rerank.py ask" in done.stdout
+    ask = f"ask {AT}claims.statement.requests.jsonl --replies {AT}claims.statement.replies.jsonl"
+    assert f"python 04_llm_rerank.py {ask}\n" in done.stdout
     says = dict(zip(TEXTS, ['<text>Ursus maritimus\n\tloses "mass".</text>', "no tag", None]))
     assert answer(folder, says) == 3  # the same claim is asked once
     done = rewrite(folder, *words)
