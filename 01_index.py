@@ -608,7 +608,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
-START, LOCKS, WARNINGS = time.monotonic(), [], []
+START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -617,8 +617,12 @@ def printable(text):
 
 def warn(where, what):
     """Print a line on stderr, and keep it for the provenance of outputs."""
-    WARNINGS.append(printable(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    warn_once(printable(f"warning: {where}: {what}"))
+
+def warn_once(line):
+    if line not in WARNINGS:
+        WARNINGS.append(line)
+        print(line, file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -792,13 +796,10 @@ def lock(path):
     from filelock import FileLock, Timeout
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+        LOCKS.enter_context(FileLock(f"{path}.lock", timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-
-def unlock():
-    for one in LOCKS:
-        Path(one.lock.lock_file).unlink(missing_ok=True)
+    LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path):
     """Refuse an output that the task reads, and folders and data that others have made."""
@@ -814,20 +815,17 @@ def check_owner(args, task, path):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task made outs, which are locked until the process ends."""
-    outs = list(map(Path, outs))
-    for path in outs:
+    provenance = {}
+    for path in map(Path, outs):
         lock(path)
         check_owner(args, task, path)
-    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
-    for path, made in provenance.items():
-        if args.force or not path.exists() or not task.items() <= made.items():
-            return False
-    for line in made.get("warnings") or ():
-        if line not in WARNINGS:
-            WARNINGS.append(line)
-            print(line, file=sys.stderr)
+        provenance[path] = read_object(f"{path}.meta.json") if path.exists() else {}
+    if args.force or any(not task.items() <= made.items() for made in provenance.values()):
+        return False
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
+        for line in made.get("warnings") or ():
+            warn_once(line)
         print(f"up to date: {path}")
         if made.get("sha256") != digest(path):
             warn(path, "its bytes have changed since it was made; --force makes it again")
@@ -947,14 +945,14 @@ def arguments_of(parser, jobs):
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
-        many = isinstance(value, list)
-        values = [filled(one, args) for one in value] if many else filled(value, args)
-        setattr(args, name, values)
+        setattr(args, name, filled(value, args))
     args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, list):
+        return [filled(one, args) for one in value]
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
         value = value.replace("{data}", args.data).replace("{work}", args.work)
         return value.replace("{split}", args.split)
@@ -970,21 +968,21 @@ def finish(resolve, args):
         args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
-        unlock()
+        LOCKS.close()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        text = repr(error)
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        names = {"batch_size" if name == "batch" else name for name in vars(args)}
-        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        smaller = ("--batch-size", "--max-length", "--top-k")
+        flags = [flag for flag in smaller if flag in args.flags]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
-        unlock()
+        LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 

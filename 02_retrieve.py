@@ -273,21 +273,33 @@ def own_score(run, _):
     return run["score"]
 
 METHODS = {  # name: points of a run, and how those of several runs are combined
-    "rrf": (reciprocal_rank, "sum"), "zscore": (zscore, "sum"),
-    "union": (inverse_rank, "max"), "top": (own_score, "max")}
+    "rrf": (reciprocal_rank, np.nansum), "zscore": (zscore, np.nansum),
+    "union": (inverse_rank, np.nanmax), "top": (own_score, np.nanmax)}
+
+def points_table(runs, method, k):
+    """Return points (pairs, runs) by claim_id and abstract_id; NaN where a run lacks a pair."""
+    import pandas as pd
+    columns = []
+    for run in runs:
+        points = METHODS[method][0](run, k)
+        check_finite(points, "fuse", "rescale the runs")
+        columns.append(points.set_axis(pd.MultiIndex.from_frame(run[RUN[:2]])))
+    return pd.concat(columns, axis=1)
+
+def combined(table, weights, method):
+    """Return a score for each pair of a table of points."""
+    terms = np.sort(table.to_numpy() * weights, axis=1)  # the same terms give the same sum
+    return METHODS[method][1](terms, axis=1)
 
 def fuse_runs(runs, weights, method, k, ids):
     """Return rows (claim_id, abstract_id, score), best first; ties as in ids, else as in runs."""
     import pandas as pd
-    points_of, combine = METHODS[method]
-    parts = [run.assign(score=weight * points_of(run, k)) for run, weight in zip(runs, weights)]
-    points = pd.concat(parts).set_index(RUN[:2])["score"]
-    check_finite(points, "fuse", "rescale the runs or --weights")
-    pairs = points.sort_values().groupby(level=RUN[:2])  # the same terms give the same sum
-    fused = pairs.agg(combine).reindex(points.index.unique()).reset_index()
+    table = points_table(runs, method, k)
+    fused = table.index.to_frame(index=False)
+    fused["score"] = combined(table, weights, method)
+    check_finite(fused["score"], "fuse", "rescale the runs or --weights")
     place = pd.Index(list(ids)).get_indexer(fused["abstract_id"]).astype(np.uint64)  # -1: last
     return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
-
 
 def fuse(args):
     """Fuse run files into one run."""
@@ -305,7 +317,6 @@ def fuse(args):
     runs = [read_table(path, RUN) for path in args.runs]
     check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
     fused = fuse_runs(runs, weights, method, k, ids)
-    check_finite(fused["score"], args.out, "rescale the runs or weights")
     write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
     return {"made": [args.out]}
 
@@ -339,14 +350,6 @@ def grid(count):
     rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
-def points_table(runs, method, k):
-    """Return the points of each run by claim_id and abstract_id, 0 where a run lacks a pair."""
-    import pandas as pd
-    points_of, columns = METHODS[method][0], []
-    for run in runs:
-        columns.append(run.assign(score=points_of(run, k)).set_index(RUN[:2])["score"])
-    return pd.concat(columns, axis=1).fillna(0)
-
 def mean_measure(scores, claims, relevant, counts, measure):
     """Return the mean of a measure over claims.
 
@@ -373,9 +376,8 @@ def settings_by_value(runs, evidence, measure):
         claims = counts.index.get_indexer(table.index.get_level_values("claim_id"))
         relevant = table.index.isin(pairs)
         for weights in grid(len(runs)):
-            terms = np.sort(table.to_numpy() * weights, axis=1)  # as fuse_runs sums them
-            value = mean_measure(
-                terms.sum(axis=1), claims, relevant, counts.to_numpy(), measure)
+            scores = combined(table, weights, method)
+            value = mean_measure(scores, claims, relevant, counts.to_numpy(), measure)
             settings.append((value, method, rrf_k, weights.tolist()))
     return sorted(settings, key=lambda setting: -setting[0])
 
@@ -611,7 +613,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
-START, LOCKS, WARNINGS = time.monotonic(), [], []
+START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -620,8 +622,12 @@ def printable(text):
 
 def warn(where, what):
     """Print a line on stderr, and keep it for the provenance of outputs."""
-    WARNINGS.append(printable(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    warn_once(printable(f"warning: {where}: {what}"))
+
+def warn_once(line):
+    if line not in WARNINGS:
+        WARNINGS.append(line)
+        print(line, file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -795,13 +801,10 @@ def lock(path):
     from filelock import FileLock, Timeout
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+        LOCKS.enter_context(FileLock(f"{path}.lock", timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-
-def unlock():
-    for one in LOCKS:
-        Path(one.lock.lock_file).unlink(missing_ok=True)
+    LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path):
     """Refuse an output that the task reads, and folders and data that others have made."""
@@ -817,20 +820,17 @@ def check_owner(args, task, path):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task made outs, which are locked until the process ends."""
-    outs = list(map(Path, outs))
-    for path in outs:
+    provenance = {}
+    for path in map(Path, outs):
         lock(path)
         check_owner(args, task, path)
-    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
-    for path, made in provenance.items():
-        if args.force or not path.exists() or not task.items() <= made.items():
-            return False
-    for line in made.get("warnings") or ():
-        if line not in WARNINGS:
-            WARNINGS.append(line)
-            print(line, file=sys.stderr)
+        provenance[path] = read_object(f"{path}.meta.json") if path.exists() else {}
+    if args.force or any(not task.items() <= made.items() for made in provenance.values()):
+        return False
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
+        for line in made.get("warnings") or ():
+            warn_once(line)
         print(f"up to date: {path}")
         if made.get("sha256") != digest(path):
             warn(path, "its bytes have changed since it was made; --force makes it again")
@@ -950,14 +950,14 @@ def arguments_of(parser, jobs):
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
-        many = isinstance(value, list)
-        values = [filled(one, args) for one in value] if many else filled(value, args)
-        setattr(args, name, values)
+        setattr(args, name, filled(value, args))
     args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, list):
+        return [filled(one, args) for one in value]
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
         value = value.replace("{data}", args.data).replace("{work}", args.work)
         return value.replace("{split}", args.split)
@@ -973,21 +973,21 @@ def finish(resolve, args):
         args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
-        unlock()
+        LOCKS.close()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        text = repr(error)
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        names = {"batch_size" if name == "batch" else name for name in vars(args)}
-        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        smaller = ("--batch-size", "--max-length", "--top-k")
+        flags = [flag for flag in smaller if flag in args.flags]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
-        unlock()
+        LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 
