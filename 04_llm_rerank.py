@@ -1288,7 +1288,7 @@ def probabilities_of_answer(logprobs, patterns, answer):
 def ask_twice(first, again, parse, parse_cut=None):
     """Dialogue: ask first, and again if parse(content) is None; return the last (answer, reply).
 
-    A request that failed for good is not asked in other words. parse_cut, if given, reads cut ones.
+    A request that failed for good is not asked in other words. parse_cut reads cut replies.
     """
     for request in (first, again):
         reply = yield request
