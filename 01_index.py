@@ -89,7 +89,7 @@ DEV_POOL = 1_000  # unjudged abstracts that dev claims rank: epochs differ, and 
 NDCG = "eval_dev_cosine_ndcg@10"
 
 # -------------------- Texts, shards, indexes
-def read_texts(args):
+def read_abstracts(args):
     """Return {abstract_id: text} in corpus order."""
     corpus = read_corpus(args.corpus)
     fields = [field.strip() for field in args.fields.split(",")]
@@ -336,7 +336,7 @@ def index(args):
         task = task_of(own, args.corpus, models=models) | {"arguments": flags}
         if up_to_date(own, task, own.out):
             continue
-        texts = texts or read_texts(args)
+        texts = texts or read_abstracts(args)
         build = index_bm25 if kind == "bm25" else index_vectors
         counted = "empty" if kind == "bm25" else "truncated"
         with written(own.out, task) as folder:
@@ -399,38 +399,6 @@ def graph(args):
     return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
 
 # -------------------- Train
-def read_examples(path, claims, texts):
-    """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
-    examples = []
-    for number, line in read_lines(path):
-        try:
-            example = json.loads(line)
-            claim, positive = claims[str(example["claim_id"])], texts[str(example["positive"])]
-            negatives = [texts[str(name)] for name in example["negatives"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-        examples.append((claim, positive, negatives))
-    return examples
-
-def training_rows(examples, loss):
-    """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
-
-    The triplet loss takes one negative: a tuple with several becomes several rows.
-    """
-    counts = [len(negatives) for _, _, negatives in examples]
-    width = 1 if loss == "triplet" else width_of(counts)
-    rows, left_out = [], 0
-    for claim, positive, negatives in examples:
-        if len(negatives) < width:
-            left_out += 1
-        elif loss == "triplet":
-            rows += [(claim, positive, negative) for negative in negatives]
-        else:
-            rows.append((claim, positive, *negatives[:width]))
-    used = len(rows) * width
-    return rows, {"examples": len(examples), "left_out": left_out,
-                  "negatives": used, "negatives_left_out": sum(counts) - used}
-
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
@@ -478,16 +446,10 @@ def train(args):
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
-    texts, claims = read_texts(args), read_table(args.claims, ["claim_id", "claim"])
+    texts, claims = read_abstracts(args), read_table(args.claims, ["claim_id", "claim"])
     claims = dict(zip(claims["claim_id"], claims["claim"]))
-    rows, counts = training_rows(read_examples(args.examples, claims, texts), args.loss)
-    if not rows:
-        fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
-    if counts["left_out"] or counts["negatives_left_out"]:
-        negatives = counts["negatives"] + counts["negatives_left_out"]
-        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
-             f"negatives and are left out, {counts['negatives_left_out']} of {negatives} negatives "
-             "are not used: all tuples need as many")
+    tuples = read_tuples(args.examples, claims, texts)
+    rows, counts = tuple_rows(args.examples, tuples, args.loss == "triplet")
     from sentence_transformers import SentenceTransformer
     encoder = open_encoder(SentenceTransformer, args, "fp32")
     own_length = limit_length(encoder, args.max_length)
@@ -505,7 +467,7 @@ def train(args):
     if own_settings is not None:
         encoder[0].processing_kwargs = own_settings
     with written(args.out, task, **facts) as folder:
-        save(encoder, folder)
+        save_model(encoder, folder)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
@@ -1157,7 +1119,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     return [{name: value for name, value in line.items() if "runtime" not in name
              and "per_second" not in name} for line in log]
 
-def save(model, folder):
+def save_model(model, folder):
     """Save a trained model; its tokenizer as it was loaded, whatever it has truncated since."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if backend:
@@ -1177,6 +1139,45 @@ def width_of(counts):
     for width in range(1, max(counts, default=0) + 1):
         kept[width] = width * sum(count >= width for count in counts)
     return max(kept, key=kept.get, default=0)
+
+def read_tuples(path, claims, texts):
+    """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
+    tuples = []
+    for number, line in read_lines(path):
+        try:
+            example = json.loads(line)
+            claim, positive = claims[str(example["claim_id"])], texts[str(example["positive"])]
+            negatives = [texts[str(name)] for name in example["negatives"]]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
+        tuples.append((claim, positive, negatives))
+    return tuples
+
+def tuple_rows(path, tuples, one_negative):
+    """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
+
+    one_negative: a tuple with several becomes several rows; else all rows have as many.
+    """
+    counts = [len(negatives) for _, _, negatives in tuples]
+    width, rows, left_out = 1 if one_negative else width_of(counts), [], 0
+    for claim, positive, negatives in tuples:
+        if len(negatives) < width:
+            left_out += 1
+        elif one_negative:
+            rows += [(claim, positive, negative) for negative in negatives]
+        else:
+            rows.append((claim, positive, *negatives[:width]))
+    used = len(rows) * width
+    unused = sum(counts) - used
+    if not rows:
+        fail(path, "no tuple has a negative, which --loss needs; see mine --pool and --hard")
+    if left_out and one_negative:
+        warn(path, f"{left_out} of {len(tuples)} tuples have no negative: left out")
+    elif left_out or unused:
+        warn(path, f"{left_out} of {len(tuples)} tuples and {unused} negatives are left out, as "
+             "all tuples need as many negatives")
+    return rows, {"examples": len(tuples), "left_out": left_out, "negatives": used,
+                  "negatives_left_out": unused}
 # --- end of tuples
 
 if __name__ == "__main__":
