@@ -304,10 +304,6 @@ def test_rows_of_examples_by_loss(tmp_path, loss, tuples, rows, left_out, unused
     assert counts["negatives_left_out"] == unused
     assert counts["negatives"] == sum(len(row) - 2 for row in rows)
 
-def test_triplets_need_a_negative(toy, refused):
-    jsonl(toy / "x", {"claim_id": "c1", "positive": "0010", "negatives": []})
-    refused(toy, SCRIPT, "train", "x", "--loss", "triplet", said="x: no tuple has a negative")
-
 def test_missing_examples_are_mined_as_tuples(toy, refused):
     refused(toy, SCRIPT, "train", said="make it by: python 02_retrieve.py mine --shape tuples "
             "--data data/demo --work work/demo --split train")
