@@ -38,6 +38,7 @@ import ctypes
 import difflib
 import functools
 import hashlib
+import io
 import json
 import logging
 import os
