@@ -85,7 +85,7 @@ OVERLAP = 50      # tokens that neighbouring windows share: AIRwaves 2025, secti
 ROWS = 64         # rows of the similarity matrix at a time: 0.1 GB at 394,269 abstracts
 WARMUP = 0.1      # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
 DEV_POOL = 1_000  # unjudged abstracts that dev claims rank: epochs differ, and it is soon done
-NDCG = "eval_dev_cosine_ndcg@10"
+NDCG = "dev_cosine_ndcg@10"  # decides on the best epoch
 
 # -------------------- Texts, shards, indexes
 def read_abstracts(args):
@@ -253,20 +253,21 @@ def encode(encoder, names, texts, settings):
         fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
     return vectors
 
-def dense_arrays(vectors, rows, args):
-    """Return vectors of unit length in half precision."""
-    import torch
-    return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
+def arrays_of(vectors, start, args):
+    """Return what a shard that begins at row start keeps of its vectors.
 
-def splade_arrays(vectors, rows, args):
-    """Return the rows, terms and weights of a sparse tensor (texts x vocabulary)."""
+    Dense: unit length, half precision. SPLADE: rows, terms and weights.
+    """
+    import torch
+    if args.kind == "dense":
+        return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
     vectors = vectors.coalesce()
-    (places, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
+    (rows, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
     if args.activation == "relu":
         weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-    return {"rows": places + rows.start, "terms": terms, "weights": weights}
+    return {"rows": rows + start, "terms": terms, "weights": weights}
 
-def encode_all(encoder, texts, settings, arrays_of, args, task):
+def encode_all(encoder, texts, settings, args, task):
     """Return the arrays of all texts, made shard by shard, and how many texts are truncated."""
     start = "spawn" if len(args.device) > 1 else "fork"
     counter = multiprocessing.get_context(start).Value("d")  # all devices add to it
@@ -282,7 +283,7 @@ def encode_all(encoder, texts, settings, arrays_of, args, task):
     for rows in unfinished(parts, len(texts)):
         counter.value = 0
         vectors = encode(encoder, names[rows], documents[rows], settings)
-        arrays = arrays_of(vectors, rows, args) | {"truncated": [counter.value]}
+        arrays = arrays_of(vectors, rows.start, args) | {"truncated": [counter.value]}
         save_shard(parts, rows, arrays)
     if "pool" in settings:
         encoder.stop_multi_process_pool(settings["pool"])
@@ -294,16 +295,13 @@ def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
     import sentence_transformers as st
     from scipy import sparse
-    if args.kind == "dense":
-        load, arrays_of = st.SentenceTransformer, dense_arrays
-        settings = {"convert_to_tensor": True}
-    else:
-        load, arrays_of = st.SparseEncoder, splade_arrays
-        settings = {"save_to_cpu": True}
+    load, settings = st.SentenceTransformer, {"convert_to_tensor": True}
+    if args.kind == "splade":
+        load, settings = st.SparseEncoder, {"save_to_cpu": True}
     settings["batch_size"] = args.batch_size or BATCH[args.kind]
     encoder = open_encoder(load, args, args.dtype)
     limit_length(encoder, args.max_length)
-    arrays, truncated = encode_all(encoder, texts, settings, arrays_of, args, task)
+    arrays, truncated = encode_all(encoder, texts, settings, args, task)
     shape = len(texts), encoder.get_embedding_dimension()
     if args.kind == "splade":
         places = arrays["rows"], arrays["terms"]
@@ -402,16 +400,16 @@ def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
     from sentence_transformers.util import cos_sim
-    claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
+    claims = read_claims(paths[0])
     qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"],
-                       claim_id=claims.index, abstract_id=texts, label=LABELS)
+                       claim_id=claims, abstract_id=texts, label=LABELS)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     if evidence.empty:
         fail(paths[1], "no evidence to evaluate on; give another --dev-split")
     drawn = np.random.default_rng(args.seed).permutation(list(texts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     return InformationRetrievalEvaluator(
-        claims.to_dict(), {name: text for name, text in texts.items() if name in pool},
+        claims, {name: text for name, text in texts.items() if name in pool},
         evidence.to_dict(), name="dev", write_csv=False, query_prompt=prompts["query"],
         corpus_prompt=prompts["document"], score_functions={"cosine": cos_sim})
 
@@ -422,45 +420,36 @@ def loss_of(encoder, args):
     return losses.MultipleNegativesRankingLoss(encoder, args.scale)
 
 def train_encoder(encoder, rows, evaluator, parts, args):
-    """Train on rows of texts. Return the log; dev decides on the epoch if there is an evaluator."""
+    """Train on rows of texts. Return the log and the curve on dev, as fit_on_dev does."""
     import sentence_transformers as st
     from datasets import Dataset
     columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
     make = functools.partial(
-        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
+        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args),
         train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
-    return fit(make, st.SentenceTransformerTrainingArguments, encoder, parts, args,
-               NDCG if evaluator else None, per_device_train_batch_size=args.batch,
-               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-               warmup_steps=WARMUP, prompts=prompts)
+    return fit_on_dev(
+        make, st.SentenceTransformerTrainingArguments, encoder, parts, args, evaluator, NDCG,
+        per_device_train_batch_size=args.batch, warmup_steps=WARMUP, prompts=prompts,
+        batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates")
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    if not all(map(os.path.exists, dev)):
-        warn("no dev evaluation", f"it needs {', '.join(dev)}")
-        dev = []
+    dev = dev_files(args)
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
-    texts, claims = read_abstracts(args), read_table(args.claims, ["claim_id", "claim"])
-    claims = dict(zip(claims["claim_id"], claims["claim"]))
+    texts, claims = read_abstracts(args), read_claims(args.claims)
     tuples = read_tuples(args.examples, claims, texts)
     rows, counts = tuple_rows(args.examples, tuples, args.loss == "triplet")
     from sentence_transformers import SentenceTransformer
     encoder = open_encoder(SentenceTransformer, args, "fp32")
     own_length = limit_length(encoder, args.max_length)
     own_settings = pool_chunks(encoder, args) if args.pooling == "chunks" else None
-    evaluator, curve = None, []
-    if dev:
-        evaluator = dev_evaluator(dev, encoder.prompts, texts, args)
-        curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]]
-        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
-    log = train_encoder(encoder, rows, evaluator, parts_of(args.out, task, args), args)
-    curve += [line[NDCG] for line in log if NDCG in line]
-    facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
+    evaluator = dev_evaluator(dev, encoder.prompts, texts, args) if dev else None
+    log, curve = train_encoder(encoder, rows, evaluator, parts_of(args.out, task, args), args)
+    facts = counts | {"dev_ndcg_at_10": curve}
     if encoder.max_seq_length != own_length:
         encoder.max_seq_length = own_length
     if own_settings is not None:
@@ -1125,6 +1114,35 @@ def save_model(model, folder):
         backend.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
+
+# --- dev (same in 01 and 03)
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
+
+def dev_files(args, *more):
+    """Return the paths of claims and qrels of the dev split, and more; none if one is missing."""
+    paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    absent = [path for path in (*paths, *more) if not Path(path).is_file()]
+    if absent:
+        warn("no dev evaluation", f"it needs {', '.join(absent)}")
+    return [] if absent else [*paths, *more]
+
+def fit_on_dev(make, arguments, model, folder, args, evaluator, measure, **more):
+    """Train as fit does. Return the log, and nDCG@10 on dev before training and by epoch.
+
+    evaluator: returns {measure: nDCG@10} of the model; None without a dev split.
+    """
+    curve = []
+    if evaluator:
+        curve = [evaluator(model)[measure]]
+        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
+    make = functools.partial(make, evaluator=evaluator)
+    logged = f"eval_{measure}"
+    log = fit(make, arguments, model, folder, args, logged if evaluator else None, **more)
+    curve += [line[logged] for line in log if logged in line]
+    return log, [round(value, 4) for value in curve]
+# --- end of dev
 
 # --- tuples (same in 01 and 03)
 def width_of(counts):

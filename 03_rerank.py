@@ -66,10 +66,6 @@ PROBES = [                  # the first pair must win: it alone is about one thi
     ("Bread is sold before eight o'clock.", "Satellites show that Arctic sea ice is shrinking.")]
 
 # -------------------- Inputs
-def read_claims(path):
-    """Return {claim_id: claim}."""
-    return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
-
 def read_abstracts(path):
     """Return {abstract_id: title and abstract}."""
     return {name: text_of(record) for name, record in read_corpus(path).items()}
@@ -531,21 +527,12 @@ def dev_evaluator(model, paths, texts, depth):
 
     return Reranked()
 
-def dev_files(args):
-    """Return the paths of claims, qrels and run of the dev split, none if one is missing."""
-    judged = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    paths = [*judged, args.dev_run]
-    absent = [path for path in paths if not Path(path).is_file()]
-    if absent:
-        warn("no dev evaluation", f"it needs {', '.join(absent)}")
-    return [] if absent else paths
-
 def train(args):
     """Fine-tune a cross-encoder on examples.
 
     Its weights are trained in fp32, whatever precision the checkpoint is stored in.
     """
-    dev = dev_files(args)
+    dev = dev_files(args, args.dev_run)
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -567,25 +554,19 @@ def train(args):
         truncated += sum(cut)
     if args.loss == "lambda":  # a row for each claim
         table = table.groupby("claim", sort=False, as_index=False).agg(list)
-    evaluator, curve = None, []
-    if dev:
-        evaluator = dev_evaluator(model, dev, texts, args.dev_depth)
-        curve = [evaluator(model)[NDCG]]
-        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
+    evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
     make = functools.partial(
-        cross_encoder.CrossEncoderTrainer, model, evaluator=evaluator, loss=loss_of(model, args),
+        cross_encoder.CrossEncoderTrainer, model, loss=loss_of(model, args),
         train_dataset=Dataset.from_pandas(table, preserve_index=False))
-    log = fit(
+    log, curve = fit_on_dev(
         make, cross_encoder.CrossEncoderTrainingArguments, model, parts_of(args.out, task, args),
-        args, f"eval_{NDCG}" if dev else None, per_device_train_batch_size=args.batch,
+        args, evaluator, NDCG, per_device_train_batch_size=args.batch,
         prompts=model.prompts.get(model.default_prompt_name),
         weight_decay=0.01,  # Kiepura & Lam 2025
         lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
         batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler")
     check_order(model, args.out, warn, "lower --lr, or mine other examples")
-    curve += [line[f"eval_{NDCG}"] for line in log if f"eval_{NDCG}" in line]
-    facts = {"rows": len(table), **counts, "truncated": truncated,
-             "dev_ndcg_at_10": [round(value, 4) for value in curve]}
+    facts = {"rows": len(table), **counts, "truncated": truncated, "dev_ndcg_at_10": curve}
     with written(args.out, task, log=log, **facts) as path:
         save_model(model, path)
     remove(f"{args.out}.parts")
@@ -1238,6 +1219,35 @@ def save_model(model, folder):
         backend.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
+
+# --- dev (same in 01 and 03)
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
+
+def dev_files(args, *more):
+    """Return the paths of claims and qrels of the dev split, and more; none if one is missing."""
+    paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    absent = [path for path in (*paths, *more) if not Path(path).is_file()]
+    if absent:
+        warn("no dev evaluation", f"it needs {', '.join(absent)}")
+    return [] if absent else [*paths, *more]
+
+def fit_on_dev(make, arguments, model, folder, args, evaluator, measure, **more):
+    """Train as fit does. Return the log, and nDCG@10 on dev before training and by epoch.
+
+    evaluator: returns {measure: nDCG@10} of the model; None without a dev split.
+    """
+    curve = []
+    if evaluator:
+        curve = [evaluator(model)[measure]]
+        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
+    make = functools.partial(make, evaluator=evaluator)
+    logged = f"eval_{measure}"
+    log = fit(make, arguments, model, folder, args, logged if evaluator else None, **more)
+    curve += [line[logged] for line in log if logged in line]
+    return log, [round(value, 4) for value in curve]
+# --- end of dev
 
 # --- tuples (same in 01 and 03)
 def width_of(counts):

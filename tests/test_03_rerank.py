@@ -3,6 +3,8 @@ import functools
 import hashlib
 import json
 import re
+import socketserver
+import threading
 import zlib
 from argparse import Namespace
 from pathlib import Path
@@ -248,6 +250,35 @@ def test_scores_that_rank_nothing_are_called_out(toy, call, name):
     low, high = np.array([-9.50005, -9.5]), np.array([-9.5, -9.49])
     assert KIT.alike(low, high).tolist() == [True, False]  # .00005 / 9.5 is rounding, .01 / 9.5 not
 
+def test_advice_on_too_little_memory_names_flags_of_the_job(toy, refused):
+    tiny(toy / "tiny")
+    first = {"read_abstracts(args.corpus), {}": "exec('raise MemoryError')"}
+    words = ("--model", "tiny", "--data", "data/demo")
+    refused(toy, SCRIPT, *words, edits=first, said="03_rerank.py rerank: out of memory; lower "
+            "--batch-size or --max-length or --top-k, and run it again to go on")
+    first = {"    table, counts = training_table(":
+             "    raise RuntimeError('CUDA out of memory')\n    table, counts = training_table("}
+    words = ("train", "data/demo/pairs.jsonl", "--model", "tiny")
+    refused(toy, SCRIPT, *words, edits=first, said="03_rerank.py train: out of memory; lower "
+            "--batch-size or --max-length, and run it again to go on")
+
+def test_an_unknown_hub_name_without_network_is_asked_for_once(toy, run, refused):
+    """The client of the hub would try again for minutes."""
+    calls = []
+
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self):
+            calls.append(self.client_address)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        env = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": url, "NO_PROXY": "127.0.0.1"}
+        refused(toy, SCRIPT, "--model", "nobody/no-model", by=run, env=env, kept=".parts",
+                said="nobody/no-model: cannot be loaded")
+        server.shutdown()
+    assert len(calls) == 1
+
 # -------------------- Graph
 def write_graph(folder, graph, corpus, **changes):
     """Write a neighbour graph as 01_index.py does; changes: other fields of its meta.json."""
@@ -366,12 +397,26 @@ def test_every_loss_trains_a_model_that_reranks(toy, call, loss):
     made = facts(done)
     assert made["rows"] == ROWS[loss] and len(made["dev_ndcg_at_10"]) == 3  # before, two epochs
     assert "{" not in done.stderr and done.stderr.count("epoch ") == 2
+    said = re.findall(r"(\d+) steps, about \d+\.\d minutes without dev", done.stderr)
+    assert said == (["5"] if loss in ("bce", "l1") else [])  # others have fewer than four steps
     log = json.loads((toy / "work/demo/models/reranker.meta.json").read_text())["log"]
     assert loss != "bce" or 1 < log[-1]["epoch"] < 2
     weights = load_file(toy / "work/demo/models/reranker/model.safetensors").values()
     assert {part.dtype for part in weights} == {torch.float32}  # as always in training
     assert "up to date" in call(SCRIPT, *words, cwd=toy).stdout
     assert facts(call(SCRIPT, "--depth", 4, cwd=toy))["made"]
+
+def test_training_says_how_long_it_takes_after_four_steps(monkeypatch):
+    lines, seconds = [], iter([100, 0, 0, 0, 160, 0])  # the first step is not counted
+    monkeypatch.setattr("time.monotonic", lambda: next(seconds))
+    shown = KIT.epochs_shown(None)
+    shown.current_step = 50  # a training that was resumed there
+    shown.training_bar = Namespace(
+        update=lambda _: None, write=lambda line, file: lines.append(line))
+    for step in range(51, 56):
+        shown.on_step_end(None, Namespace(
+            global_step=step, max_steps=174, is_world_process_zero=True), None)
+    assert lines == ["174 steps, about 40.0 minutes without dev"]  # (174 - 54) x 60 s / 3
 
 def test_a_trained_model_that_has_changed_is_refused(toy, call, refused):
     tiny(toy / "tiny")
