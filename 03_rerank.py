@@ -175,9 +175,11 @@ def load_report():
     report, logger = io.StringIO(), logging.getLogger("transformers.modeling_utils")
     handler = logging.StreamHandler(report)
     logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)  # whatever TRANSFORMERS_VERBOSITY says
     try:
         yield report
     finally:
+        logger.setLevel(logging.NOTSET)
         logger.removeHandler(handler)
 
 def open_reranker(args):
