@@ -423,6 +423,43 @@ def rerank(args):
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
+# -------------------- Dev
+def mean_ndcg(run, evidence):
+    """Return the mean nDCG@10 of a run (claim_id, rank, relevant: 0 or 1).
+
+    evidence: the number of relevant abstracts of each claim, retrieved or not; it sets the ideal.
+    The mean is over all these claims: one without candidates counts 0.
+    """
+    discounts = 1 / np.log2(np.arange(2, 12))  # of ranks 1 to 10
+    ideal = discounts.cumsum()[np.minimum(evidence, 10) - 1]
+    top = run[run["rank"] <= 10]
+    gains = top["relevant"] * discounts[top["rank"] - 1]
+    gains = gains.groupby(top["claim_id"]).sum().reindex(evidence.index, fill_value=0)
+    return float((gains / ideal).mean())
+
+def dev_evaluator(model, paths, texts, depth):
+    """Return an evaluator: nDCG@10 of a reranked run; paths: its claims, their qrels, the run."""
+    from sentence_transformers.base.evaluation import BaseEvaluator
+    claims, order = read_claims(paths[0]), {name: place for place, name in enumerate(texts)}
+    known = {"claim_id": claims, "abstract_id": texts}
+    qrels = read_table(paths[1], [*PAIR, "label"], label=LABELS, **known).query("label != 'NEI'")
+    evidence = qrels.groupby("claim_id").size()
+    run = read_table(paths[2], RUN, **known).query("rank <= @depth & claim_id in @evidence.index")
+    if run.empty:
+        fail(paths[2], "no candidates of dev claims with evidence; give another --dev-run")
+    run = run[PAIR].merge(qrels[PAIR].assign(relevant=1), on=PAIR, how="left").fillna(0)
+    pairs = [(claims[claim], texts[name]) for claim, name in run[PAIR].values]
+    pairs, _ = cut_to_fit(model, pairs)
+    print(f"dev: {run['claim_id'].nunique()} of {len(evidence)} claims have candidates, "
+          f"{int(run['relevant'].sum())} of {evidence.sum()} relevant abstracts are among them")
+
+    class Reranked(BaseEvaluator):
+        def __call__(self, model, *_, **__):
+            scored = run.assign(score=score_pairs(model, pairs))
+            return {NDCG: mean_ndcg(sort_run(scored, order).merge(run, on=PAIR), evidence)}
+
+    return Reranked()
+
 # -------------------- Train
 def read_pairs(path, claims, texts):
     """Return (claim, abstract, target) of each pair; a tuple is a pair of target 1, others of 0."""
@@ -491,43 +528,6 @@ def loss_of(model, args):
         return loss
     return {"bce": losses.BinaryCrossEntropyLoss, "lambda": losses.LambdaLoss,
             "mnrl": losses.MultipleNegativesRankingLoss}[args.loss](model)
-
-# -------------------- Dev
-def mean_ndcg(run, evidence):
-    """Return the mean nDCG@10 of a run (claim_id, rank, relevant: 0 or 1).
-
-    evidence: the number of relevant abstracts of each claim, retrieved or not; it sets the ideal.
-    The mean is over all these claims: one without candidates counts 0.
-    """
-    discounts = 1 / np.log2(np.arange(2, 12))  # of ranks 1 to 10
-    ideal = discounts.cumsum()[np.minimum(evidence, 10) - 1]
-    top = run[run["rank"] <= 10]
-    gains = top["relevant"] * discounts[top["rank"] - 1]
-    gains = gains.groupby(top["claim_id"]).sum().reindex(evidence.index, fill_value=0)
-    return float((gains / ideal).mean())
-
-def dev_evaluator(model, paths, texts, depth):
-    """Return an evaluator: nDCG@10 of a reranked run; paths: its claims, their qrels, the run."""
-    from sentence_transformers.base.evaluation import BaseEvaluator
-    claims, order = read_claims(paths[0]), {name: place for place, name in enumerate(texts)}
-    known = {"claim_id": claims, "abstract_id": texts}
-    qrels = read_table(paths[1], [*PAIR, "label"], label=LABELS, **known).query("label != 'NEI'")
-    evidence = qrels.groupby("claim_id").size()
-    run = read_table(paths[2], RUN, **known).query("rank <= @depth & claim_id in @evidence.index")
-    if run.empty:
-        fail(paths[2], "no candidates of dev claims with evidence; give another --dev-run")
-    run = run[PAIR].merge(qrels[PAIR].assign(relevant=1), on=PAIR, how="left").fillna(0)
-    pairs = [(claims[claim], texts[name]) for claim, name in run[PAIR].values]
-    pairs, _ = cut_to_fit(model, pairs)
-    print(f"dev: {run['claim_id'].nunique()} of {len(evidence)} claims have candidates, "
-          f"{int(run['relevant'].sum())} of {evidence.sum()} relevant abstracts are among them")
-
-    class Reranked(BaseEvaluator):
-        def __call__(self, model, *_, **__):
-            scored = run.assign(score=score_pairs(model, pairs))
-            return {NDCG: mean_ndcg(sort_run(scored, order).merge(run, on=PAIR), evidence)}
-
-    return Reranked()
 
 def train(args):
     """Fine-tune a cross-encoder on examples.
