@@ -527,7 +527,7 @@ def train(args):
     log = learn(model, pairs, outputs, held, parts, args)
     facts |= assess(model, [pairs[row] for row in np.flatnonzero(held)], gold[held], args)
     with written(args.out, task, log=log, **facts) as path:
-        save(model, path)
+        save_model(model, path)
     remove(parts)
     return {"made": [args.out], **facts}
 
@@ -1629,7 +1629,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     return [{name: value for name, value in line.items() if "runtime" not in name
              and "per_second" not in name} for line in log]
 
-def save(model, folder):
+def save_model(model, folder):
     """Save a trained model; its tokenizer as it was loaded, whatever it has truncated since."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if backend:
