@@ -35,6 +35,5 @@ rerank bm25 bm25-rerank
 stage "tables  The prompt without the organisers' definitions"
 python 05_classify.py llm $D --run $T/rerank.tsv --strategy zero-shot-one-step $YI \
   --out $T/one-step.tsv $(small --top-k 2)
-stage "tables  The baseline among the systems of 2025"
 table climatecheck2025 $T/{verdicts,bm25,dense,bm25-rerank,one-step}.tsv --out $T/tables.tsv
-SYSTEM=overview table climatecheck2025 $T/verdicts.tsv --out $T/overview.tsv
+remarks

@@ -58,3 +58,4 @@ fuse 60 rerank-k60
 label zero-shot-two-step two-step $(small --top-k 2)
 table climatecheck2026 $T/{verdicts,two-step,bm25}.tsv $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv \
   --out $T/tables.tsv
+remarks

@@ -71,7 +71,8 @@ ask() {
   refuse "$1.replies.jsonl: the same requests wait again and again; see its last lines"
 }
 
-# table MEASURES RUNS: the table with the published figures, where the test split has judgements
+# table MEASURES RUNS: the table with the published figures of $SYSTEM, where the test split has
+# judgements
 table() {
   if [ -e "$DATA/qrels.test.tsv" ]; then
     python 06_evaluate.py $D "${@:2}" --measures $1 --published "$SYSTEM"
@@ -85,6 +86,17 @@ further() {
   [ "$1" = tables ] || exit 0
   local qrels=${2:-$DATA/qrels.test.tsv}
   [ -e $qrels ] || refuse "tables: they need $qrels, which the organisers keep (data/README.md)"
+}
+
+# remarks: the published figures that no run here stands for, why, and the slips of the papers
+remarks() {
+  stage "tables  Published figures without a run here, and slips of the papers"
+  awk -F '\t' -v name="$SYSTEM" '$1 == name && $8 != "" {
+    head = $2 ", " $3 " (" $6 "; " $8 ")"
+    printf head == last ? ", " : "\n%s\n  ", head
+    printf "%s %s", $4, $5
+    last = head
+  } END { print "" }' recipes/published.tsv
 }
 
 MINILM=data/models/minilm
