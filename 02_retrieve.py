@@ -34,7 +34,6 @@ import argparse
 import contextlib
 import difflib
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -274,21 +273,33 @@ def own_score(run, _):
     return run["score"]
 
 METHODS = {  # name: points of a run, and how those of several runs are combined
-    "rrf": (reciprocal_rank, "sum"), "zscore": (zscore, "sum"),
-    "union": (inverse_rank, "max"), "top": (own_score, "max")}
+    "rrf": (reciprocal_rank, np.nansum), "zscore": (zscore, np.nansum),
+    "union": (inverse_rank, np.nanmax), "top": (own_score, np.nanmax)}
+
+def points_table(runs, method, k):
+    """Return points (pairs, runs) by claim_id and abstract_id; NaN where a run lacks a pair."""
+    import pandas as pd
+    columns = []
+    for run in runs:
+        points = METHODS[method][0](run, k)
+        check_finite(points, "fuse", "rescale the runs")
+        columns.append(points.set_axis(pd.MultiIndex.from_frame(run[RUN[:2]])))
+    return pd.concat(columns, axis=1)
+
+def combined(table, weights, method):
+    """Return a score for each pair of a table of points."""
+    terms = np.sort(table.to_numpy() * weights, axis=1)  # the same terms give the same sum
+    return METHODS[method][1](terms, axis=1)
 
 def fuse_runs(runs, weights, method, k, ids):
     """Return rows (claim_id, abstract_id, score), best first; ties as in ids, else as in runs."""
     import pandas as pd
-    points_of, combine = METHODS[method]
-    parts = [run.assign(score=weight * points_of(run, k)) for run, weight in zip(runs, weights)]
-    points = pd.concat(parts).set_index(RUN[:2])["score"]
-    check_finite(points, "fuse", "rescale the runs or --weights")
-    pairs = points.sort_values().groupby(level=RUN[:2])  # the same terms give the same sum
-    fused = pairs.agg(combine).reindex(points.index.unique()).reset_index()
+    table = points_table(runs, method, k)
+    fused = table.index.to_frame(index=False)
+    fused["score"] = combined(table, weights, method)
+    check_finite(fused["score"], "fuse", "rescale the runs or --weights")
     place = pd.Index(list(ids)).get_indexer(fused["abstract_id"]).astype(np.uint64)  # -1: last
     return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
-
 
 def fuse(args):
     """Fuse run files into one run."""
@@ -306,7 +317,6 @@ def fuse(args):
     runs = [read_table(path, RUN) for path in args.runs]
     check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
     fused = fuse_runs(runs, weights, method, k, ids)
-    check_finite(fused["score"], args.out, "rescale the runs or weights")
     write_run(fused, fused["claim_id"].nunique(), args.out, args, task)
     return {"made": [args.out]}
 
@@ -340,14 +350,6 @@ def grid(count):
     rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
-def points_table(runs, method, k):
-    """Return the points of each run by claim_id and abstract_id, 0 where a run lacks a pair."""
-    import pandas as pd
-    points_of, columns = METHODS[method][0], []
-    for run in runs:
-        columns.append(run.assign(score=points_of(run, k)).set_index(RUN[:2])["score"])
-    return pd.concat(columns, axis=1).fillna(0)
-
 def mean_measure(scores, claims, relevant, counts, measure):
     """Return the mean of a measure over claims.
 
@@ -374,9 +376,8 @@ def settings_by_value(runs, evidence, measure):
         claims = counts.index.get_indexer(table.index.get_level_values("claim_id"))
         relevant = table.index.isin(pairs)
         for weights in grid(len(runs)):
-            terms = np.sort(table.to_numpy() * weights, axis=1)  # as fuse_runs sums them
-            value = mean_measure(
-                terms.sum(axis=1), claims, relevant, counts.to_numpy(), measure)
+            scores = combined(table, weights, method)
+            value = mean_measure(scores, claims, relevant, counts.to_numpy(), measure)
             settings.append((value, method, rrf_k, weights.tolist()))
     return sorted(settings, key=lambda setting: -setting[0])
 
@@ -616,7 +617,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
-START, LOCKS, WARNINGS = time.monotonic(), [], []
+START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -625,8 +626,12 @@ def printable(text):
 
 def warn(where, what):
     """Print a line on stderr, and keep it for the provenance of outputs."""
-    WARNINGS.append(printable(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    warn_once(printable(f"warning: {where}: {what}"))
+
+def warn_once(line):
+    if line not in WARNINGS:
+        WARNINGS.append(line)
+        print(line, file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -636,31 +641,32 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
+    damaged, empty = [], True
     with open(path, "rb") as file:
-        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
-    if kind:
-        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-    filled_lines, damaged = 0, []
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        start = file.peek(2)[:2]
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(start)
+        if kind:
+            fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
         for number, line in enumerate(file, 1):
-            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
                 damaged.append(number)
-                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            if not line.isspace():
-                filled_lines += 1
-                yield number, line.rstrip("\r\n")
+                text = line.decode(errors="replace")
+            text = text.removeprefix("\ufeff").rstrip("\r\n")  # a byte order mark
+            if text.strip():
+                empty = False
+                yield number, text
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
-    if not filled_lines:
+    if empty:
         fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
 
-def unquoted(fields):
-    """Return a column of texts without the quotation marks that pandas puts around a field."""
-    inner = fields.str.slice(1, -1)
-    quoted = fields.str.startswith('"') & fields.str.endswith('"') & (fields.str.len() > 1)
-    quoted &= ~inner.str.replace('""', "", regex=False).str.contains('"', regex=False)
-    return fields.mask(quoted, inner.str.replace('""', '"', regex=False))
+def unquoted(field):
+    """Return a field of a table without the quotation marks that pandas puts around it."""
+    quoted = re.fullmatch('"((?:[^"]|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
@@ -668,23 +674,20 @@ def read_table(path, columns, **known):
     known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
-    numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    rows = {}
+    for number, line in read_lines(path):
+        fields = line.split("\t")
+        rows[number] = list(map(unquoted, fields)) if '"' in line else fields
+    first = next(iter(rows))
+    header = rows.pop(first)
     if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
-        fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
+        fail(f"{path}:{first}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
-    for column in header:
-        if table[column].str.startswith('"').any():
-            table[column] = unquoted(table[column])
+    for number, row in rows.items():
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows.values(), index=rows.keys(), columns=header, dtype=str)
     if "claim" in columns:
         table["claim"] = table["claim"].str.normalize("NFC")
     ids = [column for column in columns if column.endswith("_id")]
@@ -694,10 +697,11 @@ def read_table(path, columns, **known):
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
-        claim = table["claim_id"].factorize()[0]
-        values = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(values["score"])
-        bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+        expected = table.groupby("claim_id")["rank"].rank("first")
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["rank is not 1, 2, 3"] = table["rank"] != expected
     for what, rows in bad.items():
         if rows.any():
             number = rows.idxmax()
@@ -706,8 +710,8 @@ def read_table(path, columns, **known):
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
-        table = table.assign(rank=values["rank"].astype(int), score=values["score"])
-        table = table.iloc[np.lexsort((table["rank"], claim))]
+        table = table.astype({"rank": int})
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
@@ -739,15 +743,6 @@ def read_corpus(path):
     if empty:
         warn(path, f"{empty} abstracts without text, kept as empty")
     return corpus
-
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold text; the items of a list are joined by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
-        texts.append(", ".join(filter(None, known)))
-    return separator.join(filter(None, texts))
 
 # ---------- Provenance
 def read_object(path):
@@ -810,13 +805,10 @@ def lock(path):
     from filelock import FileLock, Timeout
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+        LOCKS.enter_context(FileLock(f"{path}.lock", timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-
-def unlock():
-    for one in LOCKS:
-        Path(one.lock.lock_file).unlink(missing_ok=True)
+    LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path):
     """Refuse an output that the task reads, and folders and data that others have made."""
@@ -832,20 +824,17 @@ def check_owner(args, task, path):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task made outs, which are locked until the process ends."""
-    outs = list(map(Path, outs))
-    for path in outs:
+    provenance = {}
+    for path in map(Path, outs):
         lock(path)
         check_owner(args, task, path)
-    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
-    for path, made in provenance.items():
-        if args.force or not path.exists() or not task.items() <= made.items():
-            return False
-    for line in made.get("warnings") or ():
-        if line not in WARNINGS:
-            WARNINGS.append(line)
-            print(line, file=sys.stderr)
+        provenance[path] = read_object(f"{path}.meta.json") if path.exists() else {}
+    if args.force or any(not task.items() <= made.items() for made in provenance.values()):
+        return False
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
+        for line in made.get("warnings") or ():
+            warn_once(line)
         print(f"up to date: {path}")
         if made.get("sha256") != digest(path):
             warn(path, "its bytes have changed since it was made; --force makes it again")
@@ -965,14 +954,14 @@ def arguments_of(parser, jobs):
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
-        many = isinstance(value, list)
-        values = [filled(one, args) for one in value] if many else filled(value, args)
-        setattr(args, name, values)
+        setattr(args, name, filled(value, args))
     args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, list):
+        return [filled(one, args) for one in value]
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
         value = value.replace("{data}", args.data).replace("{work}", args.work)
         return value.replace("{split}", args.split)
@@ -988,21 +977,21 @@ def finish(resolve, args):
         args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
-        unlock()
+        LOCKS.close()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        text = repr(error)
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        names = {"batch_size" if name == "batch" else name for name in vars(args)}
-        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        smaller = ("--batch-size", "--max-length", "--top-k")
+        flags = [flag for flag in smaller if flag in args.flags]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
-        unlock()
+        LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
 

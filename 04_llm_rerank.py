@@ -36,7 +36,6 @@ import contextlib
 import difflib
 import functools
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -57,7 +56,7 @@ ALPHA = 0.4            # weight of the score before the LLM, Kiepura & Lam 2025,
 WINDOW, STEP = 20, 10  # Sun et al. 2023 (RankGPT), section 3.2
 FATAL = (401, 402, 403, 404, 429, 502, 503)  # after all retries, they stop everything
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
-STORING, STOPPED = threading.Lock(), threading.Event()
+STORING = threading.Lock()
 NEUTRAL |= {"requests", "retry_errors", "timeout", "retries", "dry_run"}
 NEUTRAL |= {"price_in", "price_out", "max_cost"}
 
@@ -247,11 +246,10 @@ def fuse_run(run, seen, sort_keys, args):
 
 # -------------------- Costs
 # --max-cost is never passed, whatever a server says. Before a call, the most that it may cost is
-# pledged: most_tokens() of its body, for the first try and for each retry. Calls are made as long
-# as all pledges fit into what is left of --max-cost. After a call, what it may have been billed
-# takes the place of its pledge: all that was pledged for each try before the last; for the last try
-# its usage, or what was pledged if usage is not two numbers above 0, or nothing if the server
-# refused it. This is billed_at_most in --replies, where it adds up over all runs.
+# pledged: most_tokens() for its first try and for each retry. Calls are made as long as all pledges
+# fit into what is left of --max-cost. After a call, billed_at_most() takes the place of its pledge:
+# the tokens in usage for the completion, nothing for a try that the server refused, and for every
+# other try its whole pledge. It is kept in --replies, where it adds up over all runs.
 UNLIMITED = 100_000  # tokens of a reply that a request does not limit
 
 def most_tokens(body):
@@ -270,16 +268,13 @@ def used_tokens(completion):
             return np.array(counts)
     return None
 
-def billed_at_most(body, retries, completion=None, status=200):
-    """Return the most tokens that a call may have been billed after a number of retries.
-
-    completion: what the last try brought. Without it, its status: below 500, the server refused.
-    """
-    pledge = most_tokens(body)
-    last = used_tokens(completion)
-    if last is None:
-        last = pledge if completion or status >= 500 else 0 * pledge
-    return retries * pledge + last
+def billed_at_most(body, failed_tries, completion=None):
+    """Return the most tokens that a call may have been billed."""
+    tokens = failed_tries * most_tokens(body)
+    if completion:
+        used = used_tokens(completion)
+        tokens += most_tokens(body) if used is None else used
+    return tokens
 
 def price(tokens, args):
     return float(np.dot(tokens, [args.price_in, args.price_out])) / 1e6
@@ -288,8 +283,8 @@ def spent_on_replies(args):
     """Return what all of --replies may have cost, with calls that failed before them."""
     total = np.zeros(2)
     for line in open(args.replies, "rb") if Path(args.replies).exists() else ():
-        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
-            record = {**json.loads(line)}
+        with contextlib.suppress(*MALFORMED):
+            record = json.loads(line)
             tokens = record.get("billed_at_most")  # other engines write only usage
             if tokens is None:
                 tokens = used_tokens(record["response"]["body"])
@@ -318,11 +313,11 @@ def without_key(text):
     """Return a text without the API key, which a server may quote."""
     return text.replace(API_KEY, "***") if len(API_KEY) > 8 else text
 
-def record_of(request, completion, tokens=(0, 0), error=None):
+def record_of(request, completion=None, error=None, billed=(0, 0)):
     """Return a line of Batch API output, with the most tokens that it was billed."""
     response = completion and {"status_code": 200, "body": completion}
     return {"custom_id": request["custom_id"], "response": response, "error": error,
-            "billed_at_most": [int(count) for count in tokens]}
+            "billed_at_most": [int(count) for count in billed]}
 
 def store(path, *records):
     """Append records to replies, on disk when this returns. A torn last line stays alone."""
@@ -338,16 +333,19 @@ def store(path, *records):
         error.filename = str(path)  # a full disk does not name it
         raise
 
-def refuse_torn(response):
-    """Have the client retry a reply that is no chat completion: torn JSON, a page of HTML.
-
-    By itself it retries by status, and such a reply has 200. 520: an answer that is not understood.
-    """
+def is_completion(data):
+    """Return whether the bytes of an answer can be read as a reply: read_replies() will."""
     try:
-        json.loads(response.read())["choices"][0]["message"].get("content")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        if response.is_success and not response.request.url.path.endswith("/models"):
-            response.status_code = 520
+        _, reply = reply_of({"custom_id": "", "response": {"body": json.loads(data)}})
+    except MALFORMED:
+        return False
+    return not reply["error"]
+
+def refuse_torn(response):
+    """Have the client retry torn JSON or a page of HTML: it retries by status, which is 200."""
+    listing = response.request.url.path.endswith("/models")
+    if response.is_success and not listing and not is_completion(response.read()):
+        response.status_code = 520  # an answer that is not understood
 
 def answer_to(client, request, args):
     """Return the record of a completion, or of an error if the request fails for good."""
@@ -359,27 +357,20 @@ def answer_to(client, request, args):
     except openai.APIError as failure:
         status = getattr(failure, "status_code", 500)
         retries = int(failure.request.headers.get("x-stainless-retry-count", 0))
-        billed = billed_at_most(body, retries, status=status)
+        billed = billed_at_most(body, retries + (status >= 500))  # below, the last try was refused
         if status in FATAL or type(failure) is openai.APIConnectionError:
             if billed.any():
                 store(args.replies, {"billed_at_most": billed.tolist()})
             raise
         error = {"code": status, "message": f"{failure} {failure.body or ''}"[:500]}
-        return record_of(request, None, billed, error)
+        return record_of(request, None, error, billed)
     completion = json.loads(raw.content)
-    return record_of(
-        request, completion, billed_at_most(body, raw.retries_taken, completion))
+    billed = billed_at_most(body, raw.retries_taken, completion)
+    return record_of(request, completion, None, billed)
 
 def fetch(client, request, args):
-    """Store the answer to a request, unless another one has met a fault that stops them all."""
-    if STOPPED.is_set():
-        return
-    try:
-        record = answer_to(client, request, args)
-        store(args.replies, record)
-    except BaseException:
-        STOPPED.set()
-        raise
+    record = answer_to(client, request, args)
+    store(args.replies, record)
 
 def open_client(args):
     import openai
@@ -411,8 +402,10 @@ def ask_endpoint(waiting, args):
                 call.result()
                 bar.update()
             waiting = waiting[len(now) :]
-    except openai.OpenAIError as error:
-        pool.shutdown()  # replies under way are stored
+    except Exception as error:
+        pool.shutdown(cancel_futures=True)  # replies under way are stored
+        if not isinstance(error, openai.OpenAIError):
+            raise  # a full disk
         what = without_key(f"{error} {error.__cause__ or ''}")
         fail(args.base_url or "the endpoint", f"{what}; check the address, or run again to go on")
 
@@ -439,7 +432,8 @@ def load_local(name, device):
         fail(name, f"cannot be loaded ({type(error).__name__}: {error}); see data/download.py")
     if not rows / 2 <= len(tokenizer) <= rows + 64 or not tokenizer.chat_template:
         fail(name, f"{len(tokenizer)} tokens for {rows} embeddings, or no chat template")
-    tokenizer.pad_token, tokenizer.padding_side = tokenizer.pad_token or tokenizer.eos_token, "left"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    tokenizer.padding_side = "left"
     return tokenizer, model
 
 def encode_messages(bodies, tokenizer):
@@ -457,7 +451,7 @@ def encode_messages(bodies, tokenizer):
 
 def enum_of(body):
     """Return the texts of the enum in response_format, [] without one."""
-    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+    with contextlib.suppress(*MALFORMED):
         [field] = body["response_format"]["json_schema"]["schema"]["properties"].values()
         return [str(value) for value in field["enum"] if str(value)]
     return []
@@ -467,6 +461,20 @@ def check_logits(_, logits):
     if logits.isnan().any():
         fail("--model", "its output is NaN; use --device cpu, or a GPU that has bf16")
     return logits
+
+def first_tokens(enum, tokenizer, name):
+    """Return the id of the first token of each text of enum."""
+    first = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in enum]
+    if len(set(first)) < len(first):
+        fail(name, f"{' and '.join(enum)} begin with the same token; take another model")
+    return first
+
+def choice_of(enum, logprobs):
+    """Return the choice of a chat completion: the likeliest of enum, with the logprobs of all."""
+    top = [{"token": text, "logprob": logprob} for text, logprob in zip(enum, logprobs)]
+    best = top[np.argmax(logprobs)]
+    return {"message": {"content": best["token"]},
+            "logprobs": {"content": [best | {"top_logprobs": top}]}}
 
 def generate(bodies, device):
     """Return a choice of a chat completion for each of bodies with equal parameters: greedy.
@@ -486,21 +494,12 @@ def generate(bodies, device):
             **batch.to(model.device), max_new_tokens=1 if enum else limit, do_sample=False,
             logits_processor=[check_logits], output_logits=bool(enum),
             return_dict_in_generate=True)
-    if not enum:
-        texts = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
-        return [{"message": {"content": text}} for text in texts]
-    first = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in enum]
-    if len(set(first)) < len(first):
-        fail(body["model"], f"{' and '.join(enum)} begin with the same token; take another model")
-    rows = out.logits[0].float().log_softmax(-1)[:, first].tolist()
-    return [choice_of(enum, row) for row in rows]
-
-def choice_of(enum, logprobs):
-    """Return the choice of a chat completion: the likeliest of enum, with the logprobs of all."""
-    top = [{"token": text, "logprob": logprob} for text, logprob in zip(enum, logprobs)]
-    best = top[np.argmax(logprobs)]
-    return {"message": {"content": best["token"]},
-            "logprobs": {"content": [best | {"top_logprobs": top}]}}
+    if enum:
+        logprobs = out.logits[0].float().log_softmax(-1)
+        rows = logprobs[:, first_tokens(enum, tokenizer, body["model"])].tolist()
+        return [choice_of(enum, row) for row in rows]
+    texts = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
+    return [{"message": {"content": text}} for text in texts]
 
 def ask_local(waiting, args):
     """Answer requests in this process, in batches of equal parameters, the longest first."""
@@ -539,11 +538,10 @@ def rerank(args):
     shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if args.fewshot]
     models = [args.model] if args.backend == "transformers" else []
     task = task_of(args, args.run, args.claims, args.corpus, *shots, models=models)
-    fresh = up_to_date(args, task, args.out)
     for path in (Path(args.replies), Path(args.requests)):
         lock(path)
         check_owner(args, task, path)
-    if fresh:
+    if up_to_date(args, task, args.out):
         return {"made": []}
     claims = dict(read_table(args.claims, ["claim_id", "claim"])[["claim_id", "claim"]].to_numpy())
     texts = {name: text_of(record) for name, record in read_corpus(args.corpus).items()}
@@ -565,8 +563,8 @@ def rerank(args):
     if counts["useless"] + counts["failed"]:
         warn(args.replies, f"{counts['useless']} useless and {counts['failed']} failed replies "
              "change no order, or count as 0.5; see --max-tokens, --retry-errors")
-    facts |= {"cost_at_most": round(spent_on_replies(args), 4)}
-    facts = {"rows": len(run), "replies": counts} | facts
+    facts = {"rows": len(run), "replies": counts, **facts,
+             "cost_at_most": round(spent_on_replies(args), 4)}
     with written(args.out, task, **facts) as path:
         run[RUN].to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     return {"made": [args.out]} | facts
@@ -587,7 +585,7 @@ def read_requests(args):
                 raise ValueError("custom_id is not a string")
             if requests.setdefault(request["custom_id"], request) != request:
                 raise ValueError("two requests with one custom_id")
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except MALFORMED:
             fail(f"{args.requests}:{number}", "not a request of the OpenAI Batch API")
     return requests
 
@@ -602,19 +600,17 @@ def ask(args):
     forecast(waiting, args)
     if args.dry_run:
         return {"made": []}
-    for _ in range(2):  # what cannot be read is asked for once more
-        if waiting:
-            BACKENDS[args.backend](waiting, args)
-        replies, unusable = read_replies(args.replies)
-        waiting = [request for name, request in requests.items() if name not in replies]
     if waiting:
-        fail(args.replies, f"{len(waiting)} replies cannot be read; see its last lines")
+        BACKENDS[args.backend](waiting, args)
+    replies, unusable = read_replies(args.replies)
+    lost = requests.keys() - replies.keys()
+    if lost:
+        fail(args.replies, f"{len(lost)} replies cannot be read; see its last lines")
     warn_of_lines(args.replies, unusable, unknown_replies=0)  # others may share the file
     errors = [replies[name]["error"] for name in requests if replies[name]["error"]]
     warn_of_failures(args.replies, errors, len(requests))
-    cost = round(spent_on_replies(args), 4)
     return {"made": [args.replies], "replies": len(requests), "failed": len(errors),
-            "unusable_lines": unusable, "cost_at_most": cost}
+            "unusable_lines": unusable, "cost_at_most": round(spent_on_replies(args), 4)}
 
 # -------------------- Command line
 def json_object(text):
@@ -722,7 +718,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
-START, LOCKS, WARNINGS = time.monotonic(), [], []
+START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -731,8 +727,12 @@ def printable(text):
 
 def warn(where, what):
     """Print a line on stderr, and keep it for the provenance of outputs."""
-    WARNINGS.append(printable(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    warn_once(printable(f"warning: {where}: {what}"))
+
+def warn_once(line):
+    if line not in WARNINGS:
+        WARNINGS.append(line)
+        print(line, file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -742,31 +742,32 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
+    damaged, empty = [], True
     with open(path, "rb") as file:
-        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
-    if kind:
-        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-    filled_lines, damaged = 0, []
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        start = file.peek(2)[:2]
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(start)
+        if kind:
+            fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
         for number, line in enumerate(file, 1):
-            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
                 damaged.append(number)
-                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            if not line.isspace():
-                filled_lines += 1
-                yield number, line.rstrip("\r\n")
+                text = line.decode(errors="replace")
+            text = text.removeprefix("\ufeff").rstrip("\r\n")  # a byte order mark
+            if text.strip():
+                empty = False
+                yield number, text
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
-    if not filled_lines:
+    if empty:
         fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
 
-def unquoted(fields):
-    """Return a column of texts without the quotation marks that pandas puts around a field."""
-    inner = fields.str.slice(1, -1)
-    quoted = fields.str.startswith('"') & fields.str.endswith('"') & (fields.str.len() > 1)
-    quoted &= ~inner.str.replace('""', "", regex=False).str.contains('"', regex=False)
-    return fields.mask(quoted, inner.str.replace('""', '"', regex=False))
+def unquoted(field):
+    """Return a field of a table without the quotation marks that pandas puts around it."""
+    quoted = re.fullmatch('"((?:[^"]|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
@@ -774,23 +775,20 @@ def read_table(path, columns, **known):
     known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
-    numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    rows = {}
+    for number, line in read_lines(path):
+        fields = line.split("\t")
+        rows[number] = list(map(unquoted, fields)) if '"' in line else fields
+    first = next(iter(rows))
+    header = rows.pop(first)
     if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
-        fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
+        fail(f"{path}:{first}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
-    for column in header:
-        if table[column].str.startswith('"').any():
-            table[column] = unquoted(table[column])
+    for number, row in rows.items():
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows.values(), index=rows.keys(), columns=header, dtype=str)
     if "claim" in columns:
         table["claim"] = table["claim"].str.normalize("NFC")
     ids = [column for column in columns if column.endswith("_id")]
@@ -800,10 +798,11 @@ def read_table(path, columns, **known):
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
-        claim = table["claim_id"].factorize()[0]
-        values = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(values["score"])
-        bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+        expected = table.groupby("claim_id")["rank"].rank("first")
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["rank is not 1, 2, 3"] = table["rank"] != expected
     for what, rows in bad.items():
         if rows.any():
             number = rows.idxmax()
@@ -812,8 +811,8 @@ def read_table(path, columns, **known):
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
-        table = table.assign(rank=values["rank"].astype(int), score=values["score"])
-        table = table.iloc[np.lexsort((table["rank"], claim))]
+        table = table.astype({"rank": int})
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
@@ -845,15 +844,6 @@ def read_corpus(path):
     if empty:
         warn(path, f"{empty} abstracts without text, kept as empty")
     return corpus
-
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold text; the items of a list are joined by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
-        texts.append(", ".join(filter(None, known)))
-    return separator.join(filter(None, texts))
 
 # ---------- Provenance
 def read_object(path):
@@ -916,13 +906,10 @@ def lock(path):
     from filelock import FileLock, Timeout
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+        LOCKS.enter_context(FileLock(f"{path}.lock", timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-
-def unlock():
-    for one in LOCKS:
-        Path(one.lock.lock_file).unlink(missing_ok=True)
+    LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path):
     """Refuse an output that the task reads, and folders and data that others have made."""
@@ -938,20 +925,17 @@ def check_owner(args, task, path):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task made outs, which are locked until the process ends."""
-    outs = list(map(Path, outs))
-    for path in outs:
+    provenance = {}
+    for path in map(Path, outs):
         lock(path)
         check_owner(args, task, path)
-    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
-    for path, made in provenance.items():
-        if args.force or not path.exists() or not task.items() <= made.items():
-            return False
-    for line in made.get("warnings") or ():
-        if line not in WARNINGS:
-            WARNINGS.append(line)
-            print(line, file=sys.stderr)
+        provenance[path] = read_object(f"{path}.meta.json") if path.exists() else {}
+    if args.force or any(not task.items() <= made.items() for made in provenance.values()):
+        return False
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
+        for line in made.get("warnings") or ():
+            warn_once(line)
         print(f"up to date: {path}")
         if made.get("sha256") != digest(path):
             warn(path, "its bytes have changed since it was made; --force makes it again")
@@ -1071,14 +1055,14 @@ def arguments_of(parser, jobs):
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
-        many = isinstance(value, list)
-        values = [filled(one, args) for one in value] if many else filled(value, args)
-        setattr(args, name, values)
+        setattr(args, name, filled(value, args))
     args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, list):
+        return [filled(one, args) for one in value]
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
         value = value.replace("{data}", args.data).replace("{work}", args.work)
         return value.replace("{split}", args.split)
@@ -1094,23 +1078,34 @@ def finish(resolve, args):
         args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
-        unlock()
+        LOCKS.close()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        text = repr(error)
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        names = {"batch_size" if name == "batch" else name for name in vars(args)}
-        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        smaller = ("--batch-size", "--max-length", "--top-k")
+        flags = [flag for flag in smaller if flag in args.flags]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
-        unlock()
+        LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold text; the items of a list are joined by commas."""
+    texts = []
+    for value in map(record.get, fields):
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
+        texts.append(", ".join(filter(None, known)))
+    return separator.join(filter(None, texts))
+# --- end of texts
 
 # --- hub (same in 01, 02, 03, 04 and 05)
 def offline_without_hub(name):
@@ -1131,6 +1126,7 @@ def offline_without_hub(name):
 #   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
 #             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
 #             thoughts came before the answer. Servers leave out fields.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of odd JSON
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 
 def body_of(messages, limit, args, form=None, logprobs=False):
@@ -1214,7 +1210,7 @@ def read_replies(path):
             if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
                 name, reply = reply_of(record)
                 replies[name] = reply
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except MALFORMED:
             unusable += number < len(lines)
     return replies, unusable
 
@@ -1371,30 +1367,25 @@ def converse(begin, answer, args):
     interrupted run makes the same batches, or with --backend none, all that waits.
     """
     replies, unusable = replies_so_far(args)
-    asked, said = None, {}
-    while True:
-        results, turns, used = carry_on(begin(), replies)
-        facts = {"unusable_lines": unusable, "unknown_replies": len(replies) - len(used)}
-        if facts != said:
-            warn_of_lines(args.replies, **facts)
-        said = facts
-        if not turns:
-            break
+    results, turns, used = carry_on(begin(), replies)
+    warn_of_lines(args.replies, unusable, len(replies) - len(used))
+    while turns:
         waiting = itertools.chain(*turns) if args.backend == "none" else turns[0]
         waiting = {request["custom_id"]: request for request in waiting}
-        if waiting == asked:
-            fail(args.replies, "replies cannot be read; see its last lines")
         answer(list(waiting.values()), args)
         found, unusable = read_replies(args.replies)
+        if not waiting.keys() & found.keys():
+            fail(args.replies, "replies cannot be read; see its last lines")
         replies |= {name: found[name] for name in waiting if name in found}
-        asked = waiting
+        results, turns, used = carry_on(begin(), replies)
     errors = [replies[name]["error"] for name in used if replies[name]["error"]]
     if errors and len(errors) == len(used):
         fail(args.replies, f"all {len(errors)} requests failed, the first with {errors[0]}; change "
              "--model or --extra, or try --retry-errors")
     warn_of_failures(args.replies, errors, len(used))
-    facts |= {"failed_requests": len(errors), "first_error": errors[0] if errors else None}
-    return results, facts
+    return results, {
+        "unusable_lines": unusable, "unknown_replies": len(replies) - len(used),
+        "failed_requests": len(errors), "first_error": errors[0] if errors else None}
 
 def warn_of_lines(path, unusable_lines, unknown_replies):
     """Say what in a file of replies is not used."""

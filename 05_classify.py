@@ -38,7 +38,6 @@ import ctypes
 import difflib
 import functools
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -61,6 +60,7 @@ COLUMNS = ["p_supports", "p_refutes", "p_nei"]
 SHARD = 2048  # pairs that are classified and stored at once
 CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 TEMPERATURES = (0.05, 20)  # bounds of the search
+EVIDENCE = 0.5  # least probability of SUPPORTS or REFUTES; labels without probabilities have 1
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 ROUNDING = 0.01  # how far from 1 the probabilities of a pair may sum up
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
@@ -84,6 +84,7 @@ def pairs_of(table, claims, texts):
     return pairs
 
 # -------------------- Labels by name, in replies and in the heads of NLI models
+# A reply states a label in one of the forms below, or it has none. Patterns are in lower case.
 SPELLINGS = {
     "SUPPORTS": r"support\w*|entail\w*",
     "REFUTES": r"refut\w*|contradict\w*",
@@ -91,38 +92,30 @@ SPELLINGS = {
     "EVIDENCE": "evidence",
     "UNKNOWN": "unknown"}
 VERB = f"(?:{SPELLINGS['SUPPORTS']}|{SPELLINGS['REFUTES']})"
-NOT_ENOUGH = (  # phrases that deny something and are a label all the same
-    rf"\bneither {VERB} nor {VERB}"
-    rf"|(\bnot|n't) (\w+ )?enough (info\w*|evidence)({{0}})?"
-    rf"|\b({SPELLINGS['NEI']})\b({{0}})?"
-    ).format(rf"( (in|from) the abstract)? to {VERB}(,? or {VERB})?( the claim| it)?")
-NO_EVIDENCE = (
-    r"\b(no|not enough|insufficient|without|lacks?)( \w+)? evidence"
-    r"|(\bnot|n't) (hold|contain|provide|offer|give|present|show|have)( \w+)? evidence")
-DENIED = (
-    r"\b(no|non|not|none|nothing|never|neither|nor|cannot|without|false|unable|fail\w*|lack\w*"
-    r"|insufficient\w*|inadequate\w*|hardly|barely|scarcely|rarely|little|few"
-    r"|null|zero|absent|missing|scant|outside|far from|anything but|overstat\w*|exaggerat\w*"
-    r"|irrelevant|unrelated|undetermined|nicht|kein\w*|pas"
-    r"|(do|does|did|is|are|was|were|has|have|ca|wo)nt)\b"
-    r"|n't\b|\[ \]|[☐✗✘]|❌(?!\W*(refut|contradict))|~~|[不没]"
-    r"|[:=]\W*0(\.[0-4]\d*)?(?![.\d])")  # "support_score": 0.1
-HEDGED = (
-    r"\b(may|might|maybe|perhaps|possibl[ey]|probabl[ey]|likely|unlikely|could|would|should"
-    r"|seem\w*|appear\w*|potential\w*|arguabl[ey]|unclear|uncertain\w*|unsure|either|if|unless"
-    r"|but|however|although|though|yet|except|only|part|partly|partial\w*|somewhat|slight\w*"
-    r"|weak\w*|limited|mostly|largely|extent|almost|nearly|indirect\w*|first (sight|glance)"
-    r"|(related|another|different|other|similar) claim|contrary|reverse|negat\w*|oppos\w*"
-    r"|disprov\w*|reject\w*|disput\w*|undermin\w*|wrong|incorrect|inaccurate|untrue|unfounded"
-    r"|mixed|conflicting|inconclusive|undecided|lean\w*|guess\w*|moderate\w*|suggestive|loosely"
-    rf"|to (\w+ )?{VERB})\b|\?")
+TO_DECIDE = rf"( (in|from) the abstract)? to {VERB}(,? or {VERB})?( the claim| it)?"
+DENIALS = {  # phrases that deny something and are a label all the same
+    "NEI": rf"\bneither {VERB} nor {VERB}"
+           rf"|(\bnot|n't) (\w+ )?enough (info\w*|evidence)({TO_DECIDE})?"
+           rf"|\b({SPELLINGS['NEI']})\b({TO_DECIDE})?",
+    "UNKNOWN": r"\b(no|not enough|insufficient|without|lacks?)( \w+)? evidence"
+               r"|(\bnot|n't) (hold|contain|provide|offer|give|present|show|have)( \w+)? evidence"}
+FIELD = (r"(the )?((final|correct|best|my|overall) )?"
+         r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance"
+         r"|result|prediction|category|output|class)")
+OPENING = "so|thus|hence|therefore|overall|i conclude that|based on the abstract"
+BEFORE = rf"\W*(\d+\W+|[a-c]\)\W+)?(({OPENING})\W+)?({FIELD}( is)?\W+)*"
+SUBJECT = (r"(it|this|they|there|the claim"
+           r"|(the|this|its|these) (abstract|study|paper|authors|findings|results|evidence|data)"
+           r"( (of|in|from) (the|this) (abstract|study|paper))?)"
+           r"( is| are| does| do| has| have| holds?| contains?| provides?)?( evidence that)?")
+CLEARLY = r"(clearly|directly|explicitly|fully|strongly)"
+OBJECT = r"( (the|this) claim| it)?( by (the|this) abstract)?"
+DOUBT = (
+    r"\b(no|not|nothing|never|cannot|without|doesnt|dont|didnt|isnt|false|wrong|opposite|contrary"
+    r"|may|might|maybe|perhaps|possibly|probably|likely|could|would|should|seems|appears|unclear"
+    r"|if|unless|but|however|although|though|yet|except|only|partly|partially|weakly|limited)\b"
+    r"|n't|\?|\[ \]|[☐✗✘]|~~|❌(?!\W*(refut|contradict))")
 RETRACTED = r"\b(wait|correction|sorry|mistake\w*|on reflection|second thoughts?|reconsider\w*)\b"
-FIELD = (
-    r"(the )?((final|correct|best|my|overall) )?"
-    r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance|result"
-    r"|prediction|category|output|class)")
-RESTATED = (rf"\b{FIELD} (is|should be|must be|would be)\W+"
-            rf"(?P<label>{'|'.join(SPELLINGS.values())})")
 
 def lines_of(reply, labels):
     """Return the lines of a reply that hold words, in lower case; a field of JSON is a line."""
@@ -131,57 +124,53 @@ def lines_of(reply, labels):
     text = re.sub(r"</?(answer|label|verdict|reason\w*|explanation)>", "\n", text)
     text = re.sub(r"""([{,])\s*(?=["'][\w ]+["']\s*:)""", r"\1\n", text)
     text = re.sub(r"\. (?=(so|thus|hence|therefore)\b)", ".\n", text)
-    first = "|".join(SPELLINGS[label] for label in labels)
-    text = re.sub(rf"^(\W*({first})\W*[.])\W* (?=\w)", r"\1\n", text)  # "NEI. The abstract ..."
-    if "NEI" in labels:
-        text = re.sub(NOT_ENOUGH, " nei ", text)
-    if "UNKNOWN" in labels:
-        text = re.sub(NO_EVIDENCE, " unknown ", text)
-    return [line for line in text.split("\n") if re.search(r"\w", line)]
+    text = re.sub(rf"^(\W*({spellings(labels)})\W*[.])\W* (?=\w)", r"\1\n", text)  # "NEI. It ..."
+    for label in DENIALS.keys() & set(labels):
+        text = re.sub(DENIALS[label], f" {label.lower()} ", text)
+    lines = re.sub(r" +", " ", text).split("\n")
+    return [line for line in lines if re.search(r"\w", line)]
 
-def is_named(label, text):
-    """Return whether a text holds a label as a word of its own."""
-    return re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text) is not None
+def spellings(labels):
+    """Return a pattern of labels in any spelling."""
+    return "|".join(SPELLINGS[label] for label in labels)
 
-def label_of(text, labels):
-    """Return the only label that a text names without denial or hedge, else None."""
-    named = [label for label in labels if is_named(label, text)]
-    doubtful = re.search(DENIED, text) or re.search(HEDGED, text)
-    return named[0] if len(named) == 1 and not doubtful else None
+def labels_in(text, labels=LABELS):
+    """Return those of labels that a text holds as words of their own."""
+    return [label for label in labels
+            if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text)]
 
 def stands_alone(line, labels):
     """Return whether a line is nothing but a label, perhaps behind "1." or "Final answer:"."""
-    label = "|".join(SPELLINGS[label] for label in labels)
-    before = rf"(\d+\W+)?((so|thus|hence|therefore)\W+)?({FIELD}( is)?\W+)*"
-    return re.fullmatch(rf"\W*{before}({label})[^\w:]*", line) is not None
+    pattern = rf"{BEFORE}({CLEARLY} )?({spellings(labels)})(:? {CLEARLY})?[^\w:]*"
+    return re.fullmatch(pattern, line) is not None and not re.search(DOUBT, line)
 
-def is_short(line):
-    """Return whether a line has at most five words and no number, which may be a probability."""
-    return len(re.findall(r"[\w'-]+", line)) <= 5 and not re.search(r"\d", line)
+def is_sentence(line, labels):
+    """Return whether a line says "It supports the claim", perhaps with its reason, or "NEI: It"."""
+    label = spellings(labels)
+    reason = rf",? (because|since|as|that) .*|\W*[^\w\s]\W*(the|this|these|its?|they|{label})\b.*"
+    verb = rf"({CLEARLY} )?({label})( {CLEARLY})?"
+    return re.fullmatch(rf"{BEFORE}({SUBJECT} )?{verb}{OBJECT}({reason})?\W*", line) is not None
 
 def parse_label(reply, labels=LABELS):
-    """Return the label that a reply names beyond doubt, else None: a wrong one is worse.
+    """Return the label that a reply states beyond doubt, else None: a wrong one is worse.
 
-    First, lines that are a label alone decide; then the first or the last line if it has at most
-    five words; else the whole reply. What denies or hedges names no label, and two labels are none.
+    Lines that are a label alone state it, if they agree and what follows neither retracts them nor
+    states another. Else sentences do, if nothing else names a label, and nothing is in doubt.
     """
     lines = lines_of(reply, labels)
     alone = [place for place, line in enumerate(lines) if stands_alone(line, labels)]
     if alone:
-        deciding, rest = [lines[place] for place in alone], lines[alone[-1] + 1 :]
-        if re.search(RETRACTED, "\n".join(rest)):
-            return None
-        restated = [re.search(RESTATED, line) for line in rest]
-        deciding += [found["label"] for found in restated if found]
+        rest = "\n".join(lines[alone[-1] + 1 :])
+        again = rf"{FIELD} (is|should be|must be|would be)\W+({spellings(labels)})"
+        stated = [lines[place] for place in alone]
+        stated += [found[0] for found in re.finditer(again, rest)]
+        doubtful = re.search(RETRACTED, rest)
     else:
-        deciding = [line for line in lines[:1] + lines[-1:] if is_short(line)]
-        later = "\n".join(lines[1:])  # a heading like "Supporting evidence:" decides nothing
-        if lines and not is_short(lines[-1]) and any(is_named(label, later) for label in labels):
-            deciding = []
-    named = {label_of(line, labels) for line in deciding} - {None}
-    if not named:
-        named = {label_of("\n".join(lines), labels)}
-    return named.pop() if len(named) == 1 else None
+        stated = [line for line in lines if labels_in(line, labels)]
+        sentences = all(is_sentence(line, labels) for line in stated)
+        doubtful = not sentences or re.search(DOUBT, "\n".join(lines))
+    named = labels_in("\n".join(stated), labels)
+    return named[0] if len(named) == 1 and not doubtful else None
 
 # -------------------- Classifier
 def head_order(config):
@@ -314,11 +303,12 @@ def classify_resumably(model, pairs, task, args):
         shards.append(probabilities)
     return np.concatenate(shards)
 
-def label_by_classifier(model, pairs, task, args):
-    """Return labels, probabilities (pairs, 3) and facts by a classifier."""
+def label_by_classifier(pairs, _claims, _texts, task, args):
+    """Return labels, probabilities (pairs, 3), facts and the classifier."""
+    model = open_classifier(args.model, args)
     facts = {"truncated": count_truncated(model, pairs), "doubts": doubts_about(model.config)}
     probabilities = classify_resumably(model, pairs, task, args)
-    return np.array(LABELS)[probabilities.argmax(axis=1)], probabilities, facts
+    return np.array(LABELS)[probabilities.argmax(axis=1)], probabilities, facts, model
 
 # -------------------- Train
 def read_examples(path, claims, texts):
@@ -365,10 +355,6 @@ def add_dev(dev, table, pairs, texts):
     both = pd.concat([table, more[QRELS]], ignore_index=True)
     return both, pairs + pairs_of(more, claims, texts), np.arange(len(both)) >= len(table)
 
-def count_labels(labels):
-    """Return how many of the labels 0, 1, 2 there are of each, (3,)."""
-    return np.bincount(labels, minlength=3)
-
 def drawn_shares(counts, sampler):
     """Return the share of each class, (3,), among the pairs that a sampler draws."""
     if sampler == "balanced":
@@ -407,7 +393,7 @@ def balanced(dataset, seed, generator, batch_size, **options):
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
     labels = np.array(dataset["label"])
-    weights = class_weights(count_labels(labels))[labels]
+    weights = class_weights(np.bincount(labels, minlength=3))[labels]
     rows = WeightedRandomSampler(weights, len(labels), generator=generator)
     rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)  # the same after a restart
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
@@ -419,14 +405,6 @@ def calibrate(logits, labels):
     def loss(log_temperature):
         return log_loss(labels, calibrated(logits, np.exp(log_temperature)), labels=range(3))
     return float(np.exp(minimize_scalar(loss, bounds=np.log(TEMPERATURES)).x))
-
-def majority_f1(labels):
-    """Return the weighted F1 of always answering the most frequent label.
-
-    Its precision is its share p, its recall 1; its F1 of 2 p / (1 + p) weighs p, others' 0.
-    """
-    p = count_labels(labels).max() / len(labels)
-    return float(p * 2 * p / (1 + p))
 
 def with_head(name, seed, model_kwargs, **options):
     """Return a CrossEncoder with its own head for the three labels, else with a new one."""
@@ -465,8 +443,7 @@ def trainer_of(arguments, model, data, loss, measure, length):
     """Return a trainer of a model that reads pairs of at most length tokens."""
     from sentence_transformers.cross_encoder import CrossEncoderTrainer
     model[0].processing_kwargs = {}  # the trainer also tokenises claims alone
-    trainer = CrossEncoderTrainer(
-        model, arguments, data, loss=loss, evaluator=measure)
+    trainer = CrossEncoderTrainer(model, arguments, data, loss=loss, evaluator=measure)
     limit_length(model, length)
     return trainer
 
@@ -485,7 +462,7 @@ def learn(model, pairs, outputs, held, folder, args):
         list(zip(*texts)), dev["label"], write_csv=False)
     loss = losses.CrossEntropyLoss(model)
     if args.loss == "focal":
-        weights = loss_weights(count_labels(data["label"]), args)
+        weights = loss_weights(np.bincount(data["label"], minlength=3), args)
         weights = torch.tensor(weights).float().to(model.device)
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
     make = functools.partial(trainer_of, model=model, data=data, loss=loss, measure=measure,
@@ -506,7 +483,8 @@ def assess(model, pairs, gold, args):
     if len(gold):
         logits = logits_of(model, pairs, args)
         facts["best_F1"] = float(f1_score(gold, logits.argmax(axis=1), average="weighted"))
-        facts["majority_F1"] = majority_f1(gold)
+        p = np.bincount(gold).max() / len(gold)  # always the same label: precision p, recall 1
+        facts["majority_F1"] = float(p * 2 * p / (1 + p))
     if len(gold) >= CALIBRATE:
         facts["temperature"] = calibrate(logits, gold)
     else:
@@ -535,11 +513,11 @@ def train(args):
     gold = table["label"].map(LABELS.index).to_numpy()
     model = open_model(with_head, args.model, args, "fp32", seed=args.seed)
     freeze(model.model, args.freeze)
-    shares = seen_shares(count_labels(gold[~held]), args).tolist()
-    model.config.update({"stance_shares": shares})
+    shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
+    model.config.update({"stance_shares": shares.tolist()})
     limit_length(model, args.max_length)
-    facts = {"pairs": dict(zip(LABELS, count_labels(gold).tolist())), "held_out": int(held.sum()),
-             "truncated": count_truncated(model, pairs)}
+    facts = {"pairs": dict(zip(LABELS, np.bincount(gold, minlength=3).tolist())),
+             "held_out": int(held.sum()), "truncated": count_truncated(model, pairs)}
     parts, outputs = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
     log = learn(model, pairs, outputs, held, parts, args)
     facts |= assess(model, [pairs[row] for row in np.flatnonzero(held)], gold[held], args)
@@ -650,7 +628,7 @@ def digit_label(said):
         digit = re.match(r"\W*([012])(?![.,]?\w)", cell)
         if digit or stands_alone(cell, LABELS):
             named |= {DIGITS.get(one) for one in re.findall(r"\d+", cell)}
-            named |= {label for label in LABELS if is_named(label, cell)}
+            named |= set(labels_in(cell))
     return named.pop() if len(named) == 1 else None
 
 def parse_digits(reply, n):
@@ -747,9 +725,6 @@ def end_with_parent():
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
-def script_04():
-    return Path(sys.argv[0]).with_name("04_llm_rerank.py")
-
 def ask_04(requests, args):
     """Have 04_llm_rerank.py answer requests; with --backend none say how to, and end with 3."""
     if not requests:  # in a dry run
@@ -758,7 +733,8 @@ def ask_04(requests, args):
     path = args.requests + ".dry-run" * args.dry_run
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in requests]
     Path(path).write_text("".join(lines), encoding="utf-8")
-    if not script_04().exists() or args.backend == "none" and not args.dry_run:
+    script = Path(sys.argv[0]).with_name("04_llm_rerank.py")
+    if not script.exists() or args.backend == "none" and not args.dry_run:
         print(f"{len(requests)} requests wait. Append replies to {args.replies} and run this "
               "again; they come from 04_llm_rerank.py ask, OpenAI's batch queue, or\n"
               f"vllm run-batch -i {path} -o new.jsonl --model {args.model}")
@@ -769,19 +745,25 @@ def ask_04(requests, args):
              "--base-url", args.base_url, "--device", *args.device, *args.ask]
     words += ["--retry-errors"] * args.retry_errors + ["--dry-run"] * args.dry_run
     status = subprocess.run(
-        [sys.executable, script_04(), *words], check=False, preexec_fn=end_with_parent).returncode
+        [sys.executable, script, *words], check=False, preexec_fn=end_with_parent).returncode
     if args.dry_run:
         remove(path)
     if status or args.dry_run:
         sys.exit(status)
 
-def label_by_llm(pairs, shown, args):
-    """Return labels, probabilities (pairs, 3) and facts; a pair without a label becomes NEI."""
+def dialogues_about(pairs, shown, args):
+    """Return the dialogues about pairs: one for each, or one for each --pairs-per-prompt."""
     size = args.pairs_per_prompt if args.strategy == "batch" else 1
     groups = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    def begin():
-        return [STRATEGIES[args.strategy](group, shown, args) for group in groups]
+    return [STRATEGIES[args.strategy](group, shown, args) for group in groups]
 
+def label_by_llm(pairs, claims, texts, task, args):
+    """Return labels, probabilities (pairs, 3), facts, None; a pair without a label becomes NEI."""
+    lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
+    for path in (args.requests, args.replies):
+        check_owner(args, task, Path(path))
+    shown = few_shot(claims, texts, args) if args.shots else []
+    begin = functools.partial(dialogues_about, pairs, shown, args)
     if args.dry_run:
         replies, _ = replies_so_far(args)
         ask_04(requests_to_come(begin, replies, guess_of(args)), args)
@@ -799,7 +781,7 @@ def label_by_llm(pairs, shown, args):
     for place, (_, chances, _) in enumerate(answers):
         if chances:
             probabilities[place] = chances
-    return labels, probabilities, facts
+    return labels, probabilities, facts, None
 
 # -------------------- Combine verdicts
 def read_verdicts(path, first, names):
@@ -817,12 +799,12 @@ def read_verdicts(path, first, names):
              "make the verdicts again")
     return numbers.loc[names].to_numpy()
 
-def label_by_mean(pairs, args):
-    """Return the labels with the highest mean probability, the means (pairs, 3) and no facts."""
+def label_by_mean(pairs, _claims, _texts, _task, args):
+    """Return the labels with the highest mean probability, the means (pairs, 3), no facts."""
     names = [name for name, _, _ in pairs]
     tables = [read_verdicts(path, args.verdicts[0], names) for path in args.verdicts]
     mean = np.mean(tables, axis=0)
-    return np.array(LABELS)[mean.argmax(axis=1)], mean, {}
+    return np.array(LABELS)[mean.argmax(axis=1)], mean, {}, None
 
 # -------------------- Verdicts on claims
 def claim_verdict(support, refute):
@@ -862,14 +844,11 @@ def evidence_sentences(model, rows, claims, texts, args):
         chosen.append(sentences[np.argmin(without)] if sentences else "")
     return chosen
 
-def evidence_of(verdicts, least):
-    """Return the rows that count as evidence, with the probability of their label.
-
-    They are SUPPORTS or REFUTES with at least this probability, which is 1 without probabilities.
-    """
+def evidence_of(verdicts):
+    """Return the rows that count as evidence, with the probability of their label."""
     rows = verdicts[verdicts["label"] != "NEI"]
     chances = np.where(rows["label"] == "SUPPORTS", rows["p_supports"], rows["p_refutes"])
-    return rows.assign(probability=chances)[chances >= least]
+    return rows.assign(probability=chances)[chances >= EVIDENCE]
 
 def aggregate(verdicts, evidence, claims):
     """Yield one verdict per claim as JSON, with the evidence that it rests on."""
@@ -891,20 +870,21 @@ def read_run(path, top_k, claims, texts):
     run = read_table(path, RUN, claim_id=claims, abstract_id=texts)[RUN]
     return run[run["rank"] <= (top_k or len(run))].reset_index(drop=True)
 
-def outputs_of(args):
-    return [args.out] + [args.aggregate] * bool(args.aggregate)
+def judge(label, files, models, args):
+    """Write verdicts on the pairs of the first of files, and on claims for --aggregate.
 
-def models_of(args):
-    """Return the classifiers that a job reads."""
-    names = [vars(args).get("model"), args.evidence_model]
-    return list(filter(None, names))
-
-def judge(run, answer, model, claims, texts, task, args):
-    """Write verdicts on the pairs of a run, and on claims for --aggregate; return the facts.
-
-    answer: labels, probabilities (pairs, 3), facts. model: picks evidence sentences, or None.
+    label(pairs, claims, texts, task, args) returns labels, probabilities (pairs, 3), facts, and the
+    classifier that picks evidence sentences, or None.
     """
-    labels, probabilities, facts = answer
+    outs = [path for path in (args.out, args.aggregate) if path]
+    models = [name for name in (*models, args.evidence_model) if name]
+    task = task_of(args, *files, args.claims, args.corpus, models=models)
+    if up_to_date(args, task, *outs):
+        return {"made": []}
+    claims, texts = read_texts(args)
+    run = read_run(files[0], args.top_k, claims, texts)
+    pairs = pairs_of(run, claims, texts)
+    labels, probabilities, facts, model = label(pairs, claims, texts, task, args)
     verdicts = run.assign(label=labels)
     verdicts[COLUMNS] = np.reshape(probabilities, (-1, 3))
     facts |= {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
@@ -912,51 +892,27 @@ def judge(run, answer, model, claims, texts, task, args):
         verdicts.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(f"{args.out}.parts")
     if args.aggregate:
-        evidence = evidence_of(verdicts, args.evidence_from)
+        evidence = evidence_of(verdicts)
         if args.evidence_model:
             model = open_classifier(args.evidence_model, args)
         sentences = evidence_sentences(model, evidence, claims, texts, args) if model else None
         lines = aggregate(verdicts, evidence.assign(sentence=sentences), claims)
         with written(args.aggregate, task) as path:
             path.write_text("".join(lines), encoding="utf-8")
-    return {"made": outputs_of(args), **facts}
+    return {"made": outs, **facts}
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
-    task = task_of(args, args.run, args.claims, args.corpus, models=models_of(args))
-    if up_to_date(args, task, *outputs_of(args)):
-        return {"made": []}
-    claims, texts = read_texts(args)
-    run = read_run(args.run, args.top_k, claims, texts)
-    model = open_classifier(args.model, args)
-    answer = label_by_classifier(model, pairs_of(run, claims, texts), task, args)
-    return judge(run, answer, model, claims, texts, task, args)
+    return judge(label_by_classifier, [args.run], [args.model], args)
 
 def llm(args):
     """Label the pairs of a run with a language model, which 04_llm_rerank.py asks."""
     local = [args.model] if args.backend == "transformers" else []
-    models = [*local, *filter(None, [args.evidence_model])]
-    task = task_of(args, args.run, *args.shots, args.claims, args.corpus, models=models)
-    if up_to_date(args, task, *outputs_of(args)):
-        return {"made": []}
-    lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
-    for path in (args.requests, args.replies):
-        check_owner(args, task, Path(path))
-    claims, texts = read_texts(args)
-    run = read_run(args.run, args.top_k, claims, texts)
-    shown = few_shot(claims, texts, args) if args.shots else []
-    answer = label_by_llm(pairs_of(run, claims, texts), shown, args)
-    return judge(run, answer, None, claims, texts, task, args)
+    return judge(label_by_llm, [args.run, *args.shots], local, args)
 
 def combine(args):
     """Label pairs by the mean probabilities of several files of verdicts."""
-    task = task_of(args, *args.verdicts, args.claims, args.corpus, models=models_of(args))
-    if up_to_date(args, task, *outputs_of(args)):
-        return {"made": []}
-    claims, texts = read_texts(args)
-    run = read_run(args.verdicts[0], 0, claims, texts)
-    answer = label_by_mean(pairs_of(run, claims, texts), args)
-    return judge(run, answer, None, claims, texts, task, args)
+    return judge(label_by_mean, args.verdicts, [], args)
 
 # -------------------- Command line
 def json_object(text):
@@ -964,6 +920,10 @@ def json_object(text):
 
 def add_texts(job):
     """Add the flags of all jobs; return a function that adds inputs and outputs."""
+    job.set_defaults(batch_size=0)
+    add = job.add_argument_group("classifier").add_argument
+    add("--max-length", type=between(8, kind=int), default=512,
+        help="tokens of a pair; the abstract is truncated")
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
     add("--corpus", default="{data}/corpus.jsonl", help="the abstracts")
@@ -975,18 +935,12 @@ def add_verdicts(job, out):
     add("--out", default=out, help="the verdicts")
     add("--aggregate", metavar="FILE", help="write a verdict per claim there, too: JSONL")
     group = job.add_argument_group("verdicts per claim and classifiers").add_argument
-    group("--evidence-from", type=between(0, 1), default=0.5, metavar="P",
-          help="a pair counts as evidence if the probability of its label is at least this; a "
-          "label without probabilities counts")
     group("--evidence-model", metavar="MODEL",
           help="classifier that picks evidence sentences; default: that of the labels, if any")
-    group("--max-length", type=between(8, kind=int), default=512, help="tokens of a pair; the "
-          "abstract is truncated")
     group("--adjust", type=between(0, 1), default=0.0,
           help="how much of the class shares that training saw is taken out; 1: all")
     group("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
           help="precision; auto: fp32 on a CPU, half on a GPU")
-    job.set_defaults(batch_size=0)
     return add
 
 def add_classify(job):
@@ -999,7 +953,7 @@ def add_classify(job):
 
 def add_train(job):
     count = between(1, kind=int)
-    job.set_defaults(examples=[], batch_size=0)  # batch_size: of held-out pairs
+    job.set_defaults(examples=[])
     add = add_texts(job)
     add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs")
     add("--examples", nargs="+", default=argparse.SUPPRESS, metavar="FILE",
@@ -1009,8 +963,6 @@ def add_train(job):
     add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
     add("--freeze", default="none", help="encoder (all but pooler and head), N (embeddings and N "
         "lower layers) or none")
-    add("--max-length", type=between(8, kind=int), default=512, help="tokens of a pair; the "
-        "abstract is truncated")
     add("--loss", choices=("focal", "cross-entropy"), default="focal", help="focal: gamma 2")
     add("--alphas", choices=("drawn", "counts"), default="drawn",
         help="class weights of the focal loss: inverse frequencies among the pairs that the "
@@ -1061,6 +1013,7 @@ def add_llm(job):
 
 def add_combine(job):
     add = add_verdicts(job, "{work}/{split}/combined.tsv")
+    job.set_defaults(top_k=0)
     add("verdicts", nargs="+", metavar="VERDICTS", help="files of verdicts on the same pairs")
 
 def resolve(args):
@@ -1118,7 +1071,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
-START, LOCKS, WARNINGS = time.monotonic(), [], []
+START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -1127,8 +1080,12 @@ def printable(text):
 
 def warn(where, what):
     """Print a line on stderr, and keep it for the provenance of outputs."""
-    WARNINGS.append(printable(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    warn_once(printable(f"warning: {where}: {what}"))
+
+def warn_once(line):
+    if line not in WARNINGS:
+        WARNINGS.append(line)
+        print(line, file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -1138,31 +1095,32 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
+    damaged, empty = [], True
     with open(path, "rb") as file:
-        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
-    if kind:
-        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-    filled_lines, damaged = 0, []
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        start = file.peek(2)[:2]
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(start)
+        if kind:
+            fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
         for number, line in enumerate(file, 1):
-            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
                 damaged.append(number)
-                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            if not line.isspace():
-                filled_lines += 1
-                yield number, line.rstrip("\r\n")
+                text = line.decode(errors="replace")
+            text = text.removeprefix("\ufeff").rstrip("\r\n")  # a byte order mark
+            if text.strip():
+                empty = False
+                yield number, text
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
-    if not filled_lines:
+    if empty:
         fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
 
-def unquoted(fields):
-    """Return a column of texts without the quotation marks that pandas puts around a field."""
-    inner = fields.str.slice(1, -1)
-    quoted = fields.str.startswith('"') & fields.str.endswith('"') & (fields.str.len() > 1)
-    quoted &= ~inner.str.replace('""', "", regex=False).str.contains('"', regex=False)
-    return fields.mask(quoted, inner.str.replace('""', '"', regex=False))
+def unquoted(field):
+    """Return a field of a table without the quotation marks that pandas puts around it."""
+    quoted = re.fullmatch('"((?:[^"]|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
@@ -1170,23 +1128,20 @@ def read_table(path, columns, **known):
     known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
-    numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    rows = {}
+    for number, line in read_lines(path):
+        fields = line.split("\t")
+        rows[number] = list(map(unquoted, fields)) if '"' in line else fields
+    first = next(iter(rows))
+    header = rows.pop(first)
     if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
-        fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
+        fail(f"{path}:{first}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
-    for column in header:
-        if table[column].str.startswith('"').any():
-            table[column] = unquoted(table[column])
+    for number, row in rows.items():
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows.values(), index=rows.keys(), columns=header, dtype=str)
     if "claim" in columns:
         table["claim"] = table["claim"].str.normalize("NFC")
     ids = [column for column in columns if column.endswith("_id")]
@@ -1196,10 +1151,11 @@ def read_table(path, columns, **known):
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
-        claim = table["claim_id"].factorize()[0]
-        values = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(values["score"])
-        bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+        expected = table.groupby("claim_id")["rank"].rank("first")
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["rank is not 1, 2, 3"] = table["rank"] != expected
     for what, rows in bad.items():
         if rows.any():
             number = rows.idxmax()
@@ -1208,8 +1164,8 @@ def read_table(path, columns, **known):
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
-        table = table.assign(rank=values["rank"].astype(int), score=values["score"])
-        table = table.iloc[np.lexsort((table["rank"], claim))]
+        table = table.astype({"rank": int})
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
@@ -1241,15 +1197,6 @@ def read_corpus(path):
     if empty:
         warn(path, f"{empty} abstracts without text, kept as empty")
     return corpus
-
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold text; the items of a list are joined by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
-        texts.append(", ".join(filter(None, known)))
-    return separator.join(filter(None, texts))
 
 # ---------- Provenance
 def read_object(path):
@@ -1312,13 +1259,10 @@ def lock(path):
     from filelock import FileLock, Timeout
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+        LOCKS.enter_context(FileLock(f"{path}.lock", timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-
-def unlock():
-    for one in LOCKS:
-        Path(one.lock.lock_file).unlink(missing_ok=True)
+    LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path):
     """Refuse an output that the task reads, and folders and data that others have made."""
@@ -1334,20 +1278,17 @@ def check_owner(args, task, path):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task made outs, which are locked until the process ends."""
-    outs = list(map(Path, outs))
-    for path in outs:
+    provenance = {}
+    for path in map(Path, outs):
         lock(path)
         check_owner(args, task, path)
-    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
-    for path, made in provenance.items():
-        if args.force or not path.exists() or not task.items() <= made.items():
-            return False
-    for line in made.get("warnings") or ():
-        if line not in WARNINGS:
-            WARNINGS.append(line)
-            print(line, file=sys.stderr)
+        provenance[path] = read_object(f"{path}.meta.json") if path.exists() else {}
+    if args.force or any(not task.items() <= made.items() for made in provenance.values()):
+        return False
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
+        for line in made.get("warnings") or ():
+            warn_once(line)
         print(f"up to date: {path}")
         if made.get("sha256") != digest(path):
             warn(path, "its bytes have changed since it was made; --force makes it again")
@@ -1467,14 +1408,14 @@ def arguments_of(parser, jobs):
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
-        many = isinstance(value, list)
-        values = [filled(one, args) for one in value] if many else filled(value, args)
-        setattr(args, name, values)
+        setattr(args, name, filled(value, args))
     args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, list):
+        return [filled(one, args) for one in value]
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
         value = value.replace("{data}", args.data).replace("{work}", args.work)
         return value.replace("{split}", args.split)
@@ -1490,23 +1431,34 @@ def finish(resolve, args):
         args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
-        unlock()
+        LOCKS.close()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        text = repr(error)
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        names = {"batch_size" if name == "batch" else name for name in vars(args)}
-        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        smaller = ("--batch-size", "--max-length", "--top-k")
+        flags = [flag for flag in smaller if flag in args.flags]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
-        unlock()
+        LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold text; the items of a list are joined by commas."""
+    texts = []
+    for value in map(record.get, fields):
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
+        texts.append(", ".join(filter(None, known)))
+    return separator.join(filter(None, texts))
+# --- end of texts
 
 # --- hub (same in 01, 02, 03, 04 and 05)
 def offline_without_hub(name):
@@ -1683,6 +1635,7 @@ def save(model, folder):
 #   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
 #             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
 #             thoughts came before the answer. Servers leave out fields.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of odd JSON
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 
 def body_of(messages, limit, args, form=None, logprobs=False):
@@ -1766,7 +1719,7 @@ def read_replies(path):
             if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
                 name, reply = reply_of(record)
                 replies[name] = reply
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except MALFORMED:
             unusable += number < len(lines)
     return replies, unusable
 
@@ -1923,30 +1876,25 @@ def converse(begin, answer, args):
     interrupted run makes the same batches, or with --backend none, all that waits.
     """
     replies, unusable = replies_so_far(args)
-    asked, said = None, {}
-    while True:
-        results, turns, used = carry_on(begin(), replies)
-        facts = {"unusable_lines": unusable, "unknown_replies": len(replies) - len(used)}
-        if facts != said:
-            warn_of_lines(args.replies, **facts)
-        said = facts
-        if not turns:
-            break
+    results, turns, used = carry_on(begin(), replies)
+    warn_of_lines(args.replies, unusable, len(replies) - len(used))
+    while turns:
         waiting = itertools.chain(*turns) if args.backend == "none" else turns[0]
         waiting = {request["custom_id"]: request for request in waiting}
-        if waiting == asked:
-            fail(args.replies, "replies cannot be read; see its last lines")
         answer(list(waiting.values()), args)
         found, unusable = read_replies(args.replies)
+        if not waiting.keys() & found.keys():
+            fail(args.replies, "replies cannot be read; see its last lines")
         replies |= {name: found[name] for name in waiting if name in found}
-        asked = waiting
+        results, turns, used = carry_on(begin(), replies)
     errors = [replies[name]["error"] for name in used if replies[name]["error"]]
     if errors and len(errors) == len(used):
         fail(args.replies, f"all {len(errors)} requests failed, the first with {errors[0]}; change "
              "--model or --extra, or try --retry-errors")
     warn_of_failures(args.replies, errors, len(used))
-    facts |= {"failed_requests": len(errors), "first_error": errors[0] if errors else None}
-    return results, facts
+    return results, {
+        "unusable_lines": unusable, "unknown_replies": len(replies) - len(used),
+        "failed_requests": len(errors), "first_error": errors[0] if errors else None}
 
 def warn_of_lines(path, unusable_lines, unknown_replies):
     """Say what in a file of replies is not used."""

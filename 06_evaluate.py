@@ -11,8 +11,7 @@ Score runs and verdicts as the shared tasks and trec_eval do; compare them; writ
 Reads   runs, verdicts, qrels; claims.jsonl: verdicts on claims; for the page claims and corpus
         (data/convert.py reads other formats)
 Writes  metrics.tsv, .json, .md, .tex; .cells.tsv: intervals and p-values; .claims.tsv: by claim;
-        .curves.tsv: by depth; .verdicts.json: scores of claims.jsonl;
-        --report: a page with every claim's rankings
+        .curves.tsv: by depth; --report: a page with every claim's rankings
         pool: pairs to judge; merge: qrels with their labels; submission: a table and its zip
 Prints  the table; the last line is JSON
 
@@ -88,6 +87,11 @@ OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Inf
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
 # -------------------- Runs beside judgements
+def advised(args, *words):
+    """Return a command for the same data, to be copied."""
+    files = ["--data", args.data, "--work", args.work, "--split", args.split]
+    return shlex.join(["python", *words, *files])
+
 def columns_of(path):
     """Return the names in a table's header."""
     _, header = next(read_lines(path))
@@ -105,7 +109,7 @@ def read_qrels(path):
 def refuse_foreign(path, ours, theirs, kind):
     """Refuse ids of which none is in the qrels: spelt otherwise, or of another data set."""
     if not ours.isin(theirs).any():
-        here, there = (repr(ids.iloc[0]) if len(ids) else "nothing" for ids in (ours, theirs))
+        here, there = (repr(next(iter(ids), "nothing")) for ids in (ours, theirs))
         fail(path, f"none of its {kind} is in the qrels: {here} here, {there} there; spell ids "
              "alike, and name files of one data set")
 
@@ -193,13 +197,11 @@ def abstract_level(labels, said, gold):
 def trec_fraction(name, run, qrels, gold):
     """The fraction of a measure of ir-measures; ranks stand in for scores."""
     import ir_measures
-    values, counted = np.zeros(len(gold.R)), gold.R > 0
-    tables = [qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)),
-              run.assign(score=-run["rank"].astype(float))]
-    for place, table in enumerate(tables):
-        table = table[table["claim_id"].isin(gold.claims[counted])]
+    values, tables = np.zeros(len(gold.R)), []
+    for table in (qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)),
+                  run.assign(score=-run["rank"].astype(float))):
         numbers = gold.claims.get_indexer(table["claim_id"]).astype(str)  # ERR wants numbers
-        tables[place] = table.assign(query_id=numbers, doc_id=table["abstract_id"])
+        tables.append(table.assign(query_id=numbers, doc_id=table["abstract_id"]))
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         if str(measure).endswith("@0"):
@@ -208,7 +210,7 @@ def trec_fraction(name, run, qrels, gold):
             values[int(one.query_id)] = one.value
     except Exception:  # of many kinds: no such measure, parameter or package
         fail("--measures", f"cannot compute {name!r}; see --help")
-    return values, counted
+    return mean_of(values, gold.R > 0)
 
 def confusion(labels, said):
     """Confusion matrix of each claim, [claims, 3 gold, 3 given labels]."""
@@ -287,8 +289,7 @@ def score_runs(args, qrels):
         share = judged(labels[:, :10], gold)[0].mean()
         if share < 0.5:
             warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
-                 f"evidence; what to judge: python 06_evaluate.py pool {path} --data {args.data} "
-                 f"--work {args.work} --split {args.split}")
+                 f"evidence; what to judge: {advised(args, '06_evaluate.py', 'pool', path)}")
         if "label" in run and "REFUTES" not in set(qrels["label"]):
             warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
                  "in TREC and CheckThat!, the measures of labels mean nothing")
@@ -372,10 +373,9 @@ def read_verdicts(path):
             line = json.loads(text)
             claim, verdict = str(line["claim_id"]), line["verdict"]
             sentences = [[str(one["abstract_id"]), one["sentence"]] for one in line["evidence"]]
-            known = verdict in VERDICTS and claim not in verdicts
         except (ValueError, LookupError, TypeError, RecursionError):
-            known = False
-        if not known:
+            verdict = None
+        if verdict not in VERDICTS or claim in verdicts:
             fail(f"{path}:{number}", "not a verdict of 05_classify.py --aggregate, or the second "
                  f"one on a claim; verdicts are {', '.join(VERDICTS)}")
         verdicts[claim] = {"verdict": verdict, "evidence": sentences}
@@ -391,32 +391,30 @@ def gold_verdicts(qrels):
     return pd.Series(verdicts, supported.index)
 
 def score_verdicts(path, verdicts, qrels):
-    """Return accuracy, macro F1 over the verdicts that occur, and counts {gold: {given: claims}}.
+    """Return a sentence, and accuracy, macro F1 over the verdicts that occur, and counts.
 
-    A judged claim without a verdict counts as wrong.
+    counts: {gold: {given: claims}}. A judged claim without a verdict counts as wrong.
     """
     import pandas as pd
     gold = gold_verdicts(qrels)
-    given = gold.index.map({claim: one["verdict"] for claim, one in verdicts.items()})
-    without, others = int(given.isna().sum()), len(set(verdicts) - set(gold.index))
-    if without == len(gold):
-        fail(path, f"no verdict on a claim of the qrels, such as {gold.index[0]!r}; name another "
-             "file by --aggregated")
-    if without or others:
-        warn(path, f"{without} judged claims without a verdict count as wrong, {others} verdicts "
-             "on other claims are left out")
-    table = pd.crosstab(gold.to_numpy(), given.fillna("none").to_numpy())
-    table = table.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
-    right, both = np.diagonal(table.to_numpy()), table.sum(axis=1) + table.sum()[list(VERDICTS)]
+    given = pd.Series({claim: one["verdict"] for claim, one in verdicts.items()})
+    refuse_foreign(path, given.index, gold.index, "claims")
+    others = (~given.index.isin(gold.index)).sum()
+    given = given.reindex(gold.index, fill_value="none")
+    if others or (given == "none").any():
+        warn(path, f"{(given == 'none').sum()} judged claims without a verdict count as wrong, "
+             f"{others} verdicts on other claims are left out")
+    counts = pd.crosstab(gold, given).reindex(
+        index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
+    right, both = np.diag(counts), counts.sum(axis=1) + counts.sum()[list(VERDICTS)]
     return {"claims": len(gold), "accuracy": right.sum() / len(gold),
-            "macro_f1": np.nanmean(2 * right / both), "without_verdict": without,
-            "not_judged": others, "counts": table.to_dict("index")}
+            "macro_f1": np.nanmean(2 * right / both), "counts": counts.to_dict("index")}
 
-def print_verdicts(path, scores):
+def verdicts_text(path, scores):
     import pandas as pd
-    print(f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
-          f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:",
-          pd.DataFrame(scores["counts"]).T.to_string(), "", sep="\n")
+    return (f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
+            f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:\n"
+            f"{pd.DataFrame(scores['counts']).T.to_string()}\n")
 
 # -------------------- Tables
 def figures_of(system, cells):
@@ -643,49 +641,43 @@ def outs_of(out, *endings):
             fail(path, "would be replaced, and was not made by this script; give another --out")
     return outs
 
-def evaluated(args, inputs):
-    """Return {ending: content} of what evaluate() writes, and counts of claims by run."""
+def evaluated(args):
+    """Return {ending: content} of what evaluate() writes, and facts for the provenance."""
     qrels = read_qrels(args.qrels)
-    corpus = read_corpus(args.corpus) if args.corpus in inputs else {}
-    verdicts = read_verdicts(args.aggregated) if args.aggregated in inputs else {}
+    corpus = read_corpus(args.corpus) if args.corpus else {}
+    verdicts = read_verdicts(args.aggregated) if args.aggregated else {}
     scored = score_runs(args, qrels)
     warn_of_unknown(args, qrels, scored, corpus)
-    parts = {run: one.parts for run, one in scored.items()}
-    cells = compare(parts, args.measures, args.resamples, args.seed)
+    cells = compare(
+        {run: one.parts for run, one in scored.items()}, args.measures, args.resamples, args.seed)
     if args.published:
         cells = figures_of(args.published, cells)
-    contents = tables_of(scored, cells)
-    if verdicts:
-        scores = score_verdicts(args.aggregated, verdicts, qrels)
-        contents[".verdicts.json"] = json.dumps(scores, indent=1) + "\n"
+    contents, facts = tables_of(scored, cells), {}
     if args.report:
         contents[".html"] = report(args, scored, cells, corpus, verdicts)
-    return contents, {run: one.counts for run, one in scored.items()}
+    if verdicts:
+        facts["claims"] = score_verdicts(args.aggregated, verdicts, qrels)
+        contents[".md"] += verdicts_text(args.aggregated, facts["claims"])
+    return contents, facts | {"counts": {run: one.counts for run, one in scored.items()}}
 
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
-    endings = ".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split()
-    inputs = [args.qrels, *args.runs, *filter(os.path.isfile, [args.corpus])]
-    if args.aggregated:
-        inputs.append(args.aggregated)
-        endings.append(".verdicts.json")
-    outs = outs_of(args.out, *endings)
+    outs = outs_of(args.out, *".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
+    inputs = [args.qrels, *args.runs, args.corpus, args.aggregated]
     if args.report:
         outs[".html"] = args.report
-        inputs += [args.claims, args.corpus]
+        inputs.append(args.claims)
     if args.published:
         inputs.append(PUBLISHED)
-    task, made = task_of(args, *inputs), []
+    task, made = task_of(args, *filter(None, inputs)), []
     if not up_to_date(args, task, *outs.values()):
-        contents, counts = evaluated(args, inputs)
+        contents, facts = evaluated(args)
         made = [outs[ending] for ending in contents]
-        save(task, dict(zip(made, contents.values())), counts=counts)
+        save(task, dict(zip(made, contents.values())), **facts)
     print(Path(outs[".md"]).read_text(encoding="utf-8"))
-    done = {"made": made, "runs": read_object(outs[".json"])}
-    if ".verdicts.json" in outs:
-        done["claims"] = read_object(outs[".verdicts.json"])
-        print_verdicts(args.aggregated, done["claims"])
-    return done
+    known = read_object(f"{outs['.md']}.meta.json")
+    facts = {name: known[name] for name in ("claims",) if name in known}
+    return {"made": made, "runs": read_object(outs[".json"]), **facts}
 
 def read_all(args, paths):
     """Return the rows of runs, claims and corpus; runs with other ids are refused."""
@@ -812,16 +804,17 @@ def resolve(args):
         stages = [f"{folder}/{stage}.tsv" for stage in STAGES]
         args.runs = list(dict.fromkeys(args.runs or filter(os.path.isfile, stages)))
         if not args.runs:
-            fail(folder, "no run; name runs, or make some by: python 02_retrieve.py "
-                 f"--data {args.data} --work {args.work} --split {args.split}")
+            fail(folder, "no run; name runs, or make some by: "
+                 f"{advised(args, '02_retrieve.py')}")
     if "measures" in args:
         names = []
         for word in args.measures:
             names += MEASURES[word].split(", ") if word in MEASURES else [word]
         args.measures = list(dict.fromkeys(names))
-    if "aggregated" in args and args.aggregated is None:
-        default = f"{folder}/claims.jsonl"
-        args.aggregated = default if os.path.isfile(default) else ""
+        if args.aggregated is None and os.path.isfile(f"{folder}/claims.jsonl"):
+            args.aggregated = f"{folder}/claims.jsonl"
+        if not args.report and not os.path.isfile(args.corpus):
+            args.corpus = ""  # the page alone needs it
     if "task" in args:
         depth, ending = TASKS[args.task]
         args.top_k = args.top_k or depth
@@ -852,7 +845,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
-START, LOCKS, WARNINGS = time.monotonic(), [], []
+START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
 
 def printable(text):
     """Return a text on one line, ? for control characters, which could steer a terminal."""
@@ -861,8 +854,12 @@ def printable(text):
 
 def warn(where, what):
     """Print a line on stderr, and keep it for the provenance of outputs."""
-    WARNINGS.append(printable(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
+    warn_once(printable(f"warning: {where}: {what}"))
+
+def warn_once(line):
+    if line not in WARNINGS:
+        WARNINGS.append(line)
+        print(line, file=sys.stderr)
 
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
@@ -872,31 +869,32 @@ def fail(where, what):
 # ---------- Reading
 def read_lines(path):
     """Yield (number, line) of a UTF-8 file as an editor shows them, blank lines left out."""
+    damaged, empty = [], True
     with open(path, "rb") as file:
-        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(file.read(2))
-    if kind:
-        fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
-    filled_lines, damaged = 0, []
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        start = file.peek(2)[:2]
+        kind = {b"\x1f\x8b": "gzip", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}.get(start)
+        if kind:
+            fail(path, f"the file is {kind}; see data/convert.py, or save it as UTF-8 text")
         for number, line in enumerate(file, 1):
-            if not line.isascii() and re.search("[\udc80-\udcff]", line):  # no UTF-8
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
                 damaged.append(number)
-                line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-            if not line.isspace():
-                filled_lines += 1
-                yield number, line.rstrip("\r\n")
+                text = line.decode(errors="replace")
+            text = text.removeprefix("\ufeff").rstrip("\r\n")  # a byte order mark
+            if text.strip():
+                empty = False
+                yield number, text
     if damaged:
         warn(f"{path}:{damaged[0]}", f"{len(damaged)} lines are not UTF-8; U+FFFD replaces what "
              "cannot be read")
-    if not filled_lines:
+    if empty:
         fail(f"{path}:1", "the file is empty; a table needs a header, a corpus one abstract a line")
 
-def unquoted(fields):
-    """Return a column of texts without the quotation marks that pandas puts around a field."""
-    inner = fields.str.slice(1, -1)
-    quoted = fields.str.startswith('"') & fields.str.endswith('"') & (fields.str.len() > 1)
-    quoted &= ~inner.str.replace('""', "", regex=False).str.contains('"', regex=False)
-    return fields.mask(quoted, inner.str.replace('""', '"', regex=False))
+def unquoted(field):
+    """Return a field of a table without the quotation marks that pandas puts around it."""
+    quoted = re.fullmatch('"((?:[^"]|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 def read_table(path, columns, **known):
     """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
@@ -904,23 +902,20 @@ def read_table(path, columns, **known):
     known: the values that a column may hold. A bad row ends the script, with its line.
     """
     import pandas as pd
-    numbers, lines = zip(*read_lines(path))
-    header = [name.strip('"') for name in lines[0].split("\t")]
+    rows = {}
+    for number, line in read_lines(path):
+        fields = line.split("\t")
+        rows[number] = list(map(unquoted, fields)) if '"' in line else fields
+    first = next(iter(rows))
+    header = rows.pop(first)
     if not {*columns, *known} <= set(header) or len(set(header)) < len(header):
-        fail(f"{path}:{numbers[0]}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
+        fail(f"{path}:{first}", f"columns {', '.join(header)}, wanted {', '.join(columns)}; "
              "data/convert.py reads other formats and renames columns")
-    for number, line in zip(numbers, lines):
-        fields = line.count("\t") + 1
-        if fields != len(header):
-            fail(f"{path}:{number}", f"{fields} fields, the header has {len(header)}; fix the row, "
-                 "or convert the file by data/convert.py")
-    table = pd.read_csv(
-        io.StringIO("\n".join(lines[1:])), sep="\t", names=header, dtype=str, na_filter=False,
-        index_col=False, lineterminator="\n", quoting=3)  # csv.QUOTE_NONE
-    table.index = numbers[1:]
-    for column in header:
-        if table[column].str.startswith('"').any():
-            table[column] = unquoted(table[column])
+    for number, row in rows.items():
+        if len(row) != len(header):
+            fail(f"{path}:{number}", f"{len(row)} fields, the header has {len(header)}; fix the "
+                 "row, or convert the file by data/convert.py")
+    table = pd.DataFrame(rows.values(), index=rows.keys(), columns=header, dtype=str)
     if "claim" in columns:
         table["claim"] = table["claim"].str.normalize("NFC")
     ids = [column for column in columns if column.endswith("_id")]
@@ -930,10 +925,11 @@ def read_table(path, columns, **known):
     bad |= {f"unknown {column}": ~table[column].isin(known[column]) for column in known}
     bad["there is an earlier row for this"] = table.duplicated(ids)
     if "rank" in columns:
-        claim = table["claim_id"].factorize()[0]
-        values = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce").astype(float)
-        bad["score is not a finite number"] = ~np.isfinite(values["score"])
-        bad["rank is not 1, 2, 3"] = values["rank"] != values.groupby(claim)["rank"].rank("first")
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce").astype(float)
+        expected = table.groupby("claim_id")["rank"].rank("first")
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["rank is not 1, 2, 3"] = table["rank"] != expected
     for what, rows in bad.items():
         if rows.any():
             number = rows.idxmax()
@@ -942,8 +938,8 @@ def read_table(path, columns, **known):
             fail(f"{path}:{number}", f"{what}: {' '.join(table.loc[number, ids])}; fix the row, or "
                  "see data/convert.py")
     if "rank" in columns:
-        table = table.assign(rank=values["rank"].astype(int), score=values["score"])
-        table = table.iloc[np.lexsort((table["rank"], claim))]
+        table = table.astype({"rank": int})
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
     return table.reset_index(drop=True)
 
 def read_corpus(path):
@@ -975,15 +971,6 @@ def read_corpus(path):
     if empty:
         warn(path, f"{empty} abstracts without text, kept as empty")
     return corpus
-
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold text; the items of a list are joined by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
-        texts.append(", ".join(filter(None, known)))
-    return separator.join(filter(None, texts))
 
 # ---------- Provenance
 def read_object(path):
@@ -1046,13 +1033,10 @@ def lock(path):
     from filelock import FileLock, Timeout
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        LOCKS.append(FileLock(f"{path}.lock").acquire(timeout=0))
+        LOCKS.enter_context(FileLock(f"{path}.lock", timeout=0))
     except Timeout:
         fail(path, "another command is making it; wait until that one ends")
-
-def unlock():
-    for one in LOCKS:
-        Path(one.lock.lock_file).unlink(missing_ok=True)
+    LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path):
     """Refuse an output that the task reads, and folders and data that others have made."""
@@ -1068,20 +1052,17 @@ def check_owner(args, task, path):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task made outs, which are locked until the process ends."""
-    outs = list(map(Path, outs))
-    for path in outs:
+    provenance = {}
+    for path in map(Path, outs):
         lock(path)
         check_owner(args, task, path)
-    provenance = {path: read_object(f"{path}.meta.json") for path in outs}
-    for path, made in provenance.items():
-        if args.force or not path.exists() or not task.items() <= made.items():
-            return False
-    for line in made.get("warnings") or ():
-        if line not in WARNINGS:
-            WARNINGS.append(line)
-            print(line, file=sys.stderr)
+        provenance[path] = read_object(f"{path}.meta.json") if path.exists() else {}
+    if args.force or any(not task.items() <= made.items() for made in provenance.values()):
+        return False
     for path, made in provenance.items():
         remove(f"{path}.parts")  # left by a process that was killed at its very end
+        for line in made.get("warnings") or ():
+            warn_once(line)
         print(f"up to date: {path}")
         if made.get("sha256") != digest(path):
             warn(path, "its bytes have changed since it was made; --force makes it again")
@@ -1201,14 +1182,14 @@ def arguments_of(parser, jobs):
         fail(script, f"unrecognized arguments: {' '.join(unknown)}; {advice}")
     args.work = args.work or f"work/{Path(os.path.abspath(args.data)).name}"
     for name, value in vars(args).items():
-        many = isinstance(value, list)
-        values = [filled(one, args) for one in value] if many else filled(value, args)
-        setattr(args, name, values)
+        setattr(args, name, filled(value, args))
     args.flags = flags
     return args
 
 def filled(value, args):
     """Return a default value with {data}, {work} and {split} filled in."""
+    if isinstance(value, list):
+        return [filled(one, args) for one in value]
     if isinstance(value, str) and value.startswith(("{data}", "{work}")):
         value = value.replace("{data}", args.data).replace("{work}", args.work)
         return value.replace("{split}", args.split)
@@ -1224,23 +1205,34 @@ def finish(resolve, args):
         args = resolve(args)
         print(json.dumps(args.function(args) | spent(), ensure_ascii=False), flush=True)
     except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C; | head
-        unlock()
+        LOCKS.close()
         os._exit(130)  # without tearing libraries down, which takes seconds
     except OSError as error:
         fail(error.filename or args.job, f"{error.strerror or error}; check path, rights and space")
     except Exception as error:
-        text, flags = repr(error), ("--batch-size", "--max-length", "--top-k")
+        text = repr(error)
         if "Symlink loop" in text or "SafetensorError" in text:  # links, a full disk
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        names = {"batch_size" if name == "batch" else name for name in vars(args)}
-        flags = [flag for flag in flags if flag[2:].replace("-", "_") in names]
+        smaller = ("--batch-size", "--max-length", "--top-k")
+        flags = [flag for flag in smaller if flag in args.flags]
         fail(args.job, f"out of memory; lower {' or '.join(flags)}, and run it again to go on")
     finally:
-        unlock()
+        LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
 # --- end of helpers
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold text; the items of a list are joined by commas."""
+    texts = []
+    for value in map(record.get, fields):
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
+        texts.append(", ".join(filter(None, known)))
+    return separator.join(filter(None, texts))
+# --- end of texts
 
 if __name__ == "__main__":
     main()

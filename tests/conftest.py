@@ -185,9 +185,7 @@ def call(monkeypatch, capsys):
             names["main"]()
         except SystemExit as end:
             status = end.code
-        for lock in names["LOCKS"]:
-            lock.lock.release()
-            Path(lock.lock.lock_file).unlink(missing_ok=True)
+        names["LOCKS"].close()
         return subprocess.CompletedProcess(args, status, *capsys.readouterr())
     return call_script
 

@@ -23,6 +23,13 @@ KIT = load(SCRIPT)
 def meta_of(folder):
     return json.loads((folder / "meta.json").read_text())
 
+def test_the_text_of_a_record():
+    record = json.loads('{"title": NaN, "abstract": " a b ", "year": 2020, "authors": '
+                        '["X", "", null, "Y"], "n": null, "zero": 0}')
+    assert KIT.text_of(record) == "a b"
+    assert KIT.text_of(record, ["abstract", "year", "authors", "n", "zero"], " [SEP] ") == (
+        "a b [SEP] 2020 [SEP] X, Y [SEP] 0")
+
 # ---------------------------------------------------------------- Outputs
 def test_an_index_with_torn_provenance_is_made_again(toy, call):
     for text in ('{"argum', ""):

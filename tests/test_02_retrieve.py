@@ -351,13 +351,6 @@ def test_files_that_are_no_text_are_named_as_what_they_are(capsys, tmp_path, dat
     (tmp_path / "a.tsv").write_bytes(data)
     assert said in refusal(capsys, KIT.read_table, tmp_path / "a.tsv", ["claim_id", "claim"])
 
-def test_the_text_of_a_record():
-    record = json.loads('{"title": NaN, "abstract": " a b ", "year": 2020, "authors": '
-                        '["X", "", null, "Y"], "n": null, "zero": 0}')
-    assert KIT.text_of(record) == "a b"
-    assert KIT.text_of(record, ["abstract", "year", "authors", "n", "zero"], " [SEP] ") == (
-        "a b [SEP] 2020 [SEP] X, Y [SEP] 0")
-
 def test_work_follows_data_so_that_no_data_set_replaces_another(toy, call):
     (toy / "data/other").mkdir()
     claims = (toy / "data/demo/claims.train.tsv").read_bytes()

@@ -146,6 +146,17 @@ def test_dialogues_carry_on_turn_by_turn():
             break
     assert asked == ["b0 c0 | a1", "a1 b1", "a2", ""] and found == ["a", "b", "c"]
 
+def test_an_engine_whose_replies_cannot_be_read_is_not_asked_for_ever(tmp_path, capsys):
+    def junk(requests, args):
+        with open(args.replies, "a") as file:
+            file.write("junk\n" * len(requests))
+    def begin():
+        return [KIT.listwise("claim", ["a", "b"], [], args)]
+    args = settings(replies=str(tmp_path / "replies"), retry_errors=False)
+    with pytest.raises(SystemExit):
+        KIT.converse(begin, junk, args)
+    assert "replies cannot be read" in capsys.readouterr().err
+
 @pytest.mark.parametrize(("method", "count"), [("listwise", 2), ("pointwise", 6)])
 def test_a_dry_run_can_read_the_guess_of_its_method(method, count):
     args = settings(method=method, window=4, step=2, structured=False)
@@ -376,9 +387,14 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     assert facts(done)["replies"]["perfect"] == 3 and len(server.asked) == 4
 
 def test_replies_that_are_no_completions_stop_nothing(toy, rerank, endpoint):
-    odd = iter([{"raw": b'{"choices": [{"message": {"content": 7}}]}'}])  # is asked again
-    done = facts(rerank(endpoint(lambda prompt: next(odd, None) or last_first(prompt))))
-    assert done["unusable_lines"] == 1 and done["replies"]["perfect"] == 3
+    odd = iter([b'{"choices": [{"message": {"content": 7}}]}', b'{"error": "no choices"}', b"7"])
+    def moody(prompt):
+        answer = next(odd, None)
+        return {"raw": answer} if answer else last_first(prompt)
+    server = endpoint(moody)
+    done = facts(rerank(server))
+    assert done["unusable_lines"] == 0 and done["replies"]["perfect"] == 3
+    assert len(server.asked) == 6  # the client retries what cannot be read; it is not stored
     login = endpoint(lambda prompt: {"status": 302, "text": "", "headers": {"Location": "/in"}})
     done = rerank(login, "--retries", 1, "--out", "none.tsv")
     assert done.returncode == 2 and "all 3 requests failed" in done.stderr

@@ -20,7 +20,7 @@ def kit(tmp_path):
     """kit("scifact", ...): the script in a folder with in/, small copies of what is published."""
     shutil.copytree(ROOT / "tests" / "published", tmp_path / "in")
     (tmp_path / "data").mkdir()
-    for name in ("download.py", "convert.py"):
+    for name in ("download.py", "published.py", "convert.py"):
         shutil.copy(ROOT / "data" / name, tmp_path / "data")
     sources = json.loads(json.dumps(SOURCES))
     def run(*words, **env):
@@ -172,6 +172,27 @@ def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
     for split, size, first in (("train", 767, "455"), ("dev", 153, "1034"), ("test", 615, "822")):
         assert (len(found[f"claims.{split}"]), found[f"claims.{split}"][0]) == (size, f"{first} c")
 
+def test_a_folder_of_the_kit_is_checked_and_copied(kit, tmp_path):
+    mine = tmp_path / "mine"
+    shutil.copytree(EXPECTED / "scifact", mine)
+    judged = pd.concat(pd.read_csv(path, sep="\t", dtype=str) for path in mine.glob("qrels.*.tsv"))
+    names = sorted(set(judged["abstract_id"]))
+    jsonl(mine / "corpus.jsonl", *({"abstract_id": name, "abstract": "A."} for name in names))
+    (mine / "notes.txt").write_text("not of the kit, not copied")
+    done, copy = kit("climate-fever", "--from", "mine"), kit.data / "climate-fever"
+    assert done.returncode == 0, done.stderr
+    assert f"{len(names)} abstracts, 5240 are published" in done.stderr
+    assert {path.name for path in copy.iterdir()} ^ {path.name for path in mine.iterdir()} == {
+        "notes.txt", "SOURCE.md"}
+    for path in [*mine.glob("*.tsv"), mine / "corpus.jsonl"]:
+        assert (copy / path.name).read_bytes() == path.read_bytes(), path
+    assert "- copied: " in (copy / "SOURCE.md").read_text("utf-8")
+    with open(mine / "qrels.dev.tsv", "a") as file:
+        file.write("9\t9\tPERHAPS\n")
+    before = (copy / "qrels.dev.tsv").read_bytes()
+    refused(kit("climate-fever", "--from", "mine"), "PERHAPS")
+    assert (copy / "qrels.dev.tsv").read_bytes() == before
+
 def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     row = {"cord_uid": "umv", "source_x": "PMC", "title": "T", "abstract": "A.", "label": "umv"}
     table = pd.DataFrame([row.values()], dtype=object)
@@ -238,7 +259,7 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
         train.write_text(good.replace(old, new))
         refused(kit(*words), said)
     assert sorted(path.name for path in kit.data.iterdir()) == [
-        "convert.py", "download.py", "sources.json"]
+        "convert.py", "download.py", "published.py", "sources.json"]
     train.write_text(good)
     for _ in range(2):  # what it made, it replaces
         assert kit(*words).returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")

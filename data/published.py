@@ -1,0 +1,328 @@
+"""
+Read published data sets: one function for each, which download.py calls.
+
+Reads   the published files, at or below the folder that a function is given
+Yields  pairs (split, row), in any order:
+            None, a record of the corpus with abstract_id, abstract and other fields
+            "train", a row with claim_id and any of claim, abstract_id, label
+        A claim without judgement lacks abstract_id and label. A judgement may lack the claim, which
+        another row has. Ids and labels are as the files spell them.
+
+A program for download.py alone. To add a data set: write its function here, give it a name in
+READERS, and describe it in sources.json.
+"""
+import json
+import pickle
+import random
+import re
+from pathlib import Path
+
+import convert
+from convert import RELEVANT, fail, sha256
+
+SEED = 13  # of the CLIMATE-FEVER splits that results are published on
+# All names in a pickled table of texts, numbers and dates, in pandas 1.5 to 3 and numpy 1 and 2
+TABLE_NAMES = """
+    builtins.slice __builtin__.slice _codecs.encode numpy.dtype numpy.ndarray
+    numpy._core.multiarray._reconstruct numpy._core.numeric._frombuffer
+    pandas.DataFrame pandas.core.frame.DataFrame pandas.Index pandas.RangeIndex
+    pandas.core.indexes.base.Index pandas.core.indexes.base._new_Index
+    pandas.core.indexes.range.RangeIndex pandas.core.internals.managers.BlockManager
+    pandas._libs.internals._unpickle_block pandas.arrays.DatetimeArray
+    pandas.core.arrays.datetimes.DatetimeArray pandas._libs.arrays.__pyx_unpickle_NDArrayBacked
+    """.split()
+PICKLE = "a pickle can hold code; --allow-pickle reads it with an unpickler for tables only"
+
+# ---------------------------------------------------------------- Files
+def find(source, *patterns):
+    """Return the files at or below source whose names match, sorted."""
+    paths = [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*")))
+    found = [path for path in paths if any(map(path.match, patterns))]
+    if not found:
+        fail(source, f"no file {' or '.join(patterns)}; give the folder of the published files")
+    return found
+
+def only(source, pattern):
+    """Return the one file that matches; copies with the same bytes count as one."""
+    found = find(source, pattern)
+    if len(set(map(sha256, found))) > 1:
+        fail(source, f"{found[0]} and {found[-1]} differ; give the folder of one data set")
+    return found[0]
+
+def demand(where, found, *wanted):
+    """End the script if columns are missing."""
+    missing = [column for column in wanted if column not in found]
+    if missing:
+        there = ", ".join(map(str, found))
+        fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
+
+def rows(path, *wanted):
+    """Yield the records of a parquet, TSV, CSV or JSON Lines file that has the columns wanted."""
+    where = path
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+            table = parquet.ParquetFile(path)
+            demand(path, table.schema_arrow.names, *wanted)
+            for batch in table.iter_batches(10_000):  # a whole corpus takes gigabytes
+                yield from batch.to_pylist()
+        elif path.suffix in (".tsv", ".csv"):
+            columns, table = convert.read_rows(path)
+            demand(path, columns, *wanted)
+            for row in table.values():
+                yield dict(zip(columns, row))
+        else:
+            with open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    where = f"{path}:{number}"
+                    if line.strip():
+                        record = dict(json.loads(line))
+                        demand(where, record, *wanted)
+                        yield record
+    except (ValueError, TypeError, RecursionError, OSError) as error:  # pyarrow's are among them
+        fail(where, f"cannot be read ({error}); fix the file, or download it again")
+
+class TableUnpickler(pickle.Unpickler):
+    """An unpickler that builds pandas tables and imports or calls nothing else."""
+
+    def find_class(self, module, name):
+        module = re.sub(r"^numpy\.core\b", "numpy._core", module)  # its name before numpy 2
+        if name == "Int64Index":  # before pandas 2
+            module, name = "pandas", "Index"
+        if f"{module}.{name}" not in TABLE_NAMES:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no table needs")
+        return super().find_class(module, name)
+
+def unpickle(path, allowed):
+    """Return the records of a pickled pandas table."""
+    if not allowed:
+        fail(path.name, PICKLE)
+    with open(path, "rb") as file:
+        return TableUnpickler(file).load().to_dict("records")
+
+# ---------------------------------------------------------------- Rows
+def as_id(value):
+    """Return 7, 7.0 (an integer in a column with gaps) and " 7" as "7", None as ""."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = "" if value is None else str(value).strip()
+    if convert.torn(name):
+        fail(repr(name), "an id holds a tab or a line break; fix the published file")
+    return name
+
+def renamed(row, **names):
+    """Return some fields of a row under our names; names: {our name: theirs}."""
+    return {ours: row.get(theirs) for ours, theirs in names.items()}
+
+def papers(table, key, text="abstract"):
+    """Yield rows as records of the corpus; key and text: their names of abstract_id, abstract."""
+    for row in table:
+        if isinstance(row.get("metadata"), dict):  # SciFact-Open: year, venue
+            row = row.pop("metadata") | row
+        sentences = row[text] if isinstance(row[text], list) else [row[text]]
+        abstract = " ".join(one for one in sentences if isinstance(one, str))
+        record = {"abstract_id": row[key], "title": row.get("title"), "abstract": abstract}
+        rest = {name: value for name, value in row.items() if name not in (key, text)}
+        yield None, record | rest | record  # in this order, and ours win
+
+def corpus_of(source, pattern, key, text="abstract"):
+    """Yield the records of the one corpus file in JSON Lines."""
+    yield from papers(rows(only(source, pattern), key, text), key, text)
+
+def evidence_label(where, evidence):
+    """Return the label of a claim's evidence in an abstract, NEI without any."""
+    if isinstance(evidence, list):  # the rationales of an abstract share a label
+        evidence = evidence[0] if evidence else None
+    if evidence is None:
+        return "NEI"
+    demand(where, evidence, "label")
+    return evidence["label"]
+
+# ---------------------------------------------------------------- Data sets
+def read_climatecheck(source, args):
+    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*."""
+    files = find(source, "*.parquet", "*gold*.csv", "*gold*.tsv")
+    names = {path: str(path.relative_to(source)) for path in files}
+    corpus = [path for path in files if "corpus" in names[path]]
+    gold = [path for path in files if "gold" in names[path]]
+    if not corpus:
+        fail(source, "no *corpus*.parquet; add climatecheck_publications_corpus.parquet")
+    for path in corpus:
+        yield from papers(rows(path, "abstract_id", "abstract"), "abstract_id")
+    rest = [path for path in files if path not in (*corpus, *gold)]
+    columns = ("claim_id", "claim", "abstract_id", "annotation")  # of test, only two are public
+    for split, public in (("train", 4), ("test", 2)):
+        paths = [path for path in rest if path.name.startswith(split)]
+        for path in [path for path in paths if args.edition in names[path]] or paths:
+            for row in rows(path, *columns[:public]):
+                yield split, row | {"label": row.get("annotation")}
+    for path in gold:
+        for row in rows(path, "claim_id", "annotation"):
+            key = "abstract_id" if "abstract_id" in row else "abstract_original_index"
+            demand(path, row, key)
+            yield "test", row | {"abstract_id": row[key], "label": row["annotation"]}
+
+def read_scifact(source, args):
+    """SciFact: claims_train, claims_dev, claims_test.jsonl (without labels), corpus.jsonl.
+
+    An abstract that is cited without evidence is NEI. In qrels.SPLIT-cited.tsv every cited
+    abstract is relevant, as in BEIR.
+    """
+    for path in find(source, "claims_train.jsonl", "claims_dev.jsonl", "claims_test.jsonl"):
+        split = path.stem.removeprefix("claims_")
+        labelled = () if split == "test" else ("evidence", "cited_doc_ids")
+        for row in rows(path, "id", "claim", *labelled):
+            yield split, {"claim_id": row["id"], "claim": row["claim"]}
+            cited, evidence = row.get("cited_doc_ids", ()), row.get("evidence", {})
+            for name in dict.fromkeys(map(str, cited)):  # a claim may cite one twice
+                pair = {"claim_id": row["id"], "abstract_id": name}
+                yield f"{split}-cited", pair | {"label": RELEVANT}
+            for name in dict.fromkeys([*map(str, cited), *evidence]):
+                label = evidence_label(f"{path}, claim {row['id']}", evidence.get(name))
+                yield split, {"claim_id": row["id"], "abstract_id": name, "label": label}
+    yield from corpus_of(source, "corpus.jsonl", "doc_id")
+
+def read_scifact_open(source, args):
+    """SciFact-Open: claims.jsonl (all are test), corpus.jsonl.
+
+    Two further splits hold the evidence known from SciFact (citation), and the new (pooling).
+    """
+    path = only(source, "claims.jsonl")
+    for row in rows(path, "id", "claim", "evidence"):
+        claim = {"claim_id": row["id"], "claim": row["claim"]}
+        yield "test", claim
+        for name, evidence in row["evidence"].items():
+            label = evidence_label(f"{path}, claim {row['id']}", evidence)
+            judged = claim | {"abstract_id": name, "label": label}
+            yield "test", judged
+            if evidence.get("provenance") in ("citation", "pooling"):
+                yield evidence["provenance"], judged
+    yield from corpus_of(source, "corpus.jsonl", "doc_id")
+
+def read_check_covid(source, args):
+    """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json.
+
+    The split all has the claims of the three. Variants for experiments have longer names.
+    """
+    for split in ("train", "dev", "test"):
+        names = [f"covidCheck_{split}{kind}.json" for kind in ("", "_composed", "_extracted")]
+        for path in find(source, *names):
+            for row in rows(path, "id", "claim", "cord_id", "label"):
+                row |= {"claim_id": row["id"], "abstract_id": row["cord_id"]}
+                yield split, row
+                yield "all", row
+    yield from corpus_of(source, "corpus.json", "cord_id")
+
+def read_climate_fever(source, args):
+    """CLIMATE-FEVER: claims, each with its evidence sentences; split at random."""
+    path = only(source, "climate-fever*.jsonl")
+    claims = list(rows(path, "claim_id", "claim", "evidences"))
+    sentences = {}  # a sentence may be evidence for several claims
+    for row in claims:
+        for one in row["evidences"]:
+            demand(f"{path}, claim {row['claim_id']}", one,
+                   "evidence_id", "evidence_label", "article", "evidence")
+            sentences[one["evidence_id"]] = one
+    for one in sentences.values():
+        yield None, renamed(one, abstract_id="evidence_id", title="article", abstract="evidence")
+    claims.sort(key=lambda row: (len(str(row["claim_id"])), str(row["claim_id"])))  # 9 before 10
+    random.Random(SEED).shuffle(claims)
+    splits = ["train"] * (len(claims) // 2) + ["dev"] * (len(claims) // 10)
+    splits += ["test"] * (len(claims) - len(splits))
+    for split, row in zip(splits, claims):
+        for one in row["evidences"]:
+            yield split, row | renamed(one, abstract_id="evidence_id", label="evidence_label")
+
+def read_checkthat4b(source, args):
+    """CheckThat! 2025, task 4b: query tweets, a TSV per split, and the collection.
+
+    The file test_gold has the papers of test.
+    """
+    for path in find(source, "subtask4b_query_tweets_*.tsv"):
+        split = path.stem.removeprefix("subtask4b_query_tweets_")
+        columns = ("post_id", "tweet_text", "cord_uid")
+        public = 2 if split == "test" else 3
+        for row in rows(path, *columns[:public]):
+            row = renamed(row, claim_id="post_id", claim="tweet_text", abstract_id="cord_uid")
+            yield split.removesuffix("_gold"), row | {"label": RELEVANT}
+    path = only(source, "subtask4b_collection_data.*")
+    columns = ("cord_uid", "title", "abstract")
+    if path.suffix == ".pkl":
+        table = unpickle(path, args.allow_pickle)
+        demand(path, table[0] if table else (), *columns)
+    else:
+        table = rows(path, *columns)
+    for _, record in papers(table, "cord_uid"):
+        record["source"] = record.pop("source_x", None)
+        record.pop("label", None)  # cord_uid once more
+        yield None, record
+
+def read_beir(source, args):
+    """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
+    queries = rows(only(source, "queries.jsonl"), "_id", "text")
+    texts = {as_id(row["_id"]): row["text"] for row in queries}
+    for path in find(source, "qrels/*.tsv"):
+        for row in rows(path, "query-id", "corpus-id", "score"):
+            pair = renamed(row, claim_id="query-id", abstract_id="corpus-id")
+            label = convert.grade_label(row["score"])
+            yield path.stem, pair | {"claim": texts.get(as_id(row["query-id"])), "label": label}
+    yield from corpus_of(source, "corpus.jsonl", "_id", "text")
+
+def read_trec(source, args):
+    """TREC: topics, qrels, and a corpus in JSON Lines with the field names of BEIR or this kit."""
+    for number, line in enumerate(convert.read_text(args.topics).split("\n"), 1):
+        name, tab, text = line.partition("\t")
+        if line.strip() and not tab:
+            fail(f"{args.topics}:{number}", "no tab between id and text; fix the line")
+        yield args.split, {"claim_id": name, "claim": text}
+    columns, table = convert.read_rows(args.qrels)
+    if columns != convert.TREC[4]:
+        fail(f"{args.qrels}:1", "not the four fields of TREC: topic 0 document grade")
+    for row in table.values():
+        row = dict(zip(columns, row))
+        yield args.split, row | {"label": convert.grade_label(row["relevance"])}
+    path = Path(args.corpus)
+    names = ("_id", "text") if "_id" in next(rows(path), ()) else ("abstract_id", "abstract")
+    yield from papers(rows(path, *names), *names)
+
+# ---------------------------------------------------------------- Folders of the kit
+def is_ours(source):
+    """Return whether a folder has the files of the kit already."""
+    return (source / "corpus.jsonl").is_file() and any(source.glob("claims.*.tsv"))
+
+def read_ours(source, args):
+    """Any data set, in a folder that has the files of the kit already."""
+    for path in [*source.glob("claims.*.tsv"), *source.glob("qrels.*.tsv")]:
+        for row in rows(path, "claim_id"):
+            yield path.stem.partition(".")[2], row
+    for record in rows(source / "corpus.jsonl", "abstract_id", "abstract"):
+        yield None, record
+
+def read_split(source, args):
+    """Draw a dev split from a data folder's training claims; another of its splits is test.
+
+    Claims of equal words stay together.
+    """
+    if not 0 < args.share < 1:
+        fail("--share", f"{args.share} is not between 0 and 1")
+    if not (source / f"claims.{args.test}.tsv").is_file():
+        fail(source / f"claims.{args.test}.tsv", "no such file; --test names the split for test")
+    claims = rows(source / "claims.train.tsv", "claim_id", "claim")
+    words = {row["claim_id"]: row["claim"].casefold() for row in claims}
+    texts = sorted(set(words.values()))
+    dev = set(random.Random(args.seed).sample(texts, round(args.share * len(texts))))
+    for name, row in read_ours(source, args):
+        split, dash, suffix = (name or "").partition("-")  # train-cited
+        if split == "train":
+            drawn = words.get(row["claim_id"]) in dev
+            yield ("dev" if drawn else "train") + dash + suffix, row
+        elif split == args.test:
+            yield "test" + dash + suffix, row
+        elif name is None:
+            yield None, row
+
+READERS = {
+    "climatecheck": read_climatecheck, "scifact": read_scifact,
+    "scifact-open": read_scifact_open, "check-covid": read_check_covid,
+    "climate-fever": read_climate_fever, "checkthat4b": read_checkthat4b,
+    "beir": read_beir, "trec": read_trec, "split": read_split}
