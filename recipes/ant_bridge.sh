@@ -9,6 +9,7 @@ LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GEMINI=$(llm gemini-2.5-pro)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+abstracts
 
 stage "1  BM25 over lower-cased words without punctuation and NLTK's stopwords"
 python 01_index.py $D --indexes bm25 --analyser nltk

@@ -21,9 +21,17 @@ DATA=${DATA:-data/$1}
 WORK=${WORK:-work/$(basename "$DATA")/$(basename "$0" .sh)}
 D="--data $DATA --work $WORK"
 T=$WORK/test
+QRELS=$DATA/qrels.test.tsv
 SYSTEM=$(basename "$0" .sh)
 
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
+
+# abstracts: from here on the data have no titles; ClimateCheck's papers read abstracts alone
+abstracts() {
+  python recipes/tools/abstracts.py $DATA $WORK/abstracts
+  DATA=$WORK/abstracts
+  D="--data $DATA --work $WORK"
+}
 
 # model LARGE SMALL: the model to use; what stands in work/small/ is made on the first call
 model() {
@@ -74,17 +82,17 @@ ask() {
 # table MEASURES RUNS: the table with the published figures of $SYSTEM, where the test split has
 # judgements
 table() {
-  if [ -e "$DATA/qrels.test.tsv" ]; then
+  if [ -e "$QRELS" ]; then
     python 06_evaluate.py $D "${@:2}" --measures $1 --published "$SYSTEM"
   else
-    echo "no table without $DATA/qrels.test.tsv, which the organisers keep (data/README.md)"
+    echo "no table without $QRELS, which the organisers keep (data/README.md)"
   fi
 }
 
 # further WORD QRELS: end the recipe here, unless it was called with the word tables
 further() {
   [ "$1" = tables ] || exit 0
-  local qrels=${2:-$DATA/qrels.test.tsv}
+  local qrels=${2:-$QRELS}
   [ -e $qrels ] || refuse "tables: they need $qrels, which the organisers keep (data/README.md)"
 }
 

@@ -12,6 +12,7 @@ DEBERTA_SCIFACT=$(model jedick/DeBERTa-v3-base-mnli-fever-anli-scifact-citint $C
 ROBERTA_SCIFACT=$(model nikolamilosevic/SCIFACT_xlm_roberta_large $CROSS)
 GPT=$(llm gpt-4.1)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+abstracts
 
 stage "1  Indexes: BM25 and SPLADE-v3 (eq. 2: ReLU without logarithm)"
 python 01_index.py $D --indexes bm25 splade --splade-model $SPLADE --activation relu \

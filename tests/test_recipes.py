@@ -1,5 +1,6 @@
 """The recipes: one system whole, in small, against a scripted endpoint; their form."""
 import functools
+import json
 import os
 import re
 import shlex
@@ -136,6 +137,19 @@ def test_tokens_are_counted_and_a_blank_line_is_no_abstract(toy):
     assert counts["abstract"][0] == "12.0" and counts["claims.test"][0] == "3.0"
     assert counts["claims.test"][1] == "8.0"  # [CLS] polar bears are starving ! ! [SEP]
 
+def test_a_copy_has_no_titles_and_follows_its_data(toy):
+    command = [sys.executable, str(ROOT / "recipes/tools/abstracts.py"), "data/demo", "copy"]
+    first = json.loads((toy / "data/demo/corpus.jsonl").read_text(encoding="utf-8").split("\n")[0])
+    for title in ("Bears", "Polar bears"):
+        line = json.dumps(first | {"title": title, "doi": "10/1"})
+        (toy / "data/demo/corpus.jsonl").write_text(line, encoding="utf-8")
+        assert not subprocess.check_output(command, cwd=toy)
+        copied = json.loads((toy / "copy/corpus.jsonl").read_text(encoding="utf-8"))
+        assert copied == {name: first[name] for name in ("abstract_id", "abstract")}
+        assert subprocess.check_output(command, cwd=toy, text=True) == "up to date: copy\n"
+    for file in ("claims.train.tsv", "qrels.test.tsv"):
+        assert (toy / "copy" / file).read_bytes() == (toy / "data/demo" / file).read_bytes()
+
 def test_texts_become_lemmas(toy):
     import spacy
     nlp = spacy.blank("en")
@@ -184,6 +198,7 @@ def rehearsed(toy):
     for name in ("climatecheck2025", "climatecheck2026", "checkthat4b", "scifact", "scifact-open",
                  "check-covid"):
         (toy / "data" / name).symlink_to(demo)
+    (toy / "work/abstracts").symlink_to(demo)  # what tools/abstracts.py would copy
     for kind in ("bm25", "dense", "splade", "hybrid"):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])
     def commands(name):
