@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Deng, Wang and Stevenson, "+VeriRel: Verification Feedback to Enhance Document Retrieval for
 # Scientific Fact Checking" (CIKM 2025). For one A100. It learns from SciFact. Tests: SciFact-Open's
-# 279 claims (209 known and 251 new pairs of evidence), Check-COVID's; or the test split of DATA.
+# 279 claims (209 known and 251 new pairs of evidence), Check-COVID's; or DATA's; or those of TESTS.
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/verirel.sh tables
 . "$(dirname "$0")/common.sh" scifact
 MONO_T5=$(model castorini/monot5-3b-msmarco-10k $CROSS)
 MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $CROSS)
 VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
-# SETS: folders and splits, verdicts for the first; TABLES: with judgements and the paper's name
-FIRST="$DATA test" SETS=("$DATA test") TABLES=("$DATA test test SciFact")
-if [ "$DATA" = data/scifact ]; then
-  FIRST="data/scifact-open test" COVID="data/check-covid all"
-  SETS=("$FIRST" "$COVID")
-  TABLES=("$FIRST citation SciFact" "$FIRST pooling SciFact-Open"
-          "$COVID all Check-COVID" "$COVID test Check-COVID, test")
+# TESTS: "FOLDER SPLIT JUDGEMENTS TABLE; ...", as data/scifact dev dev SciFact; verdicts: the first
+OPEN="data/scifact-open test" COVID="data/check-covid all"
+if [ -z "${TESTS:=}" ] && [ "$DATA" = data/scifact ]; then
+  TESTS="$OPEN citation SciFact; $OPEN pooling SciFact-Open"
+  TESTS="$TESTS; $COVID all Check-COVID; $COVID test Check-COVID, test"
   for x in scifact scifact-open check-covid; do [ -d data/$x ] || python data/download.py $x; done
 fi
+IFS=";" read -ra TABLES <<< "${TESTS:-$DATA test test SciFact}"
+mapfile -t SETS < <(printf "%s\n" "${TABLES[@]}" | awk '{ print $1, $2 }' | uniq)
 # on FOLDER SPLIT STEP: take a step there; E: its flags, R: the folder of its runs
 on() { E="--data $1 --work $WORK/${1##*/} --split $2" R=$WORK/${1##*/}/$2; "${@:3}"; }
 each() { for set in "${SETS[@]}"; do on $set "$@"; done; }
@@ -71,7 +71,7 @@ verifier verifier-5 5; student verirel 5 0.5
 stage "5, 6  Table 2; Table 3: verdicts of another verifier on the best 3, 5, 10, for SciFact alone"
 all_figures metrics bm25 verirel
 verifier classifier 20 --seed 14
-for k in 3 5 10; do on $FIRST judge verdicts-$k verirel $k classifier; done
+for k in 3 5 10; do on ${SETS[0]} judge verdicts-$k verirel $k classifier; done
 figures verdicts "${TABLES[0]}" verdicts-{3,5,10}
 further "${1:-}" $folder/qrels.$judged.tsv
 
@@ -103,7 +103,7 @@ all_figures tables $ROWS
 stage "tables  Table 1: the verifiers that give feedback, on the best 10 of monoT5"
 ROWS=
 for n in 5 $(few 10 20); do
-  on $FIRST judge verifier-$n monot5 10 verifier-$n
+  on ${SETS[0]} judge verifier-$n monot5 10 verifier-$n
   ROWS="$ROWS verifier-$n"
 done
 figures table1 "${TABLES[0]}, Table 1" $ROWS
@@ -111,7 +111,7 @@ stage "tables  Table 3: verdicts on the best 3, 5 and 10 of monoT5, and of other
 ROWS=$(printf "verdicts-%s " 3 5 10)
 for run in monot5 monot5-med combo-5; do
   for k in $(few 3 5 10); do
-    on $FIRST judge $run-verdicts-$k $run $k classifier
+    on ${SETS[0]} judge $run-verdicts-$k $run $k classifier
     ROWS="$ROWS $run-verdicts-$k"
   done
 done
