@@ -145,7 +145,7 @@ def test_a_copy_has_no_titles_and_follows_its_data(toy):
         (toy / "data/demo/corpus.jsonl").write_text(line, encoding="utf-8")
         assert not subprocess.check_output(command, cwd=toy)
         copied = json.loads((toy / "copy/corpus.jsonl").read_text(encoding="utf-8"))
-        assert copied == {name: first[name] for name in ("abstract_id", "abstract")}
+        assert copied == {name: first[name] for name in ("abstract_id", "abstract")} | {"title": ""}
         assert subprocess.check_output(command, cwd=toy, text=True) == "up to date: copy\n"
     for file in ("claims.train.tsv", "qrels.test.tsv"):
         assert (toy / "copy" / file).read_bytes() == (toy / "data/demo" / file).read_bytes()

@@ -6,8 +6,8 @@
 Copy a data folder without titles: ClimateCheck's papers index and judge abstracts alone.
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv, DATA/qrels.SPLIT.tsv
-Writes  OUT/corpus.jsonl with abstract_id and abstract; claims and qrels as they are;
-        OUT/meta.json, last: the sha256 of what was read
+Writes  OUT/corpus.jsonl with abstract_id, abstract and an empty title; claims and qrels as they
+        are; OUT/meta.json, last: the sha256 of what was read
 
 Example
     python recipes/tools/abstracts.py data/climatecheck2025 work/climatecheck2025/abstracts
@@ -37,7 +37,7 @@ def main():
         shutil.copy(path, args.out)
     with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:
         for name, record in read_corpus(corpus).items():
-            line = {"abstract_id": name, "abstract": record["abstract"]}
+            line = {"abstract_id": name, "title": "", "abstract": record["abstract"]}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     done.write_text(task)
 
