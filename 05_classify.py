@@ -370,6 +370,15 @@ def held_out(table, share, split_by, seed):
         held[next(folds.split(table, table["label"], groups))[1]] = True
     return held
 
+def add_dev(dev, table, pairs, texts):
+    """Return table and pairs with those of a dev split, and which rows are held out: these."""
+    import pandas as pd
+    claims_path, qrels_path = dev
+    claims = dict(read_table(claims_path, CLAIMS)[CLAIMS].to_numpy())
+    more = read_table(qrels_path, QRELS, claim_id=claims, abstract_id=texts, label=LABELS)
+    both = pd.concat([table, more[QRELS]], ignore_index=True)
+    return both, pairs + pairs_of(more, claims, texts), np.arange(len(both)) >= len(table)
+
 def drawn_shares(counts, sampler):
     """Return the share of each class, (3,), among the pairs that a sampler draws."""
     if sampler == "balanced":
@@ -512,13 +521,20 @@ def assess(model, pairs, gold, args):
 
 def train(args):
     """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
-    task = task_of(args, args.qrels, args.claims, args.corpus, *args.examples, models=[args.model])
+    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    dev = dev if args.dev_split else []
+    inputs = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
+    task = task_of(args, *inputs, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims, texts = read_texts(args)
     table = read_judged(args, claims, texts)
-    pairs, gold = pairs_of(table, claims, texts), table["label"].map(LABELS.index).to_numpy()
-    held = held_out(table, args.held_out, args.split_by, args.seed)
+    pairs = pairs_of(table, claims, texts)
+    if dev:
+        table, pairs, held = add_dev(dev, table, pairs, texts)
+    else:
+        held = held_out(table, args.held_out, args.split_by, args.seed)
+    gold = table["label"].map(LABELS.index).to_numpy()
     model = open_model(with_head, args.model, args, "fp32", seed=args.seed)
     freeze(model.model, args.freeze)
     shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
@@ -1000,6 +1016,7 @@ def add_train(job):
     add("--held-out", type=between(0, 0.5), default=0.1,
         help="share of pairs that choose epoch and temperature; it becomes 1/N")
     add("--split-by", choices=("claim", "instance"), default="claim", help="unit of the split")
+    add("--dev-split", default="", help="judged pairs of this split do so instead")
     add("--patience", type=count, default=3, help="epochs without gain before stopping")
 
 def add_llm(job):

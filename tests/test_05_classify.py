@@ -489,6 +489,15 @@ def test_a_classifier_that_learned_nothing_is_called_out(toy, call):
     assert "held-out F1 0.167 is no better than 0.167" in done.stderr
     assert facts(done)["doubts"] == made["doubts"]
 
+def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
+    tiny(toy / "nli", NLI)
+    words = ("train", "--model", "nli", "--epochs", 1, "--max-length", 24, "--out", "m")
+    plain = ("--sampler", "shuffle", "--loss", "cross-entropy")
+    made = facts(call(SCRIPT, *words, "--dev-split", "test", *plain, cwd=toy))
+    assert made["held_out"] == 9 and sum(made["pairs"].values()) == 14
+    assert json.loads((toy / "m/config.json").read_text())["stance_shares"] == [0.4, 0.2, 0.4]
+    refused(toy, SCRIPT, *words, "--dev-split", "dev", said="claims.dev.tsv")
+
 @pytest.mark.parametrize("damage", [
     {"stance_temperature": "x"}, {"stance_temperature": 0}, {"stance_shares": [1, 0, 1]},
     {"stance_shares": 1}, {"stance_best_F1": [1]}])
