@@ -204,7 +204,7 @@ def rehearsed(toy):
     def commands(name, *words):
         how = {"WORK": f"{toy}/work", "NOTES": f"{toy}/notes", "SMALL": "",
                "LLM_BASE_URL": "http://none", "PATH": with_path(toy / "bin")}
-        command = ["bash", f"{toy}/recipes/{name}.sh", *words or ["tables"]]
+        command = ["bash", f"{toy}/recipes/{name}.sh", *(words or ["tables"])]
         done = subprocess.run(command, env=os.environ | how, capture_output=True, text=True,
                               check=False)
         assert done.returncode == 0, done.stderr
