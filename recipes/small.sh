@@ -21,11 +21,11 @@ python data/download.py models
 # Tokens of a text (LENGTH) and of a pair (PAIR), candidates that are reranked (DEPTH), those of a
 # claim whose cosines and scores a cross-encoder imitates, and its negatives. Sentences
 # (climate-fever) are short, so there are more of them.
-LENGTH=256 PAIR=128 DEPTH=10 FORM=
+LENGTH=256 PAIR=128 DEPTH=10 FORM= PUBLISHED=
 TUPLES="--hard 1" ENCODER="--lr 2e-5 --batch-size 32"
 COSINES=3 SCORES=3 LABELS="--hard 1 --easy 1" EPOCHS=1 MARGIN="--hard 1 --easy 1"
 case $NAME in
-  scifact) FORM=-cited ;;  # every cited abstract is relevant, as in BEIR
+  scifact) FORM=-cited PUBLISHED="--published scifact" ;;  # a cited abstract is relevant: BEIR
   climate-fever)
     LENGTH=80 PAIR=96 DEPTH=30 TUPLES="--hard 0" ENCODER=
     COSINES=32 SCORES=26 LABELS="--hard 6 --easy 2" EPOCHS=2 MARGIN="--hard 2 --easy 1" ;;
@@ -33,7 +33,8 @@ esac
 TRAIN=train$FORM DEV=dev$FORM TEST=test$FORM
 W=$WORK
 for split in train dev test; do
-  [ -e $DATA/qrels.$split.tsv ] || refuse "$DATA: no qrels.$split.tsv; data/download.py split draws dev"
+  [ -e $DATA/qrels.$split.tsv ] ||
+    refuse "$DATA: no qrels.$split.tsv; data/download.py split draws dev from train"
 done
 
 stage "1, 2  BM25, MiniLM, SPLADE, none of them fine-tuned; their fusions"
@@ -64,13 +65,13 @@ for split in $TRAIN $DEV $TEST; do
   python 02_retrieve.py $D --split $split --retrievers bm25 dense --index $W/index-tuned \
     --out $W/tuned/$split
   python 02_retrieve.py fuse $D --split $split --method zscore --weights 0.4 0.6 \
-    --out $W/tuned/$split/z.tsv $W/tuned/$split/bm25.tsv $W/tuned/$split/dense.tsv
+    --out $W/$split/tuned-z.tsv $W/tuned/$split/bm25.tsv $W/tuned/$split/dense.tsv
 done
 python 02_retrieve.py fit $D --split $DEV --out $W/tuned/fitted.json \
   $W/tuned/$DEV/{bm25,dense}.tsv $W/splade/$DEV/splade.tsv
 for split in $DEV $TEST; do
   python 02_retrieve.py fuse $D --split $split --fusion $W/tuned/fitted.json \
-    --out $W/tuned/$split/fitted.tsv --corpus $DATA/corpus.jsonl \
+    --out $W/$split/tuned-fitted.tsv --corpus $DATA/corpus.jsonl \
     $W/tuned/$split/{bm25,dense}.tsv $W/splade/$split/splade.tsv
 done
 
@@ -78,7 +79,7 @@ stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts
 # They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), then the scores of the fused
 # run, and see labels last.
 train() {
-  python 03_rerank.py train $D --split $TRAIN $1 --dev-split $DEV --dev-run $W/tuned/$DEV/z.tsv \
+  python 03_rerank.py train $D --split $TRAIN $1 --dev-split $DEV --dev-run $W/$DEV/tuned-z.tsv \
     --dev-depth $DEPTH --max-length $PAIR "${@:2}"
 }
 mine() { python 02_retrieve.py mine $D --split $TRAIN "$@"; }
@@ -89,19 +90,19 @@ mine $W/tuned/cosines/dense.tsv --targets score --middle 0.53 --scale 1.6 --from
   --keep-claims-without-evidence --out $W/train/cosines.jsonl
 train $W/train/cosines.jsonl --model $W/models/encoder --loss bce --lr 1e-4 --epochs 1 \
   --out $W/models/cosines
-mine $W/tuned/$TRAIN/z.tsv --targets score --middle 2 --scale 0.16 --from-top $SCORES \
+mine $W/$TRAIN/tuned-z.tsv --targets score --middle 2 --scale 0.16 --from-top $SCORES \
   --keep-claims-without-evidence --out $W/train/scores.jsonl
 train $W/train/scores.jsonl --model $W/models/cosines --loss bce --lr 1e-4 --epochs 1 \
   --out $W/models/scores
-mine $W/tuned/$TRAIN/z.tsv $LABELS --from-top 50 --out $W/train/labels.jsonl
+mine $W/$TRAIN/tuned-z.tsv $LABELS --from-top 50 --out $W/train/labels.jsonl
 train $W/train/labels.jsonl --model $W/models/scores --loss bce --lr 2e-5 --epochs $EPOCHS
-mine $W/tuned/$TRAIN/z.tsv --shape tuples $MARGIN --from-top 50 --out $W/train/margin.jsonl
+mine $W/$TRAIN/tuned-z.tsv --shape tuples $MARGIN --from-top 50 --out $W/train/margin.jsonl
 train $W/train/margin.jsonl --model $W/models/scores --loss margin --batch-size 8 --lr 2e-5 \
   --epochs 1 --out $W/models/margin
 
 stage "3  The first $DEPTH reranked; blended; with neighbours; a fusion fitted on dev"
 rerank() { # SPLIT NAME FLAGS
-  python 03_rerank.py $D --split $1 --max-length $PAIR --depth $DEPTH --run $W/tuned/$1/z.tsv \
+  python 03_rerank.py $D --split $1 --max-length $PAIR --depth $DEPTH --run $W/$1/tuned-z.tsv \
     --out $W/$1/$2.tsv "${@:3}"
 }
 for split in $DEV $TEST; do
@@ -115,9 +116,9 @@ rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --
 python 02_retrieve.py fuse $D --split $TEST --out $W/$TEST/ensemble.tsv \
   $W/$TEST/{cross-encoder,margin}.tsv
 python 02_retrieve.py fit $D --split $DEV --out $W/all.json \
-  $W/tuned/$DEV/fitted.tsv $W/$DEV/{cross-encoder,margin}.tsv
+  $W/$DEV/tuned-fitted.tsv $W/$DEV/{cross-encoder,margin}.tsv
 python 02_retrieve.py fuse $D --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
-  $W/tuned/$TEST/fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
+  $W/$TEST/tuned-fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
 
 stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
 for split in dev test; do
@@ -136,16 +137,18 @@ stance warm --model $W/models/scores --loss cross-entropy --sampler shuffle --ep
   --schedule linear
 python 05_classify.py $D --max-length $PAIR --run $W/test/judged.tsv --model $W/models/stance-warm \
   --adjust 0.75 --out $W/test/stance.adjusted.tsv --aggregate $W/test/claims.jsonl
-
 python 05_classify.py $D --max-length $PAIR --run $W/$TEST/all-fitted.tsv --top-k 3 \
   --model $W/models/stance-warm --adjust 0.75 --out $W/test/verdicts.tsv
 
-stage "6  Tables"
+stage "6  Tables; in one of them, a run's name tells it from the others"
+for kind in dense hybrid; do
+  cp $W/tuned/$TEST/$kind.tsv $W/$TEST/tuned-$kind.tsv
+done
 python 06_evaluate.py $D --split $TEST --resamples 10000 --report $W/$TEST/report.html \
   --out $W/$TEST/table.tsv $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv \
-  $W/$TEST/{hybrid,z,rrf-3,z-3,fitted}.tsv $W/tuned/$TEST/{dense,hybrid,z,fitted}.tsv \
+  $W/$TEST/{hybrid,z,rrf-3,z-3,fitted}.tsv $W/$TEST/tuned-{dense,hybrid,z,fitted}.tsv \
   $W/$TEST/{cross-encoder,blended,margin,margin-blended,ensemble,graph,all-fitted}.tsv \
-  --measures R@2 R@5 R@10 nDCG@10
+  --measures R@2 R@5 R@10 nDCG@10 $PUBLISHED
 python 06_evaluate.py $D --out $W/test/stance.tsv --aggregated $W/test/claims.jsonl \
   $W/test/stance.{entropy,warm,adjusted}.tsv
 python 06_evaluate.py $D --out $W/test/verdicts-table.tsv $W/test/verdicts.tsv --measures verirel
