@@ -60,6 +60,7 @@ COLUMNS = ["p_supports", "p_refutes", "p_nei"]
 SHARD = 2048  # pairs that are classified and stored at once
 CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 TEMPERATURES = (0.05, 20)  # bounds of the search
+EVIDENCE = 0.5  # least probability of SUPPORTS or REFUTES; labels without probabilities have 1
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 ROUNDING = 0.01  # how far from 1 the probabilities of a pair may sum up
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
@@ -83,6 +84,7 @@ def pairs_of(table, claims, texts):
     return pairs
 
 # -------------------- Labels by name, in replies and in the heads of NLI models
+# A reply states a label in one of the forms below, or it has none. Patterns are in lower case.
 SPELLINGS = {
     "SUPPORTS": r"support\w*|entail\w*",
     "REFUTES": r"refut\w*|contradict\w*",
@@ -90,38 +92,30 @@ SPELLINGS = {
     "EVIDENCE": "evidence",
     "UNKNOWN": "unknown"}
 VERB = f"(?:{SPELLINGS['SUPPORTS']}|{SPELLINGS['REFUTES']})"
-NOT_ENOUGH = (  # phrases that deny something and are a label all the same
-    rf"\bneither {VERB} nor {VERB}"
-    rf"|(\bnot|n't) (\w+ )?enough (info\w*|evidence)({{0}})?"
-    rf"|\b({SPELLINGS['NEI']})\b({{0}})?"
-    ).format(rf"( (in|from) the abstract)? to {VERB}(,? or {VERB})?( the claim| it)?")
-NO_EVIDENCE = (
-    r"\b(no|not enough|insufficient|without|lacks?)( \w+)? evidence"
-    r"|(\bnot|n't) (hold|contain|provide|offer|give|present|show|have)( \w+)? evidence")
-DENIED = (
-    r"\b(no|non|not|none|nothing|never|neither|nor|cannot|without|false|unable|fail\w*|lack\w*"
-    r"|insufficient\w*|inadequate\w*|hardly|barely|scarcely|rarely|little|few"
-    r"|null|zero|absent|missing|scant|outside|far from|anything but|overstat\w*|exaggerat\w*"
-    r"|irrelevant|unrelated|undetermined|nicht|kein\w*|pas"
-    r"|(do|does|did|is|are|was|were|has|have|ca|wo)nt)\b"
-    r"|n't\b|\[ \]|[☐✗✘]|❌(?!\W*(refut|contradict))|~~|[不没]"
-    r"|[:=]\W*0(\.[0-4]\d*)?(?![.\d])")  # "support_score": 0.1
-HEDGED = (
-    r"\b(may|might|maybe|perhaps|possibl[ey]|probabl[ey]|likely|unlikely|could|would|should"
-    r"|seem\w*|appear\w*|potential\w*|arguabl[ey]|unclear|uncertain\w*|unsure|either|if|unless"
-    r"|but|however|although|though|yet|except|only|part|partly|partial\w*|somewhat|slight\w*"
-    r"|weak\w*|limited|mostly|largely|extent|almost|nearly|indirect\w*|first (sight|glance)"
-    r"|(related|another|different|other|similar) claim|contrary|reverse|negat\w*|oppos\w*"
-    r"|disprov\w*|reject\w*|disput\w*|undermin\w*|wrong|incorrect|inaccurate|untrue|unfounded"
-    r"|mixed|conflicting|inconclusive|undecided|lean\w*|guess\w*|moderate\w*|suggestive|loosely"
-    rf"|to (\w+ )?{VERB})\b|\?")
+TO_DECIDE = rf"( (in|from) the abstract)? to {VERB}(,? or {VERB})?( the claim| it)?"
+DENIALS = {  # phrases that deny something and are a label all the same
+    "NEI": rf"\bneither {VERB} nor {VERB}"
+           rf"|(\bnot|n't) (\w+ )?enough (info\w*|evidence)({TO_DECIDE})?"
+           rf"|\b({SPELLINGS['NEI']})\b({TO_DECIDE})?",
+    "UNKNOWN": r"\b(no|not enough|insufficient|without|lacks?)( \w+)? evidence"
+               r"|(\bnot|n't) (hold|contain|provide|offer|give|present|show|have)( \w+)? evidence"}
+FIELD = (r"(the )?((final|correct|best|my|overall) )?"
+         r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance"
+         r"|result|prediction|category|output|class)")
+OPENING = "so|thus|hence|therefore|overall|i conclude that|based on the abstract"
+BEFORE = rf"\W*(\d+\W+|[a-c]\)\W+)?(({OPENING})\W+)?({FIELD}( is)?\W+)*"
+SUBJECT = (r"(it|this|they|there|the claim"
+           r"|(the|this|its|these) (abstract|study|paper|authors|findings|results|evidence|data)"
+           r"( (of|in|from) (the|this) (abstract|study|paper))?)"
+           r"( is| are| does| do| has| have| holds?| contains?| provides?)?( evidence that)?")
+CLEARLY = r"(clearly|directly|explicitly|fully|strongly)"
+OBJECT = r"( (the|this) claim| it)?( by (the|this) abstract)?"
+DOUBT = (
+    r"\b(no|not|nothing|never|cannot|without|doesnt|dont|didnt|isnt|false|wrong|opposite|contrary"
+    r"|may|might|maybe|perhaps|possibly|probably|likely|could|would|should|seems|appears|unclear"
+    r"|if|unless|but|however|although|though|yet|except|only|partly|partially|weakly|limited)\b"
+    r"|n't|\?|\[ \]|[☐✗✘]|~~|❌(?!\W*(refut|contradict))")
 RETRACTED = r"\b(wait|correction|sorry|mistake\w*|on reflection|second thoughts?|reconsider\w*)\b"
-FIELD = (
-    r"(the )?((final|correct|best|my|overall) )?"
-    r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance|result"
-    r"|prediction|category|output|class)")
-RESTATED = (rf"\b{FIELD} (is|should be|must be|would be)\W+"
-            rf"(?P<label>{'|'.join(SPELLINGS.values())})")
 
 def lines_of(reply, labels):
     """Return the lines of a reply that hold words, in lower case; a field of JSON is a line."""
@@ -130,57 +124,53 @@ def lines_of(reply, labels):
     text = re.sub(r"</?(answer|label|verdict|reason\w*|explanation)>", "\n", text)
     text = re.sub(r"""([{,])\s*(?=["'][\w ]+["']\s*:)""", r"\1\n", text)
     text = re.sub(r"\. (?=(so|thus|hence|therefore)\b)", ".\n", text)
-    first = "|".join(SPELLINGS[label] for label in labels)
-    text = re.sub(rf"^(\W*({first})\W*[.])\W* (?=\w)", r"\1\n", text)  # "NEI. The abstract ..."
-    if "NEI" in labels:
-        text = re.sub(NOT_ENOUGH, " nei ", text)
-    if "UNKNOWN" in labels:
-        text = re.sub(NO_EVIDENCE, " unknown ", text)
-    return [line for line in text.split("\n") if re.search(r"\w", line)]
+    text = re.sub(rf"^(\W*({spellings(labels)})\W*[.])\W* (?=\w)", r"\1\n", text)  # "NEI. It ..."
+    for label in DENIALS.keys() & set(labels):
+        text = re.sub(DENIALS[label], f" {label.lower()} ", text)
+    lines = re.sub(r" +", " ", text).split("\n")
+    return [line for line in lines if re.search(r"\w", line)]
 
-def is_named(label, text):
-    """Return whether a text holds a label as a word of its own."""
-    return re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text) is not None
+def spellings(labels):
+    """Return a pattern of labels in any spelling."""
+    return "|".join(SPELLINGS[label] for label in labels)
 
-def label_of(text, labels):
-    """Return the only label that a text names without denial or hedge, else None."""
-    named = [label for label in labels if is_named(label, text)]
-    doubtful = re.search(DENIED, text) or re.search(HEDGED, text)
-    return named[0] if len(named) == 1 and not doubtful else None
+def labels_in(text, labels=LABELS):
+    """Return those of labels that a text holds as words of their own."""
+    return [label for label in labels
+            if re.search(rf"(?<![^\W_])({SPELLINGS[label]})(?![^\W_])", text)]
 
 def stands_alone(line, labels):
     """Return whether a line is nothing but a label, perhaps behind "1." or "Final answer:"."""
-    label = "|".join(SPELLINGS[label] for label in labels)
-    before = rf"(\d+\W+)?((so|thus|hence|therefore)\W+)?({FIELD}( is)?\W+)*"
-    return re.fullmatch(rf"\W*{before}({label})[^\w:]*", line) is not None
+    pattern = rf"{BEFORE}({CLEARLY} )?({spellings(labels)})(:? {CLEARLY})?[^\w:]*"
+    return re.fullmatch(pattern, line) is not None and not re.search(DOUBT, line)
 
-def is_short(line):
-    """Return whether a line has at most five words and no number, which may be a probability."""
-    return len(re.findall(r"[\w'-]+", line)) <= 5 and not re.search(r"\d", line)
+def is_sentence(line, labels):
+    """Return whether a line says "It supports the claim", perhaps with its reason, or "NEI: It"."""
+    label = spellings(labels)
+    reason = rf",? (because|since|as|that) .*|\W*[^\w\s]\W*(the|this|these|its?|they|{label})\b.*"
+    verb = rf"({CLEARLY} )?({label})( {CLEARLY})?"
+    return re.fullmatch(rf"{BEFORE}({SUBJECT} )?{verb}{OBJECT}({reason})?\W*", line) is not None
 
 def parse_label(reply, labels=LABELS):
-    """Return the label that a reply names beyond doubt, else None: a wrong one is worse.
+    """Return the label that a reply states beyond doubt, else None: a wrong one is worse.
 
-    First, lines that are a label alone decide; then the first or the last line if it has at most
-    five words; else the whole reply. What denies or hedges names no label, and two labels are none.
+    Lines that are a label alone state it, if they agree and what follows neither retracts them nor
+    states another. Else sentences do, if nothing else names a label, and nothing is in doubt.
     """
     lines = lines_of(reply, labels)
     alone = [place for place, line in enumerate(lines) if stands_alone(line, labels)]
     if alone:
-        deciding, rest = [lines[place] for place in alone], lines[alone[-1] + 1 :]
-        if re.search(RETRACTED, "\n".join(rest)):
-            return None
-        restated = [re.search(RESTATED, line) for line in rest]
-        deciding += [found["label"] for found in restated if found]
+        rest = "\n".join(lines[alone[-1] + 1 :])
+        again = rf"{FIELD} (is|should be|must be|would be)\W+({spellings(labels)})"
+        stated = [lines[place] for place in alone]
+        stated += [found[0] for found in re.finditer(again, rest)]
+        doubtful = re.search(RETRACTED, rest)
     else:
-        deciding = [line for line in lines[:1] + lines[-1:] if is_short(line)]
-        later = "\n".join(lines[1:])  # a heading like "Supporting evidence:" decides nothing
-        if lines and not is_short(lines[-1]) and any(is_named(label, later) for label in labels):
-            deciding = []
-    named = {label_of(line, labels) for line in deciding} - {None}
-    if not named:
-        named = {label_of("\n".join(lines), labels)}
-    return named.pop() if len(named) == 1 else None
+        stated = [line for line in lines if labels_in(line, labels)]
+        sentences = all(is_sentence(line, labels) for line in stated)
+        doubtful = not sentences or re.search(DOUBT, "\n".join(lines))
+    named = labels_in("\n".join(stated), labels)
+    return named[0] if len(named) == 1 and not doubtful else None
 
 # -------------------- Classifier
 def head_order(config):
@@ -313,11 +303,12 @@ def classify_resumably(model, pairs, task, args):
         shards.append(probabilities)
     return np.concatenate(shards)
 
-def label_by_classifier(model, pairs, task, args):
-    """Return labels, probabilities (pairs, 3) and facts by a classifier."""
+def label_by_classifier(pairs, _claims, _texts, task, args):
+    """Return labels, probabilities (pairs, 3), facts and the classifier."""
+    model = open_classifier(args.model, args)
     facts = {"truncated": count_truncated(model, pairs), "doubts": doubts_about(model.config)}
     probabilities = classify_resumably(model, pairs, task, args)
-    return np.array(LABELS)[probabilities.argmax(axis=1)], probabilities, facts
+    return np.array(LABELS)[probabilities.argmax(axis=1)], probabilities, facts, model
 
 # -------------------- Train
 def read_examples(path, claims, texts):
@@ -354,10 +345,6 @@ def held_out(table, share, split_by, seed):
         folds = kind(round(1 / share), shuffle=True, random_state=seed)
         held[next(folds.split(table, table["label"], groups))[1]] = True
     return held
-
-def count_labels(labels):
-    """Return how many of the labels 0, 1, 2 there are of each, (3,)."""
-    return np.bincount(labels, minlength=3)
 
 def drawn_shares(counts, sampler):
     """Return the share of each class, (3,), among the pairs that a sampler draws."""
@@ -397,7 +384,7 @@ def balanced(dataset, seed, generator, batch_size, **options):
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
     labels = np.array(dataset["label"])
-    weights = class_weights(count_labels(labels))[labels]
+    weights = class_weights(np.bincount(labels, minlength=3))[labels]
     rows = WeightedRandomSampler(weights, len(labels), generator=generator)
     rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)  # the same after a restart
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
@@ -409,14 +396,6 @@ def calibrate(logits, labels):
     def loss(log_temperature):
         return log_loss(labels, calibrated(logits, np.exp(log_temperature)), labels=range(3))
     return float(np.exp(minimize_scalar(loss, bounds=np.log(TEMPERATURES)).x))
-
-def majority_f1(labels):
-    """Return the weighted F1 of always answering the most frequent label.
-
-    Its precision is its share p, its recall 1; its F1 of 2 p / (1 + p) weighs p, others' 0.
-    """
-    p = count_labels(labels).max() / len(labels)
-    return float(p * 2 * p / (1 + p))
 
 def with_head(name, seed, model_kwargs, **options):
     """Return a CrossEncoder with its own head for the three labels, else with a new one."""
@@ -455,8 +434,7 @@ def trainer_of(arguments, model, data, loss, measure, length):
     """Return a trainer of a model that reads pairs of at most length tokens."""
     from sentence_transformers.cross_encoder import CrossEncoderTrainer
     model[0].processing_kwargs = {}  # the trainer also tokenises claims alone
-    trainer = CrossEncoderTrainer(
-        model, arguments, data, loss=loss, evaluator=measure)
+    trainer = CrossEncoderTrainer(model, arguments, data, loss=loss, evaluator=measure)
     limit_length(model, length)
     return trainer
 
@@ -475,7 +453,7 @@ def learn(model, pairs, outputs, held, folder, args):
         list(zip(*texts)), dev["label"], write_csv=False)
     loss = losses.CrossEntropyLoss(model)
     if args.loss == "focal":
-        weights = loss_weights(count_labels(data["label"]), args)
+        weights = loss_weights(np.bincount(data["label"], minlength=3), args)
         weights = torch.tensor(weights).float().to(model.device)
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
     make = functools.partial(trainer_of, model=model, data=data, loss=loss, measure=measure,
@@ -496,7 +474,8 @@ def assess(model, pairs, gold, args):
     if len(gold):
         logits = logits_of(model, pairs, args)
         facts["best_F1"] = float(f1_score(gold, logits.argmax(axis=1), average="weighted"))
-        facts["majority_F1"] = majority_f1(gold)
+        p = np.bincount(gold).max() / len(gold)  # always the same label: precision p, recall 1
+        facts["majority_F1"] = float(p * 2 * p / (1 + p))
     if len(gold) >= CALIBRATE:
         facts["temperature"] = calibrate(logits, gold)
     else:
@@ -518,11 +497,11 @@ def train(args):
     held = held_out(table, args.held_out, args.split_by, args.seed)
     model = open_model(with_head, args.model, args, "fp32", seed=args.seed)
     freeze(model.model, args.freeze)
-    shares = seen_shares(count_labels(gold[~held]), args).tolist()
-    model.config.update({"stance_shares": shares})
+    shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
+    model.config.update({"stance_shares": shares.tolist()})
     limit_length(model, args.max_length)
-    facts = {"pairs": dict(zip(LABELS, count_labels(gold).tolist())), "held_out": int(held.sum()),
-             "truncated": count_truncated(model, pairs)}
+    facts = {"pairs": dict(zip(LABELS, np.bincount(gold, minlength=3).tolist())),
+             "held_out": int(held.sum()), "truncated": count_truncated(model, pairs)}
     parts, outputs = parts_of(args.out, task, args), np.array(head_order(model.config))[gold]
     log = learn(model, pairs, outputs, held, parts, args)
     facts |= assess(model, [pairs[row] for row in np.flatnonzero(held)], gold[held], args)
@@ -633,7 +612,7 @@ def digit_label(said):
         digit = re.match(r"\W*([012])(?![.,]?\w)", cell)
         if digit or stands_alone(cell, LABELS):
             named |= {DIGITS.get(one) for one in re.findall(r"\d+", cell)}
-            named |= {label for label in LABELS if is_named(label, cell)}
+            named |= set(labels_in(cell))
     return named.pop() if len(named) == 1 else None
 
 def parse_digits(reply, n):
@@ -730,9 +709,6 @@ def end_with_parent():
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
-def script_04():
-    return Path(sys.argv[0]).with_name("04_llm_rerank.py")
-
 def ask_04(requests, args):
     """Have 04_llm_rerank.py answer requests; with --backend none say how to, and end with 3."""
     if not requests:  # in a dry run
@@ -741,7 +717,8 @@ def ask_04(requests, args):
     path = args.requests + ".dry-run" * args.dry_run
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in requests]
     Path(path).write_text("".join(lines), encoding="utf-8")
-    if not script_04().exists() or args.backend == "none" and not args.dry_run:
+    script = Path(sys.argv[0]).with_name("04_llm_rerank.py")
+    if not script.exists() or args.backend == "none" and not args.dry_run:
         print(f"{len(requests)} requests wait. Append replies to {args.replies} and run this "
               "again; they come from 04_llm_rerank.py ask, OpenAI's batch queue, or\n"
               f"vllm run-batch -i {path} -o new.jsonl --model {args.model}")
@@ -752,19 +729,25 @@ def ask_04(requests, args):
              "--base-url", args.base_url, "--device", *args.device, *args.ask]
     words += ["--retry-errors"] * args.retry_errors + ["--dry-run"] * args.dry_run
     status = subprocess.run(
-        [sys.executable, script_04(), *words], check=False, preexec_fn=end_with_parent).returncode
+        [sys.executable, script, *words], check=False, preexec_fn=end_with_parent).returncode
     if args.dry_run:
         remove(path)
     if status or args.dry_run:
         sys.exit(status)
 
-def label_by_llm(pairs, shown, args):
-    """Return labels, probabilities (pairs, 3) and facts; a pair without a label becomes NEI."""
+def dialogues_about(pairs, shown, args):
+    """Return the dialogues about pairs: one for each, or one for each --pairs-per-prompt."""
     size = args.pairs_per_prompt if args.strategy == "batch" else 1
     groups = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    def begin():
-        return [STRATEGIES[args.strategy](group, shown, args) for group in groups]
+    return [STRATEGIES[args.strategy](group, shown, args) for group in groups]
 
+def label_by_llm(pairs, claims, texts, task, args):
+    """Return labels, probabilities (pairs, 3), facts, None; a pair without a label becomes NEI."""
+    lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
+    for path in (args.requests, args.replies):
+        check_owner(args, task, Path(path))
+    shown = few_shot(claims, texts, args) if args.shots else []
+    begin = functools.partial(dialogues_about, pairs, shown, args)
     if args.dry_run:
         replies, _ = replies_so_far(args)
         ask_04(requests_to_come(begin, replies, guess_of(args)), args)
@@ -782,7 +765,7 @@ def label_by_llm(pairs, shown, args):
     for place, (_, chances, _) in enumerate(answers):
         if chances:
             probabilities[place] = chances
-    return labels, probabilities, facts
+    return labels, probabilities, facts, None
 
 # -------------------- Combine verdicts
 def read_verdicts(path, first, names):
@@ -800,12 +783,12 @@ def read_verdicts(path, first, names):
              "make the verdicts again")
     return numbers.loc[names].to_numpy()
 
-def label_by_mean(pairs, args):
-    """Return the labels with the highest mean probability, the means (pairs, 3) and no facts."""
+def label_by_mean(pairs, _claims, _texts, _task, args):
+    """Return the labels with the highest mean probability, the means (pairs, 3), no facts."""
     names = [name for name, _, _ in pairs]
     tables = [read_verdicts(path, args.verdicts[0], names) for path in args.verdicts]
     mean = np.mean(tables, axis=0)
-    return np.array(LABELS)[mean.argmax(axis=1)], mean, {}
+    return np.array(LABELS)[mean.argmax(axis=1)], mean, {}, None
 
 # -------------------- Verdicts on claims
 def claim_verdict(support, refute):
@@ -845,14 +828,11 @@ def evidence_sentences(model, rows, claims, texts, args):
         chosen.append(sentences[np.argmin(without)] if sentences else "")
     return chosen
 
-def evidence_of(verdicts, least):
-    """Return the rows that count as evidence, with the probability of their label.
-
-    They are SUPPORTS or REFUTES with at least this probability, which is 1 without probabilities.
-    """
+def evidence_of(verdicts):
+    """Return the rows that count as evidence, with the probability of their label."""
     rows = verdicts[verdicts["label"] != "NEI"]
     chances = np.where(rows["label"] == "SUPPORTS", rows["p_supports"], rows["p_refutes"])
-    return rows.assign(probability=chances)[chances >= least]
+    return rows.assign(probability=chances)[chances >= EVIDENCE]
 
 def aggregate(verdicts, evidence, claims):
     """Yield one verdict per claim as JSON, with the evidence that it rests on."""
@@ -874,20 +854,21 @@ def read_run(path, top_k, claims, texts):
     run = read_table(path, RUN, claim_id=claims, abstract_id=texts)[RUN]
     return run[run["rank"] <= (top_k or len(run))].reset_index(drop=True)
 
-def outputs_of(args):
-    return [args.out] + [args.aggregate] * bool(args.aggregate)
+def judge(label, files, models, args):
+    """Write verdicts on the pairs of the first of files, and on claims for --aggregate.
 
-def models_of(args):
-    """Return the classifiers that a job reads."""
-    names = [vars(args).get("model"), args.evidence_model]
-    return list(filter(None, names))
-
-def judge(run, answer, model, claims, texts, task, args):
-    """Write verdicts on the pairs of a run, and on claims for --aggregate; return the facts.
-
-    answer: labels, probabilities (pairs, 3), facts. model: picks evidence sentences, or None.
+    label(pairs, claims, texts, task, args) returns labels, probabilities (pairs, 3), facts, and the
+    classifier that picks evidence sentences, or None.
     """
-    labels, probabilities, facts = answer
+    outs = [path for path in (args.out, args.aggregate) if path]
+    models = [name for name in (*models, args.evidence_model) if name]
+    task = task_of(args, *files, args.claims, args.corpus, models=models)
+    if up_to_date(args, task, *outs):
+        return {"made": []}
+    claims, texts = read_texts(args)
+    run = read_run(files[0], args.top_k, claims, texts)
+    pairs = pairs_of(run, claims, texts)
+    labels, probabilities, facts, model = label(pairs, claims, texts, task, args)
     verdicts = run.assign(label=labels)
     verdicts[COLUMNS] = np.reshape(probabilities, (-1, 3))
     facts |= {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
@@ -895,51 +876,27 @@ def judge(run, answer, model, claims, texts, task, args):
         verdicts.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(f"{args.out}.parts")
     if args.aggregate:
-        evidence = evidence_of(verdicts, args.evidence_from)
+        evidence = evidence_of(verdicts)
         if args.evidence_model:
             model = open_classifier(args.evidence_model, args)
         sentences = evidence_sentences(model, evidence, claims, texts, args) if model else None
         lines = aggregate(verdicts, evidence.assign(sentence=sentences), claims)
         with written(args.aggregate, task) as path:
             path.write_text("".join(lines), encoding="utf-8")
-    return {"made": outputs_of(args), **facts}
+    return {"made": outs, **facts}
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
-    task = task_of(args, args.run, args.claims, args.corpus, models=models_of(args))
-    if up_to_date(args, task, *outputs_of(args)):
-        return {"made": []}
-    claims, texts = read_texts(args)
-    run = read_run(args.run, args.top_k, claims, texts)
-    model = open_classifier(args.model, args)
-    answer = label_by_classifier(model, pairs_of(run, claims, texts), task, args)
-    return judge(run, answer, model, claims, texts, task, args)
+    return judge(label_by_classifier, [args.run], [args.model], args)
 
 def llm(args):
     """Label the pairs of a run with a language model, which 04_llm_rerank.py asks."""
     local = [args.model] if args.backend == "transformers" else []
-    models = [*local, *filter(None, [args.evidence_model])]
-    task = task_of(args, args.run, *args.shots, args.claims, args.corpus, models=models)
-    if up_to_date(args, task, *outputs_of(args)):
-        return {"made": []}
-    lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
-    for path in (args.requests, args.replies):
-        check_owner(args, task, Path(path))
-    claims, texts = read_texts(args)
-    run = read_run(args.run, args.top_k, claims, texts)
-    shown = few_shot(claims, texts, args) if args.shots else []
-    answer = label_by_llm(pairs_of(run, claims, texts), shown, args)
-    return judge(run, answer, None, claims, texts, task, args)
+    return judge(label_by_llm, [args.run, *args.shots], local, args)
 
 def combine(args):
     """Label pairs by the mean probabilities of several files of verdicts."""
-    task = task_of(args, *args.verdicts, args.claims, args.corpus, models=models_of(args))
-    if up_to_date(args, task, *outputs_of(args)):
-        return {"made": []}
-    claims, texts = read_texts(args)
-    run = read_run(args.verdicts[0], 0, claims, texts)
-    answer = label_by_mean(pairs_of(run, claims, texts), args)
-    return judge(run, answer, None, claims, texts, task, args)
+    return judge(label_by_mean, args.verdicts, [], args)
 
 # -------------------- Command line
 def json_object(text):
@@ -947,6 +904,10 @@ def json_object(text):
 
 def add_texts(job):
     """Add the flags of all jobs; return a function that adds inputs and outputs."""
+    job.set_defaults(batch_size=0)
+    add = job.add_argument_group("classifier").add_argument
+    add("--max-length", type=between(8, kind=int), default=512,
+        help="tokens of a pair; the abstract is truncated")
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
     add("--corpus", default="{data}/corpus.jsonl", help="the abstracts")
@@ -958,18 +919,12 @@ def add_verdicts(job, out):
     add("--out", default=out, help="the verdicts")
     add("--aggregate", metavar="FILE", help="write a verdict per claim there, too: JSONL")
     group = job.add_argument_group("verdicts per claim and classifiers").add_argument
-    group("--evidence-from", type=between(0, 1), default=0.5, metavar="P",
-          help="a pair counts as evidence if the probability of its label is at least this; a "
-          "label without probabilities counts")
     group("--evidence-model", metavar="MODEL",
           help="classifier that picks evidence sentences; default: that of the labels, if any")
-    group("--max-length", type=between(8, kind=int), default=512, help="tokens of a pair; the "
-          "abstract is truncated")
     group("--adjust", type=between(0, 1), default=0.0,
           help="how much of the class shares that training saw is taken out; 1: all")
     group("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
           help="precision; auto: fp32 on a CPU, half on a GPU")
-    job.set_defaults(batch_size=0)
     return add
 
 def add_classify(job):
@@ -982,7 +937,7 @@ def add_classify(job):
 
 def add_train(job):
     count = between(1, kind=int)
-    job.set_defaults(examples=[], batch_size=0)  # batch_size: of held-out pairs
+    job.set_defaults(examples=[])
     add = add_texts(job)
     add("--qrels", default="{data}/qrels.{split}.tsv", help="the judged pairs")
     add("--examples", nargs="+", default=argparse.SUPPRESS, metavar="FILE",
@@ -992,8 +947,6 @@ def add_train(job):
     add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
     add("--freeze", default="none", help="encoder (all but pooler and head), N (embeddings and N "
         "lower layers) or none")
-    add("--max-length", type=between(8, kind=int), default=512, help="tokens of a pair; the "
-        "abstract is truncated")
     add("--loss", choices=("focal", "cross-entropy"), default="focal", help="focal: gamma 2")
     add("--alphas", choices=("drawn", "counts"), default="drawn",
         help="class weights of the focal loss: inverse frequencies among the pairs that the "
@@ -1043,6 +996,7 @@ def add_llm(job):
 
 def add_combine(job):
     add = add_verdicts(job, "{work}/{split}/combined.tsv")
+    job.set_defaults(top_k=0)
     add("verdicts", nargs="+", metavar="VERDICTS", help="files of verdicts on the same pairs")
 
 def resolve(args):

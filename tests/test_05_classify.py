@@ -219,7 +219,7 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     folder, corpus = tiny(toy / "nli", NLI), toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A title of it"'))
-    words = ("--model", "nli", "--max-length", 24, "--aggregate", "c.jsonl", "--evidence-from", 0)
+    words = ("--model", "nli", "--max-length", 24, "--aggregate", "c.jsonl")
     made, truncated = facts(call(SCRIPT, *HYBRID, *words, cwd=toy)), 0
     verdicts = read(toy / "work/demo/test/verdicts.tsv")
     assert verdicts[RUN].equals(read(toy / "work/demo/test/hybrid.tsv")[RUN])
@@ -240,8 +240,9 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     assert [line["claim_id"] for line in lines] == ["c3", "c4", "c5"]
     evidence = [one for line in lines for one in line["evidence"]]
     found = [[one["abstract_id"], one["rank"], one["label"]] for one in evidence]
-    wanted = verdicts[verdicts["label"] != "NEI"][["abstract_id", "rank", "label"]]
-    assert found == wanted.values.tolist()
+    sure = (verdicts["label"] != "NEI") & (verdicts[P].max(axis=1) >= 0.5)
+    wanted = verdicts[sure][["abstract_id", "rank", "label"]]
+    assert found == wanted.values.tolist() != []
     assert all(one["sentence"] in texts[one["abstract_id"]] for one in evidence)
 
 def test_only_sentences_that_the_model_reads_are_left_out(tmp_path, models):
@@ -299,13 +300,12 @@ def test_a_pair_counts_as_evidence_from_one_half_on(toy, call):
     sure, unsure, unknown = (0.5, 0.2, 0.3), (0.334, 0.333, 0.333), (0, 0, 1)
     tsv(toy / "a", [*RUN, "label", *P], verdicts(unsure, unknown))
     words = ("combine", "a", "--aggregate", "c.jsonl", "--out", "all.tsv")
-    for rows, flags, verdict, count in (
-            ((unsure, unknown), (), "NOT ENOUGH INFORMATION", 0),
-            ((unsure, unknown), ("--evidence-from", 0.3), "SUPPORTED", 1),
-            ((sure, unsure), (), "SUPPORTED", 1),
-            ((unsure, (1, 0, 0)), (), "SUPPORTED", 1)):  # a label without probabilities
+    for rows, verdict, count in (
+            ((unsure, unknown), "NOT ENOUGH INFORMATION", 0),
+            ((sure, unsure), "SUPPORTED", 1),
+            ((unsure, (1, 0, 0)), "SUPPORTED", 1)):  # a label without probabilities
         tsv(toy / "a", [*RUN, "label", *P], verdicts(*rows))
-        facts(call(SCRIPT, *words, *flags, cwd=toy))
+        facts(call(SCRIPT, *words, cwd=toy))
         line = records(toy / "c.jsonl")[0]
         assert line["verdict"] == verdict and len(line["evidence"]) == count
         assert sum(line[label] for label in LABELS) == 2  # all pairs are counted
@@ -355,13 +355,6 @@ def test_the_prior_is_corrected_once_and_adjust_knows_what_training_saw(how, alp
     np.testing.assert_allclose(KIT.loss_weights(counts, args), alphas)
     np.testing.assert_allclose(KIT.seen_shares(counts, args), shares)
     assert min(KIT.seen_shares(np.array([3, 0, 7]), args)) > 0  # it has a logarithm
-
-def test_majority_f1_is_that_of_scikit_learn():
-    from sklearn.metrics import f1_score
-    for labels in ([0, 0, 1, 2, 2, 2], [1], [0, 1, 2]):
-        most = [int(np.bincount(labels).argmax())] * len(labels)
-        by_library = f1_score(labels, most, average="weighted", zero_division=0)
-        assert KIT.majority_f1(np.array(labels)) == pytest.approx(by_library)
 
 def test_claims_are_held_out_whole():
     qrels = pd.DataFrame({"claim_id": [f"c{n // 5}" for n in range(999)], "label": LABELS * 333})
