@@ -524,8 +524,10 @@ def write_requests(waiting, args):
     """Write requests for another engine, and end with status 3."""
     lines = [json.dumps(request) + "\n" for request in waiting]
     Path(args.requests).write_text("".join(lines), encoding="utf-8")
-    print(printable(f"Append replies to {args.replies} and run this again: by 04_llm_rerank.py "
-                    "ask, OpenAI's batch queue or"))
+    words = ["ask", args.requests, "--replies", args.replies]
+    print(printable(f"Append replies to {args.replies} and run this again. They come from OpenAI's "
+                    "batch queue or by"))
+    print(printable(f"python 04_llm_rerank.py {shlex.join(words)}"))
     print(printable(f"vllm run-batch -i {args.requests} -o new.jsonl --model {args.model}"))
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
