@@ -219,11 +219,12 @@ def rehearsed(toy):
     (toy / "work/abstracts").symlink_to(demo)  # what tools/abstracts.py would copy
     for kind in ("bm25", "dense", "splade", "hybrid"):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])
-    def commands(name):
+    def commands(name, *words):
         how = {"WORK": f"{toy}/work", "NOTES": f"{toy}/notes", "SMALL": "",
                "LLM_BASE_URL": "http://none", "PATH": with_path(toy / "bin")}
-        done = subprocess.run(["bash", f"{toy}/recipes/{name}.sh", "tables"], check=False,
-                              env=os.environ | how, capture_output=True, text=True)
+        command = ["bash", f"{toy}/recipes/{name}.sh", *(words or ["tables"])]
+        done = subprocess.run(command, env=os.environ | how, capture_output=True, text=True,
+                              check=False)
         assert done.returncode == 0, done.stderr
         return [shlex.split(line) for line in (toy / "notes").read_text().splitlines()]
     return commands
@@ -235,10 +236,11 @@ def parse(script):
     main.__globals__.update(finish=lambda resolve, args: None)
     return main
 
-@pytest.mark.parametrize("name", [*SYSTEMS, "best"])
+@pytest.mark.parametrize("name", [*SYSTEMS, "best", "small"])
 def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
         name, rehearsed, monkeypatch):
-    commands = [words for words in rehearsed(name) if words[0].startswith("0")]
+    data = ["data/demo"] if name == "small" else []
+    commands = [words for words in rehearsed(name, *data) if words[0].startswith("0")]
     assert len(commands) > 5
     for words in commands:
         monkeypatch.setattr(sys, "argv", words)
