@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import ir_measures
 import numpy as np
@@ -364,6 +365,10 @@ def test_agreement_of_silver_with_gold_by_hand(toy, call):
     chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
     assert row == pytest.approx({"judge": "m", "pairs": 5, "with_gold": 4, "agreement": 3 / 4,
                                  "kappa": (3 / 4 - chance) / (1 - chance), "kappa_relevance": 1})
+    asked = SimpleNamespace(condensed=False, silver="s.tsv")
+    _, judged = KIT.views_of(asked, None, gold, silver)[" silver"]
+    added = [["p", "x", "SUPPORTS"]]  # b keeps its gold label
+    assert judged.values.tolist() == gold.values.tolist() + added
     found, done = views(toy, call)
     assert found["silver"][0]["with_gold"] == 3 and found["silver"][0]["agreement"] == 2 / 3
     assert "| m     | 4     | 3         | 0.667     | 0.500 | 0.000           |" in done.stdout
