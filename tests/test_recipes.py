@@ -116,6 +116,24 @@ def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, 
     assert done.returncode == 2 and error.startswith("error: ") and not (tmp_path / "work").exists()
     assert all(word in error for word in words)
 
+def test_pairs_that_two_runs_agree_on_are_pooled_and_merged(toy):
+    paths = [toy / name for name in ("a.tsv", "b.tsv")]
+    for path, second in zip(paths, ("0001", "0002")):  # judged for c3; "0011" for no claim
+        rows = [(claim, name, rank, -rank) for claim in ("c3", "c4", "c5")
+                for rank, name in enumerate(("0011", second), 1)]
+        tsv(path, RUN, rows)
+    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "w"), "AGREEMENT": "2"}
+    done = shell("pooling", *paths, **how)
+    assert done.returncode == 3 and "pool.tsv, keep it as" in done.stdout, done.stderr
+    pool = pd.read_csv(toy / "w/pool.tsv", sep="\t", dtype=str)
+    assert pool["abstract_id"].tolist() == ["0011"] * 3
+    pool.assign(label="NEI").to_csv(toy / "w/labelled.tsv", sep="\t", index=False)
+    done = shell("pooling", *paths, **how)
+    assert done.returncode == 0, done.stderr
+    before, after = (pd.read_csv(toy / f"w/{name}.tsv", sep="\t") for name in ("before", "after"))
+    assert before["Judged@10"].tolist() == pytest.approx([1 / 6] * 2)
+    assert after["Judged@10"].tolist() == pytest.approx([4 / 6] * 2)
+
 def test_without_judgements_there_is_no_table_and_no_further_cost(tmp_path):
     code = '. recipes/common.sh demo; table x y; further tables'
     done = subprocess.run(["bash", "-c", code], cwd=ROOT, capture_output=True, text=True,
