@@ -106,6 +106,14 @@ def test_a_model_that_scores_all_alike_is_refused_when_it_is_loaded(toy, models,
     refused(toy, SCRIPT, "--model", "useless", kept=".parts", said="useless: it scores unlike "
             "pairs alike; check its chat template, and that its head is trained")
 
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_model_that_sees_the_claim_or_the_abstract_alone_is_refused(tmp_path, capsys, seen):
+    model, _ = scorer(tiny(tmp_path / "tiny"))
+    model.predict = lambda pairs, **_: np.array([float(len(pair[seen])) for pair in pairs])
+    with pytest.raises(SystemExit):
+        KIT.check_order(model, "own", KIT.fail, "check it")
+    assert "error: own: it scores unlike pairs alike; check it" in capsys.readouterr().err
+
 def test_weights_that_are_random_are_called_out(toy, call):
     from safetensors.torch import load_file, save_file
     folder = tiny_llm(toy / "llm")
