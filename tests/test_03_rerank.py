@@ -115,13 +115,17 @@ def test_a_model_that_sees_the_claim_or_the_abstract_alone_is_refused(tmp_path, 
     assert "error: own: it scores unlike pairs alike; check it" in capsys.readouterr().err
 
 def test_weights_that_are_random_are_called_out(toy, call):
+    import transformers
     from safetensors.torch import load_file, save_file
     folder = tiny_llm(toy / "llm")
     weights = load_file(f"{folder}/model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, f"{folder}/model.safetensors", {"format": "pt"})
     (toy / "llm/chat_template.jinja").write_text(TEMPLATE)
+    transformers.logging.set_verbosity_error()  # as TRANSFORMERS_VERBOSITY may ask for
     done = call(SCRIPT, "--model", "llm", "--depth", 2, "--out", "new.tsv", cwd=toy)
+    assert transformers.logging.get_verbosity() == transformers.logging.ERROR
+    assert done.stderr.count("[transformers]") == 1, done.stderr  # the report, nothing else
     warning = "warning: llm: its files lack the weights that are MISSING above; they are random now"
     assert facts(done)["pairs"] == 6 and warning in done.stderr.splitlines()
     assert warning in json.loads((toy / "new.tsv.meta.json").read_text())["warnings"]
