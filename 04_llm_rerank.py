@@ -718,6 +718,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
@@ -1288,7 +1289,7 @@ def probabilities_of_answer(logprobs, patterns, answer):
 def ask_twice(first, again, parse, parse_cut=None):
     """Dialogue: ask first, and again if parse(content) is None; return the last (answer, reply).
 
-    A request that failed for good is not asked in other words. parse_cut, if given, reads cut ones.
+    A request that failed for good is not asked in other words. parse_cut reads cut replies.
     """
     for request in (first, again):
         reply = yield request

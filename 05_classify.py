@@ -60,7 +60,6 @@ COLUMNS = ["p_supports", "p_refutes", "p_nei"]
 SHARD = 2048  # pairs that are classified and stored at once
 CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 TEMPERATURES = (0.05, 20)  # bounds of the search
-EVIDENCE = 0.5  # least probability of SUPPORTS or REFUTES; labels without probabilities have 1
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 ROUNDING = 0.01  # how far from 1 the probabilities of a pair may sum up
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
@@ -101,15 +100,19 @@ DENIALS = {  # phrases that deny something and are a label all the same
                r"|(\bnot|n't) (hold|contain|provide|offer|give|present|show|have)( \w+)? evidence"}
 FIELD = (r"(the )?((final|correct|best|my|overall) )?"
          r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance"
-         r"|result|prediction|category|output|class)")
-OPENING = "so|thus|hence|therefore|overall|i conclude that|based on the abstract"
+         r"|result|prediction|category|output|class|response|choice|assessment)( \d+)?")
+OPENING = (r"so|thus|hence|therefore|overall|i conclude that|based on the abstract"
+           r"|i (choose|select|pick|answer)|i('d| would) (say|choose|select|go with)")
 BEFORE = rf"\W*(\d+\W+|[a-c]\)\W+)?(({OPENING})\W+)?({FIELD}( is)?\W+)*"
 SUBJECT = (r"(it|this|they|there|the claim"
            r"|(the|this|its|these) (abstract|study|paper|authors|findings|results|evidence|data)"
            r"( (of|in|from) (the|this) (abstract|study|paper))?)"
            r"( is| are| does| do| has| have| holds?| contains?| provides?)?( evidence that)?")
 CLEARLY = r"(clearly|directly|explicitly|fully|strongly)"
-OBJECT = r"( (the|this) claim| it)?( by (the|this) abstract)?"
+HIGH = r"((very )?(high|strong|full)|(100|[5-9]\d) ?%)"
+SURE = (rf"(\W+(with )?({HIGH}( confidence| certainty)?"
+        rf"|(confidence|certainty)\W+({HIGH}|0?\.[5-9]\d*|1(\.0)?)))?")
+OBJECT = rf"( (the|this) claim| it)?( by (the|this) abstract)?( {CLEARLY})?"
 DOUBT = (
     r"\b(no|not|nothing|never|cannot|without|doesnt|dont|didnt|isnt|false|wrong|opposite|contrary"
     r"|may|might|maybe|perhaps|possibly|probably|likely|could|would|should|seems|appears|unclear"
@@ -141,7 +144,7 @@ def labels_in(text, labels=LABELS):
 
 def stands_alone(line, labels):
     """Return whether a line is nothing but a label, perhaps behind "1." or "Final answer:"."""
-    pattern = rf"{BEFORE}({CLEARLY} )?({spellings(labels)})(:? {CLEARLY})?[^\w:]*"
+    pattern = rf"{BEFORE}({CLEARLY} )?({spellings(labels)})(:? {CLEARLY})?{SURE}[^\w:]*"
     return re.fullmatch(pattern, line) is not None and not re.search(DOUBT, line)
 
 def is_sentence(line, labels):
@@ -367,6 +370,15 @@ def held_out(table, share, split_by, seed):
         held[next(folds.split(table, table["label"], groups))[1]] = True
     return held
 
+def add_dev(dev, table, pairs, texts):
+    """Return table and pairs with those of a dev split, and which rows are held out: these."""
+    import pandas as pd
+    claims_path, qrels_path = dev
+    claims = dict(read_table(claims_path, CLAIMS)[CLAIMS].to_numpy())
+    more = read_table(qrels_path, QRELS, claim_id=claims, abstract_id=texts, label=LABELS)
+    both = pd.concat([table, more[QRELS]], ignore_index=True)
+    return both, pairs + pairs_of(more, claims, texts), np.arange(len(both)) >= len(table)
+
 def drawn_shares(counts, sampler):
     """Return the share of each class, (3,), among the pairs that a sampler draws."""
     if sampler == "balanced":
@@ -509,13 +521,20 @@ def assess(model, pairs, gold, args):
 
 def train(args):
     """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
-    task = task_of(args, args.qrels, args.claims, args.corpus, *args.examples, models=[args.model])
+    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    dev = dev if args.dev_split else []
+    inputs = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
+    task = task_of(args, *inputs, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims, texts = read_texts(args)
     table = read_judged(args, claims, texts)
-    pairs, gold = pairs_of(table, claims, texts), table["label"].map(LABELS.index).to_numpy()
-    held = held_out(table, args.held_out, args.split_by, args.seed)
+    pairs = pairs_of(table, claims, texts)
+    if dev:
+        table, pairs, held = add_dev(dev, table, pairs, texts)
+    else:
+        held = held_out(table, args.held_out, args.split_by, args.seed)
+    gold = table["label"].map(LABELS.index).to_numpy()
     model = open_model(with_head, args.model, args, "fp32", seed=args.seed)
     freeze(model.model, args.freeze)
     shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
@@ -856,11 +875,14 @@ def evidence_sentences(model, rows, claims, texts, args):
         chosen.append(sentences[np.argmin(without)] if sentences else "")
     return chosen
 
-def evidence_of(verdicts):
-    """Return the rows that count as evidence, with the probability of their label."""
+def evidence_of(verdicts, least):
+    """Return the rows that count as evidence, with the probability of their label.
+
+    least: that probability at least; a label without probabilities has 1.
+    """
     rows = verdicts[verdicts["label"] != "NEI"]
     chances = np.where(rows["label"] == "SUPPORTS", rows["p_supports"], rows["p_refutes"])
-    return rows.assign(probability=chances)[chances >= EVIDENCE]
+    return rows.assign(probability=chances)[chances >= least]
 
 def aggregate(verdicts, evidence, claims):
     """Yield one verdict per claim as JSON, with the evidence that it rests on."""
@@ -904,7 +926,7 @@ def judge(label, files, models, args):
         verdicts.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(f"{args.out}.parts")
     if args.aggregate:
-        evidence = evidence_of(verdicts)
+        evidence = evidence_of(verdicts, args.evidence_from)
         if args.evidence_model:
             model = open_classifier(args.evidence_model, args)
         sentences = evidence_sentences(model, evidence, claims, texts, args) if model else None
@@ -947,6 +969,9 @@ def add_verdicts(job, out):
     add("--out", default=out, help="the verdicts")
     add("--aggregate", metavar="FILE", help="write a verdict per claim there, too: JSONL")
     group = job.add_argument_group("verdicts per claim and classifiers").add_argument
+    group("--evidence-from", type=between(0, 1), default=0.5, metavar="P",
+          help="a pair counts as evidence if the probability of its label is at least this; a "
+          "label without probabilities counts")
     group("--evidence-model", metavar="MODEL",
           help="classifier that picks evidence sentences; default: that of the labels, if any")
     group("--adjust", type=between(0, 1), default=0.0,
@@ -991,6 +1016,7 @@ def add_train(job):
     add("--held-out", type=between(0, 0.5), default=0.1,
         help="share of pairs that choose epoch and temperature; it becomes 1/N")
     add("--split-by", choices=("claim", "instance"), default="claim", help="unit of the split")
+    add("--dev-split", default="", help="judged pairs of this split do so instead")
     add("--patience", type=count, default=3, help="epochs without gain before stopping")
 
 def add_llm(job):
@@ -1080,6 +1106,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
@@ -1806,7 +1833,7 @@ def probabilities_of_answer(logprobs, patterns, answer):
 def ask_twice(first, again, parse, parse_cut=None):
     """Dialogue: ask first, and again if parse(content) is None; return the last (answer, reply).
 
-    A request that failed for good is not asked in other words. parse_cut, if given, reads cut ones.
+    A request that failed for good is not asked in other words. parse_cut reads cut replies.
     """
     for request in (first, again):
         reply = yield request

@@ -320,12 +320,13 @@ def test_a_pair_counts_as_evidence_from_one_half_on(toy, call):
     sure, unsure, unknown = (0.5, 0.2, 0.3), (0.334, 0.333, 0.333), (0, 0, 1)
     tsv(toy / "a", [*RUN, "label", *P], verdicts(unsure, unknown))
     words = ("combine", "a", "--aggregate", "c.jsonl", "--out", "all.tsv")
-    for rows, verdict, count in (
-            ((unsure, unknown), "NOT ENOUGH INFORMATION", 0),
-            ((sure, unsure), "SUPPORTED", 1),
-            ((unsure, (1, 0, 0)), "SUPPORTED", 1)):  # a label without probabilities
+    for rows, flags, verdict, count in (
+            ((unsure, unknown), (), "NOT ENOUGH INFORMATION", 0),
+            ((unsure, unknown), ("--evidence-from", 0.3), "SUPPORTED", 1),
+            ((sure, unsure), (), "SUPPORTED", 1),
+            ((unsure, (1, 0, 0)), (), "SUPPORTED", 1)):  # a label without probabilities
         tsv(toy / "a", [*RUN, "label", *P], verdicts(*rows))
-        facts(call(SCRIPT, *words, cwd=toy))
+        facts(call(SCRIPT, *words, *flags, cwd=toy))
         line = records(toy / "c.jsonl")[0]
         assert line["verdict"] == verdict and len(line["evidence"]) == count
         assert sum(line[label] for label in LABELS) == 2  # all pairs are counted
@@ -487,6 +488,15 @@ def test_a_classifier_that_learned_nothing_is_called_out(toy, call):
     assert "the temperature 20 stands at its bound" in done.stderr
     assert "held-out F1 0.167 is no better than 0.167" in done.stderr
     assert facts(done)["doubts"] == made["doubts"]
+
+def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
+    tiny(toy / "nli", NLI)
+    words = ("train", "--model", "nli", "--epochs", 1, "--max-length", 24, "--out", "m")
+    plain = ("--sampler", "shuffle", "--loss", "cross-entropy")
+    made = facts(call(SCRIPT, *words, "--dev-split", "test", *plain, cwd=toy))
+    assert made["held_out"] == 9 and sum(made["pairs"].values()) == 14
+    assert json.loads((toy / "m/config.json").read_text())["stance_shares"] == [0.4, 0.2, 0.4]
+    refused(toy, SCRIPT, *words, "--dev-split", "dev", said="claims.dev.tsv")
 
 @pytest.mark.parametrize("damage", [
     {"stance_temperature": "x"}, {"stance_temperature": 0}, {"stance_shares": [1, 0, 1]},
