@@ -718,6 +718,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
@@ -1124,6 +1125,7 @@ def offline_without_hub(name):
 # A dialogue is a generator: it yields requests, is sent the reply to each, and returns a result.
 # A reply is a dictionary of
 #   content   the text, without thoughts
+#   cut       whether the token limit ended it
 #   error     None, or the JSON text that a server or engine sent in place of a completion
 #   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
 #             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
@@ -1184,7 +1186,8 @@ def reply_of(record):
         raise ValueError("custom_id is not a string")
     error = error or record["response"]["body"].get("error")
     if error:
-        return name, {"content": "", "error": json.dumps(error)[:500], "logprobs": None}
+        error = json.dumps(error)[:500]
+        return name, {"content": "", "cut": False, "error": error, "logprobs": None}
     choice = record["response"]["body"]["choices"][0]
     said = choice["message"].get("content") or ""
     if isinstance(said, list):  # of parts
@@ -1192,7 +1195,8 @@ def reply_of(record):
     content, thoughts = THOUGHTS.subn(" ", said)
     aside = choice["message"].get("reasoning") or choice["message"].get("reasoning_content")
     logprobs = None if thoughts or aside else choice.get("logprobs")
-    return name, {"content": content, "error": None, "logprobs": logprobs}
+    cut = choice.get("finish_reason") == "length"
+    return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
 def read_replies(path):
     """Return ({custom_id: reply}, lines that are no replies); a later reply replaces an earlier.
@@ -1282,14 +1286,15 @@ def probabilities_of_answer(logprobs, patterns, answer):
         return {name: chance / total for name, chance in sums.items()}
     return None
 
-def ask_twice(first, again, parse):
+def ask_twice(first, again, parse, parse_cut=None):
     """Dialogue: ask first, and again if parse(content) is None; return the last (answer, reply).
 
-    A request that failed for good is not asked in other words.
+    A request that failed for good is not asked in other words. parse_cut reads cut replies.
     """
     for request in (first, again):
         reply = yield request
-        answer = parse(reply["content"])
+        read = parse_cut if parse_cut and reply["cut"] else parse
+        answer = read(reply["content"])
         if answer is not None or reply["error"]:
             break
     return answer, reply
@@ -1348,7 +1353,7 @@ def carry_on(dialogues, replies):
 
 def requests_to_come(begin, replies, guess):
     """Return the requests to the end of the dialogues, as if the reply to each were guess."""
-    guess, coming = {"content": guess, "error": None, "logprobs": None}, {}
+    guess, coming = {"content": guess, "cut": False, "error": None, "logprobs": None}, {}
     while waiting := carry_on(begin(), replies)[1]:
         asked = {request["custom_id"]: request for turn in waiting for request in turn}
         coming |= asked

@@ -102,6 +102,28 @@ def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, run, call, me
     facts(call(SCRIPT, *words, "--restrict", "few.tsv", "--out", "o", cwd=toy))
     assert read(toy / "o/bm25.tsv").values.tolist() == [["1", "0009", 1, whole["0009"]]]
 
+def test_feedback_by_hand():
+    documents = sparse.csr_array(np.array([[2, 1, 0, 0], [0, 3, 1, 0]]))
+    terms, weights = KIT.rm3([0, 2, 2], documents, np.array([2, 1]))  # of all: 2 * 2, 2 + 3, 1
+    assert terms.tolist() == [0, 1, 2]
+    by_hand = [0.7 / 3 + 0.3 * 4 / 10, 0.3 * 5 / 10, 2 * 0.7 / 3 + 0.3 * 1 / 10]
+    np.testing.assert_allclose(weights, by_hand)
+    documents = sparse.csr_array(np.arange(1, 41).reshape(1, 40))
+    terms, weights = KIT.rm3([0], documents, np.array([1]))
+    assert terms.tolist() == [0, *range(10, 40)]  # the claim's own and the 30 likeliest
+    assert weights[0] == 0.7 and weights[1:].sum() == pytest.approx(0.3)
+
+def test_feedback_finds_abstracts_that_share_no_term_with_the_claim(toy, run, call, refused):
+    facts(run("01_index.py", "--indexes", "bm25", cwd=toy))
+    claims = [("1", "sea level"), ("2", "xyzzy")]
+    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
+    words = ("--retrievers", "bm25", "--feedback", 2)
+    done = call(SCRIPT, *words, cwd=toy)
+    assert "bm25-rm3.tsv: " in done.stdout and "2 claims, 1 of them without rows" in done.stdout
+    plain, more = (read(toy / f"work/demo/test/{name}.tsv") for name in ("bm25", "bm25-rm3"))
+    assert set(plain["abstract_id"]) < set(more["abstract_id"]) and set(more["claim_id"]) == {"1"}
+    refused(toy, SCRIPT, "--retrievers", "dense", "--feedback", 2, said="--feedback")
+
 @pytest.mark.parametrize(("name", "data"), [
     ("a", b"changed!!"), ("a", b"short"), ("a", b""), ("a", None), ("meta.json", b""),
     ("meta.json", b"[1]"), ("meta.json", b"null"), ("meta.json", b"[" * 100_000),
@@ -261,6 +283,18 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
     assert len(drawn) > (2 if words.startswith("--pool nei") else 6)
     if "any" not in words:
         assert skipped == 1 and seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
+
+@pytest.mark.parametrize(("of", "wanted"), [
+    ("run", {"c3": {"0003"}, "c4": {"0006"}, "c5": {"0009"}}),  # evidence takes the second rank
+    ("pool", {"c3": {"0003", "0004"}, "c4": {"0006", "0001"}, "c5": {"0009", "0001"}})])
+def test_ranks_of_hard_negatives_may_leave_evidence_out(toy, call, of, wanted):
+    words = "mine --split test --out x.jsonl --hard 9 --from-top 2 --top-of"
+    facts(call(SCRIPT, *words.split(), of, cwd=toy))
+    found = {}
+    for row in records(toy / "x.jsonl"):
+        if row["kind"] == "hard":
+            found.setdefault(row["claim_id"], set()).add(row["abstract_id"])
+    assert found == wanted
 
 def test_scores_as_targets_with_gold_evidence(toy, call, refused):
     tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])

@@ -242,10 +242,10 @@ def test_wilcoxon_and_mcnemar(tmp_path):
     command = [sys.executable, ROOT / "recipes/tools/significance.py", path]
     shown = subprocess.check_output([*command, "--measures", "MRR@5", "Success@1"], text=True)
     lines = [line.split("\t") for line in shown.splitlines()]
-    assert lines[0] == ["measure", "run", "claims", "difference", "p_wilcoxon", "p_mcnemar"]
+    assert lines[0] == "measure run claims difference won lost p_wilcoxon p_mcnemar".split()
     mean = (.1 - .5 + .2 - .1 + .8 - .2) / 3  # b comes first, and has no value for the third claim
     assert lines[1][:3] == ["MRR@5", "a", "3"] and float(lines[1][3]) == pytest.approx(mean)
-    assert lines[1][5] == "" and float(lines[2][5]) == 1  # one claim won, one lost
+    assert lines[1][7] == "" and lines[2][4:6] == ["1", "1"] and float(lines[2][7]) == 1
     done = subprocess.run([*command, "--measures", "nDCG"], capture_output=True, text=True)
     assert done.returncode == 2 and "no measure nDCG; it has MRR@5, Success@1" in done.stderr
 
