@@ -85,10 +85,10 @@ OVERLAP = 50      # tokens that neighbouring windows share: AIRwaves 2025, secti
 ROWS = 64         # rows of the similarity matrix at a time: 0.1 GB at 394,269 abstracts
 WARMUP = 0.1      # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
 DEV_POOL = 1_000  # unjudged abstracts that dev claims rank: epochs differ, and it is soon done
-NDCG = "eval_dev_cosine_ndcg@10"
+NDCG = "dev_cosine_ndcg@10"  # decides on the best epoch
 
 # -------------------- Texts, shards, indexes
-def read_texts(args):
+def read_abstracts(args):
     """Return {abstract_id: text} in corpus order."""
     corpus = read_corpus(args.corpus)
     fields = [field.strip() for field in args.fields.split(",")]
@@ -253,20 +253,21 @@ def encode(encoder, names, texts, settings):
         fail(f"abstract {names[bad[0]]}", "its vector is not finite; use --dtype fp32")
     return vectors
 
-def dense_arrays(vectors, rows, args):
-    """Return vectors of unit length in half precision."""
-    import torch
-    return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
+def arrays_of(vectors, start, args):
+    """Return what a shard that begins at row start keeps of its vectors.
 
-def splade_arrays(vectors, rows, args):
-    """Return the rows, terms and weights of a sparse tensor (texts x vocabulary)."""
+    Dense: unit length, half precision. SPLADE: rows, terms and weights.
+    """
+    import torch
+    if args.kind == "dense":
+        return {"embeddings": torch.nn.functional.normalize(vectors).half().cpu().numpy()}
     vectors = vectors.coalesce()
-    (places, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
+    (rows, terms), weights = vectors.indices().int().numpy(), vectors.values().numpy()
     if args.activation == "relu":
         weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
-    return {"rows": places + rows.start, "terms": terms, "weights": weights}
+    return {"rows": rows + start, "terms": terms, "weights": weights}
 
-def encode_all(encoder, texts, settings, arrays_of, args, task):
+def encode_all(encoder, texts, settings, args, task):
     """Return the arrays of all texts, made shard by shard, and how many texts are truncated."""
     start = "spawn" if len(args.device) > 1 else "fork"
     counter = multiprocessing.get_context(start).Value("d")  # all devices add to it
@@ -282,7 +283,7 @@ def encode_all(encoder, texts, settings, arrays_of, args, task):
     for rows in unfinished(parts, len(texts)):
         counter.value = 0
         vectors = encode(encoder, names[rows], documents[rows], settings)
-        arrays = arrays_of(vectors, rows, args) | {"truncated": [counter.value]}
+        arrays = arrays_of(vectors, rows.start, args) | {"truncated": [counter.value]}
         save_shard(parts, rows, arrays)
     if "pool" in settings:
         encoder.stop_multi_process_pool(settings["pool"])
@@ -294,16 +295,13 @@ def index_vectors(texts, folder, args, task):
     """Return facts and arrays: dense vectors, or weights of terms (SPLADE, Formal et al. 2021)."""
     import sentence_transformers as st
     from scipy import sparse
-    if args.kind == "dense":
-        load, arrays_of = st.SentenceTransformer, dense_arrays
-        settings = {"convert_to_tensor": True}
-    else:
-        load, arrays_of = st.SparseEncoder, splade_arrays
-        settings = {"save_to_cpu": True}
+    load, settings = st.SentenceTransformer, {"convert_to_tensor": True}
+    if args.kind == "splade":
+        load, settings = st.SparseEncoder, {"save_to_cpu": True}
     settings["batch_size"] = args.batch_size or BATCH[args.kind]
     encoder = open_encoder(load, args, args.dtype)
     limit_length(encoder, args.max_length)
-    arrays, truncated = encode_all(encoder, texts, settings, arrays_of, args, task)
+    arrays, truncated = encode_all(encoder, texts, settings, args, task)
     shape = len(texts), encoder.get_embedding_dimension()
     if args.kind == "splade":
         places = arrays["rows"], arrays["terms"]
@@ -335,7 +333,7 @@ def index(args):
         task = task_of(own, args.corpus, models=models) | {"arguments": flags}
         if up_to_date(own, task, own.out):
             continue
-        texts = texts or read_texts(args)
+        texts = texts or read_abstracts(args)
         build = index_bm25 if kind == "bm25" else index_vectors
         counted = "empty" if kind == "bm25" else "truncated"
         with written(own.out, task) as folder:
@@ -398,52 +396,20 @@ def graph(args):
     return {"made": [args.out], "abstracts": len(corpus), "neighbours": k}
 
 # -------------------- Train
-def read_examples(path, claims, texts):
-    """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
-    examples = []
-    for number, line in read_lines(path):
-        try:
-            example = json.loads(line)
-            claim, positive = claims[str(example["claim_id"])], texts[str(example["positive"])]
-            negatives = [texts[str(name)] for name in example["negatives"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
-        examples.append((claim, positive, negatives))
-    return examples
-
-def training_rows(examples, loss):
-    """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
-
-    The triplet loss takes one negative: a tuple with several becomes several rows.
-    """
-    counts = [len(negatives) for _, _, negatives in examples]
-    width = 1 if loss == "triplet" else width_of(counts)
-    rows, left_out = [], 0
-    for claim, positive, negatives in examples:
-        if len(negatives) < width:
-            left_out += 1
-        elif loss == "triplet":
-            rows += [(claim, positive, negative) for negative in negatives]
-        else:
-            rows.append((claim, positive, *negatives[:width]))
-    used = len(rows) * width
-    return rows, {"examples": len(examples), "left_out": left_out,
-                  "negatives": used, "negatives_left_out": sum(counts) - used}
-
 def dev_evaluator(paths, prompts, texts, args):
     """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
     from sentence_transformers.util import cos_sim
-    claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
+    claims = read_claims(paths[0])
     qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"],
-                       claim_id=claims.index, abstract_id=texts, label=LABELS)
+                       claim_id=claims, abstract_id=texts, label=LABELS)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     if evidence.empty:
         fail(paths[1], "no evidence to evaluate on; give another --dev-split")
     drawn = np.random.default_rng(args.seed).permutation(list(texts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     return InformationRetrievalEvaluator(
-        claims.to_dict(), {name: text for name, text in texts.items() if name in pool},
+        claims, {name: text for name, text in texts.items() if name in pool},
         evidence.to_dict(), name="dev", write_csv=False, query_prompt=prompts["query"],
         corpus_prompt=prompts["document"], score_functions={"cosine": cos_sim})
 
@@ -454,57 +420,42 @@ def loss_of(encoder, args):
     return losses.MultipleNegativesRankingLoss(encoder, args.scale)
 
 def train_encoder(encoder, rows, evaluator, parts, args):
-    """Train on rows of texts. Return the log; dev decides on the epoch if there is an evaluator."""
+    """Train on rows of texts. Return the log and the curve on dev, as fit_on_dev does."""
     import sentence_transformers as st
     from datasets import Dataset
     columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
     make = functools.partial(
-        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args), evaluator=evaluator,
+        st.SentenceTransformerTrainer, encoder, loss=loss_of(encoder, args),
         train_dataset=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))))
-    return fit(make, st.SentenceTransformerTrainingArguments, encoder, parts, args,
-               NDCG if evaluator else None, per_device_train_batch_size=args.batch,
-               batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-               warmup_steps=WARMUP, prompts=prompts)
+    return fit_on_dev(
+        make, st.SentenceTransformerTrainingArguments, encoder, parts, args, evaluator, NDCG,
+        per_device_train_batch_size=args.batch, warmup_steps=WARMUP, prompts=prompts,
+        batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates")
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    if not all(map(os.path.exists, dev)):
-        warn("no dev evaluation", f"it needs {', '.join(dev)}")
-        dev = []
+    dev = dev_files(args)
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
-    texts, claims = read_texts(args), read_table(args.claims, ["claim_id", "claim"])
-    claims = dict(zip(claims["claim_id"], claims["claim"]))
-    rows, counts = training_rows(read_examples(args.examples, claims, texts), args.loss)
-    if not rows:
-        fail(args.examples, f"nothing for --loss {args.loss} to train on; mine other examples")
-    if counts["left_out"] or counts["negatives_left_out"]:
-        negatives = counts["negatives"] + counts["negatives_left_out"]
-        warn(args.examples, f"{counts['left_out']} of {counts['examples']} tuples have too few "
-             f"negatives and are left out, {counts['negatives_left_out']} of {negatives} negatives "
-             "are not used: all tuples need as many")
+    texts, claims = read_abstracts(args), read_claims(args.claims)
+    tuples = read_tuples(args.examples, claims, texts)
+    rows, counts = tuple_rows(args.examples, tuples, args.loss == "triplet")
     from sentence_transformers import SentenceTransformer
     encoder = open_encoder(SentenceTransformer, args, "fp32")
     own_length = limit_length(encoder, args.max_length)
     own_settings = pool_chunks(encoder, args) if args.pooling == "chunks" else None
-    evaluator, curve = None, []
-    if dev:
-        evaluator = dev_evaluator(dev, encoder.prompts, texts, args)
-        curve = [evaluator(encoder)[NDCG.removeprefix("eval_")]]
-        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
-    log = train_encoder(encoder, rows, evaluator, parts_of(args.out, task, args), args)
-    curve += [line[NDCG] for line in log if NDCG in line]
-    facts = counts | {"dev_ndcg_at_10": [round(value, 4) for value in curve]}
+    evaluator = dev_evaluator(dev, encoder.prompts, texts, args) if dev else None
+    log, curve = train_encoder(encoder, rows, evaluator, parts_of(args.out, task, args), args)
+    facts = counts | {"dev_ndcg_at_10": curve}
     if encoder.max_seq_length != own_length:
         encoder.max_seq_length = own_length
     if own_settings is not None:
         encoder[0].processing_kwargs = own_settings
     with written(args.out, task, **facts) as folder:
-        save(encoder, folder)
+        save_model(encoder, folder)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
@@ -1155,7 +1106,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     return [{name: value for name, value in line.items() if "runtime" not in name
              and "per_second" not in name} for line in log]
 
-def save(model, folder):
+def save_model(model, folder):
     """Save a trained model; its tokenizer as it was loaded, whatever it has truncated since."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if backend:
@@ -1163,6 +1114,35 @@ def save(model, folder):
         backend.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
+
+# --- dev (same in 01 and 03)
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
+
+def dev_files(args, *more):
+    """Return the paths of claims and qrels of the dev split, and more; none if one is missing."""
+    paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    absent = [path for path in (*paths, *more) if not Path(path).is_file()]
+    if absent:
+        warn("no dev evaluation", f"it needs {', '.join(absent)}")
+    return [] if absent else [*paths, *more]
+
+def fit_on_dev(make, arguments, model, folder, args, evaluator, measure, **more):
+    """Train as fit does. Return the log, and nDCG@10 on dev before training and by epoch.
+
+    evaluator: returns {measure: nDCG@10} of the model; None without a dev split.
+    """
+    curve = []
+    if evaluator:
+        curve = [evaluator(model)[measure]]
+        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
+    make = functools.partial(make, evaluator=evaluator)
+    logged = f"eval_{measure}"
+    log = fit(make, arguments, model, folder, args, logged if evaluator else None, **more)
+    curve += [line[logged] for line in log if logged in line]
+    return log, [round(value, 4) for value in curve]
+# --- end of dev
 
 # --- tuples (same in 01 and 03)
 def width_of(counts):
@@ -1175,6 +1155,45 @@ def width_of(counts):
     for width in range(1, max(counts, default=0) + 1):
         kept[width] = width * sum(count >= width for count in counts)
     return max(kept, key=kept.get, default=0)
+
+def read_tuples(path, claims, texts):
+    """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
+    tuples = []
+    for number, line in read_lines(path):
+        try:
+            example = json.loads(line)
+            claim, positive = claims[str(example["claim_id"])], texts[str(example["positive"])]
+            negatives = [texts[str(name)] for name in example["negatives"]]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
+        tuples.append((claim, positive, negatives))
+    return tuples
+
+def tuple_rows(path, tuples, one_negative):
+    """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
+
+    one_negative: a tuple with several becomes several rows; else all rows have as many.
+    """
+    counts = [len(negatives) for _, _, negatives in tuples]
+    width, rows, left_out = 1 if one_negative else width_of(counts), [], 0
+    for claim, positive, negatives in tuples:
+        if len(negatives) < width:
+            left_out += 1
+        elif one_negative:
+            rows += [(claim, positive, negative) for negative in negatives]
+        else:
+            rows.append((claim, positive, *negatives[:width]))
+    used = len(rows) * width
+    unused = sum(counts) - used
+    if not rows:
+        fail(path, "no tuple has a negative, which --loss needs; see mine --pool and --hard")
+    if left_out and one_negative:
+        warn(path, f"{left_out} of {len(tuples)} tuples have no negative: left out")
+    elif left_out or unused:
+        warn(path, f"{left_out} of {len(tuples)} tuples and {unused} negatives are left out, as "
+             "all tuples need as many negatives")
+    return rows, {"examples": len(tuples), "left_out": left_out, "negatives": used,
+                  "negatives_left_out": unused}
 # --- end of tuples
 
 if __name__ == "__main__":

@@ -474,6 +474,8 @@ def negatives_of(labels, scores, nei, corpus, args):
     any_nei = args.nei_of == "any"
     pool = POOLS["both" if any_nei else args.pool]
     ranked = list(scores | labels)  # last, NEI that the run lacks
+    if args.top_of == "pool":
+        ranked = [name for name in ranked if labels.get(name) in pool]
     first = dict.fromkeys(nei if any_nei else ranked[: args.from_top])
     behind = corpus if args.easy_from == "corpus" else ranked
     top = [name for name in first if labels.get(name) in pool]
@@ -571,6 +573,8 @@ def add_mine(job):
     add("--hard", type=count, default=4,
         help="negatives from the top of the run, per claim; tuples, labels: per evidence")
     add("--from-top", type=count, default=50, help="ranks that hard negatives come from")
+    add("--top-of", choices=["run", "pool"], default="run",
+        help="pool: of these ranks, evidence and what is no negative takes none")
     add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
     add("--easy", type=count, default=0, help="random negatives from the rest, counted alike")
     add("--easy-from", choices=["run", "corpus"], default="run",

@@ -1,31 +1,24 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "accelerate==1.15.0",
-#     "datasets==5.2.0",
-#     "numpy==2.4.6",
-#     "pandas==3.1.1",
-#     "protobuf==7.36.2",
-#     "sentence-transformers==6.2.0",
-#     "sentencepiece==0.2.3",
-#     "torch==2.13.0",
-#     "tqdm==4.70.1",
-#     "transformers==5.23.0",
+#     "accelerate==1.15.0", "datasets==5.2.0", "numpy==2.4.6", "pandas==3.1.1",
+#     "protobuf==7.36.2", "sentence-transformers==6.2.0", "sentencepiece==0.2.3",
+#     "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
 # ]
 # ///
 """
-Rerank the candidates of a run with cross-encoders, or train one.
+Rerank the candidates of a run with a cross-encoder, or train one.
 
 Reads   a run, claims and corpus; --graph: 01_index.py graph; --verdicts: 05_classify.py
         train: examples.jsonl of 02_retrieve.py mine, and the dev split, if any
-Writes  work/NAME/SPLIT/rerank.tsv, of several models their RRF; train: work/NAME/models/reranker/
+Writes  work/NAME/SPLIT/rerank.tsv; train: work/NAME/models/reranker/
         OUT.parts/ holds finished groups and checkpoints; an interrupted run resumes from them.
-Prints  one line of JSON, last on stdout: pairs, truncated abstracts and equal scores per model
+Prints  one line of JSON, last on stdout: pairs, truncated abstracts, equal scores
 
 Examples
     python 02_retrieve.py --split train && python 02_retrieve.py mine && python 03_rerank.py train
     python 03_rerank.py --depth 50 --first-stage 0.5
-    python 03_rerank.py --model BAAI/bge-reranker-large BAAI/bge-reranker-v2-m3 --depth 200
+    python 03_rerank.py --model BAAI/bge-reranker-v2-m3 --depth 200
     python 03_rerank.py --model Qwen/Qwen3-Reranker-0.6B --device cuda:0 cuda:1
     python 03_rerank.py --graph work/demo/index/graph --top-k 10
 """
@@ -45,7 +38,9 @@ import ctypes
 import difflib
 import functools
 import hashlib
+import io
 import json
+import logging
 import os
 import re
 import resource
@@ -61,23 +56,17 @@ import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 GROUP = 1024                # pairs that are scored and stored at once
-RRF_K = 60                  # Cormack et al. 2009
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 LOSSES = ("bce", "margin", "l1", "lambda", "mnrl")
-MEASURE = "dev_ndcg@10"     # decides on the best epoch
+NDCG = "dev_ndcg@10"        # decides on the best epoch
 ALIKE = 1e-5                # a relative difference of scores below it is rounding in fp32
-PROBED = 64                 # training pairs that a trained model scores once
 PROBES = [                  # the first pair must win: it alone is about one thing
     ("Sea ice in the Arctic is shrinking.", "Satellites show that Arctic sea ice is shrinking."),
     ("Sea ice in the Arctic is shrinking.", "The bakery opens at seven and sells fresh bread."),
     ("Bread is sold before eight o'clock.", "Satellites show that Arctic sea ice is shrinking.")]
 
 # -------------------- Inputs
-def read_claims(path):
-    """Return {claim_id: claim}."""
-    return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
-
-def read_texts(path):
+def read_abstracts(path):
     """Return {abstract_id: title and abstract}."""
     return {name: text_of(record) for name, record in read_corpus(path).items()}
 
@@ -113,9 +102,9 @@ def read_graph(folder, corpus, ids, neighbours):
         stated = meta.pop("sha256")
         if stated != hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest():
             raise ValueError("meta.json is damaged")
+        files = files_of(Path(folder))
         for name, mark in meta["files"].items():
-            data = Path(folder, name).read_bytes()
-            if mark != [len(data), zlib.crc32(data)]:
+            if files.get(name) != mark:
                 raise ValueError(f"{name} is damaged")
         if meta["corpus"] != corpus:
             raise ValueError("it is made from another corpus")
@@ -151,64 +140,77 @@ def mono_t5(name, device, model_kwargs, **options):
     module.tokenizer = AutoTokenizer.from_pretrained(name, **options)
     return CrossEncoder(modules=[module], device=device)
 
-def logits_of(model, pairs):
-    """Return the scores of pairs as an array, without the sigmoid that would make large ones 1."""
-    import torch
-    return model.predict(pairs, activation_fn=torch.nn.Identity())
-
-def check_template(name, model):
-    """Refuse a causal reranker whose chat template drops the claim or the abstract of a pair."""
-    pairs = [(claim, text) for (claim, _), text in zip(PROBES, cut_to_fit(model, PROBES))]
-    best, *others = logits_of(model, pairs).tolist()
-    if best in others:
-        fail(name, "it scores unlike pairs alike: its chat template drops claims or abstracts; "
-             "take the template of its authors")
-    if best < max(others):
-        warn(name, "an abstract about something else wins over one that repeats the claim "
-             f"({max(others):.4g}, {best:.4g}); check its template")
-
-def load_reranker(name, flags, **options):
-    """Load a cross-encoder, a causal reranker, a multi-vector model or monoT5, as its folder says.
-
-    For scoring, its scores are logits.
-    """
-    import torch
+def load_reranker(name, **options):
+    """Load a cross-encoder, causal or not, a multi-vector model or monoT5, as its folder says."""
     from sentence_transformers import CrossEncoder, MultiVectorEncoder
     from sentence_transformers.util import load_file_path
     from transformers import AutoConfig
     kind = str(AutoConfig.from_pretrained(name, trust_remote_code=False).architectures)
     if saved := load_file_path(name, "config_sentence_transformers.json"):
         kind = str(json.loads(Path(saved).read_bytes()).get("model_type") or kind)
-    training = "epochs" in flags
-    if training or re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
-        model = CrossEncoder(name, **options)
-    elif "ConditionalGeneration" in kind:
-        model = mono_t5(name, **options)
-    elif re.search("MultiVector|ColBERT", kind):
-        if flags.verdicts:
-            fail("--verdicts", f"scores of {name}, a multi-vector model, are no logits")
-        warn(name, "a multi-vector model truncates claims and abstracts to its own lengths, takes "
-             "no --prompt and runs on one device")
+    if re.search("CrossEncoder|SequenceClassification|CausalLM", kind):
+        return CrossEncoder(name, **options)
+    if "ConditionalGeneration" in kind:
+        return mono_t5(name, **options)
+    if re.search("MultiVector|ColBERT", kind):
         return MultiVectorEncoder(name, **options)
-    else:
-        fail(name, "it has no head for a logit; 03_rerank.py train makes a reranker of it")
+    fail(name, "it has no head for a logit; 03_rerank.py train makes a reranker of it")
+
+def is_cross_encoder(model):
+    """Return whether a model reads claim and abstract at once, as all but multi-vector ones do."""
+    return hasattr(model, "predict")
+
+def set_up(model, args):
+    """Give a cross-encoder the length and the prompt of the flags."""
     if model.num_labels != 1:
-        fail(name, f"it has {model.num_labels} labels, a reranker has one; see 05_classify.py")
-    model.max_seq_length = min(flags.max_length, model.max_seq_length or flags.max_length)
-    if flags.prompt is not None:
-        model.prompts["own"], model.default_prompt_name = flags.prompt, "own"
-    if "message" in model.modalities:
-        check_template(name, model)
-    if not training:
-        model.activation_fn = torch.nn.Identity()
+        fail(args.model, f"it has {model.num_labels} labels, a reranker has one; see "
+             "05_classify.py")
+    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
+    if args.prompt is not None:
+        model.prompts["own"], model.default_prompt_name = args.prompt, "own"
+
+@contextlib.contextmanager
+def load_report():
+    """Yield a file that receives what transformers reports on the weights of a model."""
+    report, logger = io.StringIO(), logging.getLogger("transformers.modeling_utils")
+    handler = logging.StreamHandler(report)
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)  # whatever TRANSFORMERS_VERBOSITY says
+    try:
+        yield report
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
+
+def open_reranker(args):
+    """Return the model of the flags, to score pairs."""
+    import torch
+    with load_report() as report:
+        model = open_model(load_reranker, args.model, args, args.dtype)
+    if "MISSING" in report.getvalue():
+        warn(args.model, "its files lack the weights that are MISSING above; they are random now")
+    if is_cross_encoder(model):
+        set_up(model, args)
         if not model.keep_in_fp32_modules:  # in half precision, abstracts get equal scores
             layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
             model.set_keep_in_fp32_modules(layers[-1:])
+    elif args.verdicts:
+        fail("--verdicts", f"scores of {args.model}, a multi-vector model, are no logits")
+    else:
+        warn(args.model, "a multi-vector model truncates claims and abstracts to its own lengths, "
+             "takes no --prompt and runs on one device")
     return model
 
+def find_cut(model, texts):
+    """Return which texts a multi-vector model truncates to its own length, as booleans."""
+    names = [name for name in ("document", "passage", "corpus") if name in model.prompts]
+    prompt = model.prompts[names[0]] if names else None
+    batch = model.preprocess(texts, prompt=prompt, task="document")
+    return [bool(row.overflowing) for row in batch.encodings]
+
 def cut_group(model, pairs):
-    """Return the abstracts of (claim, abstract) pairs, truncated to the room that is left."""
-    prompt, texts = model.prompts.get(model.default_prompt_name), []
+    """Return (claim, abstract) pairs, the abstracts truncated to the room that is left."""
+    prompt, short = model.prompts.get(model.default_prompt_name), []
     empty = model.preprocess([(claim, "") for claim, _ in pairs], prompt=prompt)
     # In a chat template, the first and last word may split into more tokens
     limit = model.max_seq_length - 4 * ("message" in model.modalities)
@@ -218,63 +220,73 @@ def cut_group(model, pairs):
         fail("--max-length", f"{model.max_seq_length} tokens have no room beside the claim "
              f"{claim!r:.60}; raise it by {1 - min(rooms)} or more")
     coded = model.tokenizer([text for _, text in pairs], add_special_tokens=False, verbose=False)
-    for row, (_, text) in enumerate(pairs):
+    for row, (claim, text) in enumerate(pairs):
         if len(coded["input_ids"][row]) > rooms[row]:
             text = text[: coded.token_to_chars(row, rooms[row] - 1).end]
-        texts.append(text)
-    return texts
+        short.append((claim, text))
+    return short
 
 def cut_to_fit(model, pairs):
-    """Return the abstracts of (claim, abstract) pairs, truncated so that each pair fits.
+    """Return (claim, abstract) pairs with truncated abstracts, and which ones are truncated.
 
     Neither a claim nor a template is ever truncated; if one leaves no room, the script ends.
+    A multi-vector model truncates by itself.
     """
-    texts = []
+    if not is_cross_encoder(model):
+        return pairs, find_cut(model, [text for _, text in pairs])
+    short = []
     for start in range(0, len(pairs), GROUP):  # the tokens of all would take gigabytes
-        texts += cut_group(model, pairs[start : start + GROUP])
-    return texts
-
-def find_cut(model, texts):
-    """Return which texts a multi-vector model truncates to its own length, as booleans."""
-    prompts = [model.prompts[name] for name in ("document", "passage", "corpus")
-               if name in model.prompts]
-    lengths = []
-    for options in ({"truncation": True}, {"truncation": False, "max_length": None}):
-        batch = model.preprocess(texts, prompt=prompts[0] if prompts else None, task="document",
-                                 processing_kwargs={"text": options})
-        lengths.append(batch["attention_mask"].sum(dim=1))
-    return (lengths[0] < lengths[1]).tolist()
+        short += cut_group(model, pairs[start : start + GROUP])
+    return short, [part != whole for part, whole in zip(short, pairs)]
 
 # -------------------- Scores
-def score_late(model, args, claims, texts):
-    """Return MaxSim scores of a multi-vector model, and which texts are truncated."""
+def score_pairs(model, pairs, **options):
+    """Return the scores of (claim, abstract) pairs: logits, or MaxSim of a multi-vector model."""
+    import torch
+    if is_cross_encoder(model):  # a sigmoid would make large logits 1
+        return model.predict(pairs, activation_fn=torch.nn.Identity(), **options)
+    claims, texts = map(list, zip(*pairs))
     once = list(dict.fromkeys(claims))
-    vectors = dict(zip(once, model.encode_query(once, batch_size=args.batch_size)))
-    documents = model.encode_document(texts, batch_size=args.batch_size)
+    vectors = dict(zip(once, model.encode_query(once, **options)))
+    documents = model.encode_document(texts, **options)
     scores = model.similarity_pairwise([vectors[claim] for claim in claims], documents)
-    return scores.float().cpu().numpy(), find_cut(model, texts)
+    return scores.float().cpu().numpy()
+
+def alike(low, high):
+    """Return whether the lowest and the highest score differ by rounding alone."""
+    return high - low <= ALIKE * np.maximum(abs(low), abs(high))
+
+def check_order(model, where, refuse, advice):
+    """Refuse a model that scores PROBES alike, and call out one that does not rank the best first.
+
+    Equal scores mean that it does not see the claim or the abstract: a chat template that drops
+    one, a head without weights.
+    """
+    pairs, _ = cut_to_fit(model, PROBES)
+    best, *others = score_pairs(model, pairs).tolist()
+    if any(alike(min(best, other), max(best, other)) for other in others):
+        refuse(where, f"it scores unlike pairs alike; {advice}")
+    elif best < max(others):
+        warn(where, "an abstract about something else wins over one that repeats the claim "
+             f"({max(others):.4g}, {best:.4g}); {advice}")
 
 def score_batch(model, pool, args, pairs):
     """Return the scores of (claim, abstract) pairs as an array, and which ones are truncated."""
-    claims, texts = map(list, zip(*pairs))
-    if hasattr(model, "encode_query"):
-        return score_late(model, args, claims, texts)
-    short, share = cut_to_fit(model, pairs), -(-len(pairs) // len(args.device))
-    scores = model.predict(
-        list(zip(claims, short)), batch_size=args.batch_size, pool=pool, chunk_size=share)
-    return scores, [text != whole for text, whole in zip(short, texts)]
+    short, cut = cut_to_fit(model, pairs)
+    share = -(-len(pairs) // len(args.device))
+    options = {"batch_size": args.batch_size, "pool": pool, "chunk_size": share}
+    return score_pairs(model, short, **options), cut
 
 def read_scores(path):
     """Return {pair: (claim_id, abstract_id, score, truncated)} of whatever can be read."""
     scores = {}
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            try:
+            # A torn or damaged line is skipped: its pairs are scored again
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 for claim, name, score, cut in json.loads(line):
                     if isinstance(score, float) and np.isfinite(score):
                         scores[claim, name] = claim, name, score, bool(cut)
-            except (ValueError, TypeError, RecursionError):
-                continue  # torn or damaged: these pairs are scored again
     return scores
 
 def score_resumably(claims, texts, score, path, pairs):
@@ -314,17 +326,17 @@ def score_with_graph(pairs, score, graph, args):
             break
     return table
 
-def score_by_model(name, path, pairs, claims, texts, graph, args):
+def score_by_model(args, path, pairs, claims, texts, graph):
     """Return the table of score_with_graph, on several devices if it is a cross-encoder.
 
     path keeps finished groups.
     """
     import torch
-    model, pool = open_model(load_reranker, name, args, args.dtype, flags=args), None
-    if hasattr(model, "predict"):  # a claim that leaves no room ends the script before any score
-        once = dict.fromkeys(claim for claim, _ in pairs)
-        cut_to_fit(model, [(claims[claim], "") for claim in once])
-    if len(args.device) > 1 and hasattr(model, "predict") and not hasattr(model[0], "t5"):
+    model, pool = open_reranker(args), None
+    once = dict.fromkeys(claim for claim, _ in pairs)  # one without room is found before any score
+    cut_to_fit(model, [(claims[claim], "") for claim in once])
+    check_order(model, args.model, fail, "check its chat template, and that its head is trained")
+    if len(args.device) > 1 and is_cross_encoder(model) and not hasattr(model[0], "t5"):
         pool = model.start_multi_process_pool(args.device)
         torch.cuda.empty_cache()  # the model has moved into the workers
     score = functools.partial(score_batch, model, pool, args)
@@ -335,26 +347,18 @@ def score_by_model(name, path, pairs, claims, texts, graph, args):
         if pool:
             model.stop_multi_process_pool(pool)
 
-def alike(low, high):
-    """Return whether the lowest and the highest score differ by rounding alone."""
-    return high - low <= ALIKE * np.maximum(abs(low), abs(high))
-
-def count_alike(table):
-    """Return how many claims have several candidates whose scores differ by rounding alone."""
-    scores = table.groupby("claim_id")["score"].agg(["min", "max", "size"])
-    return int((alike(scores["min"], scores["max"]) & (scores["size"] > 1)).sum())
-
 def facts_of(name, table):
     """Return counts of a model's scores for the provenance, and call out those without meaning."""
-    claims, unranked = table["claim_id"].nunique(), count_alike(table)
-    if unranked:
-        warn(name, f"equal scores for all candidates of {unranked} of {claims} claims: they "
-             "rank nothing")
+    by_claim = table.groupby("claim_id")["score"].agg(["min", "max", "size"])
+    unranked = alike(by_claim["min"], by_claim["max"]) & (by_claim["size"] > 1)
+    if unranked.any():
+        warn(name, f"equal scores for all candidates of {unranked.sum()} of {len(by_claim)} "
+             "claims: they rank nothing")
     ties, cut = table.duplicated(["claim_id", "score"]).sum(), table["truncated"].sum()
-    return {"model": name, "pairs": len(table), "equal_scores": int(ties),
-            "claims_scored_alike": unranked, "truncated": int(cut)}
+    return {"pairs": len(table), "equal_scores": int(ties),
+            "claims_scored_alike": int(unranked.sum()), "truncated": int(cut)}
 
-# -------------------- Fusion
+# -------------------- Rerank
 def combo_score(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
     from scipy.special import expit
@@ -378,164 +382,46 @@ def sort_run(table, order):
     table = table.iloc[np.lexsort((place, -table["score"], claim))]
     return table.assign(rank=table.groupby("claim_id").cumcount() + 1)[RUN]
 
-def rrf(runs):
-    """Sum over runs of 1 / (k + rank), a pair at a time (Cormack et al. 2009)."""
-    import pandas as pd
-    table = pd.concat(runs).eval(f"score = 1 / ({RRF_K} + rank)")
-    return table.groupby(PAIR, sort=False, as_index=False)["score"].sum()
-
 def rerank(args):
-    """Score the first candidates of each claim by one or several models."""
-    tables = list(filter(is_table, args.model))
-    if args.graph and tables:
-        fail("--graph", f"{tables[0]} is no model to score neighbours with; fuse the runs")
+    """Score the first candidates of each claim by a model."""
+    if args.graph and is_table(args.model):
+        fail("--graph", f"{args.model} is no model to score neighbours with; fuse the runs")
     if args.graph and args.verdicts:
         fail("--verdicts", "neighbours have none; leave out --graph or --verdicts")
-    extra = filter(None, [args.graph, args.verdicts])
-    names = [name for name in args.model if name not in tables]
-    task = task_of(args, args.run, args.claims, args.corpus, *extra, *tables, models=names)
+    files = [path for path in (args.graph, args.verdicts) if path]
+    models = [args.model]
+    if is_table(args.model):
+        files, models = [*files, args.model], []
+    task = task_of(args, args.run, args.claims, args.corpus, *files, models=models)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    claims, texts, graph = read_claims(args.claims), read_texts(args.corpus), {}
+    claims, texts, graph = read_claims(args.claims), read_abstracts(args.corpus), {}
     candidates = read_candidates(args, claims, texts)
     if args.graph:
         corpus = task["inputs"][args.corpus]
         graph = read_graph(args.graph, corpus, list(texts), args.neighbours)
-    pairs = list(map(tuple, candidates[PAIR].values))
-    order = {name: place for place, name in enumerate(texts)}
-    parts, runs, models = None, [], []
-    for number, name in enumerate(args.model if pairs else []):
-        if name in tables:
-            scores = read_columns(name, ["score"], candidates)
-            table = candidates.assign(score=scores, truncated=False)
-        else:
-            parts = parts or parts_of(args.out, task, args)
-            path = parts / f"{number}.jsonl"
-            table = score_by_model(name, path, pairs, claims, texts, graph, args)
-            table = table.merge(candidates, on=PAIR, how="left")
-        models.append(facts_of(name, table))
-        if args.verdicts:
-            table["score"] = combo_score(table["score"], table["stance"], args.alpha)
-        if args.first_stage:
-            table["score"] = blend_first_stage(table, args.first_stage)
-        runs.append(sort_run(table, order))
-    if not runs:
-        runs = [candidates.reindex(columns=RUN)]
-    run = sort_run(rrf(runs), order) if len(runs) > 1 else runs[0]
+    if candidates.empty:
+        table = candidates.assign(score=0.0, truncated=False)
+    elif is_table(args.model):
+        scores = read_columns(args.model, ["score"], candidates)
+        table = candidates.assign(score=scores, truncated=False)
+    else:
+        pairs = list(map(tuple, candidates[PAIR].values))
+        path = parts_of(args.out, task, args) / "0.jsonl"
+        table = score_by_model(args, path, pairs, claims, texts, graph)
+        table = table.merge(candidates, on=PAIR, how="left")
+    facts = facts_of(args.model, table)
+    if args.verdicts:
+        table["score"] = combo_score(table["score"], table["stance"], args.alpha)
+    if args.first_stage:
+        table["score"] = blend_first_stage(table, args.first_stage)
+    run = sort_run(table, {name: place for place, name in enumerate(texts)})
     run = run[run["rank"] <= (args.top_k or len(run))]
-    facts = {"rows": len(run), "models": models}
+    facts = {"rows": len(run), **facts}
     with written(args.out, task, **facts) as path:
         run.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
-
-# -------------------- Train
-def read_examples(path, claims, texts, loss):
-    """Return a table of tuple, place (0: the positive, or a pair), claim, abstract, label."""
-    import pandas as pd
-    rows = []
-    for number, line in read_lines(path):
-        try:
-            example, label = json.loads(line), 1.0
-            if "positive" in example or loss in ("margin", "mnrl"):
-                names = [example["positive"], *example["negatives"]]
-            else:
-                names, label = [example["abstract_id"]], float(example["target"])
-            if not 0 <= label <= 1:
-                raise ValueError(f"target {label}")
-            claim = claims[str(example["claim_id"])]
-            for place, name in enumerate(map(str, names)):
-                rows.append((number, place, claim, texts[name], 0.0 if place else label))
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py mine, "
-                 "known ids, target 0 to 1; --loss margin and mnrl read tuples only")
-    table = pd.DataFrame(rows, columns=["tuple", "place", "claim", "abstract", "label"])
-    if not table["label"].any():
-        fail(path, "no positive and no target above 0: nothing to learn; mine other examples")
-    if loss == "margin" and not table["place"].any():
-        fail(path, "no tuple has a negative, which --loss margin needs; see mine --pool and --hard")
-    return table
-
-def select(examples, loss):
-    """Return the examples that a loss can use, and counts of those that are left out.
-
-    mnrl takes tuples with the same number of negatives, margin those with any.
-    """
-    if loss not in ("margin", "mnrl"):
-        used = examples.drop_duplicates(["claim", "abstract", "label"])
-        return used, {"examples": len(examples), "left_out": len(examples) - len(used)}
-    counts = examples.groupby("tuple")["place"].max()
-    count = examples["tuple"].map(counts)
-    if loss == "margin":
-        used = examples[count > 0]
-    else:
-        width = width_of(counts)
-        used = examples[(count >= width) & (examples["place"] <= width)]
-    negatives = int((used["place"] > 0).sum())
-    return used, {
-        "examples": len(counts), "left_out": len(counts) - used["tuple"].nunique(),
-        "negatives": negatives, "negatives_left_out": int(counts.sum()) - negatives}
-
-def describe(counts, loss):
-    """Return a sentence on what select leaves out."""
-    if loss == "margin":
-        return f"{counts['left_out']} of {counts['examples']} tuples have no negative: left out"
-    if loss == "mnrl":
-        return (f"{counts['left_out']} of {counts['examples']} tuples and "
-                f"{counts['negatives_left_out']} negatives are left out, as all tuples need as "
-                "many negatives")
-    return f"{counts['left_out']} of {counts['examples']} pairs repeat an earlier one: left out"
-
-def rows_of(examples, loss):
-    """Return the table that a loss reads."""
-    if loss == "margin":  # a row for each negative
-        first = examples["place"] == 0
-        table = examples[first].merge(examples[~first], on=["tuple", "claim"])
-        return table[["claim", "abstract_x", "abstract_y"]]
-    if loss == "mnrl":  # a row for each tuple
-        table = examples.pivot(index=["tuple", "claim"], columns="place", values="abstract")
-        return table.rename(columns=str).reset_index("claim")
-    table = examples[["claim", "abstract", "label"]]
-    if loss == "lambda":  # a row for each claim
-        table = table.groupby("claim", sort=False, as_index=False).agg(list)
-    return table
-
-def margin_loss(model, margin):
-    """Return the hinge loss of pairs: max(0, margin - (s(positive) - s(negative))), s: logits."""
-    import torch
-    from sentence_transformers.util import batch_to_device
-
-    class MarginLoss(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def logits(self, claims, texts, prompt):
-            batch = self.model.preprocess(list(zip(claims, texts)), prompt=prompt)
-            return self.model(batch_to_device(batch, self.model.device))["scores"].view(-1)
-
-        def forward(self, columns, labels=None, prompt=None, task=None):
-            claims, positives, negatives = columns
-            lead = self.logits(claims, positives, prompt) - self.logits(claims, negatives, prompt)
-            return (margin - lead).clamp(min=0).mean()
-
-    return MarginLoss()
-
-def loss_of(model, args):
-    """Return the loss on logits that --loss names."""
-    from sentence_transformers.cross_encoder import losses
-    from torch import nn
-    if args.loss == "margin":
-        return margin_loss(model, args.margin)
-    if args.loss == "lambda":
-        return losses.LambdaLoss(model)
-    if args.loss == "mnrl":
-        return losses.MultipleNegativesRankingLoss(model)
-    if args.loss == "bce":
-        return losses.BinaryCrossEntropyLoss(model)
-    loss = losses.MSELoss(model, nn.Sigmoid())  # l1: |sigmoid - target|
-    loss.loss_fct = nn.L1Loss()
-    return loss
 
 # -------------------- Dev
 def mean_ndcg(run, evidence):
@@ -563,73 +449,128 @@ def dev_evaluator(model, paths, texts, depth):
         fail(paths[2], "no candidates of dev claims with evidence; give another --dev-run")
     run = run[PAIR].merge(qrels[PAIR].assign(relevant=1), on=PAIR, how="left").fillna(0)
     pairs = [(claims[claim], texts[name]) for claim, name in run[PAIR].values]
-    pairs = [(claim, text) for (claim, _), text in zip(pairs, cut_to_fit(model, pairs))]
+    pairs, _ = cut_to_fit(model, pairs)
     print(f"dev: {run['claim_id'].nunique()} of {len(evidence)} claims have candidates, "
           f"{int(run['relevant'].sum())} of {evidence.sum()} relevant abstracts are among them")
 
     class Reranked(BaseEvaluator):
         def __call__(self, model, *_, **__):
-            table = sort_run(run.assign(score=logits_of(model, pairs)), order).merge(run, on=PAIR)
-            return {MEASURE: mean_ndcg(table, evidence)}
+            scored = run.assign(score=score_pairs(model, pairs))
+            return {NDCG: mean_ndcg(sort_run(scored, order).merge(run, on=PAIR), evidence)}
 
     return Reranked()
 
-def dev_files(args):
-    """Return the paths of claims, qrels and run of the dev split, none if one is missing."""
-    paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    paths.append(args.dev_run)
-    absent = [path for path in paths if not Path(path).is_file()]
-    if absent:
-        warn("no dev evaluation", f"it needs {', '.join(absent)}")
-    return [] if absent else paths
+# -------------------- Train
+def read_pairs(path, claims, texts):
+    """Return (claim, abstract, target) of each pair; a tuple is a pair of target 1, others of 0."""
+    pairs = []
+    for number, line in read_lines(path):
+        try:
+            example = json.loads(line)
+            if "positive" in example:
+                targets = [1.0] + [0.0] * len(example["negatives"])
+                names = [example["positive"], *example["negatives"]]
+            else:
+                targets, names = [float(example["target"])], [example["abstract_id"]]
+            if not 0 <= targets[0] <= 1:
+                raise ValueError(f"target {targets[0]}")
+            claim = claims[str(example["claim_id"])]
+            pairs += [(claim, texts[str(name)], target) for name, target in zip(names, targets)]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            fail(f"{path}:{number}", f"{error!r}; wanted: a pair or tuple of 02_retrieve.py mine, "
+                 "known ids, target 0 to 1")
+    if not any(target for *_, target in pairs):
+        fail(path, "no positive and no target above 0: nothing to learn; mine other examples")
+    return pairs
 
-def check_trained(model, pairs, out):
-    """Call out a model that scores different (claim, abstract) pairs alike."""
-    scores = logits_of(model, pairs)
-    if len(pairs) > 1 and alike(scores.min(), scores.max()):
-        warn(out, f"it gives the same score to {len(pairs)} of its training pairs: it has learnt "
-             "nothing; lower --lr, or mine other examples")
+def training_table(path, claims, texts, loss):
+    """Return a table of claim, texts and perhaps label, and counts of what is left out of it."""
+    import pandas as pd
+    if loss in ("margin", "mnrl"):
+        rows, counts = tuple_rows(path, read_tuples(path, claims, texts), loss == "margin")
+        columns = ["claim", "positive", *(f"negative_{place}" for place in range(len(rows[0]) - 2))]
+        return pd.DataFrame(rows, columns=columns), counts
+    pairs = read_pairs(path, claims, texts)
+    table = pd.DataFrame(list(dict.fromkeys(pairs)), columns=["claim", "abstract", "label"])
+    left_out = len(pairs) - len(table)
+    if left_out:
+        warn(path, f"{left_out} of {len(pairs)} pairs repeat an earlier one: left out")
+    return table, {"examples": len(pairs), "left_out": left_out}
+
+def margin_loss(model, margin):
+    """Return the hinge loss of pairs: max(0, margin - (s(positive) - s(negative))), s: logits."""
+    import torch
+    from sentence_transformers.util import batch_to_device
+
+    class MarginLoss(torch.nn.Module):
+        def logits(self, claims, texts, prompt):
+            batch = self.model.preprocess(list(zip(claims, texts)), prompt=prompt)
+            return self.model(batch_to_device(batch, self.model.device))["scores"].view(-1)
+
+        def forward(self, columns, labels=None, prompt=None, task=None):
+            claims, positives, negatives = columns
+            lead = self.logits(claims, positives, prompt) - self.logits(claims, negatives, prompt)
+            return (margin - lead).clamp(min=0).mean()
+
+    loss = MarginLoss()
+    loss.model = model
+    return loss
+
+def loss_of(model, args):
+    """Return the loss on logits that --loss names."""
+    import torch
+    from sentence_transformers.cross_encoder import losses
+    if args.loss == "margin":
+        return margin_loss(model, args.margin)
+    if args.loss == "l1":  # |sigmoid - target|
+        loss = losses.MSELoss(model, torch.nn.Sigmoid())
+        loss.loss_fct = torch.nn.L1Loss()
+        return loss
+    return {"bce": losses.BinaryCrossEntropyLoss, "lambda": losses.LambdaLoss,
+            "mnrl": losses.MultipleNegativesRankingLoss}[args.loss](model)
 
 def train(args):
     """Fine-tune a cross-encoder on examples.
 
     Its weights are trained in fp32, whatever precision the checkpoint is stored in.
     """
-    dev = dev_files(args)
+    dev = dev_files(args, args.dev_run)
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
-    claims, texts = read_claims(args.claims), read_texts(args.corpus)
-    examples, counts = select(read_examples(args.examples, claims, texts, args.loss), args.loss)
-    if counts["left_out"] or counts.get("negatives_left_out"):
-        warn(args.examples, describe(counts, args.loss))
+    claims, texts = read_claims(args.claims), read_abstracts(args.corpus)
+    table, counts = training_table(args.examples, claims, texts, args.loss)
     import transformers
     from datasets import Dataset
     from sentence_transformers import cross_encoder
     transformers.logging.set_verbosity_error()  # a new head is wanted here
     transformers.set_seed(args.seed)
-    model = open_model(load_reranker, args.model, args, "fp32", flags=args)
-    short = cut_to_fit(model, examples[["claim", "abstract"]].values.tolist())
-    table = rows_of(examples.assign(abstract=short), args.loss)
+    model = open_model(cross_encoder.CrossEncoder, args.model, args, "fp32")
+    set_up(model, args)
+    if "message" in model.modalities:  # others may begin with a new head
+        check_order(model, args.model, fail, "check its chat template")
+    truncated = 0
+    for column in table.columns.drop(["claim", "label"], errors="ignore"):
+        pairs, cut = cut_to_fit(model, list(zip(table["claim"], table[column])))
+        table[column] = [text for _, text in pairs]
+        truncated += sum(cut)
+    if args.loss == "lambda":  # a row for each claim
+        table = table.groupby("claim", sort=False, as_index=False).agg(list)
     evaluator = dev_evaluator(model, dev, texts, args.dev_depth) if dev else None
-    if dev:
-        print(f"before training: nDCG@10 on dev {evaluator(model)[MEASURE]:.4f}")
     make = functools.partial(
-        cross_encoder.CrossEncoderTrainer, model, evaluator=evaluator, loss=loss_of(model, args),
+        cross_encoder.CrossEncoderTrainer, model, loss=loss_of(model, args),
         train_dataset=Dataset.from_pandas(table, preserve_index=False))
-    log = fit(
+    log, curve = fit_on_dev(
         make, cross_encoder.CrossEncoderTrainingArguments, model, parts_of(args.out, task, args),
-        args, f"eval_{MEASURE}" if dev else None, per_device_train_batch_size=args.batch,
+        args, evaluator, NDCG, per_device_train_batch_size=args.batch,
         prompts=model.prompts.get(model.default_prompt_name),
         weight_decay=0.01,  # Kiepura & Lam 2025
         lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
         batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler")
-    check_trained(model, list(dict.fromkeys(zip(examples["claim"], short)))[:PROBED], args.out)
-    curve = [entry[f"eval_{MEASURE}"] for entry in log if f"eval_{MEASURE}" in entry]
-    facts = {"rows": len(table), **counts, "dev": curve,
-             "truncated": int((examples["abstract"] != short).sum())}
+    check_order(model, args.out, warn, "lower --lr, or mine other examples")
+    facts = {"rows": len(table), **counts, "truncated": truncated, "dev_ndcg_at_10": curve}
     with written(args.out, task, log=log, **facts) as path:
-        save(model, path)
+        save_model(model, path)
     remove(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
@@ -657,9 +598,9 @@ def add_rerank(job):
     add("--top-k", type=between(0, kind=int), default=0,
         help="abstracts per claim that are written; 0: all")
     add = add_model(
-        job, nargs="+", default=["{work}/models/reranker"],
-        help="folders or hub ids: cross-encoders, causal rerankers, multi-vector models, monoT5; "
-        "a run.tsv stands for its scores; several are fused by reciprocal rank")
+        job, default="{work}/models/reranker",
+        help="folder or hub id: a cross-encoder, causal reranker, multi-vector model or monoT5; a "
+        "run.tsv stands for its scores")
     add("--batch-size", type=count, default=32,
         help="pairs per batch; changes scores by rounding only")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
@@ -701,8 +642,7 @@ def resolve(args):
         args = one_gpu(args)  # before torch sees any
         args.dev_run = args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"
         args.dtype = "auto"  # of autocast; the weights are fp32
-    models = args.model if isinstance(args.model, list) else [args.model]
-    if any(not is_table(name) for name in models):
+    if not is_table(args.model):
         args.dtype = precision_of(args)
     return args
 
@@ -1273,7 +1213,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     return [{name: value for name, value in line.items() if "runtime" not in name
              and "per_second" not in name} for line in log]
 
-def save(model, folder):
+def save_model(model, folder):
     """Save a trained model; its tokenizer as it was loaded, whatever it has truncated since."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if backend:
@@ -1281,6 +1221,35 @@ def save(model, folder):
         backend.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
+
+# --- dev (same in 01 and 03)
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    return dict(read_table(path, ["claim_id", "claim"])[["claim_id", "claim"]].values)
+
+def dev_files(args, *more):
+    """Return the paths of claims and qrels of the dev split, and more; none if one is missing."""
+    paths = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    absent = [path for path in (*paths, *more) if not Path(path).is_file()]
+    if absent:
+        warn("no dev evaluation", f"it needs {', '.join(absent)}")
+    return [] if absent else [*paths, *more]
+
+def fit_on_dev(make, arguments, model, folder, args, evaluator, measure, **more):
+    """Train as fit does. Return the log, and nDCG@10 on dev before training and by epoch.
+
+    evaluator: returns {measure: nDCG@10} of the model; None without a dev split.
+    """
+    curve = []
+    if evaluator:
+        curve = [evaluator(model)[measure]]
+        print(f"before training: nDCG@10 on dev {curve[0]:.4f}")
+    make = functools.partial(make, evaluator=evaluator)
+    logged = f"eval_{measure}"
+    log = fit(make, arguments, model, folder, args, logged if evaluator else None, **more)
+    curve += [line[logged] for line in log if logged in line]
+    return log, [round(value, 4) for value in curve]
+# --- end of dev
 
 # --- tuples (same in 01 and 03)
 def width_of(counts):
@@ -1293,6 +1262,45 @@ def width_of(counts):
     for width in range(1, max(counts, default=0) + 1):
         kept[width] = width * sum(count >= width for count in counts)
     return max(kept, key=kept.get, default=0)
+
+def read_tuples(path, claims, texts):
+    """Return [(claim, positive, negatives)] as texts, from tuples of 02_retrieve.py mine."""
+    tuples = []
+    for number, line in read_lines(path):
+        try:
+            example = json.loads(line)
+            claim, positive = claims[str(example["claim_id"])], texts[str(example["positive"])]
+            negatives = [texts[str(name)] for name in example["negatives"]]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims again")
+        tuples.append((claim, positive, negatives))
+    return tuples
+
+def tuple_rows(path, tuples, one_negative):
+    """Return rows of texts (claim, positive, negatives), and counts of what they leave out.
+
+    one_negative: a tuple with several becomes several rows; else all rows have as many.
+    """
+    counts = [len(negatives) for _, _, negatives in tuples]
+    width, rows, left_out = 1 if one_negative else width_of(counts), [], 0
+    for claim, positive, negatives in tuples:
+        if len(negatives) < width:
+            left_out += 1
+        elif one_negative:
+            rows += [(claim, positive, negative) for negative in negatives]
+        else:
+            rows.append((claim, positive, *negatives[:width]))
+    used = len(rows) * width
+    unused = sum(counts) - used
+    if not rows:
+        fail(path, "no tuple has a negative, which --loss needs; see mine --pool and --hard")
+    if left_out and one_negative:
+        warn(path, f"{left_out} of {len(tuples)} tuples have no negative: left out")
+    elif left_out or unused:
+        warn(path, f"{left_out} of {len(tuples)} tuples and {unused} negatives are left out, as "
+             "all tuples need as many negatives")
+    return rows, {"examples": len(tuples), "left_out": left_out, "negatives": used,
+                  "negatives_left_out": unused}
 # --- end of tuples
 
 if __name__ == "__main__":

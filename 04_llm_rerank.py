@@ -524,8 +524,10 @@ def write_requests(waiting, args):
     """Write requests for another engine, and end with status 3."""
     lines = [json.dumps(request) + "\n" for request in waiting]
     Path(args.requests).write_text("".join(lines), encoding="utf-8")
-    print(printable(f"Append replies to {args.replies} and run this again: by 04_llm_rerank.py "
-                    "ask, OpenAI's batch queue or"))
+    words = ["ask", args.requests, "--replies", args.replies]
+    print(printable(f"Append replies to {args.replies} and run this again. They come from OpenAI's "
+                    "batch queue or by"))
+    print(printable(f"python 04_llm_rerank.py {shlex.join(words)}"))
     print(printable(f"vllm run-batch -i {args.requests} -o new.jsonl --model {args.model}"))
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
@@ -1122,6 +1124,7 @@ def offline_without_hub(name):
 # A dialogue is a generator: it yields requests, is sent the reply to each, and returns a result.
 # A reply is a dictionary of
 #   content   the text, without thoughts
+#   cut       whether the token limit ended it
 #   error     None, or the JSON text that a server or engine sent in place of a completion
 #   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
 #             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
@@ -1182,7 +1185,8 @@ def reply_of(record):
         raise ValueError("custom_id is not a string")
     error = error or record["response"]["body"].get("error")
     if error:
-        return name, {"content": "", "error": json.dumps(error)[:500], "logprobs": None}
+        error = json.dumps(error)[:500]
+        return name, {"content": "", "cut": False, "error": error, "logprobs": None}
     choice = record["response"]["body"]["choices"][0]
     said = choice["message"].get("content") or ""
     if isinstance(said, list):  # of parts
@@ -1190,7 +1194,8 @@ def reply_of(record):
     content, thoughts = THOUGHTS.subn(" ", said)
     aside = choice["message"].get("reasoning") or choice["message"].get("reasoning_content")
     logprobs = None if thoughts or aside else choice.get("logprobs")
-    return name, {"content": content, "error": None, "logprobs": logprobs}
+    cut = choice.get("finish_reason") == "length"
+    return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
 def read_replies(path):
     """Return ({custom_id: reply}, lines that are no replies); a later reply replaces an earlier.
@@ -1280,14 +1285,15 @@ def probabilities_of_answer(logprobs, patterns, answer):
         return {name: chance / total for name, chance in sums.items()}
     return None
 
-def ask_twice(first, again, parse):
+def ask_twice(first, again, parse, parse_cut=None):
     """Dialogue: ask first, and again if parse(content) is None; return the last (answer, reply).
 
-    A request that failed for good is not asked in other words.
+    A request that failed for good is not asked in other words. parse_cut reads cut replies.
     """
     for request in (first, again):
         reply = yield request
-        answer = parse(reply["content"])
+        read = parse_cut if parse_cut and reply["cut"] else parse
+        answer = read(reply["content"])
         if answer is not None or reply["error"]:
             break
     return answer, reply
@@ -1346,7 +1352,7 @@ def carry_on(dialogues, replies):
 
 def requests_to_come(begin, replies, guess):
     """Return the requests to the end of the dialogues, as if the reply to each were guess."""
-    guess, coming = {"content": guess, "error": None, "logprobs": None}, {}
+    guess, coming = {"content": guess, "cut": False, "error": None, "logprobs": None}, {}
     while waiting := carry_on(begin(), replies)[1]:
         asked = {request["custom_id"]: request for turn in waiting for request in turn}
         coming |= asked

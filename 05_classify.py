@@ -172,6 +172,15 @@ def parse_label(reply, labels=LABELS):
     named = labels_in("\n".join(stated), labels)
     return named[0] if len(named) == 1 and not doubtful else None
 
+def parse_cut_label(reply, labels=LABELS):
+    """Return the label of a reply that the token limit cut, if it begins with a label alone.
+
+    The first line must be whole. A label further down may be a draft that what is cut retracts.
+    """
+    lines = lines_of(reply, labels)
+    begins = len(lines) > 1 and stands_alone(lines[0], labels)
+    return parse_label(reply, labels) if begins else None
+
 # -------------------- Classifier
 def head_order(config):
     """Return the places of LABELS among a model's outputs, None if it has other outputs."""
@@ -195,14 +204,21 @@ def limit_length(model, length):
 
 def is_sound(config):
     """Return whether temperature, class shares and F1 in a model's config are usable numbers."""
-    shares = getattr(config, "stance_shares", [1, 1, 1])
+    shares = getattr(config, "stance_shares", [1 / 3] * 3)
     if not isinstance(shares, list) or len(shares) != 3:
         return False
+    temperature = getattr(config, "stance_temperature", 1.0)
     scores = [getattr(config, f"stance_{name}_F1", None) or 0 for name in ("best", "majority")]
-    numbers = [getattr(config, "stance_temperature", 1.0), *shares, *scores]
+    numbers = [temperature, *shares, *scores]
     if any(type(number) not in (int, float) for number in numbers):
         return False
-    return np.isfinite(numbers).all() and min(numbers[:4]) > 0
+    add_up = 0.99 < sum(shares) < 2  # older versions gave classes without pairs some share, too
+    return np.isfinite(numbers).all() and temperature > 0 and min(shares) >= 0 and add_up
+
+def unseen_labels(config):
+    """Return the labels of which training saw no pair, joined by "or"."""
+    shares = getattr(config, "stance_shares", [1 / 3] * 3)
+    return " or ".join(label for label, share in zip(LABELS, shares) if not share)
 
 def doubts_about(config):
     """Return sentences on why training found that a model's labels mean nothing."""
@@ -211,6 +227,8 @@ def doubts_about(config):
     if not TEMPERATURES[0] * 1.01 < temperature < TEMPERATURES[1] / 1.01:
         doubts.append(f"the temperature {temperature:.4g} stands at its bound; the probabilities "
                       "of this classifier mean nothing")
+    if unseen := unseen_labels(config):
+        doubts.append(f"training saw no pair that is {unseen}; its probability means nothing")
     f1, majority = (getattr(config, f"stance_{name}_F1", None) for name in ("best", "majority"))
     if f1 is not None and majority is not None and f1 <= majority:
         doubts.append(f"held-out F1 {f1:.3f} is no better than {majority:.3f}, that of always "
@@ -228,6 +246,9 @@ def open_classifier(name, args):
         fail(name, "it has no class shares for --adjust; train it with 05_classify.py train")
     if not is_sound(model.config):
         fail(f"{name}/config.json", "its fields stance_... are damaged; train the model again")
+    if args.adjust and unseen_labels(model.config):
+        fail(name, f"training saw no pair that is {unseen_labels(model.config)}: there is no share "
+             "for --adjust to take out; leave it out, or train on pairs of all labels")
     limit_length(model, args.max_length)
     for doubt in doubts_about(model.config):
         warn(name, doubt)
@@ -278,7 +299,7 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
 def probabilities_of(model, pairs, args):
     """Return probabilities (pairs, 3) in the order of LABELS."""
     temperature = getattr(model.config, "stance_temperature", 1.0)
-    shares = getattr(model.config, "stance_shares", (1, 1, 1))
+    shares = model.config.stance_shares if args.adjust else (1, 1, 1)
     return calibrated(logits_of(model, pairs, args), temperature, shares, args.adjust)
 
 def read_shard(path, rows):
@@ -346,6 +367,15 @@ def held_out(table, share, split_by, seed):
         held[next(folds.split(table, table["label"], groups))[1]] = True
     return held
 
+def add_dev(dev, table, pairs, texts):
+    """Return table and pairs with those of a dev split, and which rows are held out: these."""
+    import pandas as pd
+    claims_path, qrels_path = dev
+    claims = dict(read_table(claims_path, CLAIMS)[CLAIMS].to_numpy())
+    more = read_table(qrels_path, QRELS, claim_id=claims, abstract_id=texts, label=LABELS)
+    both = pd.concat([table, more[QRELS]], ignore_index=True)
+    return both, pairs + pairs_of(more, claims, texts), np.arange(len(both)) >= len(table)
+
 def drawn_shares(counts, sampler):
     """Return the share of each class, (3,), among the pairs that a sampler draws."""
     if sampler == "balanced":
@@ -369,7 +399,7 @@ def loss_weights(counts, args):
 def seen_shares(counts, args):
     """Return the class shares that training saw, (3,): what is drawn, times its loss weight."""
     seen = drawn_shares(counts, args.sampler) * loss_weights(counts, args)
-    return np.maximum(seen / seen.sum(), 1 / (counts.sum() + 1))  # no log 0 in --adjust
+    return seen / seen.sum()
 
 def focal(logits, labels, weights, gamma=2.0):
     """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6).
@@ -488,13 +518,20 @@ def assess(model, pairs, gold, args):
 
 def train(args):
     """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
-    task = task_of(args, args.qrels, args.claims, args.corpus, *args.examples, models=[args.model])
+    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    dev = dev if args.dev_split else []
+    inputs = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
+    task = task_of(args, *inputs, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims, texts = read_texts(args)
     table = read_judged(args, claims, texts)
-    pairs, gold = pairs_of(table, claims, texts), table["label"].map(LABELS.index).to_numpy()
-    held = held_out(table, args.held_out, args.split_by, args.seed)
+    pairs = pairs_of(table, claims, texts)
+    if dev:
+        table, pairs, held = add_dev(dev, table, pairs, texts)
+    else:
+        held = held_out(table, args.held_out, args.split_by, args.seed)
+    gold = table["label"].map(LABELS.index).to_numpy()
     model = open_model(with_head, args.model, args, "fp32", seed=args.seed)
     freeze(model.model, args.freeze)
     shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
@@ -506,7 +543,7 @@ def train(args):
     log = learn(model, pairs, outputs, held, parts, args)
     facts |= assess(model, [pairs[row] for row in np.flatnonzero(held)], gold[held], args)
     with written(args.out, task, log=log, **facts) as path:
-        save(model, path)
+        save_model(model, path)
     remove(parts)
     return {"made": [args.out], **facts}
 
@@ -643,7 +680,8 @@ def ask_label(question, labels, pair, args, shown=()):
     label, reply = yield from ask_twice(
         label_request(prompt, labels, shown, thoughts, args),
         label_request(prompt + AGAIN, labels, shown, thoughts and not schema, args),
-        functools.partial(parse_label, labels=labels))
+        functools.partial(parse_label, labels=labels),
+        functools.partial(parse_cut_label, labels=labels))
     chances = None
     if label:
         patterns = {name: SPELLINGS[name] for name in labels}
@@ -658,7 +696,7 @@ def one_by_one(pairs, shown, args):
 def two_steps(pairs, _, args):
     """Ask for evidence, then for its direction: P(NEI) = P(UNKNOWN).
 
-    The label follows the two answers, also where the product of probabilities leaves NEI ahead.
+    There are no probabilities where their product leaves NEI ahead of the label of two answers.
     """
     label, some, error = yield from ask_label(
         QUESTIONS[args.strategy], ("EVIDENCE", "UNKNOWN"), pairs[0], args)
@@ -666,17 +704,23 @@ def two_steps(pairs, _, args):
         return [("NEI", some and [some[0] / 2, some[0] / 2, some[1]], error)]
     if label == "EVIDENCE":
         label, way, error = yield from ask_label(DIRECTION, LABELS[:2], pairs[0], args)
-        known = some and way
-        return [(label, known and [some[0] * way[0], some[0] * way[1], some[1]], error)]
+        chances = [some[0] * way[0], some[0] * way[1], some[1]] if some and way else None
+        if chances and chances[LABELS.index(label)] < max(chances):
+            chances = None
+        return [(label, chances, error)]
     return [(None, None, error)]
 
 def batch(pairs, _, args):
-    """Label many pairs by one prompt; ask once more for digits that are missing."""
+    """Label many pairs by one prompt; ask once more for digits that are missing.
+
+    The last line of a reply that the token limit cut is not read.
+    """
     labels = {}
     for again in ("", AGAIN):
         rest = [pair for pair in pairs if not labels.get(pair)]
         reply = yield digits_request(rest, again, args)
-        labels |= zip(rest, parse_digits(reply["content"], len(rest)))
+        text = reply["content"].rpartition("\n")[0] if reply["cut"] else reply["content"]
+        labels |= zip(rest, parse_digits(text, len(rest)))
         if reply["error"] or all(labels.values()):
             break
     return [(labels[pair], None, None if labels[pair] else reply["error"]) for pair in pairs]
@@ -963,6 +1007,7 @@ def add_train(job):
     add("--held-out", type=between(0, 0.5), default=0.1,
         help="share of pairs that choose epoch and temperature; it becomes 1/N")
     add("--split-by", choices=("claim", "instance"), default="claim", help="unit of the split")
+    add("--dev-split", default="", help="judged pairs of this split do so instead")
     add("--patience", type=count, default=3, help="epochs without gain before stopping")
 
 def add_llm(job):
@@ -1601,7 +1646,7 @@ def fit(make, arguments, model, folder, args, measure=None, **more):
     return [{name: value for name, value in line.items() if "runtime" not in name
              and "per_second" not in name} for line in log]
 
-def save(model, folder):
+def save_model(model, folder):
     """Save a trained model; its tokenizer as it was loaded, whatever it has truncated since."""
     backend = getattr(model.tokenizer, "backend_tokenizer", None)
     if backend:
@@ -1614,6 +1659,7 @@ def save(model, folder):
 # A dialogue is a generator: it yields requests, is sent the reply to each, and returns a result.
 # A reply is a dictionary of
 #   content   the text, without thoughts
+#   cut       whether the token limit ended it
 #   error     None, or the JSON text that a server or engine sent in place of a completion
 #   logprobs  {"content": [{"token": str, "logprob": float, "top_logprobs": [{"token", "logprob"},
 #             ...]}, ...]}, one entry per token of content, natural logarithms; or None, also where
@@ -1674,7 +1720,8 @@ def reply_of(record):
         raise ValueError("custom_id is not a string")
     error = error or record["response"]["body"].get("error")
     if error:
-        return name, {"content": "", "error": json.dumps(error)[:500], "logprobs": None}
+        error = json.dumps(error)[:500]
+        return name, {"content": "", "cut": False, "error": error, "logprobs": None}
     choice = record["response"]["body"]["choices"][0]
     said = choice["message"].get("content") or ""
     if isinstance(said, list):  # of parts
@@ -1682,7 +1729,8 @@ def reply_of(record):
     content, thoughts = THOUGHTS.subn(" ", said)
     aside = choice["message"].get("reasoning") or choice["message"].get("reasoning_content")
     logprobs = None if thoughts or aside else choice.get("logprobs")
-    return name, {"content": content, "error": None, "logprobs": logprobs}
+    cut = choice.get("finish_reason") == "length"
+    return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
 def read_replies(path):
     """Return ({custom_id: reply}, lines that are no replies); a later reply replaces an earlier.
@@ -1772,14 +1820,15 @@ def probabilities_of_answer(logprobs, patterns, answer):
         return {name: chance / total for name, chance in sums.items()}
     return None
 
-def ask_twice(first, again, parse):
+def ask_twice(first, again, parse, parse_cut=None):
     """Dialogue: ask first, and again if parse(content) is None; return the last (answer, reply).
 
-    A request that failed for good is not asked in other words.
+    A request that failed for good is not asked in other words. parse_cut reads cut replies.
     """
     for request in (first, again):
         reply = yield request
-        answer = parse(reply["content"])
+        read = parse_cut if parse_cut and reply["cut"] else parse
+        answer = read(reply["content"])
         if answer is not None or reply["error"]:
             break
     return answer, reply
@@ -1838,7 +1887,7 @@ def carry_on(dialogues, replies):
 
 def requests_to_come(begin, replies, guess):
     """Return the requests to the end of the dialogues, as if the reply to each were guess."""
-    guess, coming = {"content": guess, "error": None, "logprobs": None}, {}
+    guess, coming = {"content": guess, "cut": False, "error": None, "logprobs": None}, {}
     while waiting := carry_on(begin(), replies)[1]:
         asked = {request["custom_id"]: request for turn in waiting for request in turn}
         coming |= asked

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "filelock==4.2.11", "ir-measures==0.4.3", "jinja2==3.1.6", "matplotlib==3.11.2",
-#     "numpy==2.4.6", "pandas==3.1.1",
+#     "numpy==2.4.6", "pandas==3.1.1", "scikit-learn==1.9.1",
 # ]
 # ///
 """
@@ -11,14 +11,17 @@ Score runs and verdicts as the shared tasks and trec_eval do; compare them; writ
 Reads   runs, verdicts, qrels; claims.jsonl: verdicts on claims; for the page claims and corpus
         (data/convert.py reads other formats)
 Writes  metrics.tsv, .json, .md, .tex; .cells.tsv: intervals and p-values; .claims.tsv: by claim;
-        .curves.tsv: by depth; --report: a page with every claim's rankings
-        pool: pairs to judge; merge: qrels with their labels; submission: a table and its zip
+        .curves.tsv: by depth; --by: .groups.tsv: by group of claims
+        --report: a page with every claim's rankings
+        pool: pairs to judge, also as a run; merge: qrels with their labels, or silver judgements
+        submission: a table and its zip
 Prints  the table; the last line is JSON
 
 Examples
     python 06_evaluate.py --report work/demo/test/report.html
     python 06_evaluate.py work/demo/test/{bm25,rerank}.tsv --measures climatecheck2026 trec P@5
     python 06_evaluate.py pool work/demo/test/{hybrid,rerank}.tsv
+    python 06_evaluate.py merge labelled.tsv
     python 06_evaluate.py submission work/demo/test/verdicts.tsv --task climatecheck2025
 """
 # --- constants (same in all six scripts)
@@ -104,6 +107,8 @@ def read_run(path, **known):
     return read_table(path, RUN, **known)
 
 def read_qrels(path):
+    if "judge" in columns_of(path):
+        warn(path, "silver judgements stand in for gold; --silver keeps them apart")
     return read_table(path, QRELS, label=LABELS)[QRELS]
 
 def refuse_foreign(path, ours, theirs, kind):
@@ -237,11 +242,9 @@ def needed_for(names):
         needed += COMPOSED[name][1] if name in COMPOSED else [name]
     return [name for name in dict.fromkeys(needed) if name not in STANCE]
 
-def parts_of_measures(run, qrels, gold, names, depth):
-    """Return the parts of measures, and gold labels by rank.
-
-    Stance and B-Pref see the first depth ranks.
-    """
+def parts_of_measures(run, qrels, names, depth):
+    """Return the parts of measures; stance and B-Pref see the first depth ranks."""
+    gold = gold_of(qrels)
     labels, said = labels_by_rank(run, qrels, gold)
     known = abstract_level(labels, said, gold) | {"B-Pref": bpref(labels[:, :depth], gold)}
     parts = {CONFUSION: confusion(labels[:, :depth], said[:, :depth])}
@@ -254,7 +257,7 @@ def parts_of_measures(run, qrels, gold, names, depth):
         else:
             fraction = trec_fraction(name, run, qrels, gold)
         parts[name] = np.stack(fraction, axis=-1)
-    return parts, labels
+    return parts
 
 def quotients(parts):
     """Return {measure: numerators / denominators}."""
@@ -278,36 +281,65 @@ def curve_of(labels, gold):
             rows.append((k, *(share.sum() / claims for share in shares)))
     return pd.DataFrame(rows, columns=["k", "recall", "success"])
 
-def score_runs(args, qrels):
-    """Return what is known of each run: parts, values by claim, curve, counts, rows of the page."""
+def condensed(run, qrels):
+    """Return a run without unjudged abstracts, ranked anew (Sakai 2007).
+
+    A claim without any judged one keeps its rows: it was submitted, and nothing was found.
+    """
+    known = run[PAIR].merge(qrels, how="left")["label"].notna().to_numpy()
+    kept = run[known | ~run["claim_id"].isin(run["claim_id"][known])]
+    return kept.assign(rank=kept.groupby("claim_id").cumcount() + 1)
+
+def views_of(args, run, qrels, silver):
+    """Return {suffix of measures: the run and the judgements that they are taken from}."""
     import pandas as pd
+    views = {"": (run, qrels)}
+    if args.condensed:
+        views[" condensed"] = condensed(run, qrels), qrels
+    if args.silver:  # gold comes first
+        views[" silver"] = run, pd.concat([qrels, silver[QRELS]]).drop_duplicates(PAIR)
+    return views
+
+def values_by_claim(parts, claims):
+    """Return a table of the fractions of all views, by claim."""
+    import pandas as pd
+    tables = [pd.DataFrame(quotients(one), claims).add_suffix(view) for view, one in parts.items()]
+    return pd.concat(tables, axis=1)
+
+def score_runs(args, qrels, silver):
+    """Return what is known of each run: parts by view, values by claim, curve, counts, rows."""
     gold, scored, names = gold_of(qrels), {}, [*args.measures, *PER_CLAIM]
     stems = [" ".join(Path(path).stem.split()) for path in args.runs]
     for path, stem in zip(args.runs, stems):
         run, counts = judged_rows(path, read_run(path), qrels)
-        parts, labels = parts_of_measures(run, qrels, gold, names, args.depth)
-        share = judged(labels[:, :10], gold)[0].mean()
-        if share < 0.5:
-            warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
-                 f"evidence; what to judge: {advised(args, '06_evaluate.py', 'pool', path)}")
-        if "label" in run and "REFUTES" not in set(qrels["label"]):
-            warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as "
-                 "in TREC and CheckThat!, the measures of labels mean nothing")
+        views = views_of(args, run, qrels, silver)
+        parts = {view: parts_of_measures(*pair, names, args.depth) for view, pair in views.items()}
+        labels, _ = labels_by_rank(run, qrels, gold)
+        warn_of_run(args, path, run, qrels, judged(labels[:, :10], gold)[0].mean())
         scored[stem if stems.count(stem) == 1 else path] = SimpleNamespace(
-            parts=parts, per_claim=pd.DataFrame(quotients(parts), gold.claims),
+            parts=parts, per_claim=values_by_claim(parts, gold.claims),
             curve=curve_of(labels, gold), counts=counts,
             judged_ids=set(run["abstract_id"][run["abstract_id"].isin(qrels["abstract_id"])]),
             rows=side_by_side(run, qrels) if args.report else [])
     return scored
 
+def warn_of_run(args, path, run, qrels, share):
+    """Warn of numbers that mean little; share: of the first ten ranks, how much is judged."""
+    if share < 0.5:
+        warn(path, f"{share:.0%} of the first 10 ranks are judged, the rest counts as no "
+             f"evidence; what to judge: {advised(args, '06_evaluate.py', 'pool', path)}")
+    if "label" in run and "REFUTES" not in set(qrels["label"]):
+        warn(path, f"no pair of {args.qrels} is REFUTES: if SUPPORTS means relevant there, as in "
+             "TREC and CheckThat!, the measures of labels mean nothing")
+
 def warn_of_unknown(args, qrels, scored, corpus):
     """Warn of judged abstracts that neither the corpus nor a run has."""
-    names = dict.fromkeys(qrels["abstract_id"])
-    unknown = [name for name in names if name not in corpus
-               and not any(name in one.judged_ids for one in scored.values())]
+    names = qrels["abstract_id"].unique()
+    unknown = set(names).difference(corpus, *(one.judged_ids for one in scored.values()))
     if corpus and unknown:
+        example = next(name for name in names if name in unknown)
         warn(args.qrels, f"{len(unknown)} of {len(names)} judged abstracts are neither in "
-             f"{args.corpus} nor in a run, such as {unknown[0]!r}; none can be found")
+             f"{args.corpus} nor in a run, such as {example!r}; none can be found")
 
 # -------------------- Comparison of runs
 # stacks: the parts of all runs, {measure: [runs, claims, ...]}
@@ -364,6 +396,59 @@ def compare(parts, names, resamples, seed):
     cells["p_holm"] = cells["p_holm"].apply(holm)
     return cells
 
+def compare_views(args, scored):
+    """Return compare()'s tables with the columns of all views."""
+    import pandas as pd
+    views, (first, *_) = [], scored.values()
+    for suffix in first.parts:
+        parts = {run: one.parts[suffix] for run, one in scored.items()}
+        cells = compare(parts, args.measures, args.resamples, args.seed)
+        views.append({field: cell.add_suffix(suffix) for field, cell in cells.items()})
+    return {field: pd.concat([cells[field] for cells in views], axis=1) for field in views[0]}
+
+def groups_of(path, column, claims):
+    """Return which judged claims are in which group, [groups, claims]."""
+    import pandas as pd
+    groups = read_table(path, ["claim_id", column]).set_index("claim_id")[column].reindex(claims)
+    if groups.isna().any():
+        warn(path, f"lacks {groups.isna().sum()} of {len(claims)} judged claims; they are in no "
+             "group")
+    return pd.get_dummies(groups, dtype=float).T
+
+def by_group(scored, groups, measures):
+    """Return a table of every measure by run and group of claims."""
+    import pandas as pd
+    rows = []
+    for run, one in scored.items():
+        table = pd.DataFrame({"run": run, "group": groups.index, "claims": groups.sum(axis=1)})
+        for suffix, parts in one.parts.items():
+            sums = {name: np.tensordot(groups, part, 1) for name, part in parts.items()}
+            table[[name + suffix for name in measures]] = values_of(sums, measures)
+        rows.append(table.astype({"claims": int}))
+    return pd.concat(rows).dropna(axis=1, how="all")
+
+# -------------------- Silver judgements
+def read_silver(path, qrels):
+    """Read what a model has judged of the claims of the qrels."""
+    silver = read_table(path, [*QRELS, "judge"], label=LABELS)
+    refuse_foreign(path, silver["claim_id"], qrels["claim_id"], "claims")
+    return silver[silver["claim_id"].isin(qrels["claim_id"])]
+
+def agreement(silver, qrels):
+    """Return how far each judge agrees with gold on the pairs that have both labels."""
+    import pandas as pd
+    from sklearn.metrics import cohen_kappa_score as kappa
+    rows, both = [], silver.merge(qrels, how="left", on=PAIR, suffixes=("", "_gold"))
+    for judge, pairs in both.groupby("judge", sort=False):
+        row, pairs = {"judge": judge, "pairs": len(pairs)}, pairs.dropna(subset="label_gold")
+        given, gold = pairs["label"], pairs["label_gold"]
+        row |= {"with_gold": len(pairs), "agreement": (given == gold).mean()}
+        if len(pairs):  # NaN where there is one label only
+            row |= {"kappa": kappa(given, gold),
+                    "kappa_relevance": kappa(given != "NEI", gold != "NEI")}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
 # -------------------- Verdicts on claims
 def read_verdicts(path):
     """Read {claim_id: its verdict and evidence} of 05_classify.py --aggregate."""
@@ -412,9 +497,10 @@ def score_verdicts(path, verdicts, qrels):
 
 def verdicts_text(path, scores):
     import pandas as pd
-    return (f"Verdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
-            f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:\n"
-            f"{pd.DataFrame(scores['counts']).T.to_string()}\n")
+    counts = pd.DataFrame(scores["counts"]).T
+    return (f"\nVerdicts on {scores['claims']} claims, {path}: accuracy {scores['accuracy']:.3f}, "
+            f"macro F1 {scores['macro_f1']:.3f}. Gold verdicts by row, given ones by column:\n\n"
+            + markdown(counts.rename_axis("gold").reset_index()))
 
 # -------------------- Tables
 def figures_of(system, cells):
@@ -446,16 +532,19 @@ def texts_of(cells, best="{}", second="{}", sign="†", bounds=""):
     texts = texts.mask(first, texts.map(best.format)).mask(places == 2, texts.map(second.format))
     return beside((texts + bounds).mask(values.isna(), "-"), cells)
 
-def markdown(cells):
-    """The table in Markdown, its columns aligned, and the notes."""
-    texts = texts_of(cells, "**{}**", "*{}*")
-    texts["run"] = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
+def markdown(table, *names):
+    """A table in Markdown, its columns aligned; names: columns whose texts are escaped."""
+    texts = table.map(lambda cell: f"{cell:.3f}" if isinstance(cell, float) else str(cell))
+    texts = texts.mask(table.isna(), "-")
+    for name in names:
+        named = texts[name].map(printable)
+        texts[name] = named.str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
     lines = [""] * (len(texts) + 2)
     for name, column in texts.items():
         width = max(map(len, [name, *column]))
         for place, text in enumerate([name, "-" * width, *column]):
             lines[place] += f"| {text:{width}} "
-    return "\n".join([*(line + "|" for line in lines), "", NOTES, ""])
+    return "".join(line + "|\n" for line in lines)
 
 def styled(texts, escape):
     styler = texts.style.hide(axis="index").format(escape=escape, subset=["run"])
@@ -487,7 +576,8 @@ def tables_of(scored, cells):
     runs = {run: cells["value"].loc[run].dropna().to_dict() for run in scored}
     return {".tsv": beside(cells["value"].copy(), cells),
             ".json": json.dumps(runs, indent=1, ensure_ascii=False) + "\n",
-            ".md": markdown(cells), ".tex": latex(cells), ".cells.tsv": long,
+            ".md": markdown(texts_of(cells, "**{}**", "*{}*"), "run") + f"\n{NOTES}\n",
+            ".tex": latex(cells), ".cells.tsv": long,
             ".claims.tsv": per_claim.reset_index(), ".curves.tsv": curves.reset_index("run")}
 
 # -------------------- Report
@@ -646,15 +736,24 @@ def evaluated(args):
     qrels = read_qrels(args.qrels)
     corpus = read_corpus(args.corpus) if args.corpus else {}
     verdicts = read_verdicts(args.aggregated) if args.aggregated else {}
-    scored = score_runs(args, qrels)
+    silver = read_silver(args.silver, qrels) if args.silver else None
+    scored = score_runs(args, qrels, silver)
     warn_of_unknown(args, qrels, scored, corpus)
-    cells = compare(
-        {run: one.parts for run, one in scored.items()}, args.measures, args.resamples, args.seed)
+    cells = compare_views(args, scored)
     if args.published:
         cells = figures_of(args.published, cells)
     contents, facts = tables_of(scored, cells), {}
     if args.report:
         contents[".html"] = report(args, scored, cells, corpus, verdicts)
+    if args.by:
+        groups = groups_of(args.claims, args.by, qrels["claim_id"].unique())
+        contents[".groups.tsv"] = by_group(scored, groups, args.measures)
+        shown = markdown(contents[".groups.tsv"], "run", "group")
+        contents[".md"] += f"\nBy {args.by}:\n\n{shown}"
+    if args.silver:
+        judges = agreement(silver, qrels)
+        contents[".md"] += f"\n{args.silver} beside gold:\n\n" + markdown(judges, "judge")
+        facts["silver"] = [row.dropna().to_dict() for _, row in judges.iterrows()]
     if verdicts:
         facts["claims"] = score_verdicts(args.aggregated, verdicts, qrels)
         contents[".md"] += verdicts_text(args.aggregated, facts["claims"])
@@ -662,10 +761,12 @@ def evaluated(args):
 
 def evaluate(args):
     """Score runs with every measure asked for, and compare them with the first."""
-    outs = outs_of(args.out, *".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split())
-    inputs = [args.qrels, *args.runs, args.corpus, args.aggregated]
+    endings = ".tsv .json .md .tex .cells.tsv .claims.tsv .curves.tsv".split()
+    outs = outs_of(args.out, *endings, *[".groups.tsv"] * bool(args.by))
+    inputs = [args.qrels, *args.runs, args.corpus, args.aggregated, args.silver]
     if args.report:
         outs[".html"] = args.report
+    if args.report or args.by:
         inputs.append(args.claims)
     if args.published:
         inputs.append(PUBLISHED)
@@ -676,7 +777,7 @@ def evaluate(args):
         save(task, dict(zip(made, contents.values())), **facts)
     print(Path(outs[".md"]).read_text(encoding="utf-8"))
     known = read_object(f"{outs['.md']}.meta.json")
-    facts = {name: known[name] for name in ("claims",) if name in known}
+    facts = {name: known[name] for name in ("claims", "silver") if name in known}
     return {"made": made, "runs": read_object(outs[".json"]), **facts}
 
 def read_all(args, paths):
@@ -689,12 +790,14 @@ def read_all(args, paths):
 def pool(args):
     """Write the unjudged pairs of runs, with their texts, to be labelled."""
     import pandas as pd
+    outs = outs_of(args.out, ".tsv", ".run.tsv")
     task = task_of(args, args.qrels, *args.runs, args.claims, args.corpus)
-    if up_to_date(args, task, args.out):
+    if up_to_date(args, task, *outs.values()):
         return {"made": []}
     run, claims, corpus = read_all(args, args.runs)
     ranks = run[run["rank"] <= args.pool_depth].groupby(PAIR)["rank"]
     pairs = ranks.agg(runs="count", best_rank="min")
+    pairs = pairs[pairs["runs"] >= args.agreement]
     table = pairs.drop(read_qrels(args.qrels).set_index(PAIR).index, errors="ignore").reset_index()
     # in the order of the corpus: the order of ranks would tell annotators what to think
     table = pd.DataFrame({"abstract_id": list(corpus)}).merge(table)
@@ -703,27 +806,37 @@ def pool(args):
         texts = [text_of(corpus[name], [column]) for name in table["abstract_id"]]
         table[column] = [" ".join(text.split()) for text in texts]
     columns = "claim_id claim abstract_id title abstract label runs best_rank".split()
-    return save(task, {args.out: table[columns]}, pairs=len(table),
-                judged_already=len(pairs) - len(table))
+    rank = table.groupby("claim_id").cumcount() + 1
+    contents = {outs[".tsv"]: table[columns],
+                outs[".run.tsv"]: table.assign(rank=rank, score=-rank)[RUN]}
+    return save(task, contents, pairs=len(table), judged_already=len(pairs) - len(table))
 
 def merge(args):
-    """Write the qrels with the labels of a pool; a label against the qrels is refused."""
+    """Write the qrels with the labels of a pool, or silver judgements with those of a model."""
     import pandas as pd
-    task = task_of(args, args.qrels, args.pool)
+    task = task_of(args, args.pool, *[args.qrels] * (not args.judge))
     if up_to_date(args, task, args.out):
         return {"made": []}
-    if "label" not in columns_of(args.pool):
+    columns = columns_of(args.pool)
+    if "label" not in columns:
         fail(f"{args.pool}:1", "no column label; label the file that 06_evaluate.py pool writes")
-    qrels, pairs = read_qrels(args.qrels), read_table(args.pool, PAIR, label=[*LABELS, ""])
+    if not args.judge and {"judge", "p_nei"} & set(columns):
+        fail(args.pool, "labels of a model do not join the qrels; name it by --judge, and they "
+             "become silver judgements")
+    pairs = read_table(args.pool, PAIR, label=[*LABELS, ""])
     answers = pairs.loc[pairs["label"] != "", QRELS]
+    without_label = len(pairs) - len(answers)
+    if args.judge:
+        answers["judge"] = args.judge
+        return save(task, {args.out: answers}, labels=len(answers), without_label=without_label)
+    qrels = read_qrels(args.qrels)
     both = pd.concat([qrels, answers]).drop_duplicates()
     for row in both.index[both.duplicated(PAIR)][:1]:
         number = [number for number, _ in read_lines(args.pool)][row + 1]
         pair = " ".join(pairs.loc[row, PAIR])
         fail(f"{args.pool}:{number}", f"the qrels have another label: {pair}; change one of them")
     both = both.iloc[np.argsort(both["claim_id"].factorize()[0], kind="stable")]
-    return save(task, {args.out: both}, added=len(both) - len(qrels),
-                without_label=len(pairs) - len(answers))
+    return save(task, {args.out: both}, added=len(both) - len(qrels), without_label=without_label)
 
 def submission(args):
     """Write a run as the file that a shared task asks for, and its zip."""
@@ -757,17 +870,24 @@ def add_evaluate(job):
     add("runs", nargs="*", help="runs or verdicts, first the baseline (default: what the other "
         f"scripts have made in WORK/SPLIT, of {', '.join(STAGES)})")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
+    add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page and --by")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page and for checks")
     add("--aggregated",
         help="verdicts on claims (default: WORK/SPLIT/claims.jsonl, if it is there)")
-    add("--out", default="{work}/{split}/metrics.tsv", help="table; other files go beside it")
+    add("--silver", metavar="FILE", help="silver judgements (merge --judge): further columns, "
+        "where they judge what gold does not, and their agreement with gold")
+    add("--out", help="table; other files go beside it (default: WORK/SPLIT/metrics.tsv, with "
+        "other --qrels metrics-NAME.tsv)")
     add("--report", metavar="PAGE", help="HTML page to write")
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"],
         help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, P, R, F1, or any "
              "measure of ir-measures, such as AP")
     add("--depth", type=natural, default=10, help="ranks that P, R, F1 and B-Pref see")
+    add("--condensed", action="store_true",
+        help="further columns: unjudged abstracts leave the runs before they are measured")
+    add("--by", metavar="COLUMN",
+        help="column of the claims, such as a language: every measure by group, too")
     add("--resamples", type=natural, default=2000, help="for intervals and p-values")
     add("--published", metavar="SYSTEM", help="show its figures for the runs, of "
         "recipes/published.tsv; or SYSTEM:TABLE")
@@ -778,14 +898,20 @@ def add_pool(job):
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs, which are left out")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    add("--out", default="{work}/{split}/pool.tsv", help="pairs with an empty label")
+    add("--out", default="{work}/{split}/pool.tsv", help="pairs with an empty label; "
+        "beside it, as .run.tsv, the same pairs as a run, for 05_classify.py llm")
+    add = job.add_argument_group("pairs").add_argument
     add("--pool-depth", type=between(1, kind=int), default=10, help="ranks of each run to judge")
+    add("--agreement", type=between(1, kind=int), default=1, metavar="N",
+        help="leave out pairs that fewer than N runs have at these ranks")
 
 def add_merge(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("pool", help="pool with labels; rows with an empty label are left out")
+    add("pool", help="pool with labels, rows with an empty label are left out; or verdicts")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--out", default="{work}/{split}/qrels.tsv", help="both together")
+    add("--judge", metavar="MODEL", help="what gave the labels: they are written as silver "
+        "judgements, without the judged pairs")
+    add("--out", help="both together (default: WORK/SPLIT/qrels.tsv, or qrels.silver.tsv)")
 
 def add_submission(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -813,8 +939,18 @@ def resolve(args):
         args.measures = list(dict.fromkeys(names))
         if args.aggregated is None and os.path.isfile(f"{folder}/claims.jsonl"):
             args.aggregated = f"{folder}/claims.jsonl"
+        own_qrels = Path(f"{args.data}/qrels.{args.split}.tsv")
+        other = Path(args.qrels).stem.removeprefix("qrels.")
+        other = "" if Path(args.qrels) == own_qrels else f"-{other}"  # they keep their own metrics
+        args.out = args.out or f"{folder}/metrics{other}.tsv"
         if not args.report and not os.path.isfile(args.corpus):
             args.corpus = ""  # the page alone needs it
+    if "agreement" in args and args.agreement > len(args.runs):
+        fail("--agreement", f"{args.agreement} runs, but there are {len(args.runs)}; name more")
+    if "judge" in args:
+        args.judge = " ".join((args.judge or "").split())
+        silver = ".silver" if args.judge else ""
+        args.out = args.out or f"{folder}/qrels{silver}.tsv"
     if "task" in args:
         depth, ending = TASKS[args.task]
         args.top_k = args.top_k or depth

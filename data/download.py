@@ -4,7 +4,8 @@ Download models and data sets, and write the data sets as the files that the six
 Reads   data/sources.json: where models and data sets are published, with digests and counts
         --from PATH: a local copy of the published files, or a folder in this form
 Writes  data/models/NAME/   a folder that every --model of the kit takes
-        data/NAME/          corpus.jsonl, claims.SPLIT.tsv, qrels.SPLIT.tsv, and SOURCE.md
+        data/NAME/          corpus.jsonl, claims.SPLIT.tsv, qrels.SPLIT.tsv, SOURCE.md; with
+                            narratives, narratives.SPLIT.tsv
         data/NAME.partial/  an interrupted download; the next call resumes it
 Prints  the counts, with a warning where they differ from the published ones
 
@@ -203,6 +204,17 @@ def claims_of(split, table, left_out):
             left_out[f"{split} claims with the id of another one"] += 1
     return texts
 
+def field_of(name, split, table, claims, left_out):
+    """Return {claim_id: value} of a further field of claims; the first value counts."""
+    values = {}
+    for row in table:
+        claim, value = as_id(row["claim_id"]), row.get(name)
+        if value and claim not in claims:
+            left_out[f"{split} {name} of an unknown claim"] += 1
+        elif value and values.setdefault(claim, value) != value:
+            left_out[f"{split} {name} that differ from an earlier row's"] += 1
+    return values
+
 def labels_of(split, table, claims, known, left_out):
     """Return {(claim_id, abstract_id): label}; the first label of a pair counts."""
     labels = {}
@@ -224,6 +236,15 @@ def labels_of(split, table, claims, known, left_out):
             labels[pair] = label
     return labels
 
+def write_claims(folder, split, texts, table, left_out):
+    """Write the claims of a split, with their language where it is known."""
+    columns, lines = ["claim_id", "claim"], list(texts.items())
+    languages = field_of("language", split, table, texts, left_out)
+    if languages:
+        columns.append("language")
+        lines = [(*line, languages.get(line[0], "")) for line in lines]
+    convert.write_table(folder / f"claims.{split}.tsv", [columns, *lines])
+
 def write_dataset(folder, name, found):
     """Write the files of a data set; return {what: count}. What is left out is counted."""
     left_out, counts, claims = Counter(), Counter(), {}
@@ -232,15 +253,19 @@ def write_dataset(folder, name, found):
         texts = claims_of(split, splits[split], left_out)
         if texts:
             claims[split] = texts
-            path = folder / f"claims.{split}.tsv"
-            convert.write_table(path, [("claim_id", "claim"), *texts.items()])
+            write_claims(folder, split, texts, splits[split], left_out)
         judged = texts or claims.get(split.rpartition("-")[0], {})
+        codes = field_of("codes", split, splits[split], judged, left_out)
+        if codes:
+            path = folder / f"narratives.{split}.tsv"
+            convert.write_table(path, [("claim_id", "codes"), *codes.items()])
         labels = labels_of(split, splits[split], judged, known, left_out)
         if labels:
             pairs = [(*pair, label) for pair, label in labels.items()]
             columns = ("claim_id", "abstract_id", "label")
             convert.write_table(folder / f"qrels.{split}.tsv", [columns, *pairs])
-        here = Counter(claims=len(texts), pairs=len(labels)) + Counter(labels.values())
+        here = Counter(claims=len(texts), narratives=len(codes), pairs=len(labels))
+        here += Counter(labels.values())  # without zeros
         counts.update({f"{split} {what}": number for what, number in here.items()})
     for what, number in (+left_out).items():
         warn(name, f"{number} {what}: left out")
@@ -326,6 +351,9 @@ def make_dataset(args, sources):
     if fetched and page_of(target)[0] == made:
         return print(printable(f"up to date: {target}"))
     refuse_foreign_files(target, args.name)
+    if fetched and not entry.keys() & {"files", "hub"}:
+        fail(args.name, f"given on request only; ask at {entry['page']}, then call: "
+                        f"python data/download.py {args.name} --from FOLDER")
     if fetched and args.name == "checkthat4b" and not args.allow_pickle:
         fail(args.name, published.PICKLE)  # before the download
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,13 +4,14 @@ Read published data sets: one function for each, which download.py calls.
 Reads   the published files, at or below the folder that a function is given
 Yields  pairs (split, row), in any order:
             None, a record of the corpus with abstract_id, abstract and other fields
-            "train", a row with claim_id and any of claim, abstract_id, label
+            "train", a row with claim_id and any of claim, language, codes, abstract_id, label
         A claim without judgement lacks abstract_id and label. A judgement may lack the claim, which
         another row has. Ids and labels are as the files spell them.
 
 A program for download.py alone. To add a data set: write its function here, give it a name in
 READERS, and describe it in sources.json.
 """
+import itertools
 import json
 import pickle
 import random
@@ -56,9 +57,27 @@ def demand(where, found, *wanted):
         there = ", ".join(map(str, found))
         fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
+def unreadable(where, error):
+    """End the script at a damaged file."""
+    fail(where, f"cannot be read ({error}); fix the file, or download it again")
+
+def json_rows(path, wanted):
+    """Yield the records of a file in JSON Lines, or of one that is a list."""
+    with open(path, "rb") as file:
+        lines = [file.read()] if file.peek(1)[:1] == b"[" else file
+        for number, line in enumerate(lines, 1):
+            where = f"{path}:{number}"
+            try:
+                found = json.loads(line) if line.strip() else []
+                records = [dict(one) for one in (found if isinstance(found, list) else [found])]
+            except (ValueError, TypeError, RecursionError) as error:
+                unreadable(where, error)
+            for record in records:
+                demand(where, record, *wanted)
+                yield record
+
 def rows(path, *wanted):
-    """Yield the records of a parquet, TSV, CSV or JSON Lines file that has the columns wanted."""
-    where = path
+    """Yield the records of a parquet, TSV, CSV or JSON file that has the columns wanted."""
     try:
         if path.suffix == ".parquet":
             from pyarrow import parquet
@@ -72,15 +91,9 @@ def rows(path, *wanted):
             for row in table.values():
                 yield dict(zip(columns, row))
         else:
-            with open(path, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    where = f"{path}:{number}"
-                    if line.strip():
-                        record = dict(json.loads(line))
-                        demand(where, record, *wanted)
-                        yield record
+            yield from json_rows(path, wanted)
     except (ValueError, TypeError, RecursionError, OSError) as error:  # pyarrow's are among them
-        fail(where, f"cannot be read ({error}); fix the file, or download it again")
+        unreadable(path, error)
 
 class TableUnpickler(pickle.Unpickler):
     """An unpickler that builds pandas tables and imports or calls nothing else."""
@@ -114,6 +127,11 @@ def renamed(row, **names):
     """Return some fields of a row under our names; names: {our name: theirs}."""
     return {ours: row.get(theirs) for ours, theirs in names.items()}
 
+def codes_of(value):
+    """Return codes, a list or a text, as "1_1;1_6"; None without any."""
+    codes = value if isinstance(value, list) else re.split(r"[;,\s]+", value or "")
+    return ";".join(dict.fromkeys(filter(None, codes))) or None
+
 def papers(table, key, text="abstract"):
     """Yield rows as records of the corpus; key and text: their names of abstract_id, abstract."""
     for row in table:
@@ -140,7 +158,10 @@ def evidence_label(where, evidence):
 
 # ---------------------------------------------------------------- Data sets
 def read_climatecheck(source, args):
-    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*."""
+    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*.
+
+    The column narrative, where there is one, holds the codes of Task 2 of 2026.
+    """
     files = find(source, "*.parquet", "*gold*.csv", "*gold*.tsv")
     names = {path: str(path.relative_to(source)) for path in files}
     corpus = [path for path in files if "corpus" in names[path]]
@@ -155,12 +176,14 @@ def read_climatecheck(source, args):
         paths = [path for path in rest if path.name.startswith(split)]
         for path in [path for path in paths if args.edition in names[path]] or paths:
             for row in rows(path, *columns[:public]):
-                yield split, row | {"label": row.get("annotation")}
+                more = {"label": row.get("annotation"), "codes": codes_of(row.get("narrative"))}
+                yield split, row | more
     for path in gold:
         for row in rows(path, "claim_id", "annotation"):
             key = "abstract_id" if "abstract_id" in row else "abstract_original_index"
             demand(path, row, key)
-            yield "test", row | {"abstract_id": row[key], "label": row["annotation"]}
+            more = {"label": row["annotation"], "codes": codes_of(row.get("narrative"))}
+            yield "test", row | {"abstract_id": row[key]} | more
 
 def read_scifact(source, args):
     """SciFact: claims_train, claims_dev, claims_test.jsonl (without labels), corpus.jsonl.
@@ -257,6 +280,26 @@ def read_checkthat4b(source, args):
         record.pop("label", None)  # cord_uid once more
         yield None, record
 
+def read_checkthat2026(source, args):
+    """CheckThat! 2026, task 1: the collection, and posts in English, German and French.
+
+    The path of a file of posts names language and split, as in de_train.json; claim_id is
+    LANGUAGE-NUMBER. Without the papers of test, these posts have no judgements.
+    """
+    paths = find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv")
+    words = {path: re.findall("[a-z]+", str(path.relative_to(source)).lower()) for path in paths}
+    collection = [path for path in paths if "collection" in words[path]]
+    if not collection:
+        fail(source, "no collection of papers; add collection_data.json")
+    for path in collection:
+        yield from papers(rows(path, "pubkey", "title", "abstract"), "pubkey")
+    for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
+        for path in [path for path in paths if {language, split} <= set(words[path])]:
+            for row in rows(path, "index", "text", *["pubkey"] * (split != "test")):
+                claim = {"claim_id": f"{language}-{as_id(row['index'])}", "claim": row["text"]}
+                yield split, claim | {"language": language, "abstract_id": row.get("pubkey"),
+                                      "label": RELEVANT}
+
 def read_beir(source, args):
     """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
     queries = rows(only(source, "queries.jsonl"), "_id", "text")
@@ -292,9 +335,10 @@ def is_ours(source):
 
 def read_ours(source, args):
     """Any data set, in a folder that has the files of the kit already."""
-    for path in [*source.glob("claims.*.tsv"), *source.glob("qrels.*.tsv")]:
-        for row in rows(path, "claim_id"):
-            yield path.stem.partition(".")[2], row
+    for kind in ("claims", "qrels", "narratives"):
+        for path in source.glob(f"{kind}.*.tsv"):
+            for row in rows(path, "claim_id"):
+                yield path.stem.partition(".")[2], row
     for record in rows(source / "corpus.jsonl", "abstract_id", "abstract"):
         yield None, record
 
@@ -325,4 +369,4 @@ READERS = {
     "climatecheck": read_climatecheck, "scifact": read_scifact,
     "scifact-open": read_scifact_open, "check-covid": read_check_covid,
     "climate-fever": read_climate_fever, "checkthat4b": read_checkthat4b,
-    "beir": read_beir, "trec": read_trec, "split": read_split}
+    "checkthat2026": read_checkthat2026, "beir": read_beir, "trec": read_trec, "split": read_split}

@@ -7,24 +7,32 @@
 . "$(dirname "$0")/common.sh" checkthat4b
 E5=$(model intfloat/e5-large-v2 $MINILM)
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
+DISTILBERT=$(model distilbert/distilbert-base-uncased $CROSS)
+MEDBERT=$(model Charangan/MedBERT $CROSS)
 TWO=(--fields title,abstract --separator " [SEP] ")
 ALL=(--fields title,abstract,authors,journal,source --separator " [SEP] " --pooling chunks)
 [ -d "$DATA" ] || python data/download.py checkthat4b --out $DATA
 
-ROWS=""  # what has been made
-# bm25 NAME FLAGS: their equation 1; dense NAME FLAGS: index with an encoder, retrieve
+SPLITS=test  # whose runs are made
+ROWS=""      # what has been made
+# retrieve NAME KIND FLAGS: search an index for the posts of the splits
+retrieve() {
+  for split in $SPLITS; do
+    python 02_retrieve.py "${@:3}" --split $split --retrievers $2 --index $WORK/index-$1 \
+      --out $WORK/$split/$1
+    cp $WORK/$split/$1/$2.tsv $WORK/$split/$1.tsv
+  done
+  ROWS="$ROWS $1"
+}
+# bm25 NAME FLAGS: their equation 1; dense NAME FLAGS: index with an encoder
 bm25() {
   python 01_index.py "${@:2}" --indexes bm25 --analyser plain --bm25-method robertson --k1 1.5 \
     --b 0.75 --out $WORK/index-$1
-  python 02_retrieve.py "${@:2}" --retrievers bm25 --index $WORK/index-$1 --out $T/$1
-  cp $T/$1/bm25.tsv $T/$1.tsv
-  ROWS="$ROWS $1"
+  retrieve $1 bm25 "${@:2}"
 }
 dense() {
   python 01_index.py $D --indexes dense --out $WORK/index-$1 "${@:2}" $(small --max-length 160)
-  python 02_retrieve.py $D --retrievers dense --index $WORK/index-$1 --out $T/$1
-  cp $T/$1/dense.tsv $T/$1.tsv
-  ROWS="$ROWS $1"
+  retrieve $1 dense $D
 }
 # tune NAME MODEL EXAMPLES BATCH FLAGS: fine-tune an encoder, index with it, retrieve
 tune() {
@@ -33,17 +41,18 @@ tune() {
     $(small --epochs 0.25 --max-length 96 --batch-size 16)
   dense $1 --dense-model $WORK/models/$1 "${@:5}"
 }
-# scibert NAME ENCODER DEPTH: SciBERT learns on the encoder's first DEPTH, and reorders them
-scibert() {
-  python 02_retrieve.py $D --split train --retrievers dense --index $WORK/index-$2 \
-    --out $WORK/train/$2
-  python 02_retrieve.py mine $D $WORK/train/$2/dense.tsv --hard $3 --from-top $3 --draw best \
+# rerank NAME ENCODER DEPTH FLAGS: a model learns on the encoder's first DEPTH, and reorders them
+rerank() {
+  SPLITS=train retrieve $2 dense $D
+  python 02_retrieve.py mine $D $WORK/train/$2.tsv --hard $3 --from-top $3 --draw best \
     --out $WORK/train/$1.jsonl $(small --hard 2)
   python 03_rerank.py train $D $WORK/train/$1.jsonl --model $SCIBERT --loss bce --epochs 3 \
-    --lr 2e-5 --batch-size 16 --max-length 512 --dev-split none --out $WORK/models/$1 \
+    --lr 2e-5 --batch-size 16 --max-length 512 --dev-split none --out $WORK/models/$1 "${@:4}" \
     $(small --epochs 1 --max-length 64)
-  python 03_rerank.py $D --run $T/$2.tsv --depth $3 --model $WORK/models/$1 --max-length 512 \
-    --out $T/$1.tsv $(small --max-length 256)
+  for split in $SPLITS; do
+    python 03_rerank.py $D --split $split --run $WORK/$split/$2.tsv --depth $3 \
+      --model $WORK/models/$1 --max-length 512 --out $WORK/$split/$1.tsv $(small --max-length 256)
+  done
   ROWS="$ROWS $1"
 }
 stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas"
@@ -54,47 +63,74 @@ stage "1, 2  Section 4.2.1, E5 with in-batch negatives on title and abstract"
 python 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
 tune e5 $E5 pairs 64 "${TWO[@]}"
 stage "3  Section 4.2.2, SciBERT reorders the first 10 of E5"
-scibert rerank e5 10
+rerank rerank e5 10
 
-stage "6  The table and the submission; comparisons are with E5 (section 5.3)"
+stage "6  The table and the submission; comparisons are with E5 (section 4.3)"
 table checkthat $T/{e5,bm25,rerank}.tsv
 python 06_evaluate.py submission $D $T/rerank.tsv --task checkthat4b
 further "${1:-}"
 
-stage "tables  Table 2: tokens of posts and of the collection's fields"
+stage "tables  Table 2: tokens of posts and records, as E5 reads them"
 python recipes/tools/count_tokens.py $DATA --model $E5
-stage "tables  BM25 over the texts as they are; Word2Vec over texts and lemmas"
+MORE=""  # splits with judgements
+for split in dev train; do [ ! -e $DATA/qrels.$split.tsv ] || MORE="$MORE $split"; done
+SPLITS="test $MORE"
+stage "tables  Table 4: BM25 over the texts as they are, and over lemmas"
 bm25 bm25-raw $D
+bm25 bm25 --data $LEMMAS --work $WORK
+stage "tables  Table 5: Word2Vec over lemmas; other encoders; E5 with and without fine-tuning"
 if [ "$SMALL" != 1 ]; then
-  python recipes/tools/word2vec.py $DATA --out $T/word2vec-raw.tsv
-  python recipes/tools/word2vec.py $LEMMAS --out $T/word2vec.tsv
-  ROWS="$ROWS word2vec-raw word2vec"
+  for split in $SPLITS; do
+    python recipes/tools/word2vec.py $LEMMAS --split $split --out $WORK/$split/word2vec.tsv
+  done
+  ROWS="$ROWS word2vec"
 fi
-stage "tables  Table 1: other encoders, E5 without fine-tuning, smaller batches"
-dense e5-untuned --dense-model $E5 "${TWO[@]}"
 for name in $(few all-MiniLM-L6-v2 multi-qa-mpnet-base-dot-v1 msmarco-bert-base-dot-v5); do
   tune $name $(model sentence-transformers/$name $MINILM) pairs 64 "${TWO[@]}"
 done
+dense e5-untuned --dense-model $E5 "${TWO[@]}"
+tune e5 $E5 pairs 64 "${TWO[@]}"
+stage "tables  Table 8: one BM25 negative; with all fields in chunks, in training, too"
+python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape tuples --hard 1 --draw best \
+  --out $WORK/train/hard.jsonl
+tune e5-hn $E5 hard 64 "${TWO[@]}"
+tune e5-hn-all $E5 hard 64 "${ALL[@]}"
+stage "tables  Tables 9 to 11: other models and batches on the first 5 of E5; depths 10 and 20"
+rerank rerank-5 e5 5
+rerank distilbert-5 e5 5 --model $DISTILBERT
+rerank medbert-5 e5 5 --model $MEDBERT
+rerank rerank-5-batch-8 e5 5 --batch-size 8
+for depth in $(few 10 20); do
+  if [ $depth = 10 ]; then rerank rerank e5 10; else rerank rerank-$depth e5 $depth; fi
+done
+stage "tables  Table 12: SciBERT on E5 with negatives and all fields"
+rerank rerank-hn-all e5-hn-all 10
+rerank rerank-hn-all-5 e5-hn-all 5
+stage "tables  The tables on train and dev"
+for split in $MORE; do
+  SYSTEM="$SYSTEM:CheckThat! 4b, $split" table checkthat \
+    $(printf "$WORK/$split/%s.tsv " e5 $ROWS) --split $split --out $WORK/$split/tables.tsv
+done
+
+SPLITS=test
+stage "tables  Word2Vec over texts"
+if [ "$SMALL" != 1 ]; then
+  python recipes/tools/word2vec.py $DATA --out $T/word2vec-raw.tsv
+  ROWS="$ROWS word2vec-raw"
+fi
+stage "tables  Table 6: smaller batches"
 for batch in $(few 8 16 32); do tune e5-batch-$batch $E5 pairs $batch "${TWO[@]}"; done
-stage "tables  Chunks; fields one by one, long records in chunks, in training, too"
+stage "tables  Table 7: chunks; fields one by one and all, long records in chunks"
 tune e5-chunks $E5 pairs 64 "${TWO[@]}" --pooling chunks
 for field in $(few authors journal source); do
   tune e5-$field $E5 pairs 64 "${ALL[@]}" --fields title,abstract,$field
 done
 tune e5-all $E5 pairs 64 "${ALL[@]}"
-stage "tables  One BM25 negative; with all fields in chunks"
-python 02_retrieve.py --data $LEMMAS --work $WORK --split train --retrievers bm25 \
-  --index $WORK/index-bm25
-python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape tuples --hard 1 --draw best \
-  --out $WORK/train/hard.jsonl
-tune e5-hn $E5 hard 64 "${TWO[@]}"
-tune e5-hn-all $E5 hard 64 "${ALL[@]}"
-stage "tables  SciBERT on the first 5 and 20, and on E5 with negatives and all fields"
-for depth in $(few 5 20); do scibert rerank-$depth e5 $depth; done
-scibert rerank-hn-all e5-hn-all 10
-scibert rerank-hn-all-5 e5-hn-all 5
-stage "tables  Section 5.3: Wilcoxon's test on MRR@5, McNemar's on the first rank, both against E5"
-table checkthat $T/e5.tsv $(printf "$T/%s.tsv " $ROWS) --out $T/tables.tsv
-if [ -e $T/tables.claims.tsv ]; then
-  python recipes/tools/significance.py $T/tables.claims.tsv --measures MRR@5 Success@1
-fi
+stage "tables  The tables on test"
+table checkthat $(printf "$T/%s.tsv " e5 $ROWS) --out $T/tables.tsv
+stage "tables  Section 4.3: Wilcoxon's test on MRR@5, McNemar's on the first rank"
+table checkthat $T/{e5-chunks,e5-all}.tsv --out $T/question1.tsv
+for table in question1 tables; do
+  python recipes/tools/significance.py $T/$table.claims.tsv --measures MRR@5 Success@1
+done
+remarks

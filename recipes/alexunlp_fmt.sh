@@ -7,6 +7,7 @@ DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which needs tr
 NEIGHBOURS=$(model sentence-transformers/all-MiniLM-L6-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+abstracts
 
 stage "1  BM25, and an encoder fine-tuned on the judged pairs with in-batch negatives"
 python 02_retrieve.py mine $D --shape tuples --hard 0

@@ -9,6 +9,7 @@ LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GEMINI=$(llm gemini-2.5-pro)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+abstracts
 
 stage "1  BM25 over lower-cased words without punctuation and NLTK's stopwords"
 python 01_index.py $D --indexes bm25 --analyser nltk
@@ -18,18 +19,18 @@ python 02_retrieve.py $D --split train --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 
 # rerank NUMBER MODEL BATCH MARGIN: 10 random and 5 hard negatives for every positive. The model as
-# it comes reranks BM25's 1,000; hard negatives are drawn from its best 500 without the positives.
+# it comes reranks BM25's 1,000; hard negatives are drawn from the best 500 that are not positives.
 rerank() {
   python 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $2 --depth 1000 \
-    --top-k 500 --out $WORK/train/$(basename $2).tsv $(small --depth 5 --max-length 64)
+    --out $WORK/train/$(basename $2).tsv $(small --depth 5 --max-length 64)
   python 02_retrieve.py mine $D $WORK/train/$(basename $2).tsv --shape tuples --hard 5 \
-    --from-top 500 --easy 10 --easy-from corpus --seed $1 \
+    --from-top 500 --top-of pool --easy 10 --easy-from corpus --seed $1 \
     --out $WORK/train/examples-$1.jsonl $(small --hard 1 --easy 1)
   python 03_rerank.py train $D $WORK/train/examples-$1.jsonl --model $2 --loss margin --margin $4 \
     --batch-size $3 --epochs 1 --lr 1e-5 --seed $1 --out $WORK/models/reranker-$1 \
     $(small --max-length 64)
   python 03_rerank.py $D --model $WORK/models/reranker-$1 --run $T/bm25.tsv \
-    --depth ${DEPTH:-5000} --top-k 500 --out $T/rerank-$1.tsv $(small --depth 20 --max-length 256)
+    --depth ${DEPTH:-5000} --out $T/rerank-$1.tsv $(small --depth 20 --max-length 256)
 }
 stage "3  Five BGE rerankers with margin loss, each with its own shuffle and negatives"
 rerank 1 $LARGE 8 0.2
@@ -38,7 +39,7 @@ rerank 3 $LARGE 8 0.25
 rerank 4 $LARGE 16 0.25
 rerank 5 $M3 16 0.2
 
-stage "3  Final list: reciprocal rank fusion that favours high ranks (k = 6), the best 10"
+stage "3  Final list: reciprocal rank fusion of the whole lists (k = 6), the best 10"
 fuse() { # K NAME
   python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --rrf-k $1 --top-k 10 --out $T/$2.tsv \
     $T/rerank-{1,2,3,4,5}.tsv

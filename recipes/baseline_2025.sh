@@ -8,6 +8,7 @@ DENSE=$(model sentence-transformers/msmarco-MiniLM-L12-v3 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L6-v2 $CROSS)
 YI=$(llm 01-ai/Yi-1.5-9B-Chat-16K)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+abstracts
 
 stage "1, 2  1,000 by BM25, of which the cosine of msmarco-MiniLM-L12-v3 keeps 20"
 python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $DENSE \
@@ -35,6 +36,5 @@ rerank bm25 bm25-rerank
 stage "tables  The prompt without the organisers' definitions"
 python 05_classify.py llm $D --run $T/rerank.tsv --strategy zero-shot-one-step $YI \
   --out $T/one-step.tsv $(small --top-k 2)
-stage "tables  The baseline among the systems of 2025"
 table climatecheck2025 $T/{verdicts,bm25,dense,bm25-rerank,one-step}.tsv --out $T/tables.tsv
-SYSTEM=overview table climatecheck2025 $T/verdicts.tsv --out $T/overview.tsv
+remarks

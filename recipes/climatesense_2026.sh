@@ -8,6 +8,7 @@ LARGE=$(model BAAI/bge-reranker-large $CROSS)
 M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GPT_OSS=$(llm openai/gpt-oss-120b)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2026 --out $DATA
+abstracts
 
 stage "1, 2  BM25: the best 5,000; on the train split bge-reranker-large orders the best 1,000"
 python 01_index.py $D --indexes bm25 --analyser nltk
@@ -58,3 +59,4 @@ fuse 60 rerank-k60
 label zero-shot-two-step two-step $(small --top-k 2)
 table climatecheck2026 $T/{verdicts,two-step,bm25}.tsv $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv \
   --out $T/tables.tsv
+remarks

@@ -21,9 +21,17 @@ DATA=${DATA:-data/$1}
 WORK=${WORK:-work/$(basename "$DATA")/$(basename "$0" .sh)}
 D="--data $DATA --work $WORK"
 T=$WORK/test
+QRELS=$DATA/qrels.test.tsv
 SYSTEM=$(basename "$0" .sh)
 
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
+
+# abstracts: from here on the data have no titles; ClimateCheck's papers read abstracts alone
+abstracts() {
+  python recipes/tools/abstracts.py $DATA $WORK/abstracts
+  DATA=$WORK/abstracts
+  D="--data $DATA --work $WORK"
+}
 
 # model LARGE SMALL: the model to use; what stands in work/small/ is made on the first call
 model() {
@@ -71,20 +79,32 @@ ask() {
   refuse "$1.replies.jsonl: the same requests wait again and again; see its last lines"
 }
 
-# table MEASURES RUNS: the table with the published figures, where the test split has judgements
+# table MEASURES RUNS: the table with the published figures of $SYSTEM, where the test split has
+# judgements
 table() {
-  if [ -e "$DATA/qrels.test.tsv" ]; then
+  if [ -e "$QRELS" ]; then
     python 06_evaluate.py $D "${@:2}" --measures $1 --published "$SYSTEM"
   else
-    echo "no table without $DATA/qrels.test.tsv, which the organisers keep (data/README.md)"
+    echo "no table without $QRELS, which the organisers keep (data/README.md)"
   fi
 }
 
 # further WORD QRELS: end the recipe here, unless it was called with the word tables
 further() {
   [ "$1" = tables ] || exit 0
-  local qrels=${2:-$DATA/qrels.test.tsv}
+  local qrels=${2:-$QRELS}
   [ -e $qrels ] || refuse "tables: they need $qrels, which the organisers keep (data/README.md)"
+}
+
+# remarks: the published figures that no run here stands for, why, and the slips of the papers
+remarks() {
+  stage "tables  Published figures without a run here, and slips of the papers"
+  awk -F '\t' -v name="$SYSTEM" '$1 == name && $8 != "" {
+    head = $2 ", " $3 " (" $6 "; " $8 ")"
+    printf head == last ? ", " : "\n%s\n  ", head
+    printf "%s %s", $4, $5
+    last = head
+  } END { print "" }' recipes/published.tsv
 }
 
 MINILM=data/models/minilm

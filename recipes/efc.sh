@@ -10,6 +10,7 @@ DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)
 QWEN=$(llm Qwen/Qwen3-14B)
 PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+abstracts
 
 stage "1  E5 fine-tuned: the three least similar of BM25's candidates are the negatives"
 python 01_index.py $D --indexes bm25 dense --dense-model $E5 "${PROMPTS[@]}" --out $WORK/index-e5 \

@@ -8,6 +8,7 @@
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 GEMINI=$(llm gemini-2.0-flash)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+abstracts
 
 stage "1, 2  SPLADE-v3: the best 40"
 python 01_index.py $D --indexes splade --splade-model $SPLADE $(small --max-length 64)

@@ -1,28 +1,33 @@
 #!/usr/bin/env bash
 # Deng, Wang and Stevenson, "+VeriRel: Verification Feedback to Enhance Document Retrieval for
 # Scientific Fact Checking" (CIKM 2025). For one A100. It learns from SciFact. Tests: SciFact-Open's
-# 279 claims over 500,000 abstracts (209 pairs of evidence known from SciFact, 251 new ones), and
-# Check-COVID's 1,504 claims; with DATA=FOLDER, the test split of that folder.
+# 279 claims (209 known and 251 new pairs of evidence), Check-COVID's; or DATA's; or those of TESTS.
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/verirel.sh tables
 . "$(dirname "$0")/common.sh" scifact
 MONO_T5=$(model castorini/monot5-3b-msmarco-10k $CROSS)
 MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $CROSS)
 VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
-SETS=("$DATA test test SciFact")  # folder, split, judgements, table of the paper
-if [ "$DATA" = data/scifact ]; then
-  SETS=("data/scifact-open test citation SciFact" "data/scifact-open test pooling SciFact-Open"
-        "data/check-covid all all Check-COVID")
+# TESTS: "FOLDER SPLIT JUDGEMENTS TABLE; ...", as data/scifact dev dev SciFact; verdicts: the first
+OPEN="data/scifact-open test" COVID="data/check-covid all"
+if [ -z "${TESTS:=}" ] && [ "$DATA" = data/scifact ]; then
+  TESTS="$OPEN citation SciFact; $OPEN pooling SciFact-Open"
+  TESTS="$TESTS; $COVID all Check-COVID; $COVID test Check-COVID, test"
   for x in scifact scifact-open check-covid; do [ -d data/$x ] || python data/download.py $x; done
 fi
-# each STEP: take a step on every evaluation set; E: its flags, R: the folder of its runs
-each() {
-  for set in "${SETS[@]}"; do
-    read -r folder split judged table <<< "$set"
-    E="--data $folder --work $WORK/${folder##*/} --split $split" R=$WORK/${folder##*/}/$split
-    "$@"
-  done
+IFS=";" read -ra TABLES <<< "${TESTS:-$DATA test test SciFact}"
+mapfile -t SETS < <(printf "%s\n" "${TABLES[@]}" | awk '{ print $1, $2 }' | uniq)
+# on FOLDER SPLIT STEP: take a step there; E: its flags, R: the folder of its runs
+on() { E="--data $1 --work $WORK/${1##*/} --split $2" R=$WORK/${1##*/}/$2; "${@:3}"; }
+each() { for set in "${SETS[@]}"; do on $set "$@"; done; }
+# figures OUT TABLE RUNS: one table with its published figures; all_figures OUT RUNS: every one
+figures() {
+  read -r folder split judged table <<< "$2"
+  on $folder $split
+  python 06_evaluate.py $E $(printf "$R/%s.tsv " "${@:3}") --qrels $folder/qrels.$judged.tsv \
+    --measures verirel --published "verirel:$table" --out $R/$1.$judged.tsv
 }
+all_figures() { for table in "${TABLES[@]}"; do figures $1 "$table" "${@:2}"; done; }
 index() { python 01_index.py $E --indexes bm25; }
 retrieve() { python 02_retrieve.py $E --retrievers bm25 --top-k ${DEPTH:-2000}; }
 stage "1, 2  BM25: the best 100 for training, 2,000 for evaluation"
@@ -39,16 +44,14 @@ rerank() {
   python 03_rerank.py $E --run $R/bm25.tsv --depth ${DEPTH:-2000} --model $2 --out $R/$1.tsv \
     "${@:3}" $(small --depth 10 --max-length 256)
 }
-classifier() { # NAME FLAGS: train a verifier on the judged pairs
-  python 05_classify.py train $D --model $VERIFIER --loss cross-entropy --sampler shuffle \
-    --epochs 5 --lr 1e-5 --schedule linear --batch-size 16 --out $WORK/models/$1 "${@:2}" \
-    $(small --epochs 1 --max-length 64 --lr 1e-4)
-}
-# feedback N: a verifier with N random negatives of BM25's best 100 per positive
-feedback() {
-  python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape labels --hard $1 --from-top 100 \
-    --pool unjudged --out $WORK/train/verifier-$1.jsonl $(small --hard 2)
-  classifier verifier-$1 --examples $WORK/train/verifier-$1.jsonl
+# verifier NAME N FLAGS: it sees N random negatives of BM25's best 100 for each positive (3.3)
+DEV=$([ ! -e $DATA/claims.dev.tsv ] || echo --dev-split dev)
+verifier() {
+  python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape labels --hard $2 --from-top 100 \
+    --pool unjudged --out $WORK/train/$1.jsonl "${@:3}" $(small --hard 2)
+  python 05_classify.py train $D $DEV --model $VERIFIER --examples $WORK/train/$1.jsonl \
+    --loss cross-entropy --sampler shuffle --epochs 5 --lr 1e-5 --schedule linear --batch-size 16 \
+    --out $WORK/models/$1 "${@:3}" $(small --epochs 1 --max-length 64 --lr 1e-4)
 }
 # student NAME N ALPHA: SciBERT learns ComboScorer's score (eq. 4, 5) of the best 20, 1 for gold
 student() {
@@ -63,31 +66,28 @@ student() {
     $(small --epochs 1 --max-length 64 --batch-size 16)
   each rerank $1 $WORK/models/$1
 }
-evaluate() { # OUT RUNS
-  python 06_evaluate.py $E $(printf "$R/%s.tsv " "${@:2}") --qrels $folder/qrels.$judged.tsv \
-    --measures verirel --published verirel:$table --out $R/$1.$table.tsv
-}
-stage "5, 3  Feedback of the verifier with 5 negatives; half of the score is monoT5's"
-feedback 5; student verirel 5 0.5
-stage "5, 6  Verdicts of another verifier on the best 3, 5 and 10; the tables"
-classifier classifier
-for k in 3 5 10; do each judge verdicts-$k verirel $k classifier; done
-each evaluate metrics bm25 verirel verdicts-{3,5,10}
+stage "5, 3  Section 3.4: feedback of the verifier with 5 negatives, half of the score is monoT5's"
+verifier verifier-5 5; student verirel 5 0.5
+stage "5, 6  Table 2; Table 3: verdicts of another verifier on the best 3, 5, 10, for SciFact alone"
+all_figures metrics bm25 verirel
+verifier classifier 20 --seed 14
+for k in 3 5 10; do on ${SETS[0]} judge verdicts-$k verirel $k classifier; done
+figures verdicts "${TABLES[0]}" verdicts-{3,5,10}
 further "${1:-}" $folder/qrels.$judged.tsv
 
-stage "tables  monoT5 as it is, and after medical passages; a student of monoT5 alone"
+stage "tables  Table 2: monoT5 as it is, and after medical passages; alpha = 0"
 each rerank monot5 $MONO_T5
 each rerank monot5-med $MONO_T5_MED
 student student-monot5 5 0
-stage "tables  10 and 20 negatives; ComboScorer itself"
+stage "tables  Table 2: 10 and 20 negatives; ComboScorer itself"
 combo() { # N
   judge feedback-$1 bm25 ${DEPTH:-2000} verifier-$1
   rerank combo-$1 $R/monot5.tsv --verdicts $R/feedback-$1.tsv --alpha 0.5
 }
 each combo 5
-ROWS="bm25 bm25-nltk monot5 monot5-med student-monot5 combo-5 verirel"
+ROWS="bm25 bm25-nltk monot5 monot5-med combo-5 student-monot5 verirel"
 for n in $(few 10 20); do
-  feedback $n
+  verifier verifier-$n $n
   student verirel-$n $n 0.5
   each combo $n
   ROWS="$ROWS combo-$n verirel-$n"
@@ -99,13 +99,21 @@ nltk() {
   cp $R/nltk-runs/bm25.tsv $R/bm25-nltk.tsv
 }
 each nltk
-each evaluate tables $ROWS
-stage "tables  Verdicts on the best 3, 5 and 10 of others"
+all_figures tables $ROWS
+stage "tables  Table 1: the verifiers that give feedback, on the best 10 of monoT5"
+ROWS=
+for n in 5 $(few 10 20); do
+  on ${SETS[0]} judge verifier-$n monot5 10 verifier-$n
+  ROWS="$ROWS verifier-$n"
+done
+figures table1 "${TABLES[0]}, Table 1" $ROWS
+stage "tables  Table 3: verdicts on the best 3, 5 and 10 of monoT5, and of others"
 ROWS=$(printf "verdicts-%s " 3 5 10)
 for run in monot5 monot5-med combo-5; do
   for k in $(few 3 5 10); do
-    each judge $run-verdicts-$k $run $k classifier
+    on ${SETS[0]} judge $run-verdicts-$k $run $k classifier
     ROWS="$ROWS $run-verdicts-$k"
   done
 done
-each evaluate verdicts $ROWS
+figures table3 "${TABLES[0]}" $ROWS
+remarks

@@ -299,13 +299,13 @@ def test_ragged_tuples_are_cut_to_the_width_that_keeps_most_negatives(counts, wi
     ("triplet", ["qabc", "qde", "rf"], ["qab", "qac", "qde"], 1, 0),
     ("mnrl", ["qabc", "qde", "rf"], ["qab", "qde"], 1, 1),
     ("mnrl", ["qabcd", "qefgh", "qde", "rf"], ["qabcd", "qefgh"], 2, 1),
-    ("mnrl", ["qa", "rf"], ["qa", "rf"], 0, 0), ("triplet", ["qa", "rf"], [], 2, 0)])
+    ("mnrl", ["qa", "rf"], ["qa", "rf"], 0, 0)])
 def test_rows_of_examples_by_loss(tmp_path, loss, tuples, rows, left_out, unused):
     jsonl(tmp_path / "x", *({"claim_id": claim, "positive": positive, "negatives": negatives}
                             for claim, positive, *negatives in tuples))
     texts = {letter: letter for letter in "abcdefghqr"}
-    examples = KIT.read_examples(tmp_path / "x", texts, texts)
-    found, counts = KIT.training_rows(examples, loss)
+    examples = KIT.read_tuples(tmp_path / "x", texts, texts)
+    found, counts = KIT.tuple_rows("x", examples, loss == "triplet")
     assert found == [tuple(row) for row in rows]
     assert (counts["examples"], counts["left_out"]) == (len(tuples), left_out)
     assert counts["negatives_left_out"] == unused
@@ -337,7 +337,7 @@ def test_ragged_tuples_are_counted_in_a_warning(toy, call):
     jsonl(toy / "x", *(dict(zip(("claim_id", "positive", "negatives"), one)) for one in examples))
     done = call(SCRIPT, "train", "x", "--epochs", 1, "--dev-split", "no", cwd=toy)
     assert facts(done)["negatives"] == 2
-    assert "x: 1 of 3 tuples have too few negatives and are left out, 1 of 3 neg" in done.stderr
+    assert "x: 1 of 3 tuples and 1 negatives are left out, as all tuples" in done.stderr
     made = json.loads((toy / "work/demo/models/encoder.meta.json").read_text())
     assert (made["left_out"], made["negatives_left_out"]) == (1, 1)
     assert made["arguments"]["dtype"] == "fp32"  # what autocast would use, on this device

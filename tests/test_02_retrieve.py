@@ -262,6 +262,18 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
     if "any" not in words:
         assert skipped == 1 and seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
 
+@pytest.mark.parametrize(("of", "wanted"), [
+    ("run", {"c3": {"0003"}, "c4": {"0006"}, "c5": {"0009"}}),  # evidence takes the second rank
+    ("pool", {"c3": {"0003", "0004"}, "c4": {"0006", "0001"}, "c5": {"0009", "0001"}})])
+def test_ranks_of_hard_negatives_may_leave_evidence_out(toy, call, of, wanted):
+    words = "mine --split test --out x.jsonl --hard 9 --from-top 2 --top-of"
+    facts(call(SCRIPT, *words.split(), of, cwd=toy))
+    found = {}
+    for row in records(toy / "x.jsonl"):
+        if row["kind"] == "hard":
+            found.setdefault(row["claim_id"], set()).add(row["abstract_id"])
+    assert found == wanted
+
 def test_scores_as_targets_with_gold_evidence(toy, call, refused):
     tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])
     words = "mine --qrels q.tsv --split test --out x.jsonl --targets score --gold --from-top 2"

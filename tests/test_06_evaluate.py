@@ -2,6 +2,7 @@
 import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def table_of(**claims):
 
 def measure(run, qrels, *names, depth=10):
     """The script's own numbers for one run, as floats."""
-    parts, _ = KIT.parts_of_measures(run, qrels, KIT.gold_of(qrels), names, depth)
+    parts = KIT.parts_of_measures(run, qrels, names, depth)
     sums = {name: part.sum(0) for name, part in parts.items()}
     return dict(zip(names, KIT.values_of(sums, names).tolist()))
 
@@ -178,9 +179,7 @@ def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(c
 # ---------------------------------------------------------------- Comparison and tables
 def compared(runs, qrels, names, resamples=20_000):
     """The parts of runs, by run, and what compare() makes of them."""
-    gold, parts = KIT.gold_of(qrels), {}
-    for name, run in runs.items():
-        parts[name], _ = KIT.parts_of_measures(run, qrels, gold, names, 10)
+    parts = {name: KIT.parts_of_measures(run, qrels, names, 10) for name, run in runs.items()}
     return parts, KIT.compare(parts, names, resamples, 13)
 
 def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
@@ -253,7 +252,7 @@ def test_tables_mark_best_and_second_and_escape_names():
     values = pd.DataFrame({"R@5": [.1, .3, .2], "F1": [np.nan, .5, .5]}, ["a_b|<i>&$", "x", "y"])
     p = pd.DataFrame({"R@5": [np.nan, .01, .2], "F1": [np.nan] * 3}, values.index)
     cells = {"value": values, "low": values - .1, "high": values + .1, "p_holm": p}
-    assert KIT.markdown(cells).splitlines()[1:5] == [
+    assert KIT.markdown(KIT.texts_of(cells, "**{}**", "*{}*"), "run").splitlines()[1:5] == [
         "| --------------- | ---------- | ----- |",
         r"| a\_b\|\<i\>\&\$ | 0.100      | -     |",
         "| x               | **0.300†** | 0.500 |", "| y               | *0.200*    | 0.500 |"]
@@ -285,6 +284,104 @@ def test_outputs_agree_and_are_the_same_the_second_time(toy, call):
     assert lines[:-1] == done.stdout.splitlines()[:-1] and lines[0].startswith("| run ")
     assert list(facts(call(SCRIPT, cwd=toy))["runs"]) == ["bm25", "hybrid"]  # of the pipeline
 
+def test_metrics_by_other_qrels_have_their_own_files(toy, call):
+    tsv(toy / "data/demo/qrels.test-cited.tsv", QRELS, [("c3", "0001", "SUPPORTS")])
+    own = facts(call(SCRIPT, cwd=toy))
+    kept = (toy / "work/demo/test/metrics.tsv").read_bytes()
+    words = ("--qrels", "data/demo/qrels.test-cited.tsv")
+    other = facts(call(SCRIPT, *words, "--resamples", 10, cwd=toy))
+    assert other["made"][0] == "work/demo/test/metrics-test-cited.tsv" != own["made"][0]
+    assert (toy / "work/demo/test/metrics.tsv").read_bytes() == kept
+    assert facts(call(SCRIPT, "--qrels", "./data/demo/qrels.test.tsv", cwd=toy))["made"]  # anew
+    assert facts(call(SCRIPT, *words, "--out", "m.tsv", cwd=toy))["made"][0] == "m.tsv"
+
+# ---------------------------------------------------------------- Further columns and rows
+def test_condensed_lists_by_hand():
+    qrels = table_of(c="a:S b:R n:N", d="e:S m:N")[QRELS]
+    run = table_of(c="x n y a b", d="x y")
+    names = ("R@2", "B-Pref", "MRR@5", "P@2", "Judged@5")
+    plain = {"R@2": 0, "B-Pref": 0, "MRR@5": 1 / 4 / 2, "P@2": 0, "Judged@5": 3 / 5 / 2}
+    assert measure(run, qrels, *names, depth=3) == pytest.approx(plain)
+    kept = KIT.condensed(run, qrels)  # c: n a b; d found nothing, which is not to be left out
+    assert kept[["abstract_id", "rank"]].values.tolist() == [
+        ["n", 1], ["a", 2], ["b", 3], ["x", 1], ["y", 2]]
+    wanted = {"R@2": 1 / 2 / 2, "B-Pref": (1 / 2 + 1 / 2) / 2 / 2, "MRR@5": 1 / 2 / 2,
+              "P@2": 1 / 2 / 2, "Judged@5": 1 / 2}
+    assert measure(kept, qrels, *names, depth=3) == pytest.approx(wanted)
+
+def views(toy, call):
+    """Evaluate two runs with further columns and groups; return the values and the call."""
+    tsv(toy / "claims.tsv", ["claim_id", "claim", "lang"],
+        [("p", "x", "de"), ("q", "y", "en"), ("r", "z", "de")])
+    tsv(toy / "q.tsv", QRELS, [("p", "0001", "SUPPORTS"), ("p", "0002", "NEI"),
+                               ("q", "0003", "REFUTES"), ("r", "0004", "SUPPORTS")])
+    tsv(toy / "s.tsv", [*QRELS, "judge"], [
+        ("p", "0001", "SUPPORTS", "m"), ("p", "0002", "SUPPORTS", "m"),
+        ("q", "0003", "REFUTES", "m"), ("r", "0005", "SUPPORTS", "m"), ("z", "1", "NEI", "m")])
+    for name, rows in (("a", ["p 0009", "p 0001", "q 0003", "r 0005"]), ("b", ["q 0003"])):
+        rows = [row.split() for row in rows]
+        ranks = [1 + (row == ["p", "0001"]) for row in rows]
+        tsv(toy / f"{name}.tsv", RUN, [(*row, k, -k) for row, k in zip(rows, ranks)])
+    done = call(SCRIPT, "a.tsv", "b.tsv", "--qrels", "q.tsv", "--claims", "claims.tsv",
+                "--measures", "R@1", "F1", "--condensed", "--silver", "s.tsv", "--by", "lang",
+                "--out", "m.tsv", "--resamples", 50, cwd=toy)
+    return facts(done), done
+
+def test_further_columns_stand_beside_the_normal_ones(toy, call):
+    found, done = views(toy, call)
+    a = {"R@1": 1 / 3, "R@1 condensed": 2 / 3,  # q; and p without 0009
+         "R@1 silver": (0 + 1 + 1 / 2) / 3}  # r: 0004, which a lacks, and 0005
+    assert found["runs"]["a"] == pytest.approx(a)
+    assert list(pd.read_csv(toy / "m.tsv", sep="\t")) == ["run", *a]
+    assert list(pd.read_csv(toy / "m.claims.tsv", sep="\t"))[:4] == [
+        "run", "claim_id", "R@1", "R@5"]
+    again, shown = views(toy, call)
+    assert again["made"] == [] and again["silver"] == found["silver"]
+    assert shown.stdout.splitlines()[-20:-1] == done.stdout.splitlines()[-20:-1]
+
+def test_measures_by_group_have_a_row_a_run_and_group(toy, call):
+    _, done = views(toy, call)
+    rows = pd.read_csv(toy / "m.groups.tsv", sep="\t").to_numpy().tolist()
+    assert [row[:3] for row in rows] == [
+        ["a", "de", 2], ["a", "en", 1], ["b", "de", 2], ["b", "en", 1]]
+    assert [row[3:] for row in rows] == [
+        [0, 1 / 2, (0 + 1 / 2) / 2], [1, 1, 1], [0, 0, 0], [1, 1, 1]]
+    assert "| a   | de    | 2      | 0.000 | 0.500         | 0.250      |" in done.stdout
+    tsv(toy / "claims.tsv", ["claim_id", "claim", "lang"], [("p", "x", "de")])
+    words = ("a.tsv", "--qrels", "q.tsv", "--claims", "claims.tsv", "--by")
+    done = call(SCRIPT, *words, "lang", "--out", "n.tsv", cwd=toy)
+    assert facts(done) and "claims.tsv: lacks 2 of 3 judged claims" in done.stderr
+    done = call(SCRIPT, *words, "tongue", "--out", "n.tsv", cwd=toy)
+    assert done.returncode == 2 and "claims.tsv:1: columns claim_id, claim, lang" in done.stderr
+
+def test_agreement_of_silver_with_gold_by_hand(toy, call):
+    gold = table_of(p="a:S b:S c:R d:N", q="e:S")[QRELS]
+    silver = table_of(p="a:S b:R c:R d:N x:S")[QRELS].assign(judge="m")
+    row = KIT.agreement(silver, gold).to_dict("records")[0]
+    chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
+    assert row == pytest.approx({"judge": "m", "pairs": 5, "with_gold": 4, "agreement": 3 / 4,
+                                 "kappa": (3 / 4 - chance) / (1 - chance), "kappa_relevance": 1})
+    found, done = views(toy, call)
+    assert found["silver"][0]["with_gold"] == 3 and found["silver"][0]["agreement"] == 2 / 3
+    assert "| m     | 4     | 3         | 0.667     | 0.500 | 0.000           |" in done.stdout
+
+def test_silver_judgements_are_kept_apart_from_gold(toy, call, refused):
+    header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
+    tsv(toy / "verdicts.tsv", header, [("c3", "0001", 1, 2, "NEI", .1, .1, .8),
+                                       ("c3", "0012", 2, 1, "REFUTES", .1, .8, .1)])
+    done = facts(call(SCRIPT, "merge", "verdicts.tsv", "--judge", "a\tmodel", cwd=toy))
+    assert done["made"] == ["work/demo/test/qrels.silver.tsv"] and done["labels"] == 2
+    path = toy / done["made"][0]
+    assert path.read_text().splitlines() == [
+        "claim_id\tabstract_id\tlabel\tjudge", "c3\t0001\tNEI\ta model",
+        "c3\t0012\tREFUTES\ta model"]
+    for model in ("verdicts.tsv", done["made"][0]):
+        refused(toy, SCRIPT, "merge", model, said="do not join the qrels; name it by --judge")
+    refused(toy, SCRIPT, "--silver", "data/demo/qrels.test.tsv", said="wanted claim_id, abstract_id"
+            ", label, judge")
+    done = call(SCRIPT, "--qrels", done["made"][0], cwd=toy)
+    assert facts(done) and "silver judgements stand in for gold" in done.stderr
+
 # ---------------------------------------------------------------- Numbers that mean little
 def test_a_run_with_few_judged_abstracts_is_named_and_one_with_many_is_not(toy, call):
     tsv(toy / "many.tsv", RUN, [(claim, name, 1, 1) for claim, name, _ in TEST_QRELS[::3]])
@@ -295,6 +392,21 @@ def test_a_run_with_few_judged_abstracts_is_named_and_one_with_many_is_not(toy, 
     assert facts(done)["runs"]["few"]["Judged@10"] == 3 / 12
     warned = [line for line in done.stderr.splitlines() if "ranks are judged" in line]
     assert len(warned) == 1 and warned[0].startswith("warning: few.tsv: 25% of the first 10 ranks")
+    assert warned[0].endswith("python 06_evaluate.py pool few.tsv --data data/demo --work "
+                              "work/demo --split test")
+
+def test_advice_quotes_paths_for_the_shell(toy, call):
+    (toy / "data/demo").rename(toy / "data/it's")
+    tsv(toy / "a (b).tsv", RUN, [("c3", "0001", 1, 9), *(("c3", f"{k:04}", k, -k) for k in (2, 3)),
+                                 *(("c3", f"x{k}", k, -k) for k in range(4, 11))])
+    done = call(SCRIPT, "a (b).tsv", "--data", "data/it's", "--out", "m.tsv", cwd=toy)
+    advice = re.search("what to judge: (.*)", done.stderr)[1]
+    assert shlex.split(advice)[:5] == ["python", SCRIPT, "pool", "a (b).tsv", "--data"]
+    assert shlex.split(advice)[5] == "data/it's"
+    done = call(SCRIPT, "--data", "data/it's", cwd=toy)
+    words = shlex.split(re.search("make some by: (.*)", done.stderr)[1])
+    assert words == ["python", "02_retrieve.py", "--data", "data/it's", "--work", "work/it's",
+                     "--split", "test"]
 
 @pytest.mark.parametrize(("row", "said"), [
     (("3", "0001", 1, 1), "none of its claims is in the qrels: '3' here, 'c3' there"),
@@ -339,6 +451,8 @@ def test_what_was_pooled_and_labelled_is_merged(toy, call):
     pool = read(toy / "pool.tsv")
     wanted = [["c3", "0010"], ["c3", "0011"], ["c4", "0012"]]  # in the order of the corpus
     assert pool[KEY].values.tolist() == wanted and (pool["abstract"] != "").all()
+    as_run = [["c3", "0010", "1", "-1"], ["c3", "0011", "2", "-2"], ["c4", "0012", "1", "-1"]]
+    assert read(toy / "pool.run.tsv")[RUN].astype(str).values.tolist() == as_run
     pool["label"] = ["NEI", "", "REFUTES"]
     pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
     done = call(SCRIPT, "merge", "labelled.tsv", "--out", "more.tsv", cwd=toy)
@@ -347,6 +461,19 @@ def test_what_was_pooled_and_labelled_is_merged(toy, call):
     merged = read(toy / "more.tsv")[QRELS].values.tolist()
     assert sorted(merged) == sorted(TEST_QRELS + added)
     assert [row[0] for row in merged] == ["c3"] * 4 + ["c4"] * 4 + ["c5"] * 3  # claim by claim
+
+def test_a_pool_can_ask_for_the_agreement_of_runs(toy, call, refused):
+    rows = {"a": ["0001", "0010", "0011"], "b": ["0012", "0011", "0010"], "c": ["0012"]}
+    for name, found in rows.items():
+        ranked = enumerate(found, 1)
+        tsv(toy / f"{name}.tsv", RUN, [("c3", abstract, k, -k) for k, abstract in ranked])
+    runs = ("a.tsv", "b.tsv", "c.tsv")
+    for least, pairs in ((1, ["0010", "0011", "0012"]), (2, ["0012"]), (3, [])):
+        words = ("--pool-depth", 2, "--agreement", least, "--out", "p.tsv")
+        done = facts(call(SCRIPT, "pool", *runs, *words, cwd=toy))  # b has 0010 third: too deep
+        assert read(toy / "p.tsv")["abstract_id"].tolist() == pairs
+        assert done["pairs"] == len(pairs) and done["judged_already"] == (least == 1)
+    refused(toy, SCRIPT, "pool", *runs, "--agreement", 4, said="4 runs, but there are 3")
 
 @pytest.mark.parametrize(("task", "text"), [
     ("climatecheck2026", "claim_id,abstract_id,rank,label\nc3,d1,1,Supports\nc3,d2,2,Refutes\n"),

@@ -163,6 +163,57 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     assert "1 test pairs with an unknown" in said and "2 abstracts, 394269 are publ" in said
     assert found["qrels.train"] + found["qrels.test"] == ["0 7 NEI", "3 7 REFUTES"]
 
+def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
+    top = tmp_path / "in" / "2026"
+    top.mkdir()
+    rows = [{"claim_id": claim, "claim": "C.", "abstract_id": 7, "annotation": "Supports",
+             "narrative": codes} for claim, codes in
+            ((1, "1_1;1_6"), (1, "1_1;1_6"), (2, "5_2; 5_3"), (2, "5_2"), (3, None), (4, "0_0"))]
+    pd.DataFrame(rows).to_parquet(top / "train-0.parquet")
+    pd.DataFrame(rows)[["claim_id", "claim"]].to_parquet(top / "test-0.parquet")
+    corpus = top / "climatecheck_publications_corpus.parquet"
+    pd.DataFrame([{"abstract_id": 7, "abstract": "A."}]).to_parquet(corpus)
+    done, folder = kit("climatecheck", "--from", top), kit.data / "climatecheck"
+    expected = ["1 1_1;1_6", "2 5_2;5_3", "4 0_0"]
+    assert tables(folder)["narratives.train"] == expected, done.stderr
+    assert "1 train codes that differ" in done.stderr and "3 train narratives" in done.stdout
+    assert not (folder / "narratives.test.tsv").exists()
+    pd.DataFrame(rows).assign(narrative=[["1_1", "1_6"], *[None] * 5]).to_parquet(
+        top / "train-0.parquet")
+    kit("climatecheck", "--from", top)
+    assert tables(folder)["narratives.train"] == expected[:1]
+    assert kit("split", folder, "--out", "out").returncode == 0
+    assert tables(tmp_path / "out")["narratives.train"] == expected[:1]
+
+def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path):
+    top, paper = tmp_path / "in" / "posts", {"title": "T", "abstract": "A.", "venue": "V"}
+    (top / "more").mkdir(parents=True)
+    collection = [paper | {"pubkey": number} for number in (70, 71)]
+    (top / "collection_data.json").write_text(json.dumps(collection, indent=1))
+    for name, posts in {
+            "en_train": [{"index": 0, "text": "One", "pubkey": 70}],
+            "de_train": [{"index": 0, "text": "Eins", "pubkey": 71}],
+            "more/final_fr_test": [{"index": 5, "text": "Cinq\tfois"}]}.items():
+        (top / f"{name}.json").write_text(json.dumps(posts))
+    refused(kit("checkthat2026"), "on request", "checkthat2026 --from FOLDER")
+    assert kit("checkthat2026", "--from", top).returncode == 0
+    folder = kit.data / "checkthat2026"
+    assert tables(folder) == {
+        "claims.train": ["en-0 One en", "de-0 Eins de"], "claims.test": ["fr-5 Cinq fois fr"],
+        "qrels.train": ["en-0 70 SUPPORTS", "de-0 71 SUPPORTS"]}
+    header = (folder / "claims.train.tsv").read_text("utf-8").split("\n")[0]
+    assert header == "claim_id\tclaim\tlanguage"
+    READER.read_table(str(folder / "claims.train.tsv"), ["claim_id", "claim"])
+    first = records(folder / "corpus.jsonl")[0]
+    assert first == {"abstract_id": "70", "title": "T", "abstract": "A.", "venue": "V"}
+    before = (folder / "claims.train.tsv").read_bytes()
+    assert kit("checkthat2026", "--from", folder, "--out", "copy").returncode == 0
+    assert (tmp_path / "copy/claims.train.tsv").read_bytes() == before
+    (top / "de_train.json").write_text('[{"index": 0, "text": "Eins"}]')
+    refused(kit("checkthat2026", "--from", top), "de_train.json", "no pubkey")
+    (top / "collection_data.json").unlink()
+    refused(kit("checkthat2026", "--from", top), "collection")
+
 def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
     one = {"evidence_id": "e", "evidence_label": "REFUTES", "article": "a", "evidence": "s"}
     claims = [{"claim_id": str(n), "claim": "c", "evidences": [one]} for n in range(1535)[::-1]]

@@ -6,8 +6,8 @@
 Count the tokens of claims and of the fields of a collection (AIRwaves 2025, Table 2).
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
-Prints  texts, and the mean, median, 95th percentile, maximum of their tokens, and how many exceed
-        --max-length, by kind of text; special tokens are not counted
+Prints  texts, and the minimum, median and maximum of their tokens as the model reads them, and how
+        many exceed --max-length, by kind of text; special tokens and separators count
 
 Example
     python recipes/tools/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
@@ -34,16 +34,15 @@ def main():
         texts[path.stem] = list(read_table(path, ["claim_id", "claim"])["claim"])
     records = read_corpus(args.data / "corpus.jsonl").values()
     for fields in [*([field] for field in FIELDS), FIELDS[:2], FIELDS]:
-        joined = [text_of(record, fields) for record in records]
+        joined = [text_of(record, fields, " [SEP] ") for record in records]
         texts[", ".join(fields)] = [text for text in joined if text]
     rows = {}
     for kind, some in texts.items():
         if not some:  # the collection has no such field
             continue
-        tokens = [len(ids) for ids in tokenizer(some, add_special_tokens=False).input_ids]
-        tokens = pd.Series(tokens, dtype=float)
-        rows[kind] = {"texts": len(some), "mean": tokens.mean(), "median": tokens.median(),
-                      "95 %": tokens.quantile(0.95), "max": tokens.max(),
+        tokens = pd.Series([len(ids) for ids in tokenizer(some).input_ids], dtype=float)
+        rows[kind] = {"texts": len(some), "min": tokens.min(), "median": tokens.median(),
+                      "max": tokens.max(),
                       f"over {args.max_length}": (tokens > args.max_length).sum()}
     print(pd.DataFrame(rows).T.round(1).to_string())
 

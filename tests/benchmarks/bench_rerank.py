@@ -56,8 +56,8 @@ def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
     import torch
     args = argparse.Namespace(device=["auto"], batch_size=batch_size, max_length=512, prompt=None,
-                              verdicts=None)
-    model = names["open_model"](names["load_reranker"], folder, args, dtype, flags=args)
+                              verdicts=None, dtype=dtype, model=folder)
+    model = names["open_reranker"](args)
     score = functools.partial(names["score_batch"], model, None, args)
     score([("a claim", "an abstract")] * 64)  # warms up
     pairs = [(claim, name) for claim, found in candidates.items() for name in found]

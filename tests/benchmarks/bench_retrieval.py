@@ -216,7 +216,7 @@ def encode(folder, results):
 
     names, cuda = script("01_index.py"), torch.cuda.is_available()
     model = make_encoder(folder / "bert-large") if cuda else ROOT / "data/models/minilm"
-    args = SimpleNamespace(device=["auto"], dtype="auto")
+    args = SimpleNamespace(device=["auto"], dtype="auto", kind="dense")
     dtype = names["precision_of"](args)
     theirs, ours = (names["open_model"](SentenceTransformer, model, args, dtype) for _ in range(2))
     count = functools.partial(names["count_truncated"], multiprocessing.Value("d"))
@@ -228,7 +228,7 @@ def encode(folder, results):
 
     def encode_ours():
         vectors = names["encode"](ours, ids, texts, options)
-        return names["dense_arrays"](vectors, slice(0, len(texts)), args)
+        return names["arrays_of"](vectors, 0, args)
 
     ways = encode_ours, lambda: theirs.encode_document(texts)
     for call in ways:

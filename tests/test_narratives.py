@@ -1,0 +1,162 @@
+"""recipes/narratives.py: prompts and replies, thresholds, scores; the demo's narratives."""
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT, facts, load, read, tiny, tsv
+
+sys.path.insert(0, str(ROOT / "recipes"))
+NARRATIVES = load("recipes/narratives.py")
+from tools import codes as CODES  # noqa: E402
+
+TAXONOMY = CODES.read_taxonomy(ROOT / "data/taxonomy.tsv")
+TEST = dict(read(ROOT / "data/demo/claims.test.tsv").to_numpy())
+GOLD = dict(read(ROOT / "data/demo/narratives.test.tsv").to_numpy())
+
+def run(script, *words):
+    command = [sys.executable, script, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+@pytest.fixture
+def narratives(tmp_path):
+    """narratives(job, ...): the program on the demo, with work/ in a folder of its own."""
+    return lambda *words: run("recipes/narratives.py", *words, "--work", tmp_path / "work")
+
+def test_the_taxonomy_and_the_labels_of_the_demo():
+    assert len(TAXONOMY) == 33 and {f"{code[0]}_0" for code in TAXONOMY} <= set(TAXONOMY)
+    for split in ("train", "test"):
+        claims = read(ROOT / f"data/demo/claims.{split}.tsv")
+        names = set(claims["claim_id"])
+        codes = CODES.read_codes(ROOT / f"data/demo/narratives.{split}.tsv", names)
+        assert list(codes) == list(claims["claim_id"])
+        for own in codes.values():
+            assert own and set(own) <= set(TAXONOMY) and own == CODES.alone(own)
+
+@pytest.mark.parametrize(("reply", "codes"), [
+    ("Codes: 1_1;1_6", ["1_1", "1_6"]), ("codes : 1_1, 1_6 and 5_2.", ["1_1", "1_6", "5_2"]),
+    ("**Codes:** 1\\_1;1\\_6", ["1_1", "1_6"]), ('{"codes": ["3_2", "5_2"]}', ["3_2", "5_2"]),
+    ("1_1\n", ["1_1"]), ("It is like 2_1 and 2_3.\n\n- 2_1", ["2_1"]),
+    ("Codes 1_1 and 1_6 come close.\nCodes: 1_6", ["1_6"]), ("Codes: 1_1\nNo, Codes: 1_2", ["1_2"]),
+    ("Codes: 1_1;1_1;7_9", ["1_1", "7_9"]), ("Codes: 5_2_1", ["5_2_1"]), ("Codes: 0_0", ["0_0"]),
+    ("Codes: X_Y;X_Y", []), ("none", []), ("", []), ("It says 1_1, or rather not.", []),
+    ("Codes: 11_1", []), ("version 2.1_1", []),
+])
+def test_codes_are_read_from_a_reply(reply, codes):
+    assert NARRATIVES.codes_in(reply) == codes
+
+def test_a_language_model_sees_taxonomy_and_examples_and_its_codes_are_counted(
+        narratives, endpoint, tmp_path):
+    """The endpoint knows the gold; of the first two claims it says something else."""
+    first, second, *_ = TEST
+    def answer(prompt):
+        name, = (name for name, claim in TEST.items() if f"<claim>{claim}</claim>" in prompt)
+        wrong = {first: "Codes: 1_1;9_9;0_0", second: "I cannot say."}
+        return wrong.get(name, f"Codes: {GOLD[name]}")
+    server, work = endpoint(answer), tmp_path / "work/test"
+    requests, replies = (work / f"llm_narratives.{kind}.jsonl" for kind in ("requests", "replies"))
+    for waiting in (25, 1):  # the claim without codes is asked about once more
+        done = narratives("llm", "--model", "toy")
+        assert done.returncode == 3, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["waiting"] == waiting
+        asked = run("04_llm_rerank.py", "ask", requests, "--replies", replies,
+                    "--base-url", server.url, "--model", "toy")
+        assert asked.returncode == 0, asked.stderr
+    done = narratives("llm", "--model", "toy")
+    assert facts(done).items() >= {"claims": 25, "unknown_codes": 1, "without_codes": 1}.items()
+    assert "1 codes that" in done.stderr and "1 claims without a code" in done.stderr
+    found = dict(read(work / "llm_narratives.tsv").to_numpy())
+    assert found == GOLD | {first: "1_1", second: "0_0"}
+    for prompt in server.answered:
+        assert all(f"\n{code} {text}\n" in prompt for code, text in TAXONOMY.items())
+        assert len(re.findall(r"^Claim: ", prompt, re.M)) == 8
+    antarctica, = (prompt for prompt in server.answered if "<claim>Antarctica is GAIN" in prompt)
+    assert "\nClaim: Greenland is losing ice" in antarctica
+    assert "up to date" in narratives("llm", "--model", "toy").stdout
+
+def test_claims_of_the_same_words_are_no_examples(monkeypatch):
+    """Vectors are numbers of letters; the nearest claim stands last."""
+    class Encoder:
+        def encode_query(self, texts, **_):
+            import torch
+            return torch.tensor([[float(text.lower().count(c)) for c in "abc"] for text in texts])
+        encode_document = encode_query
+    monkeypatch.setattr(CODES.KIT, "open_model", lambda *_: Encoder())
+    known = [("A!", ["1_1"]), ("a b", ["1_2"]), ("aab", ["1_3"]), ("c", ["1_4"])]
+    args = SimpleNamespace(encoder="toy", fewshot=2)
+    assert NARRATIVES.nearest(["a"], known, args) == [[known[1], known[2]]]
+
+def test_an_encoder_is_trained_and_classifies(narratives, tmp_path):
+    model, work = tiny(tmp_path / "bert"), tmp_path / "work"
+    done = narratives("train", "--model", model, "--epochs", 1)
+    assert facts(done).items() >= {"claims": 25, "held_out": 5}.items()
+    config = json.loads((work / "models/narratives/config.json").read_text())
+    assert list(config["id2label"].values()) == list(TAXONOMY)
+    assert len(config["narrative_thresholds"]) == 33
+    suffixes = {path.suffix for path in (work / "models/narratives").rglob("*") if path.is_file()}
+    assert suffixes <= {".json", ".safetensors", ".txt"}
+    done = narratives("classify")
+    found = CODES.read_codes(facts(done)["made"][0], TEST)
+    assert list(found) == list(TEST)
+    assert all(codes and set(codes) <= set(TAXONOMY) for codes in found.values())
+    assert "up to date" in narratives("classify").stdout
+    refusal = narratives("classify", "--model", model, "--force")
+    assert refusal.returncode == 2 and "no thresholds" in refusal.stderr
+
+def test_thresholds_by_hand():
+    """Three held-out claims have the first code; the second is rare, and shares."""
+    gold = np.array([[1, 1], [1, 0], [1, 0], [0, 0]])
+    chances = np.array([[.9, .05], [.6, .1], [.3, .1], [.2, .3]])
+    # first code: at .3, three of three. Both: at .3, right 3, named 4, gold 4: 6/8; at .05, 8/12
+    assert CODES.fit_thresholds(gold, chances) == [.3, .3]
+    assert CODES.best_threshold(gold[:, 1], chances[:, 1]) == .05  # right 1, named 4, gold 1: 2/5
+
+def test_scores_by_hand(narratives, tmp_path):
+    """0_0: right 2, named 3, gold 2: 4/5; 1_1: 1; 1_6 and 5_2 are never named: 0."""
+    tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcd"])
+    header, files = ["claim_id", "codes"], {name: tmp_path / f"{name}.tsv" for name in "gru"}
+    tsv(files["g"], header, [("a", "1_1;1_6"), ("b", "0_0"), ("c", "5_2"), ("d", "0_0")])
+    tsv(files["r"], header, [("a", "1_1"), ("b", "0_0"), ("c", "0_0"), ("d", "0_0")])
+    tsv(files["u"], header, [("a", "1_0")])
+    words = ("--claims", tmp_path / "claims.tsv", "--narratives", files["g"])
+    done = narratives("evaluate", files["r"], files["g"], files["u"], *words)
+    right, gold, parent = facts(done)["runs"]
+    assert right["macro_F1"] == pytest.approx((4 / 5 + 1 + 0 + 0) / 4)
+    assert right["micro_F1"] == pytest.approx(2 * 3 / (4 + 5))
+    assert right["weighted_F1"] == pytest.approx((2 * 4 / 5 + 1 + 0 + 0) / 5)
+    assert right["macro_F1_low"] < right["macro_F1"] < right["macro_F1_high"] <= 1
+    assert gold["macro_F1"] == gold["macro_F1_low"] == gold["macro_F1_high"] == 1
+    assert parent["macro_F1"] == 0  # where 1_1 is right, 1_0 is wrong
+    assert "3 of 4 claims are missing" in done.stderr
+    table = pd.read_csv(tmp_path / "work/test/narrative_scores.codes.tsv", sep="\t")
+    row = table[(table["run"] == str(files["r"])) & (table["code"] == "0_0")].iloc[0]
+    assert list(row[["right", "named", "gold"]]) == [2, 3, 2] and row["F1"] == .8
+    tsv(files["u"], header, [("x", "1_1")])
+    refusal = narratives("evaluate", files["u"], *words)
+    assert refusal.returncode == 2 and "u.tsv:2" in refusal.stderr
+
+def test_f1_is_that_of_scikit_learn():
+    from sklearn.metrics import f1_score
+    from sklearn.preprocessing import MultiLabelBinarizer
+    rng = np.random.default_rng(0)
+    def draw():
+        return {str(n): CODES.alone(rng.choice(list(TAXONOMY), rng.integers(1, 4)).tolist())
+                for n in range(40)}
+    gold, found = draw(), draw()
+    both = MultiLabelBinarizer().fit([*gold.values(), *found.values()])
+    pair = both.transform(gold.values()), both.transform(found.values())
+    scores, _ = CODES.score(gold, found, 13)
+    for average in ("macro", "micro", "weighted"):
+        expected = f1_score(*pair, average=average, zero_division=0)
+        assert scores[f"{average}_F1"] == pytest.approx(expected)
+
+def test_codes_that_the_taxonomy_lacks_are_not_learned(tmp_path, capsys):
+    tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [("a", "A."), ("b", "B.")])
+    tsv(tmp_path / "codes.tsv", ["claim_id", "codes"], [("a", "1_1; 5_2_1"), ("b", "7_1")])
+    found = CODES.read_labelled(tmp_path / "claims.tsv", tmp_path / "codes.tsv", TAXONOMY)
+    assert found == [("A.", ["1_1"])]
+    assert "2 codes that the taxonomy lacks" in capsys.readouterr().err

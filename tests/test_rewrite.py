@@ -1,0 +1,106 @@
+"""recipes/rewrite.py: replies of all shapes, the way through 04 ask, and on through 02."""
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, facts, load, read, records, tsv
+
+KIT = load("recipes/rewrite.py")
+AT = "work/demo/test/"
+HEADER = ["claim_id", "claim", "language"]
+TEXTS = ["Polar bears are starving!! #ice", "It's the sun, stupid", 'sea level "is NOT" rising']
+CLAIMS = [(f"c{n}", text, "en") for n, text in enumerate([*TEXTS, TEXTS[1]], 1)]
+
+def start(folder, script, *words):
+    command = [sys.executable, ROOT / script, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+def rewrite(folder, *words):
+    return start(folder, "recipes/rewrite.py", "--model", "toy", *words)
+
+@pytest.fixture
+def folder(toy):
+    tsv(toy / "data/demo/claims.test.tsv", HEADER, CLAIMS)
+    return toy
+
+def claim_in(prompt):
+    return re.search("<claim>(.*)</claim>", prompt)[1]
+
+def answer(folder, says, view="statement"):
+    """Append a reply for each request that waits; says: {claim: text}, None: it failed."""
+    requests = records(folder / AT / f"claims.{view}.requests.jsonl")
+    with open(folder / AT / f"claims.{view}.replies.jsonl", "a") as file:
+        for request in requests:
+            text = says[claim_in(request["body"]["messages"][0]["content"])]
+            body = {"choices": [{"message": {"content": text}}]} if text else {"error": "no"}
+            line = {"custom_id": request["custom_id"], "response": {"body": body}}
+            file.write(json.dumps(line) + "\n")
+    return len(requests)
+
+@pytest.mark.parametrize(("reply", "text"), [
+    ("<text>Ice melts.</text>", "Ice melts."), ("<TEXT>\nIce\tmelts.\n</TEXT> Ok?", "Ice melts."),
+    ("<text>Ice melts.</text>\n<text>Seas rise.</text>", "Ice melts. Seas rise."),
+    ("<text>A claim in <claim>tags</claim></text>", "A claim in tags"),
+    ("<text>\ud800Ice\x00\u2028melts.\x1b</text>", "Ice melts."),
+    ("Ice melts.", None), ("<text>Ice mel", None), ("<text> ... </text>", None), ("", None)])
+def test_what_stands_between_tags_is_the_new_text(reply, text):
+    assert KIT.text_of_reply(reply) == text
+
+@pytest.mark.parametrize("view", KIT.VIEWS)
+def test_prompts_hold_the_claim_as_data(view):
+    args = KIT.SimpleNamespace(view=view, model="toy", temperature=0, seed=1, max_tokens=0,
+                               structured=False, backend="none", extra={}, identity={})
+    body = next(KIT.rewritten("Ice </claim>\nmelts <text>", args))["body"]
+    prompt = body["messages"][0]["content"]
+    assert "<claim>Ice melts</claim>" in prompt and body["max_tokens"] == KIT.LIMIT
+    assert prompt.count("<text>") == 1 and KIT.VIEWS[view].split(",")[0] in prompt
+
+def test_claims_without_a_usable_reply_stand_as_they_are(folder):
+    words = ("--view", "statement")
+    done = rewrite(folder, *words)
+    assert done.returncode == 3 and not (folder / AT / "claims.statement.tsv").exists()
+    ask = f"ask {AT}claims.statement.requests.jsonl --replies {AT}claims.statement.replies.jsonl"
+    assert f"python 04_llm_rerank.py {ask}\n" in done.stdout
+    says = dict(zip(TEXTS, ['<text>Ursus maritimus\n\tloses "mass".</text>', "no tag", None]))
+    assert answer(folder, says) == 3  # the same claim is asked once
+    done = rewrite(folder, *words)
+    assert done.returncode == 3 and answer(folder, says) == 1  # "no tag" is asked again
+    done = rewrite(folder, *words)
+    made = facts(done)
+    assert [made[name] for name in ("claims", "useless", "failed", "unchanged")] == [4, 2, 1, 3]
+    assert "2 useless and 1 failed replies to 4 claims, which stand as they are" in done.stderr
+    table = read(folder / AT / "claims.statement.tsv")
+    assert table.to_numpy().tolist() == [
+        ["c1", 'Ursus maritimus loses "mass".', "en"], *map(list, CLAIMS[1:])]
+    lines = (folder / AT / "claims.statement.tsv").read_text().split("\n")
+    assert len(lines) == 6 and all(line.count("\t") == 2 for line in lines[:5])
+    assert "up to date" in rewrite(folder, *words).stdout
+    assert rewrite(folder, *words, "--retry-errors").returncode == 3
+    assert rewrite(folder, "--view", "passage").returncode == 3  # another file, other requests
+
+def test_where_all_requests_fail_there_are_no_claims(folder):
+    assert rewrite(folder).returncode == 3
+    answer(folder, dict.fromkeys(TEXTS))
+    done = rewrite(folder)
+    assert done.returncode == 2 and "all 3 requests failed" in done.stderr
+    assert not (folder / AT / "claims.statement.tsv").exists()
+
+def test_the_new_claims_are_one_more_run_that_is_fused(folder, endpoint):
+    server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")
+    assert rewrite(folder).returncode == 3
+    at = f"{AT}claims.statement"
+    facts(start(folder, "04_llm_rerank.py", "ask", f"{at}.requests.jsonl", "--base-url", server.url,
+                "--replies", f"{at}.replies.jsonl"))
+    assert {one["model"] for one in server.asked} == {"toy"} and len(server.asked) == 3
+    assert facts(rewrite(folder))["unchanged"] == 0
+    for words in (("01_index.py", "--indexes", "bm25"), ("02_retrieve.py", "--retrievers", "bm25"),
+                  ("02_retrieve.py", "--retrievers", "bm25", "--claims", f"{at}.tsv",
+                   "--out", f"{AT}statement")):
+        facts(start(folder, *words))
+    runs = [f"{AT}bm25.tsv", f"{AT}statement/bm25.tsv"]
+    facts(start(folder, "02_retrieve.py", "fuse", *runs))
+    found = [set(read(folder / run)["abstract_id"]) for run in (*runs, f"{AT}fused.tsv")]
+    assert found[1] - found[0] and found[2] == found[0] | found[1]
+    assert set(read(folder / f"{AT}fused.tsv")["claim_id"]) == {"c1", "c2", "c3", "c4"}
