@@ -217,7 +217,7 @@ def parse(script):
     main.__globals__.update(finish=lambda resolve, args: None)
     return main
 
-@pytest.mark.parametrize("name", [*SYSTEMS, "best"])
+@pytest.mark.parametrize("name", [*SYSTEMS, "best", "checkthat_2026"])
 def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
         name, rehearsed, monkeypatch):
     commands = [words for words in rehearsed(name) if words[0].startswith("0")]
