@@ -172,15 +172,16 @@ def set_up(model, args):
 @contextlib.contextmanager
 def load_report():
     """Yield a file that receives what transformers reports on the weights of a model."""
-    report, logger = io.StringIO(), logging.getLogger("transformers.modeling_utils")
+    import transformers
+    report, verbosity = io.StringIO(), transformers.logging.get_verbosity()
     handler = logging.StreamHandler(report)
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)  # whatever TRANSFORMERS_VERBOSITY says
+    transformers.logging.set_verbosity_warning()
+    transformers.logging.add_handler(handler)
     try:
         yield report
     finally:
-        logger.setLevel(logging.NOTSET)
-        logger.removeHandler(handler)
+        transformers.logging.remove_handler(handler)
+        transformers.logging.set_verbosity(verbosity)
 
 def open_reranker(args):
     """Return the model of the flags, to score pairs."""

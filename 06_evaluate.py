@@ -409,7 +409,10 @@ def compare_views(args, scored):
 def groups_of(path, column, claims):
     """Return which judged claims are in which group, [groups, claims]."""
     import pandas as pd
-    groups = read_table(path, ["claim_id", column]).set_index("claim_id")[column].reindex(claims)
+    table = read_table(path, CLAIMS)
+    if column not in table:
+        fail("--by", f"no column {column} in {path}; it has {', '.join(table)}")
+    groups = pd.Series(table[column].to_numpy(), table["claim_id"]).reindex(claims)
     if groups.isna().any():
         warn(path, f"lacks {groups.isna().sum()} of {len(claims)} judged claims; they are in no "
              "group")
@@ -432,7 +435,10 @@ def read_silver(path, qrels):
     """Read what a model has judged of the claims of the qrels."""
     silver = read_table(path, [*QRELS, "judge"], label=LABELS)
     refuse_foreign(path, silver["claim_id"], qrels["claim_id"], "claims")
-    return silver[silver["claim_id"].isin(qrels["claim_id"])]
+    known = silver["claim_id"].isin(qrels["claim_id"])
+    if not known.all():
+        warn(path, f"{(~known).sum()} labels on claims without gold are left out")
+    return silver[known]
 
 def agreement(silver, qrels):
     """Return how far each judge agrees with gold on the pairs that have both labels."""
