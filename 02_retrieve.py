@@ -10,12 +10,13 @@ Retrieve abstracts for each claim, fuse runs, fit a fusion's weights, mine train
 
 Reads   claims and index/{bm25,dense,splade}/; fuse: runs; fit: runs, qrels; mine: a run, qrels,
         corpus
-Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion); fuse: fused.tsv; fit: fusion.json;
-        mine: examples.jsonl
+Writes  {bm25,dense,splade}.tsv, hybrid.tsv (their fusion), bm25-rm3.tsv (--feedback);
+        fuse: fused.tsv; fit: fusion.json; mine: examples.jsonl
 Prints  counts of each file, last one line of JSON
 
 Examples
     python 02_retrieve.py --retrievers dense --restrict work/demo/test/bm25.tsv --out work/demo/few
+    python 02_retrieve.py --retrievers bm25 --feedback 10 --top-k 1000
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
     python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
     python 02_retrieve.py mine --shape tuples --hard 5 --easy 10 --easy-from corpus
@@ -54,6 +55,7 @@ SHAPES = {"pairs": ["abstract_id", "target"], "labels": ["abstract_id", "label"]
 POOLS = {"nei": ["NEI"], "unjudged": [None], "both": ["NEI", None]}  # labels of negatives
 RRF_K = 60       # Cormack et al. 2009
 FITTED = [("zscore", 0), ("rrf", 1), ("rrf", 6), ("rrf", 15), ("rrf", 60)]  # method, k: sums only
+RM3_TERMS, RM3_CLAIM = 30, 0.7  # terms of feedback, and the weight of the claim's own
 ROUNDING = 1e-9  # of scores in a run: they have nine digits
 
 # -------------------- Search: scores of all abstracts for each claim
@@ -79,16 +81,20 @@ def check_finite(scores, where, advice):
     if count:
         fail(where, f"{count} of {len(scores)} scores are NaN or infinite; {advice}")
 
-def sum_postings(folder, ending, meta, queries):
-    """Return an iterator: the scores (abstracts,) of each query (terms, weights), in float32."""
+def postings(folder, ending, meta):
+    """Return weights (abstracts, vocabulary) of an index."""
     from scipy.sparse import csc_matrix
     paths = [f"{folder}/{name}{ending}" for name in ("data", "indices", "indptr")]
     parts = tuple(np.load(path, mmap_mode="r") for path in paths)
-    matrix = csc_matrix(parts, shape=(meta["abstracts"], len(parts[2]) - 1))
-    return (matrix[:, terms] @ weights for terms, weights in queries)
+    return csc_matrix(parts, shape=(meta["abstracts"], len(parts[2]) - 1))
 
-def search_bm25(folder, meta, claims, args):
-    """Return (scores of each claim, 0 truncated claims); a repeated term counts repeatedly."""
+def sum_postings(matrix, queries):
+    """Yield the scores (abstracts,) of each query (terms, weights), in float32."""
+    for terms, weights in queries:
+        yield matrix[:, terms] @ weights
+
+def bm25_queries(folder, meta, claims):
+    """Return (terms, weights) of each claim; a repeated term counts repeatedly."""
     import bm25s
     from Stemmer import Stemmer
     analyser = dict(meta["analyser"])  # arguments of bm25s.tokenize, but for these:
@@ -102,7 +108,36 @@ def search_bm25(folder, meta, claims, args):
     for words in texts:
         terms = [vocabulary[word] for word in words if word in vocabulary]
         queries.append((terms, np.ones(len(terms), np.float32)))
-    return sum_postings(folder, ".csc.index.npy", meta, queries), 0
+    return queries
+
+def search_bm25(folder, meta, claims, args):
+    """Return (scores of each claim, 0 truncated claims)."""
+    matrix = postings(folder, ".csc.index.npy", meta)
+    return sum_postings(matrix, bm25_queries(folder, meta, claims)), 0
+
+def rm3(terms, documents, scores):
+    """Return (terms, weights): .7 P(w|claim) + .3 P(w|feedback), RM3 (Abdul-Jaleel et al. 2004).
+
+    documents: weights (abstracts, vocabulary) of the first abstracts; scores: theirs. Variant:
+    P(w|abstract) grows with BM25's weight of w, which the index holds, not with its count alone.
+    """
+    likely = documents.T @ scores
+    best = top_k(likely, RM3_TERMS)
+    weights = np.zeros(len(likely))
+    weights[best] = (1 - RM3_CLAIM) * likely[best] / likely[best].sum()
+    np.add.at(weights, terms, RM3_CLAIM / len(terms))
+    return np.flatnonzero(weights), weights[weights > 0]
+
+def search_rm3(folder, meta, claims, args):
+    """Yield the scores of each claim with terms of its first abstracts."""
+    matrix = postings(folder, ".csc.index.npy", meta)
+    by_abstract = matrix.tocsr()
+    for terms, weights in bm25_queries(folder, meta, claims):
+        scores = matrix[:, terms] @ weights
+        first = best_rows(scores, 0, None, args.feedback)
+        if len(first):
+            terms, weights = rm3(terms, by_abstract[first], scores[first])
+        yield matrix[:, terms] @ weights
 
 def encode(meta, claims, args):
     """Return the vectors of claims by the model of an index, and how many are truncated."""
@@ -132,7 +167,7 @@ def search_splade(folder, meta, claims, args):
     if meta["activation"] == "relu":
         weights = np.expm1(weights)  # the encoder gives log(1 + ReLU)
     queries = [(terms[rows == row], weights[rows == row]) for row in range(len(claims))]
-    return sum_postings(folder, ".npy", meta, queries), truncated
+    return sum_postings(postings(folder, ".npy", meta), queries), truncated
 
 def search_dense(folder, meta, claims, args):
     """Return (cosines for each claim, truncated claims)."""
@@ -151,7 +186,7 @@ def inner_products(vectors, queries):
 # A function of (folder, meta.json, claims, args), which returns an iterator of the scores
 # (abstracts,) of each claim, and the number of truncated claims. LOWEST: scores of no result.
 SEARCH = {"bm25": search_bm25, "dense": search_dense, "splade": search_splade}
-LOWEST = {"bm25": 0, "dense": -np.inf, "splade": 0}  # 0: no common term
+LOWEST = {"bm25": 0, "bm25-rm3": 0, "dense": -np.inf, "splade": 0}  # 0: no common term
 
 def top_k(scores, k):
     """Return the k best rows of scores, best first; ties, also at the cut, by corpus order."""
@@ -170,12 +205,10 @@ def best_rows(scores, lowest, candidates, k):
 
 def check_claims(tables):
     """Refuse claim_ids {path: ids} that share none; count those that one of the tables lacks."""
-    claims = {path: set(ids) for path, ids in tables.items()}
-    claims = {path: ids for path, ids in claims.items() if ids}
-    if not claims:
-        return
-    everywhere, somewhere = set.intersection(*claims.values()), set.union(*claims.values())
-    if not everywhere:
+    claims = {path: set(ids) for path, ids in tables.items() if len(ids)}
+    somewhere = set().union(*claims.values())
+    everywhere = somewhere.intersection(*claims.values())
+    if somewhere and not everywhere:
         examples = ", ".join(f"{min(ids)} in {path}" for path, ids in claims.items())
         fail("claims", f"none is in all files ({examples}); are they of one split?")
     for path, ids in claims.items():
@@ -223,6 +256,8 @@ def retrieve(args):
     restrict = [args.restrict] if args.restrict else []
     task = task_of(args, args.claims, args.corpus, *folders.values(), *restrict)
     paths = {kind: f"{args.out}/{kind}.tsv" for kind in args.retrievers}
+    if args.feedback:
+        paths["bm25-rm3"] = f"{args.out}/bm25-rm3.tsv"
     if len(folders) > 1:
         paths["hybrid"] = f"{args.out}/hybrid.tsv"
     if up_to_date(args, task, *paths.values()):
@@ -230,10 +265,12 @@ def retrieve(args):
     claims = read_table(args.claims, ["claim_id", "claim"])
     if claims.empty:
         fail(args.claims, "no claims; add one a line")
-    searches, runs, seconds, candidates = {}, [], {}, None
+    searches, runs, seconds, candidates = {}, {}, {}, None
     for kind, folder in folders.items():  # all models are loaded before the first run is written
         meta = open_index(folder, task["inputs"][args.corpus])
         searches[kind] = SEARCH[kind](folder, meta, claims["claim"].tolist(), args)
+        if kind == "bm25" and args.feedback:
+            searches["bm25-rm3"] = search_rm3(folder, meta, claims["claim"].tolist(), args), 0
     ids = json.loads((folders[args.retrievers[0]] / "abstract_ids.json").read_bytes())
     if args.restrict:
         candidates = candidates_of(args, {name: row for row, name in enumerate(ids)})
@@ -242,9 +279,10 @@ def retrieve(args):
         start, lowest = time.monotonic(), LOWEST[kind]
         rows = list(search_all(search, claims["claim_id"], ids, lowest, candidates, args))
         seconds[kind] = round(time.monotonic() - start, 2)
-        runs.append(write_run(rows, len(claims), paths[kind], args, task, truncated))
-    if len(runs) > 1:
-        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, ids)
+        runs[kind] = write_run(rows, len(claims), paths[kind], args, task, truncated)
+    if "hybrid" in paths:
+        parts = [runs[kind] for kind in folders]
+        fused = fuse_runs(parts, [1] * len(parts), "rrf", args.rrf_k, ids)
         write_run(fused, len(claims), paths["hybrid"], args, task)
     return {"made": list(paths.values()), "search_seconds": seconds}
 
@@ -393,8 +431,8 @@ def fit(args):
     qrels = read_table(args.qrels, [*RUN[:2], "label"], label=LABELS)
     evidence = qrels[qrels["label"] != "NEI"]
     check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
-    check_claims({args.qrels: evidence["claim_id"],
-                  "all runs": itertools.chain(*(run["claim_id"] for run in runs))})
+    found = set().union(*(run["claim_id"] for run in runs))
+    check_claims({args.qrels: evidence["claim_id"], "all runs": found})
     settings, alone = settings_by_value(runs, evidence, args.measure), {}
     for path, run in zip(args.runs, runs):
         alone[path] = settings_by_value([run], evidence, args.measure)[0][0]
@@ -535,6 +573,9 @@ def add_retrieve(job):
     add("--restrict", metavar="RUN", help="score only the candidates of this run")
     add("--top-k", type=between(1, kind=int), default=100, help="abstracts per claim")
     add("--rrf-k", type=between(0, kind=int), default=RRF_K, help="k of reciprocal rank fusion")
+    add("--feedback", type=between(0, kind=int), default=0, metavar="N",
+        help="N > 0: also bm25-rm3.tsv, BM25 with terms of its first N abstracts (10 is usual). "
+        "First ranks do not gain, deep lists for reranking and fusion do")
 
 def add_fuse(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -593,6 +634,8 @@ def resolve(args):
     """Return the arguments as the jobs use them; nothing changes them afterwards."""
     if "retrievers" in args:
         args.retrievers = list(dict.fromkeys(args.retrievers))
+        if args.feedback and "bm25" not in args.retrievers:
+            fail("--feedback", "it searches BM25 again; add bm25 to --retrievers")
     return args
 
 def main():
@@ -615,6 +658,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
@@ -862,13 +906,12 @@ def written(path, task, **facts):
     finally:
         remove(new)
 
-def remove(*paths):
-    """Delete files and folders, where they exist."""
-    for path in map(Path, paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def remove(path):
+    """Delete a file or a folder, if it exists."""
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""

@@ -172,15 +172,16 @@ def set_up(model, args):
 @contextlib.contextmanager
 def load_report():
     """Yield a file that receives what transformers reports on the weights of a model."""
-    report, logger = io.StringIO(), logging.getLogger("transformers.modeling_utils")
+    import transformers
+    report, verbosity = io.StringIO(), transformers.logging.get_verbosity()
     handler = logging.StreamHandler(report)
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)  # whatever TRANSFORMERS_VERBOSITY says
+    transformers.logging.set_verbosity_warning()
+    transformers.logging.add_handler(handler)
     try:
         yield report
     finally:
-        logger.setLevel(logging.NOTSET)
-        logger.removeHandler(handler)
+        transformers.logging.remove_handler(handler)
+        transformers.logging.set_verbosity(verbosity)
 
 def open_reranker(args):
     """Return the model of the flags, to score pairs."""
@@ -664,6 +665,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
@@ -911,13 +913,12 @@ def written(path, task, **facts):
     finally:
         remove(new)
 
-def remove(*paths):
-    """Delete files and folders, where they exist."""
-    for path in map(Path, paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def remove(path):
+    """Delete a file or a folder, if it exists."""
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""

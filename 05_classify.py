@@ -60,7 +60,6 @@ COLUMNS = ["p_supports", "p_refutes", "p_nei"]
 SHARD = 2048  # pairs that are classified and stored at once
 CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 TEMPERATURES = (0.05, 20)  # bounds of the search
-EVIDENCE = 0.5  # least probability of SUPPORTS or REFUTES; labels without probabilities have 1
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 ROUNDING = 0.01  # how far from 1 the probabilities of a pair may sum up
 ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", "--price-out",
@@ -101,15 +100,19 @@ DENIALS = {  # phrases that deny something and are a label all the same
                r"|(\bnot|n't) (hold|contain|provide|offer|give|present|show|have)( \w+)? evidence"}
 FIELD = (r"(the )?((final|correct|best|my|overall) )?"
          r"(label|answer|verdict|classification|judge?ment|conclusion|decision|relation|stance"
-         r"|result|prediction|category|output|class)")
-OPENING = "so|thus|hence|therefore|overall|i conclude that|based on the abstract"
+         r"|result|prediction|category|output|class|response|choice|assessment)( \d+)?")
+OPENING = (r"so|thus|hence|therefore|overall|i conclude that|based on the abstract"
+           r"|i (choose|select|pick|answer)|i('d| would) (say|choose|select|go with)")
 BEFORE = rf"\W*(\d+\W+|[a-c]\)\W+)?(({OPENING})\W+)?({FIELD}( is)?\W+)*"
 SUBJECT = (r"(it|this|they|there|the claim"
            r"|(the|this|its|these) (abstract|study|paper|authors|findings|results|evidence|data)"
            r"( (of|in|from) (the|this) (abstract|study|paper))?)"
            r"( is| are| does| do| has| have| holds?| contains?| provides?)?( evidence that)?")
 CLEARLY = r"(clearly|directly|explicitly|fully|strongly)"
-OBJECT = r"( (the|this) claim| it)?( by (the|this) abstract)?"
+HIGH = r"((very )?(high|strong|full)|(100|[5-9]\d) ?%)"
+SURE = (rf"(\W+(with )?({HIGH}( confidence| certainty)?"
+        rf"|(confidence|certainty)\W+({HIGH}|0?\.[5-9]\d*|1(\.0)?)))?")
+OBJECT = rf"( (the|this) claim| it)?( by (the|this) abstract)?( {CLEARLY})?"
 DOUBT = (
     r"\b(no|not|nothing|never|cannot|without|doesnt|dont|didnt|isnt|false|wrong|opposite|contrary"
     r"|may|might|maybe|perhaps|possibly|probably|likely|could|would|should|seems|appears|unclear"
@@ -141,7 +144,7 @@ def labels_in(text, labels=LABELS):
 
 def stands_alone(line, labels):
     """Return whether a line is nothing but a label, perhaps behind "1." or "Final answer:"."""
-    pattern = rf"{BEFORE}({CLEARLY} )?({spellings(labels)})(:? {CLEARLY})?[^\w:]*"
+    pattern = rf"{BEFORE}({CLEARLY} )?({spellings(labels)})(:? {CLEARLY})?{SURE}[^\w:]*"
     return re.fullmatch(pattern, line) is not None and not re.search(DOUBT, line)
 
 def is_sentence(line, labels):
@@ -872,11 +875,14 @@ def evidence_sentences(model, rows, claims, texts, args):
         chosen.append(sentences[np.argmin(without)] if sentences else "")
     return chosen
 
-def evidence_of(verdicts):
-    """Return the rows that count as evidence, with the probability of their label."""
+def evidence_of(verdicts, least):
+    """Return the rows that count as evidence, with the probability of their label.
+
+    least: that probability at least; a label without probabilities has 1.
+    """
     rows = verdicts[verdicts["label"] != "NEI"]
     chances = np.where(rows["label"] == "SUPPORTS", rows["p_supports"], rows["p_refutes"])
-    return rows.assign(probability=chances)[chances >= EVIDENCE]
+    return rows.assign(probability=chances)[chances >= least]
 
 def aggregate(verdicts, evidence, claims):
     """Yield one verdict per claim as JSON, with the evidence that it rests on."""
@@ -920,7 +926,7 @@ def judge(label, files, models, args):
         verdicts.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(f"{args.out}.parts")
     if args.aggregate:
-        evidence = evidence_of(verdicts)
+        evidence = evidence_of(verdicts, args.evidence_from)
         if args.evidence_model:
             model = open_classifier(args.evidence_model, args)
         sentences = evidence_sentences(model, evidence, claims, texts, args) if model else None
@@ -963,6 +969,9 @@ def add_verdicts(job, out):
     add("--out", default=out, help="the verdicts")
     add("--aggregate", metavar="FILE", help="write a verdict per claim there, too: JSONL")
     group = job.add_argument_group("verdicts per claim and classifiers").add_argument
+    group("--evidence-from", type=between(0, 1), default=0.5, metavar="P",
+          help="a pair counts as evidence if the probability of its label is at least this; a "
+          "label without probabilities counts")
     group("--evidence-model", metavar="MODEL",
           help="classifier that picks evidence sentences; default: that of the labels, if any")
     group("--adjust", type=between(0, 1), default=0.0,
@@ -1097,6 +1106,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
@@ -1344,13 +1354,12 @@ def written(path, task, **facts):
     finally:
         remove(new)
 
-def remove(*paths):
-    """Delete files and folders, where they exist."""
-    for path in map(Path, paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def remove(path):
+    """Delete a file or a folder, if it exists."""
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""

@@ -409,7 +409,10 @@ def compare_views(args, scored):
 def groups_of(path, column, claims):
     """Return which judged claims are in which group, [groups, claims]."""
     import pandas as pd
-    groups = read_table(path, ["claim_id", column]).set_index("claim_id")[column].reindex(claims)
+    table = read_table(path, CLAIMS)
+    if column not in table:
+        fail("--by", f"no column {column} in {path}; it has {', '.join(table)}")
+    groups = pd.Series(table[column].to_numpy(), table["claim_id"]).reindex(claims)
     if groups.isna().any():
         warn(path, f"lacks {groups.isna().sum()} of {len(claims)} judged claims; they are in no "
              "group")
@@ -432,7 +435,10 @@ def read_silver(path, qrels):
     """Read what a model has judged of the claims of the qrels."""
     silver = read_table(path, [*QRELS, "judge"], label=LABELS)
     refuse_foreign(path, silver["claim_id"], qrels["claim_id"], "claims")
-    return silver[silver["claim_id"].isin(qrels["claim_id"])]
+    known = silver["claim_id"].isin(qrels["claim_id"])
+    if not known.all():
+        warn(path, f"{(~known).sum()} labels on claims without gold are left out")
+    return silver[known]
 
 def agreement(silver, qrels):
     """Return how far each judge agrees with gold on the pairs that have both labels."""
@@ -979,6 +985,7 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
+    "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
 START, LOCKS, WARNINGS = time.monotonic(), contextlib.ExitStack(), []
@@ -1226,13 +1233,12 @@ def written(path, task, **facts):
     finally:
         remove(new)
 
-def remove(*paths):
-    """Delete files and folders, where they exist."""
-    for path in map(Path, paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def remove(path):
+    """Delete a file or a folder, if it exists."""
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""

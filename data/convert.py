@@ -16,7 +16,7 @@ The columns tell which kind a table is; the first kind that fits is taken:
     verdicts  claim_id, abstract_id, rank, label; optional score, p_supports, p_refutes, p_nei
     run       claim_id, abstract_id, rank; optional score (default: minus the rank); TREC: 6 fields
     qrels     claim_id, abstract_id, label or relevance; TREC: 4 fields
-    claims    claim_id, claim
+    claims    claim_id, claim; optional language
 
 Known as well are the columns of ClimateCheck (abstract_original_index, annotation) and CheckThat!
 (post_id, tweet_text, cord_uid, preds). --columns names others.
@@ -49,7 +49,7 @@ KINDS = {  # columns that each kind needs; the first kind that fits is taken
     "qrels": ["claim_id", "abstract_id", "label"],
     "claims": ["claim_id", "claim"]}
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
-COLUMNS = ["claim_id", "claim", "abstract_id", "rank", "score", "label", "relevance"]
+COLUMNS = ["claim_id", "claim", "language", "abstract_id", "rank", "score", "label", "relevance"]
 RENAMED = {
     "abstract_original_index": "abstract_id", "annotation": "label",  # ClimateCheck
     "post_id": "claim_id", "cord_uid": "abstract_id", "tweet_text": "claim"}  # CheckThat!
@@ -362,14 +362,17 @@ def checked(path, table, kind):
     if kind in ("qrels", "verdicts"):
         table = with_labels(path, table, kind)
     if kind == "claims":
-        table = table.assign(claim=table["claim"].map(one_line))
+        for column in table.columns.intersection(["claim", "language"]):
+            table = table.assign(**{column: table[column].map(one_line)})
         reject(path, table, table["claim"] == "", "claim is empty")
         again = table.duplicated(["claim_id", "claim"])
         if again.any():
             warn(path, f"{again.sum()} duplicate rows, left out")
         table = table[~again]
     reject(path, table, table.duplicated(ids), "there is an earlier row for this")
-    if kind not in ("run", "verdicts"):
+    if kind == "claims":
+        return table[[*KINDS[kind], *table.columns.intersection(["language"])]]
+    if kind == "qrels":
         return table[KINDS[kind]]
     table = with_checked_ranks(path, table)
     columns = [*KINDS["run"], "score"]

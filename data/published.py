@@ -188,18 +188,18 @@ def read_climatecheck(source, args):
 def read_scifact(source, args):
     """SciFact: claims_train, claims_dev, claims_test.jsonl (without labels), corpus.jsonl.
 
-    An abstract that is cited without evidence is NEI. In qrels.SPLIT-cited.tsv every cited
-    abstract is relevant, as in BEIR.
+    An abstract that is cited without evidence is NEI. In the splits train-cited and dev-cited
+    every cited abstract is relevant, as in BEIR.
     """
     for path in find(source, "claims_train.jsonl", "claims_dev.jsonl", "claims_test.jsonl"):
         split = path.stem.removeprefix("claims_")
         labelled = () if split == "test" else ("evidence", "cited_doc_ids")
         for row in rows(path, "id", "claim", *labelled):
-            yield split, {"claim_id": row["id"], "claim": row["claim"]}
+            claim = {"claim_id": row["id"], "claim": row["claim"]}
+            yield split, claim
             cited, evidence = row.get("cited_doc_ids", ()), row.get("evidence", {})
             for name in dict.fromkeys(map(str, cited)):  # a claim may cite one twice
-                pair = {"claim_id": row["id"], "abstract_id": name}
-                yield f"{split}-cited", pair | {"label": RELEVANT}
+                yield f"{split}-cited", claim | {"abstract_id": name, "label": RELEVANT}
             for name in dict.fromkeys([*map(str, cited), *evidence]):
                 label = evidence_label(f"{path}, claim {row['id']}", evidence.get(name))
                 yield split, {"claim_id": row["id"], "abstract_id": name, "label": label}

@@ -26,6 +26,14 @@ SYSTEM=$(basename "$0" .sh)
 
 stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
 
+# fetch NAME: download scifact, check-covid or climate-fever, or read the copy in $FROM. The labels
+# of SciFact's test split are not public: its dev split is test, and dev comes out of train.
+fetch() {
+  case $1 in scifact | check-covid | climate-fever) ;; *) return ;; esac
+  [ -d data/$1 ] || python data/download.py $1 ${FROM:+--from "$FROM"}
+  [ $1 != scifact ] || python data/download.py split data/scifact --share 0.15 --test dev
+}
+
 # abstracts: from here on the data have no titles; ClimateCheck's papers read abstracts alone
 abstracts() {
   python recipes/tools/abstracts.py $DATA $WORK/abstracts

@@ -5,14 +5,30 @@
 #   RETRIEVERS="bm25 Qwen/Qwen3-Embedding-0.6B splade:naver/splade-v3" \
 #   MODELS="BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B" DATA=data/mine bash recipes/compare.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/compare.sh
+# Without DATA: SciFact, Check-COVID and CLIMATE-FEVER, each retriever by default the packaged one.
 #
+#   SPLIT=NAME          whose claims (default: test)
 #   RUN=FILE            candidates (default: reciprocal rank fusion of the retrievers)
 #   DEPTH=N             candidates per claim (default: 100)
 #   MEASURES="R@5 RR"   of 06_evaluate.py (default: R@2 R@5 R@10 nDCG@10)
 #   FLAGS="FLAGS"       of 01_index.py and 03_rerank.py, as --device cuda:0 cuda:1 --max-length 1024
 #   COUNTRY=CODE        of the electricity mix for codecarbon, three letters (default: DEU)
+if [ -z "${DATA:-}" ]; then
+  . "$(dirname "$0")/common.sh" demo
+  python data/download.py models
+  export RETRIEVERS=${RETRIEVERS:-bm25 $MINILM splade:$SPLADE_TINY}
+  for set in scifact check-covid climate-fever; do fetch $set; done
+  DATA=data/scifact-split SPLIT=test-cited bash recipes/compare.sh  # judged as in BEIR
+  DATA=data/check-covid bash recipes/compare.sh
+  DATA=data/climate-fever bash recipes/compare.sh
+  exit
+fi
 . "$(dirname "$0")/common.sh" demo
-[ -e $DATA/qrels.test.tsv ] || refuse "DATA: no $DATA/qrels.test.tsv, so nothing can be compared"
+SPLIT=${SPLIT:-test}
+T=$WORK/$SPLIT
+D="$D --split $SPLIT"
+[ -e $DATA/qrels.$SPLIT.tsv ] ||
+  refuse "DATA: no $DATA/qrels.$SPLIT.tsv, so nothing can be compared"
 if [ -n "$SMALL" ]; then
   FLAGS=${FLAGS:---max-length 160} DEPTH=${DEPTH:-20}
   RETRIEVERS=${RETRIEVERS:-bm25 $MINILM splade:$SPLADE_TINY}

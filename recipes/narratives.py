@@ -166,7 +166,7 @@ def train(args):
     model.config.update({"narrative_thresholds": thresholds})
     facts = {"claims": len(claims), "held_out": len(held)}
     with KIT.written(args.out, task, log=log, **facts) as path:
-        KIT.save(model, path)
+        KIT.save_model(model, path)
     KIT.remove(parts)
     return {"made": [args.out], **facts}
 

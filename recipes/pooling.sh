@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
 # Judge what several systems found, as the organisers of ClimateCheck do from week to week (Abu
-# Ahmad et al., SDP 2025): pool the first ten ranks of all runs, label what is not judged yet,
-# merge, and see how recall and the share of judged abstracts change.
+# Ahmad et al., SDP 2025, section 5 and appendix B): pool the first ranks of all runs, label what is
+# not judged yet, merge, and see how recall and the share of judged abstracts change.
 #   bash recipes/pooling.sh work/demo/test/{bm25,dense,rerank}.tsv
+#   AGREEMENT=N     pairs that at least N runs have (default: 1)
+#   DEPTH=N         ranks of each run (default: 10)
+# Theirs: week 1, both of two systems; week 2, two of three, ranks 1 to 8 (AGREEMENT=2 DEPTH=8);
+# week 3, three of seven. The runs of a week are the best ones of each team.
 # The first call writes pool.tsv and ends with status 3. Fill its column label, keep the file as
-# labelled.tsv beside it, and call again.
+# labelled.tsv beside it, and call again; another week, give another folder by WORK.
 . "$(dirname "$0")/common.sh" demo
 [ $# -gt 0 ] || refuse "no runs; name the runs of all systems"
 P=$WORK
 
-stage "1  The pool: every unjudged pair in the first ten ranks, with its best rank"
-python 06_evaluate.py pool $D "$@" --pool-depth 10 --out $P/pool.tsv
+stage "1  The pool: unjudged pairs among the first ranks, with their best rank and number of runs"
+python 06_evaluate.py pool $D "$@" --pool-depth ${DEPTH:-10} --agreement ${AGREEMENT:-1} \
+  --out $P/pool.tsv
 if [ ! -e $P/labelled.tsv ]; then
   echo "label $P/pool.tsv, keep it as $P/labelled.tsv, and call this again"
   exit 3

@@ -106,14 +106,26 @@ def test_a_model_that_scores_all_alike_is_refused_when_it_is_loaded(toy, models,
     refused(toy, SCRIPT, "--model", "useless", kept=".parts", said="useless: it scores unlike "
             "pairs alike; check its chat template, and that its head is trained")
 
+@pytest.mark.parametrize("seen", [0, 1])
+def test_a_model_that_sees_the_claim_or_the_abstract_alone_is_refused(tmp_path, capsys, seen):
+    model, _ = scorer(tiny(tmp_path / "tiny"))
+    model.predict = lambda pairs, **_: np.array([float(len(pair[seen])) for pair in pairs])
+    with pytest.raises(SystemExit):
+        KIT.check_order(model, "own", KIT.fail, "check it")
+    assert "error: own: it scores unlike pairs alike; check it" in capsys.readouterr().err
+
 def test_weights_that_are_random_are_called_out(toy, call):
+    import transformers
     from safetensors.torch import load_file, save_file
     folder = tiny_llm(toy / "llm")
     weights = load_file(f"{folder}/model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, f"{folder}/model.safetensors", {"format": "pt"})
     (toy / "llm/chat_template.jinja").write_text(TEMPLATE)
+    transformers.logging.set_verbosity_error()  # as TRANSFORMERS_VERBOSITY may ask for
     done = call(SCRIPT, "--model", "llm", "--depth", 2, "--out", "new.tsv", cwd=toy)
+    assert transformers.logging.get_verbosity() == transformers.logging.ERROR
+    assert "not sharded" not in done.stderr  # as it says where its loggers have levels of their own
     warning = "warning: llm: its files lack the weights that are MISSING above; they are random now"
     assert facts(done)["pairs"] == 6 and warning in done.stderr.splitlines()
     assert warning in json.loads((toy / "new.tsv.meta.json").read_text())["warnings"]

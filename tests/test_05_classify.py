@@ -320,12 +320,13 @@ def test_a_pair_counts_as_evidence_from_one_half_on(toy, call):
     sure, unsure, unknown = (0.5, 0.2, 0.3), (0.334, 0.333, 0.333), (0, 0, 1)
     tsv(toy / "a", [*RUN, "label", *P], verdicts(unsure, unknown))
     words = ("combine", "a", "--aggregate", "c.jsonl", "--out", "all.tsv")
-    for rows, verdict, count in (
-            ((unsure, unknown), "NOT ENOUGH INFORMATION", 0),
-            ((sure, unsure), "SUPPORTED", 1),
-            ((unsure, (1, 0, 0)), "SUPPORTED", 1)):  # a label without probabilities
+    for rows, flags, verdict, count in (
+            ((unsure, unknown), (), "NOT ENOUGH INFORMATION", 0),
+            ((unsure, unknown), ("--evidence-from", 0.3), "SUPPORTED", 1),
+            ((sure, unsure), (), "SUPPORTED", 1),
+            ((unsure, (1, 0, 0)), (), "SUPPORTED", 1)):  # a label without probabilities
         tsv(toy / "a", [*RUN, "label", *P], verdicts(*rows))
-        facts(call(SCRIPT, *words, cwd=toy))
+        facts(call(SCRIPT, *words, *flags, cwd=toy))
         line = records(toy / "c.jsonl")[0]
         assert line["verdict"] == verdict and len(line["evidence"]) == count
         assert sum(line[label] for label in LABELS) == 2  # all pairs are counted

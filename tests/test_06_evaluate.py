@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from types import SimpleNamespace
 
 import ir_measures
 import numpy as np
@@ -241,10 +242,10 @@ def test_wilcoxon_and_mcnemar(tmp_path):
     command = [sys.executable, ROOT / "recipes/tools/significance.py", path]
     shown = subprocess.check_output([*command, "--measures", "MRR@5", "Success@1"], text=True)
     lines = [line.split("\t") for line in shown.splitlines()]
-    assert lines[0] == ["measure", "run", "claims", "difference", "p_wilcoxon", "p_mcnemar"]
+    assert lines[0] == "measure run claims difference won lost p_wilcoxon p_mcnemar".split()
     mean = (.1 - .5 + .2 - .1 + .8 - .2) / 3  # b comes first, and has no value for the third claim
     assert lines[1][:3] == ["MRR@5", "a", "3"] and float(lines[1][3]) == pytest.approx(mean)
-    assert lines[1][5] == "" and float(lines[2][5]) == 1  # one claim won, one lost
+    assert lines[1][7] == "" and lines[2][4:6] == ["1", "1"] and float(lines[2][7]) == 1
     done = subprocess.run([*command, "--measures", "nDCG"], capture_output=True, text=True)
     assert done.returncode == 2 and "no measure nDCG; it has MRR@5, Success@1" in done.stderr
 
@@ -332,6 +333,7 @@ def test_further_columns_stand_beside_the_normal_ones(toy, call):
     a = {"R@1": 1 / 3, "R@1 condensed": 2 / 3,  # q; and p without 0009
          "R@1 silver": (0 + 1 + 1 / 2) / 3}  # r: 0004, which a lacks, and 0005
     assert found["runs"]["a"] == pytest.approx(a)
+    assert "s.tsv: 1 labels on claims without gold are left out" in done.stderr
     assert list(pd.read_csv(toy / "m.tsv", sep="\t")) == ["run", *a]
     assert list(pd.read_csv(toy / "m.claims.tsv", sep="\t"))[:4] == [
         "run", "claim_id", "R@1", "R@5"]
@@ -352,7 +354,9 @@ def test_measures_by_group_have_a_row_a_run_and_group(toy, call):
     done = call(SCRIPT, *words, "lang", "--out", "n.tsv", cwd=toy)
     assert facts(done) and "claims.tsv: lacks 2 of 3 judged claims" in done.stderr
     done = call(SCRIPT, *words, "tongue", "--out", "n.tsv", cwd=toy)
-    assert done.returncode == 2 and "claims.tsv:1: columns claim_id, claim, lang" in done.stderr
+    assert done.returncode == 2 and "no column tongue in claims.tsv; it has claim_id, claim, lang" \
+        in done.stderr
+    assert facts(call(SCRIPT, *words, "claim_id", "--out", "n.tsv", cwd=toy))
 
 def test_agreement_of_silver_with_gold_by_hand(toy, call):
     gold = table_of(p="a:S b:S c:R d:N", q="e:S")[QRELS]
@@ -361,6 +365,10 @@ def test_agreement_of_silver_with_gold_by_hand(toy, call):
     chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
     assert row == pytest.approx({"judge": "m", "pairs": 5, "with_gold": 4, "agreement": 3 / 4,
                                  "kappa": (3 / 4 - chance) / (1 - chance), "kappa_relevance": 1})
+    asked = SimpleNamespace(condensed=False, silver="s.tsv")
+    _, judged = KIT.views_of(asked, None, gold, silver)[" silver"]
+    added = [["p", "x", "SUPPORTS"]]  # b keeps its gold label
+    assert judged.values.tolist() == gold.values.tolist() + added
     found, done = views(toy, call)
     assert found["silver"][0]["with_gold"] == 3 and found["silver"][0]["agreement"] == 2 / 3
     assert "| m     | 4     | 3         | 0.667     | 0.500 | 0.000           |" in done.stdout

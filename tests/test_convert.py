@@ -104,6 +104,11 @@ def test_verdicts_keep_their_probabilities(tmp_path, convert):
         "claim_id\tabstract_id\trank\tscore\tlabel\tp_supports\tp_refutes\tp_nei\n"
         "c\ta\t1\t-1.0\tSUPPORTS\t.8\t.1\t.1\nc\tb\t2\t-2.0\tNEI\t.1\t.2\t.7\n")
 
+def test_claims_keep_their_language(tmp_path, convert):
+    done = convert("c.csv", "post_id,lang,tweet_text\n7,de,Meere\n", "--columns", "language=lang")
+    assert facts(done)["kind"] == "claims" and not done.stderr
+    assert (tmp_path / "out/t.tsv").read_text() == "claim_id\tclaim\tlanguage\n7\tMeere\tde\n"
+
 def test_columns_of_other_names_are_named_in_the_advice_and_read(convert, rows):
     text = "Claim_ID,text,label\n7,Seas rise,x\n"
     done = convert("c.csv", text)

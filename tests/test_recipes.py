@@ -116,6 +116,24 @@ def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, 
     assert done.returncode == 2 and error.startswith("error: ") and not (tmp_path / "work").exists()
     assert all(word in error for word in words)
 
+def test_pairs_that_two_runs_agree_on_are_pooled_and_merged(toy):
+    paths = [toy / name for name in ("a.tsv", "b.tsv")]
+    for path, second in zip(paths, ("0001", "0002")):  # judged for c3; "0011" for no claim
+        rows = [(claim, name, rank, -rank) for claim in ("c3", "c4", "c5")
+                for rank, name in enumerate(("0011", second), 1)]
+        tsv(path, RUN, rows)
+    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "w"), "AGREEMENT": "2"}
+    done = shell("pooling", *paths, **how)
+    assert done.returncode == 3 and "pool.tsv, keep it as" in done.stdout, done.stderr
+    pool = pd.read_csv(toy / "w/pool.tsv", sep="\t", dtype=str)
+    assert pool["abstract_id"].tolist() == ["0011"] * 3
+    pool.assign(label="NEI").to_csv(toy / "w/labelled.tsv", sep="\t", index=False)
+    done = shell("pooling", *paths, **how)
+    assert done.returncode == 0, done.stderr
+    before, after = (pd.read_csv(toy / f"w/{name}.tsv", sep="\t") for name in ("before", "after"))
+    assert before["Judged@10"].tolist() == pytest.approx([1 / 6] * 2)
+    assert after["Judged@10"].tolist() == pytest.approx([4 / 6] * 2)
+
 def test_without_judgements_there_is_no_table_and_no_further_cost(tmp_path):
     code = '. recipes/common.sh demo; table x y; further tables'
     done = subprocess.run(["bash", "-c", code], cwd=ROOT, capture_output=True, text=True,
@@ -201,11 +219,12 @@ def rehearsed(toy):
     (toy / "work/abstracts").symlink_to(demo)  # what tools/abstracts.py would copy
     for kind in ("bm25", "dense", "splade", "hybrid"):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])
-    def commands(name):
+    def commands(name, *words):
         how = {"WORK": f"{toy}/work", "NOTES": f"{toy}/notes", "SMALL": "",
                "LLM_BASE_URL": "http://none", "PATH": with_path(toy / "bin")}
-        done = subprocess.run(["bash", f"{toy}/recipes/{name}.sh", "tables"], check=False,
-                              env=os.environ | how, capture_output=True, text=True)
+        command = ["bash", f"{toy}/recipes/{name}.sh", *(words or ["tables"])]
+        done = subprocess.run(command, env=os.environ | how, capture_output=True, text=True,
+                              check=False)
         assert done.returncode == 0, done.stderr
         return [shlex.split(line) for line in (toy / "notes").read_text().splitlines()]
     return commands
@@ -217,10 +236,11 @@ def parse(script):
     main.__globals__.update(finish=lambda resolve, args: None)
     return main
 
-@pytest.mark.parametrize("name", [*SYSTEMS, "best", "checkthat_2026"])
+@pytest.mark.parametrize("name", [*SYSTEMS, "best", "small", "checkthat_2026"])
 def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
         name, rehearsed, monkeypatch):
-    commands = [words for words in rehearsed(name) if words[0].startswith("0")]
+    data = ["data/demo"] if name == "small" else []
+    commands = [words for words in rehearsed(name, *data) if words[0].startswith("0")]
     assert len(commands) > 5
     for words in commands:
         monkeypatch.setattr(sys, "argv", words)

@@ -7,8 +7,8 @@ Compare runs with the first one: Wilcoxon's signed-rank test and McNemar's test 
 
 Reads   metrics.claims.tsv of 06_evaluate.py: each measure by run and claim
 Prints  for each further run and measure the claims that both runs have a value for, their mean
-        difference, and two-sided p-values, not corrected for several comparisons; McNemar's test
-        is for measures that are 0 or 1 by claim
+        difference, how many are won and lost, and two-sided p-values, not corrected for several
+        comparisons; McNemar's test is for measures that are 0 or 1 by claim
 
 Example
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
@@ -39,6 +39,7 @@ def compare(values):
     for run in values.columns[1:]:
         differences = (values[run] - first).dropna()
         row = {"run": run, "claims": len(differences), "difference": differences.mean(),
+               "won": (differences > 0).sum(), "lost": (differences < 0).sum(),
                "p_wilcoxon": wilcoxon(differences)}
         if values.isin([0, 1]).where(values.notna(), True).all(axis=None):
             row["p_mcnemar"] = mcnemar(differences)

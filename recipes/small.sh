@@ -1,0 +1,151 @@
+#!/usr/bin/env bash
+# What every stage adds on one small data set, with the packaged models alone (results: README.md).
+#   bash recipes/small.sh scifact          or check-covid, climate-fever, or a folder of that form
+# A folder has claims and qrels of train, dev and test. Train and dev make all choices: weights of
+# fusions by fit, the best epoch by training. Test is scored at the end.
+# One to two hours on 2 quiet CPU cores; a call resumes what the last one left.
+#
+#   FROM=PATH       a local copy of the published files, where there is no network
+#   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
+NAME=${1:-}
+case $NAME in
+  "") echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2; exit 2 ;;
+  scifact) set=scifact-split ;;
+  check-covid | climate-fever) set=$NAME ;;
+  *) DATA=$NAME ;;
+esac
+. "$(dirname "$0")/common.sh" "${set:-}"
+fetch $NAME
+python data/download.py models
+
+# Tokens of a text (LENGTH) and of a pair (PAIR), candidates that are reranked (DEPTH), those of a
+# claim whose cosines and scores a cross-encoder imitates, and its negatives. Sentences
+# (climate-fever) are short, so there are more of them.
+LENGTH=256 PAIR=128 DEPTH=10 FORM=
+TUPLES="--hard 1" ENCODER="--lr 2e-5 --batch-size 32"
+COSINES=3 SCORES=3 LABELS="--hard 1 --easy 1" EPOCHS=1 MARGIN="--hard 1 --easy 1"
+case $NAME in
+  scifact) FORM=-cited ;;  # every cited abstract is relevant, as in BEIR
+  climate-fever)
+    LENGTH=80 PAIR=96 DEPTH=30 TUPLES="--hard 0" ENCODER=
+    COSINES=32 SCORES=26 LABELS="--hard 6 --easy 2" EPOCHS=2 MARGIN="--hard 2 --easy 1" ;;
+esac
+TRAIN=train$FORM DEV=dev$FORM TEST=test$FORM
+W=$WORK
+for split in train dev test; do
+  [ -e $DATA/qrels.$split.tsv ] || refuse "$DATA: no qrels.$split.tsv; data/download.py split draws dev"
+done
+
+stage "1, 2  BM25, MiniLM, SPLADE, none of them fine-tuned; their fusions"
+python 01_index.py $D
+python 01_index.py graph $D --neighbours 10
+for split in $TRAIN $DEV $TEST; do
+  runs="$W/$split/bm25.tsv $W/$split/dense.tsv"
+  python 02_retrieve.py $D --split $split --retrievers bm25 dense
+  python 02_retrieve.py $D --split $split --retrievers splade --out $W/splade/$split
+  fuse="python 02_retrieve.py fuse $D --split $split --corpus $DATA/corpus.jsonl"
+  $fuse --method zscore --weights 0.4 0.6 --out $W/$split/z.tsv $runs
+  $fuse --out $W/$split/rrf-3.tsv $runs $W/splade/$split/splade.tsv
+  $fuse --method zscore --out $W/$split/z-3.tsv $runs $W/splade/$split/splade.tsv
+done
+# No model has seen the training claims yet, so all of them may choose the fusion.
+python 02_retrieve.py fit $D --split $TRAIN --out $W/fitted.json \
+  $W/$TRAIN/{bm25,dense}.tsv $W/splade/$TRAIN/splade.tsv
+python 02_retrieve.py fuse $D --split $TEST --fusion $W/fitted.json --out $W/$TEST/fitted.tsv \
+  --corpus $DATA/corpus.jsonl $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv
+
+stage "1, 2  MiniLM fine-tuned with in-batch negatives"
+python 02_retrieve.py mine $D --split $TRAIN --shape tuples $TUPLES --out $W/train/tuples.jsonl
+python 01_index.py train $D --split $TRAIN --dev-split $DEV $W/train/tuples.jsonl --loss mnrl \
+  $ENCODER --max-length $LENGTH
+python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --max-length $LENGTH \
+  --out $W/index-tuned
+for split in $TRAIN $DEV $TEST; do
+  python 02_retrieve.py $D --split $split --retrievers bm25 dense --index $W/index-tuned \
+    --out $W/tuned/$split
+  python 02_retrieve.py fuse $D --split $split --method zscore --weights 0.4 0.6 \
+    --out $W/tuned/$split/z.tsv $W/tuned/$split/bm25.tsv $W/tuned/$split/dense.tsv
+done
+python 02_retrieve.py fit $D --split $DEV --out $W/tuned/fitted.json \
+  $W/tuned/$DEV/{bm25,dense}.tsv $W/splade/$DEV/splade.tsv
+for split in $DEV $TEST; do
+  python 02_retrieve.py fuse $D --split $split --fusion $W/tuned/fitted.json \
+    --out $W/tuned/$split/fitted.tsv --corpus $DATA/corpus.jsonl \
+    $W/tuned/$split/{bm25,dense}.tsv $W/splade/$split/splade.tsv
+done
+
+stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts in one input"
+# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), then the scores of the fused
+# run, and see labels last.
+train() {
+  python 03_rerank.py train $D --split $TRAIN $1 --dev-split $DEV --dev-run $W/tuned/$DEV/z.tsv \
+    --dev-depth $DEPTH --max-length $PAIR "${@:2}"
+}
+mine() { python 02_retrieve.py mine $D --split $TRAIN "$@"; }
+python 02_retrieve.py $D --split $TRAIN --retrievers dense --index $W/index-tuned \
+  --top-k $COSINES --restrict $W/tuned/$TRAIN/hybrid.tsv --out $W/tuned/cosines
+# Both take claims without evidence, too, and hardly a target is clipped.
+mine $W/tuned/cosines/dense.tsv --targets score --middle 0.53 --scale 1.6 --from-top $COSINES \
+  --keep-claims-without-evidence --out $W/train/cosines.jsonl
+train $W/train/cosines.jsonl --model $W/models/encoder --loss bce --lr 1e-4 --epochs 1 \
+  --out $W/models/cosines
+mine $W/tuned/$TRAIN/z.tsv --targets score --middle 2 --scale 0.16 --from-top $SCORES \
+  --keep-claims-without-evidence --out $W/train/scores.jsonl
+train $W/train/scores.jsonl --model $W/models/cosines --loss bce --lr 1e-4 --epochs 1 \
+  --out $W/models/scores
+mine $W/tuned/$TRAIN/z.tsv $LABELS --from-top 50 --out $W/train/labels.jsonl
+train $W/train/labels.jsonl --model $W/models/scores --loss bce --lr 2e-5 --epochs $EPOCHS
+mine $W/tuned/$TRAIN/z.tsv --shape tuples $MARGIN --from-top 50 --out $W/train/margin.jsonl
+train $W/train/margin.jsonl --model $W/models/scores --loss margin --batch-size 8 --lr 2e-5 \
+  --epochs 1 --out $W/models/margin
+
+stage "3  The first $DEPTH reranked; blended; with neighbours; a fusion fitted on dev"
+rerank() { # SPLIT NAME FLAGS
+  python 03_rerank.py $D --split $1 --max-length $PAIR --depth $DEPTH --run $W/tuned/$1/z.tsv \
+    --out $W/$1/$2.tsv "${@:3}"
+}
+for split in $DEV $TEST; do
+  rerank $split cross-encoder
+  rerank $split margin --model $W/models/margin
+done
+rerank $TEST blended --model $W/$TEST/cross-encoder.tsv --first-stage 0.5
+rerank $TEST margin-blended --model $W/$TEST/margin.tsv --first-stage 0.5
+rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --neighbours 5 \
+  --beam 5
+python 02_retrieve.py fuse $D --split $TEST --out $W/$TEST/ensemble.tsv \
+  $W/$TEST/{cross-encoder,margin}.tsv
+python 02_retrieve.py fit $D --split $DEV --out $W/all.json \
+  $W/tuned/$DEV/fitted.tsv $W/$DEV/{cross-encoder,margin}.tsv
+python 02_retrieve.py fuse $D --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
+  $W/tuned/$TEST/fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
+
+stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
+for split in dev test; do
+  mkdir -p $W/$split
+  awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
+    NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
+    $DATA/qrels.$split.tsv > $W/$split/judged.tsv
+done
+stance() { # NAME FLAGS: train a classifier, label the judged pairs
+  python 05_classify.py train $D --max-length $PAIR --out $W/models/stance-$1 "${@:2}"
+  python 05_classify.py $D --max-length $PAIR --run $W/test/judged.tsv \
+    --model $W/models/stance-$1 --out $W/test/stance.$1.tsv
+}
+stance entropy --loss cross-entropy --sampler shuffle --epochs 2
+stance warm --model $W/models/scores --loss cross-entropy --sampler shuffle --epochs 3 --lr 3e-5 \
+  --schedule linear
+python 05_classify.py $D --max-length $PAIR --run $W/test/judged.tsv --model $W/models/stance-warm \
+  --adjust 0.75 --out $W/test/stance.adjusted.tsv --aggregate $W/test/claims.jsonl
+
+python 05_classify.py $D --max-length $PAIR --run $W/$TEST/all-fitted.tsv --top-k 3 \
+  --model $W/models/stance-warm --adjust 0.75 --out $W/test/verdicts.tsv
+
+stage "6  Tables"
+python 06_evaluate.py $D --split $TEST --resamples 10000 --report $W/$TEST/report.html \
+  --out $W/$TEST/table.tsv $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv \
+  $W/$TEST/{hybrid,z,rrf-3,z-3,fitted}.tsv $W/tuned/$TEST/{dense,hybrid,z,fitted}.tsv \
+  $W/$TEST/{cross-encoder,blended,margin,margin-blended,ensemble,graph,all-fitted}.tsv \
+  --measures R@2 R@5 R@10 nDCG@10
+python 06_evaluate.py $D --out $W/test/stance.tsv --aggregated $W/test/claims.jsonl \
+  $W/test/stance.{entropy,warm,adjusted}.tsv
+python 06_evaluate.py $D --out $W/test/verdicts-table.tsv $W/test/verdicts.tsv --measures verirel
