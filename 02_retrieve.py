@@ -126,8 +126,7 @@ def rm3(terms, documents, scores):
     weights = np.zeros(len(likely))
     weights[best] = (1 - RM3_CLAIM) * likely[best] / likely[best].sum()
     np.add.at(weights, terms, RM3_CLAIM / len(terms))
-    found = np.flatnonzero(weights)
-    return found, weights[found]
+    return np.flatnonzero(weights), weights[weights > 0]
 
 def search_rm3(folder, meta, claims, args):
     """Yield the scores of each claim with terms of its first abstracts."""
@@ -206,12 +205,10 @@ def best_rows(scores, lowest, candidates, k):
 
 def check_claims(tables):
     """Refuse claim_ids {path: ids} that share none; count those that one of the tables lacks."""
-    claims = {path: set(ids) for path, ids in tables.items()}
-    claims = {path: ids for path, ids in claims.items() if ids}
-    if not claims:
-        return
-    everywhere, somewhere = set.intersection(*claims.values()), set.union(*claims.values())
-    if not everywhere:
+    claims = {path: set(ids) for path, ids in tables.items() if len(ids)}
+    somewhere = set().union(*claims.values())
+    everywhere = somewhere.intersection(*claims.values())
+    if somewhere and not everywhere:
         examples = ", ".join(f"{min(ids)} in {path}" for path, ids in claims.items())
         fail("claims", f"none is in all files ({examples}); are they of one split?")
     for path, ids in claims.items():
@@ -434,8 +431,8 @@ def fit(args):
     qrels = read_table(args.qrels, [*RUN[:2], "label"], label=LABELS)
     evidence = qrels[qrels["label"] != "NEI"]
     check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
-    check_claims({args.qrels: evidence["claim_id"],
-                  "all runs": itertools.chain(*(run["claim_id"] for run in runs))})
+    found = set().union(*(run["claim_id"] for run in runs))
+    check_claims({args.qrels: evidence["claim_id"], "all runs": found})
     settings, alone = settings_by_value(runs, evidence, args.measure), {}
     for path, run in zip(args.runs, runs):
         alone[path] = settings_by_value([run], evidence, args.measure)[0][0]
@@ -909,13 +906,12 @@ def written(path, task, **facts):
     finally:
         remove(new)
 
-def remove(*paths):
-    """Delete files and folders, where they exist."""
-    for path in map(Path, paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def remove(path):
+    """Delete a file or a folder, if it exists."""
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""

@@ -966,13 +966,12 @@ def written(path, task, **facts):
     finally:
         remove(new)
 
-def remove(*paths):
-    """Delete files and folders, where they exist."""
-    for path in map(Path, paths):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def remove(path):
+    """Delete a file or a folder, if it exists."""
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 def spent():
     """Return seconds and peak memory (MiB) of this process so far."""

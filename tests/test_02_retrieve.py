@@ -46,9 +46,9 @@ def test_inner_products_equal_float64_across_blocks_of_claims_and_rows():
     found = inner_products(torch.from_numpy(vectors), torch.from_numpy(queries).float())
     np.testing.assert_allclose(list(found), queries @ vectors.astype(float).T, atol=1e-4)
 
-def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run, call, refused):
+def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, call, refused):
     from sentence_transformers import SentenceTransformer, SparseEncoder
-    facts(run("01_index.py", cwd=toy))
+    facts(call("01_index.py", cwd=toy))
     facts(call(SCRIPT, "--top-k", 8, cwd=toy))
     index, out, models = toy / "work/demo/index", toy / "work/demo/test", toy / "data/models"
     claims = list(read(toy / "data/demo/claims.test.tsv")["claim"])
@@ -89,9 +89,9 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, run
         refused(toy, SCRIPT, "--retrievers", *words, "--out", "new", said=said)
 
 @pytest.mark.parametrize("method", ["lucene", "robertson"])
-def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, run, call, method):
+def test_no_row_without_a_common_term_nor_outside_of_restrict(toy, call, method):
     words = ("--indexes", "bm25", "--analyser", "plain", "--bm25-method", method)
-    facts(run("01_index.py", *words, cwd=toy))
+    facts(call("01_index.py", *words, cwd=toy))
     claims = [("1", "sea level"), ("2", "xyzzy"), ("3", "?!")]
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
     words = ("--retrievers", "bm25", "--top-k", 99)
@@ -113,8 +113,8 @@ def test_feedback_by_hand():
     assert terms.tolist() == [0, *range(10, 40)]  # the claim's own and the 30 likeliest
     assert weights[0] == 0.7 and weights[1:].sum() == pytest.approx(0.3)
 
-def test_feedback_finds_abstracts_that_share_no_term_with_the_claim(toy, run, call, refused):
-    facts(run("01_index.py", "--indexes", "bm25", cwd=toy))
+def test_feedback_finds_abstracts_that_share_no_term_with_the_claim(toy, call, refused):
+    facts(call("01_index.py", "--indexes", "bm25", cwd=toy))
     claims = [("1", "sea level"), ("2", "xyzzy")]
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
     words = ("--retrievers", "bm25", "--feedback", 2)
@@ -227,18 +227,19 @@ def test_grid_and_measures_of_a_fit_by_hand():
     assert KIT.first_hit(hits, evidence).tolist() == [0.5, 0]
 
 def test_a_fit_ranks_ties_as_a_fusion_does():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        runs = []
-        for _ in range(3):
+    rng, claims, runs = np.random.default_rng(0), [f"c{n}" for n in range(20)], []
+    for _ in range(3):
+        rows = []
+        for claim in claims:
             names = rng.permutation([f"d{n}" for n in range(9)])
-            runs.append(pd.DataFrame([("1", name, rank, 1 / rank) for rank, name in
-                                      enumerate(names, 1)], columns=RUN))
-        evidence = pd.DataFrame([("1", "d3"), ("1", "d7")], columns=KEY)
-        for value, method, k, weights in KIT.settings_by_value(runs, evidence, "MRR@9")[::9]:
-            fused = KIT.fuse_runs(runs, weights, method, k, ())
-            rank = fused["abstract_id"].isin(["d3", "d7"]).to_numpy().argmax() + 1
-            assert value == 1 / rank, (method, k, weights)
+            rows += [(claim, name, rank, 1 / rank) for rank, name in enumerate(names, 1)]
+        runs.append(pd.DataFrame(rows, columns=RUN))
+    evidence = pd.DataFrame([(claim, name) for claim in claims for name in ("d3", "d7")],
+                            columns=KEY)
+    for value, method, k, weights in KIT.settings_by_value(runs, evidence, "MRR@9")[::9]:
+        fused = KIT.fuse_runs(runs, weights, method, k, ())
+        hits = fused["abstract_id"].isin(["d3", "d7"]).to_numpy().reshape(20, 9)
+        assert value == pytest.approx(np.mean(1 / (hits.argmax(axis=1) + 1))), (method, k, weights)
 
 def test_examples_by_hand():
     rng, draw, examples_of = np.random.default_rng(0), KIT.draw, KIT.examples_of

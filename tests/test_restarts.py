@@ -36,7 +36,8 @@ def ready(toy):
 @pytest.mark.parametrize(("command", "kill", "torn", "never", "why"), cases("restarts.tsv"))
 def test_kill_9_changes_no_byte_and_no_work_is_done_twice(
         ready, run, call, command, kill, torn, never, why):
-    kill, never = (kill_before(STATEMENTS[text[:-2]], int(text[-1])) for text in (kill, never))
+    kill = kill_before(STATEMENTS[kill[:-2]], int(kill[-1]))
+    never = kill_before(STATEMENTS[never[:-2]], int(never[-1]), by="sys.exit('done again')")
     script, *words = command.split()
     words += TRAIN.split() * ("train" in words)
     small = SMALL[script[:2]]
@@ -49,7 +50,7 @@ def test_kill_9_changes_no_byte_and_no_work_is_done_twice(
         path.write_bytes(path.read_bytes()[:-40])
     if "train" not in words:
         words += ["--batch-size", 64]  # nothing depends on it
-    done = facts(run(script, *words, cwd=ready, edits=small | never))
+    done = facts(call(script, *words, cwd=ready, edits=small | never))
     for name in set(whole) - {"made", "seconds", "peak_mib"}:
         assert whole[name] == done[name], name
     made = [path for path in ready.glob("whole*/**/*") if ".meta" not in path.name]
