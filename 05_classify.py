@@ -1105,7 +1105,6 @@ MADE_BY = {  # names of files and folders that a script makes, and the command
     "classifier": "05_classify.py train", "verdicts.tsv": "05_classify.py",
     "llm_verdicts.tsv": "05_classify.py llm", "claims.jsonl": "05_classify.py --aggregate FILE",
     "pool.tsv": "06_evaluate.py pool", "pool.run.tsv": "06_evaluate.py pool",
-    "qrels.silver.tsv": "06_evaluate.py merge FILE --judge MODEL",
     **dict.fromkeys(("bm25.tsv", "dense.tsv", "splade.tsv"), "02_retrieve.py"),
     "bm25-rm3.tsv": "02_retrieve.py --retrievers bm25 --feedback 10",
     **dict.fromkeys(("minilm", "splade-tiny", "smollm2"), "data/download.py models")}
@@ -1479,8 +1478,7 @@ def finish(resolve, args):
             fail(args.job, f"{error}; check path, rights and space")
         if "memory" not in text.lower() or "illegal" in text:
             raise
-        smaller = ("--batch-size", "--max-length", "--top-k")
-        flags = [flag for flag in smaller if flag in args.flags]
+        flags = [flag for flag in ("--batch-size", "--max-length", "--top-k") if flag in args.flags]
         advice = f"lower {' or '.join(flags)}" if flags else "end other programs"
         fail(args.job, f"out of memory; {advice}, and run it again to go on")
     finally:
