@@ -84,6 +84,7 @@ UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at th
 DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 600, 800, 1000)
 PUBLISHED = Path(sys.argv[0]).parent / "recipes" / "published.tsv"
 TASKS = {"climatecheck2025": (10, ".csv"), "climatecheck2026": (10, ".csv"),
+         "climatecheck2026-narratives": (10, ".csv"),
          "checkthat4b": (5, ".tsv")}  # abstracts per claim, kind of table
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 
@@ -848,7 +849,8 @@ def submission(args):
     """Write a run as the file that a shared task asks for, and its zip."""
     ending = TASKS[args.task][1]
     outs = outs_of(args.out, ending, ".zip")
-    task = task_of(args, args.run, args.claims, args.corpus)
+    with_codes = [args.narratives] * args.task.endswith("narratives")
+    task = task_of(args, args.run, args.claims, args.corpus, *with_codes)
     if up_to_date(args, task, *outs.values()):
         return {"made": []}
     run, claims, _ = read_all(args, [args.run])
@@ -862,6 +864,11 @@ def submission(args):
         run = run.rename_axis("post_id").rename("preds").reset_index()
     else:
         run = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
+    for path in with_codes:  # the same codes in all rows of a claim
+        codes = read_table(path, ["claim_id", "codes"]).set_index("claim_id")["codes"]
+        run["narrative"] = run["claim_id"].map(codes)
+        for claim in run["claim_id"][run["narrative"].isna()][:1]:
+            fail(path, f"no codes for claim {claim}; make them by recipes/narratives.py")
     text = run.to_csv(sep="," if ending == ".csv" else "\t", index=False, lineterminator="\n")
     facts = {"claims": len(claims), "rows": len(run)}
     with written(outs[".zip"], task, **facts) as path, zipfile.ZipFile(path, "w") as archive:
@@ -924,6 +931,8 @@ def add_submission(job):
     add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="run or verdicts")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims; all must have rows")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+    add("--narratives", default="{work}/{split}/narratives.tsv",
+        help="codes of claims, by recipes/narratives.py; for climatecheck2026-narratives")
     add("--out", help="table or zip to write; both are (default: WORK/SPLIT/TASK/predictions)")
     add = job.add_argument_group("task").add_argument
     add("--task", choices=TASKS, default="climatecheck2025", help="shared task")

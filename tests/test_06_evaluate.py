@@ -503,6 +503,22 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
     assert (toy / f"sub{file.suffix}").read_bytes() == file.read_bytes()
     assert len(set(re.findall(r"d\d+", file.read_text()))) == (5 if task == "checkthat4b" else 10)
 
+def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call, refused):
+    rows = [(claim, f"00{rank:02}", rank, -rank) for claim in ("c3", "c4", "c5")
+            for rank in (1, 2)]
+    tsv(toy / "v.tsv", RUN, rows)
+    header, codes = ["claim_id", "codes"], [("c5", "0_0"), ("c3", "1_4;5_2"), ("c4", "2_1")]
+    words = (SCRIPT, "submission", "v.tsv", "--task", "climatecheck2026-narratives", "--top-k", 2,
+             "--narratives", "n.tsv", "--out", "s.csv")
+    tsv(toy / "n.tsv", header, codes[:2])
+    refused(toy, *words, said="n.tsv: no codes for claim c4")
+    tsv(toy / "n.tsv", header, codes)
+    facts(call(*words, cwd=toy))
+    table = pd.read_csv(toy / "s.csv", dtype=str)
+    assert list(table) == [*RUN[:3], "narrative"]
+    assert table.groupby("claim_id", sort=False)["narrative"].agg(list).to_dict() == {
+        "c3": ["1_4;5_2"] * 2, "c4": ["2_1"] * 2, "c5": ["0_0"] * 2}
+
 # ---------------------------------------------------------------- Verdicts on claims
 def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(capsys):
     qrels = table_of(a="x:S y:N", b="x:R", c="x:R y:S", d="x:N", e="x:S", f="x:R")
