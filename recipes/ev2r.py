@@ -27,8 +27,8 @@ Prints  the table; the last line is JSON
 
 Example, where a.tsv and b.tsv are runs or verdicts
     python 06_evaluate.py pool a.tsv b.tsv
-    for run in a b; do python 05_classify.py --run $run.tsv --out $run.proxy.tsv; done
-    python recipes/ev2r.py a.tsv b.tsv --verdicts a.proxy.tsv b.proxy.tsv --model gpt-4.1
+    python 05_classify.py --run work/demo/test/pool.run.tsv --out proxy.tsv
+    python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --model gpt-4.1
 """
 import os
 import re

@@ -236,7 +236,7 @@ def parse(script):
     main.__globals__.update(finish=lambda resolve, args: None)
     return main
 
-@pytest.mark.parametrize("name", [*SYSTEMS, "best", "small"])
+@pytest.mark.parametrize("name", [*SYSTEMS, "best", "small", "checkthat_2026"])
 def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
         name, rehearsed, monkeypatch):
     data = ["data/demo"] if name == "small" else []

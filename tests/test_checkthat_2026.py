@@ -1,0 +1,61 @@
+"""recipes/checkthat_2026.sh on the toy in three languages: a run by language, the submission."""
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import pandas as pd
+from conftest import KEY, ROOT, read, tsv
+
+IDS = {"c1": "en-1", "c2": "de-2", "c3": "en-3", "c4": "de-4", "c5": "fr-5"}
+
+def translated(prompt):
+    return f"<text>{re.search('<claim>(.*)</claim>', prompt)[1]} in English</text>"
+
+def multilingual(data):
+    """Give the toy a language a claim, a dev split, and a test split without judgements."""
+    for split in ("train", "test"):
+        claims, qrels = (read(data / f"{name}.{split}.tsv") for name in ("claims", "qrels"))
+        out = split.replace("test", "dev")
+        rows = [(IDS[claim], text, IDS[claim][:2]) for claim, text in claims.values]
+        tsv(data / f"claims.{out}.tsv", ["claim_id", "claim", "language"], rows)
+        if split == "test":
+            tsv(data / "claims.test.tsv", ["claim_id", "claim", "language"], rows)
+        tsv(data / f"qrels.{out}.tsv", [*KEY, "label"],
+            [(IDS[claim], name, label) for claim, name, label in qrels.values])
+    (data / "qrels.test.tsv").unlink()
+
+def test_each_language_gets_the_run_that_is_best_for_it_on_dev(toy, endpoint):
+    multilingual(toy / "data/demo")
+    server = endpoint(translated)
+    how = {"DATA": f"{toy}/data/demo", "WORK": f"{toy}/made", "SMALL": "1", "LLM_MODEL": "toy",
+           "LLM_BASE_URL": server.url,
+           "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", ROOT / "recipes/checkthat_2026.sh"], env=os.environ | how,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(server.asked) == 6  # three posts of dev, three of test
+    dev, test = toy / "made/dev", toy / "made/test"
+    table = pd.read_csv(dev / "metrics.groups.tsv", sep="\t")
+    table = table.pivot(index="run", columns="group", values="MRR@5")
+    names = "dense bm25 bm25-english hybrid fused rerank blended".split()
+    assert set(table.index) == set(names)
+    best = dict(line.split()[:2] for line in (dev / "best.txt").read_text().splitlines())
+    assert set(best) == {"en", "de", "fr"}
+    final = read(test / "final.tsv")
+    for language, run in best.items():
+        rivals = ["dense", "fused", "rerank", "blended"]
+        assert run in rivals and table.loc[run, language] == table.loc[rivals, language].max()
+        assert f"{language}: {run}, MRR@5 on dev" in done.stdout
+        rows = read(test / f"{run}.tsv")
+        rows = rows[rows["claim_id"].str.startswith(language)]
+        found = final[final["claim_id"].str.startswith(language)]
+        assert found.values.tolist() == rows.values.tolist() and len(rows) >= 5
+    with zipfile.ZipFile(test / "submission/predictions.zip") as archive:
+        tables = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
+    assert set(tables) == {f"predictions_{language}.tsv" for language in best}
+    for language, number in (("en", 3), ("de", 4), ("fr", 5)):
+        header, row = tables[f"predictions_{language}.tsv"]
+        first = final[final["claim_id"] == f"{language}-{number}"]["abstract_id"][:5]
+        assert header == "index\tpreds" and row == f"{number}\t{list(first)}"
