@@ -342,7 +342,7 @@ def fuse_runs(runs, weights, method, k, ids):
 def fuse(args):
     """Fuse run files into one run."""
     weights, method, k = args.weights or [1] * len(args.runs), args.method, args.rrf_k
-    if args.weights and METHODS[method][1] == "max":
+    if args.weights and METHODS[method][1] is np.nanmax:
         fail("--weights", f"--method {method} takes the best of all runs and has no weights")
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
