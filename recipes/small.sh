@@ -37,6 +37,8 @@ for split in train dev test; do
     refuse "$DATA: no qrels.$split.tsv; data/download.py split draws dev from train"
 done
 
+fuse() { python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl "$@"; }
+
 stage "1, 2  BM25, MiniLM, SPLADE, none of them fine-tuned; their fusions"
 python 01_index.py $D
 python 01_index.py graph $D --neighbours 10
@@ -44,16 +46,16 @@ for split in $TRAIN $DEV $TEST; do
   runs="$W/$split/bm25.tsv $W/$split/dense.tsv"
   python 02_retrieve.py $D --split $split --retrievers bm25 dense
   python 02_retrieve.py $D --split $split --retrievers splade --out $W/splade/$split
-  fuse="python 02_retrieve.py fuse $D --split $split --corpus $DATA/corpus.jsonl"
-  $fuse --method zscore --weights 0.4 0.6 --out $W/$split/z.tsv $runs
-  $fuse --out $W/$split/rrf-3.tsv $runs $W/splade/$split/splade.tsv
-  $fuse --method zscore --out $W/$split/z-3.tsv $runs $W/splade/$split/splade.tsv
+  fuse --split $split --method zscore --weights 0.4 0.6 --out $W/$split/z.tsv $runs
+  runs="$runs $W/splade/$split/splade.tsv"
+  fuse --split $split --out $W/$split/rrf-3.tsv $runs
+  fuse --split $split --method zscore --out $W/$split/z-3.tsv $runs
 done
 # No model has seen the training claims yet, so all of them may choose the fusion.
 python 02_retrieve.py fit $D --split $TRAIN --out $W/fitted.json \
   $W/$TRAIN/{bm25,dense}.tsv $W/splade/$TRAIN/splade.tsv
-python 02_retrieve.py fuse $D --split $TEST --fusion $W/fitted.json --out $W/$TEST/fitted.tsv \
-  --corpus $DATA/corpus.jsonl $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv
+fuse --split $TEST --fusion $W/fitted.json --out $W/$TEST/fitted.tsv \
+  $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv
 
 stage "1, 2  MiniLM fine-tuned with in-batch negatives"
 python 02_retrieve.py mine $D --split $TRAIN --shape tuples $TUPLES --out $W/train/tuples.jsonl
@@ -64,14 +66,13 @@ python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --max
 for split in $TRAIN $DEV $TEST; do
   python 02_retrieve.py $D --split $split --retrievers bm25 dense --index $W/index-tuned \
     --out $W/tuned/$split
-  python 02_retrieve.py fuse $D --split $split --method zscore --weights 0.4 0.6 \
-    --out $W/$split/tuned-z.tsv $W/tuned/$split/bm25.tsv $W/tuned/$split/dense.tsv
+  fuse --split $split --method zscore --weights 0.4 0.6 --out $W/$split/tuned-z.tsv \
+    $W/tuned/$split/bm25.tsv $W/tuned/$split/dense.tsv
 done
 python 02_retrieve.py fit $D --split $DEV --out $W/tuned/fitted.json \
   $W/tuned/$DEV/{bm25,dense}.tsv $W/splade/$DEV/splade.tsv
 for split in $DEV $TEST; do
-  python 02_retrieve.py fuse $D --split $split --fusion $W/tuned/fitted.json \
-    --out $W/$split/tuned-fitted.tsv --corpus $DATA/corpus.jsonl \
+  fuse --split $split --fusion $W/tuned/fitted.json --out $W/$split/tuned-fitted.tsv \
     $W/tuned/$split/{bm25,dense}.tsv $W/splade/$split/splade.tsv
 done
 
@@ -113,11 +114,11 @@ rerank $TEST blended --model $W/$TEST/cross-encoder.tsv --first-stage 0.5
 rerank $TEST margin-blended --model $W/$TEST/margin.tsv --first-stage 0.5
 rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --neighbours 5 \
   --beam 5
-python 02_retrieve.py fuse $D --split $TEST --out $W/$TEST/ensemble.tsv \
+fuse --split $TEST --out $W/$TEST/ensemble.tsv \
   $W/$TEST/{cross-encoder,margin}.tsv
 python 02_retrieve.py fit $D --split $DEV --out $W/all.json \
   $W/$DEV/tuned-fitted.tsv $W/$DEV/{cross-encoder,margin}.tsv
-python 02_retrieve.py fuse $D --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
+fuse --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
   $W/$TEST/tuned-fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
 
 stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
