@@ -114,20 +114,17 @@ rerank $TEST blended --model $W/$TEST/cross-encoder.tsv --first-stage 0.5
 rerank $TEST margin-blended --model $W/$TEST/margin.tsv --first-stage 0.5
 rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --neighbours 5 \
   --beam 5
-fuse --split $TEST --out $W/$TEST/ensemble.tsv \
-  $W/$TEST/{cross-encoder,margin}.tsv
+fuse --split $TEST --out $W/$TEST/ensemble.tsv $W/$TEST/{cross-encoder,margin}.tsv
 python 02_retrieve.py fit $D --split $DEV --out $W/all.json \
   $W/$DEV/tuned-fitted.tsv $W/$DEV/{cross-encoder,margin}.tsv
 fuse --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
   $W/$TEST/tuned-fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
 
 stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
-for split in dev test; do
-  mkdir -p $W/$split
-  awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
-    NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
-    $DATA/qrels.$split.tsv > $W/$split/judged.tsv
-done
+mkdir -p $W/test
+awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
+  NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
+  $DATA/qrels.test.tsv > $W/test/judged.tsv
 stance() { # NAME FLAGS: train a classifier, label the judged pairs
   python 05_classify.py train $D --max-length $PAIR --out $W/models/stance-$1 "${@:2}"
   python 05_classify.py $D --max-length $PAIR --run $W/test/judged.tsv \
