@@ -189,6 +189,21 @@ def call(monkeypatch, capsys):
         return subprocess.CompletedProcess(args, status, *capsys.readouterr())
     return call_script
 
+@pytest.fixture
+def killed(call):
+    """killed("03_rerank.py", ..., cwd=folder, edits=kill_before(...)): True if kill -9 came.
+
+    As call(), in a copy of this process.
+    """
+    def fork(*command, **how):
+        copied = os.fork()
+        if not copied:
+            with contextlib.suppress(BaseException):
+                call(*command, **how)
+            os._exit(1)
+        return os.waitstatus_to_exitcode(os.waitpid(copied, 0)[1]) == -9
+    return fork
+
 def facts(done):
     """Return the JSON object that ends the output of a script without an error."""
     assert done.returncode == 0, done.stderr

@@ -165,9 +165,9 @@ def test_a_damaged_shard_is_made_again(tmp_path, file, data):
     assert KIT.join_shards(tmp_path, 5000)["x"].tolist() == list(range(5000))
 
 @pytest.mark.parametrize("kind", ["dense", "splade"])
-def test_an_index_that_was_killed_after_its_last_shard_is_finished(toy, run, call, kind):
-    words, killed = ("--indexes", kind), kill_before("arrays = join_shards(parts, len(texts))")
-    assert run(SCRIPT, *words, cwd=toy, edits=killed).returncode == -9
+def test_an_index_that_was_killed_after_its_last_shard_is_finished(toy, killed, call, kind):
+    words, kill = ("--indexes", kind), kill_before("arrays = join_shards(parts, len(texts))")
+    assert killed(SCRIPT, *words, cwd=toy, edits=kill)
     assert facts(call(SCRIPT, *words, cwd=toy))["abstracts"] == 12
     size = {"dense": 384, "splade": 30_522}[kind]
     assert meta_of(toy / INDEX / kind)["shape"] == [12, size]

@@ -35,7 +35,7 @@ def ready(toy):
 
 @pytest.mark.parametrize(("command", "kill", "torn", "never", "why"), cases("restarts.tsv"))
 def test_kill_9_changes_no_byte_and_no_work_is_done_twice(
-        ready, run, call, command, kill, torn, never, why):
+        ready, killed, call, command, kill, torn, never, why):
     kill = kill_before(STATEMENTS[kill[:-2]], int(kill[-1]))
     never = kill_before(STATEMENTS[never[:-2]], int(never[-1]), by="sys.exit('done again')")
     script, *words = command.split()
@@ -44,7 +44,7 @@ def test_kill_9_changes_no_byte_and_no_work_is_done_twice(
     whole = facts(call(script, *words, "--out", "whole", cwd=ready, edits=small))
     assert len(whole.get("dev_ndcg_at_10", [])) < 1 + 4  # patience ended it
     words += ["--out", "killed"]
-    assert run(script, *words, cwd=ready, edits=small | kill).returncode == -9
+    assert killed(script, *words, cwd=ready, edits=small | kill)
     [parts] = ready.glob("**/*.parts")
     for path in sorted(parts.glob(torn or "none"), key=os.path.getmtime)[-1:]:
         path.write_bytes(path.read_bytes()[:-40])
