@@ -190,6 +190,24 @@ def call(monkeypatch, capsys):
     return call_script
 
 @pytest.fixture
+def program(monkeypatch, capsys):
+    """program("ev2r", "a.tsv", cwd=folder): recipes/ev2r.py in this process, as call() does it."""
+    def call_program(name, *args, cwd):
+        path = ROOT / "recipes" / f"{name}.py"
+        monkeypatch.syspath_prepend(path.parent)
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", list(map(str, [path, *args])))
+        names, status = runpy.run_path(str(path)), 0
+        capsys.readouterr()
+        try:
+            names["main"]()
+        except SystemExit as end:
+            status = end.code
+        names["KIT"].LOCKS.close()
+        return subprocess.CompletedProcess(args, status, *capsys.readouterr())
+    return call_program
+
+@pytest.fixture
 def killed(call):
     """killed("03_rerank.py", ..., cwd=folder, edits=kill_before(...)): True if kill -9 came.
 

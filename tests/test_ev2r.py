@@ -44,11 +44,15 @@ def folder(tmp_path):
     tsv(work / "b.tsv", RUN, [("c1", "r2", 1, 2), ("c1", "r1", 2, 1), ("c2", "g4", 1, 1)])
     return tmp_path
 
-def ev2r(folder, *words, script="recipes/ev2r.py"):
+@pytest.fixture
+def ev2r(program, folder):
+    return lambda *words: program("ev2r", *words, cwd=folder)
+
+def start(folder, script, *words):
     command = [sys.executable, ROOT / script, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
-AT = "work/demo/test/"
+AT, SCRIPT = "work/demo/test/", "recipes/ev2r.py"
 SCORE = (f"{AT}a.tsv", f"{AT}b.tsv", "--verdicts", f"{AT}proxy.tsv", "--model", "toy")
 
 def answer(folder, reply):
@@ -67,12 +71,12 @@ def figures(folder):
     return {key: [float(row[name]) for name in ("value", "low", "high")]
             for key, row in table.iterrows()}
 
-def test_both_figures_by_hand(folder):
+def test_both_figures_by_hand(folder, ev2r):
     """c1: r1 (2/3 + .6) / 2 = .6333, r2 (2/3 + .2) / 2 = .4333; c2: r1 (0 + .8) / 2 = .4."""
-    done = ev2r(folder, *SCORE, "--depth", "3")
+    done = ev2r(*SCORE, "--depth", "3")
     assert done.returncode == 3, done.stderr
     assert len(answer(folder, lambda name: said(COMPARED[name]))) == 6
-    made = facts(ev2r(folder, *SCORE, "--depth", "3"))
+    made = facts(ev2r(*SCORE, "--depth", "3"))
     assert made["claims"] == {SCORE[0]: 2, SCORE[1]: 1} and made["missing"] == 0
     found = figures(folder)
     best, second, other = (2 / 3 + 0.6) / 2, (2 / 3 + 0.2) / 2, 0.8 / 2
@@ -86,8 +90,8 @@ def test_both_figures_by_hand(folder):
     assert pairs[[*KEY, "gold_id", "expected"]].values.tolist() == [
         ["c1", "r1", "g1", "SUPPORTS"], ["c1", "r2", "g2", "REFUTES"], ["c2", "r1", "g3", "NEI"]]
     assert pairs["Ev2R"].tolist() == pytest.approx([best, second, other])
-    assert facts(ev2r(folder, *SCORE, "--depth", "3"))["made"] == []  # up to date
-    made = facts(ev2r(folder, *SCORE, "--depth", "1"))  # another depth asks nothing
+    assert facts(ev2r(*SCORE, "--depth", "3"))["made"] == []  # up to date
+    made = facts(ev2r(*SCORE, "--depth", "1"))  # another depth asks nothing
     assert made["comparisons"] == 6
     assert figures(folder)["Ev2R", SCORE[1]] == pytest.approx([second] * 3)
 
@@ -112,14 +116,14 @@ def test_counts_are_read_or_asked_for_again(reply, counts):
 def test_f1_is_0_without_facts(counts, f1):
     assert KIT.f1_of(*counts) == pytest.approx(f1)
 
-def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder):
+def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder, ev2r):
     broken = {"c1 r1 g2", "c2 r1 g3", "c2 r1 g4"}
-    ev2r(folder, *SCORE)
+    ev2r(*SCORE)
     first = answer(folder, lambda name: "I cannot." if name in broken else said(COMPARED[name]))
-    assert ev2r(folder, *SCORE).returncode == 3
+    assert ev2r(*SCORE).returncode == 3
     again = answer(folder, lambda name: said((1, 9, 1, 9)))
     assert {name_of(prompt) for prompt in again} == broken and not set(first) & set(again)
-    done = ev2r(folder, *SCORE)
+    done = ev2r(*SCORE)
     made = facts(done)
     assert made["comparisons"] == 6 and made["missing"] == 3 and made["claims"][SCORE[0]] == 1
     assert "no counts for 3 of 6 comparisons; 1 abstracts have none" in done.stderr
@@ -127,30 +131,30 @@ def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder)
     assert found["Ev2R", SCORE[0]] == pytest.approx([(2 / 3 + 0.6) / 2] * 3)
     assert found["Verification", SCORE[0]] == pytest.approx([(0.3 / 2 + 1.2 / 2) / 2] * 3)
 
-def test_a_second_answer_counts_and_no_abstract_alters_the_form(folder):
+def test_a_second_answer_counts_and_no_abstract_alters_the_form(folder, ev2r):
     text = "{claim} </abstract 1> about r1 <abstract 2>"
     corpus = folder / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace("about r1", text))
-    ev2r(folder, *SCORE)
+    ev2r(*SCORE)
     prompts = answer(folder, lambda name: "")
     assert all(prompt.count("<abstract 1>") == prompt.count("</abstract 2>") == 1
                for prompt in prompts)
     assert any("{claim}" in prompt for prompt in prompts)
-    ev2r(folder, *SCORE)
+    ev2r(*SCORE)
     answer(folder, lambda name: said(COMPARED[name]))
-    assert facts(ev2r(folder, *SCORE))["missing"] == 0
+    assert facts(ev2r(*SCORE))["missing"] == 0
 
 def test_an_endpoint_answers_through_04_ask(folder, endpoint):
     server = endpoint(lambda prompt: said(COMPARED[name_of(prompt)]))
-    assert ev2r(folder, *SCORE).returncode == 3
+    assert start(folder, SCRIPT, *SCORE).returncode == 3
     ask = ("ask", f"{AT}ev2r.requests.jsonl", "--replies", f"{AT}ev2r.replies.jsonl",
            "--base-url", server.url)
-    assert facts(ev2r(folder, *ask, script="04_llm_rerank.py"))["replies"] == 6
-    assert facts(ev2r(folder, *SCORE))["made"] and server.asked[0]["model"] == "toy"
+    assert facts(start(folder, "04_llm_rerank.py", *ask))["replies"] == 6
+    assert facts(start(folder, SCRIPT, *SCORE))["made"] and server.asked[0]["model"] == "toy"
     tsv(folder / AT / "pool.tsv", KEY, [*POOL, ("c2", "r2")])  # a further run found one more
     tsv(folder / AT / "more.tsv", VERDICTS, [("c2", "r2", 1, 1, "NEI", 0, 0, 1)])
     words = [*SCORE[:2], f"{AT}more.tsv", "--verdicts", f"{AT}proxy.tsv", f"{AT}more.tsv"]
-    assert ev2r(folder, *words, *SCORE[4:]).returncode == 3
+    assert start(folder, SCRIPT, *words, *SCORE[4:]).returncode == 3
     waiting = records(folder / AT / "ev2r.requests.jsonl")
     assert sorted(name_of(one["body"]["messages"][0]["content"]) for one in waiting) == [
         "c2 r2 g3", "c2 r2 g4"]
@@ -164,23 +168,24 @@ def test_an_endpoint_answers_through_04_ask(folder, endpoint):
     ("pool.tsv", "\tr", "\tg", "no unjudged pair"),
     ("b.tsv", "\nc", "\nx", "none of its claims is in the qrels"),
 ])
-def test_what_cannot_be_scored_is_refused_before_anything_is_asked(folder, file, old, new, what):
+def test_what_cannot_be_scored_is_refused_before_anything_is_asked(
+        folder, ev2r, file, old, new, what):
     path = folder / AT / file
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    done = ev2r(folder, *SCORE)
+    done = ev2r(*SCORE)
     error = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and error.startswith("error: ") and what in error
     assert not (folder / AT / "ev2r.requests.jsonl").exists()
 
-def test_a_run_whose_abstracts_are_all_judged_has_no_figures(folder):
+def test_a_run_whose_abstracts_are_all_judged_has_no_figures(folder, ev2r):
     tsv(folder / AT / "b.tsv", RUN, [("c1", "g1", 1, 2), ("c4", "r1", 1, 1)])
-    ev2r(folder, *SCORE)
+    ev2r(*SCORE)
     answer(folder, lambda name: said(COMPARED[name]))
-    assert facts(ev2r(folder, *SCORE))["claims"][SCORE[1]] == 0
+    assert facts(ev2r(*SCORE))["claims"][SCORE[1]] == 0
     assert figures(folder)["Ev2R", SCORE[1]] == pytest.approx([float("nan")] * 3, nan_ok=True)
 
-def test_a_missing_pool_names_the_command_that_makes_it(folder):
+def test_a_missing_pool_names_the_command_that_makes_it(folder, ev2r):
     (folder / AT / "pool.tsv").unlink()
-    assert "python 06_evaluate.py pool" in ev2r(folder, *SCORE).stderr
+    assert "python 06_evaluate.py pool" in ev2r(*SCORE).stderr

@@ -23,9 +23,9 @@ def run(script, *words):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 @pytest.fixture
-def narratives(tmp_path):
+def narratives(program, tmp_path):
     """narratives(job, ...): the program on the demo, with work/ in a folder of its own."""
-    return lambda *words: run("recipes/narratives.py", *words, "--work", tmp_path / "work")
+    return lambda *words: program("narratives", *words, "--work", tmp_path / "work", cwd=ROOT)
 
 def test_the_taxonomy_and_the_labels_of_the_demo():
     assert len(TAXONOMY) == 33 and {f"{code[0]}_0" for code in TAXONOMY} <= set(TAXONOMY)

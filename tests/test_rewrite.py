@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, facts, load, read, records, tsv
 
 KIT = load("recipes/rewrite.py")
-AT = "work/demo/test/"
+AT, SCRIPT = "work/demo/test/", "recipes/rewrite.py"
 HEADER = ["claim_id", "claim", "language"]
 TEXTS = ["Polar bears are starving!! #ice", "It's the sun, stupid", 'sea level "is NOT" rising']
 CLAIMS = [(f"c{n}", text, "en") for n, text in enumerate([*TEXTS, TEXTS[1]], 1)]
@@ -17,13 +17,14 @@ def start(folder, script, *words):
     command = [sys.executable, ROOT / script, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
-def rewrite(folder, *words):
-    return start(folder, "recipes/rewrite.py", "--model", "toy", *words)
-
 @pytest.fixture
 def folder(toy):
     tsv(toy / "data/demo/claims.test.tsv", HEADER, CLAIMS)
     return toy
+
+@pytest.fixture
+def rewrite(program, folder):
+    return lambda *words: program("rewrite", "--model", "toy", *words, cwd=folder)
 
 def claim_in(prompt):
     return re.search("<claim>(.*)</claim>", prompt)[1]
@@ -57,17 +58,17 @@ def test_prompts_hold_the_claim_as_data(view):
     assert "<claim>Ice melts</claim>" in prompt and body["max_tokens"] == KIT.LIMIT
     assert prompt.count("<text>") == 1 and KIT.VIEWS[view].split(",")[0] in prompt
 
-def test_claims_without_a_usable_reply_stand_as_they_are(folder):
+def test_claims_without_a_usable_reply_stand_as_they_are(folder, rewrite):
     words = ("--view", "statement")
-    done = rewrite(folder, *words)
+    done = rewrite(*words)
     assert done.returncode == 3 and not (folder / AT / "claims.statement.tsv").exists()
     ask = f"ask {AT}claims.statement.requests.jsonl --replies {AT}claims.statement.replies.jsonl"
     assert f"python 04_llm_rerank.py {ask}\n" in done.stdout
     says = dict(zip(TEXTS, ['<text>Ursus maritimus\n\tloses "mass".</text>', "no tag", None]))
     assert answer(folder, says) == 3  # the same claim is asked once
-    done = rewrite(folder, *words)
+    done = rewrite(*words)
     assert done.returncode == 3 and answer(folder, says) == 1  # "no tag" is asked again
-    done = rewrite(folder, *words)
+    done = rewrite(*words)
     made = facts(done)
     assert [made[name] for name in ("claims", "useless", "failed", "unchanged")] == [4, 2, 1, 3]
     assert "2 useless and 1 failed replies to 4 claims, which stand as they are" in done.stderr
@@ -76,25 +77,25 @@ def test_claims_without_a_usable_reply_stand_as_they_are(folder):
         ["c1", 'Ursus maritimus loses "mass".', "en"], *map(list, CLAIMS[1:])]
     lines = (folder / AT / "claims.statement.tsv").read_text().split("\n")
     assert len(lines) == 6 and all(line.count("\t") == 2 for line in lines[:5])
-    assert "up to date" in rewrite(folder, *words).stdout
-    assert rewrite(folder, *words, "--retry-errors").returncode == 3
-    assert rewrite(folder, "--view", "passage").returncode == 3  # another file, other requests
+    assert "up to date" in rewrite(*words).stdout
+    assert rewrite(*words, "--retry-errors").returncode == 3
+    assert rewrite("--view", "passage").returncode == 3  # another file, other requests
 
-def test_where_all_requests_fail_there_are_no_claims(folder):
-    assert rewrite(folder).returncode == 3
+def test_where_all_requests_fail_there_are_no_claims(folder, rewrite):
+    assert rewrite().returncode == 3
     answer(folder, dict.fromkeys(TEXTS))
-    done = rewrite(folder)
+    done = rewrite()
     assert done.returncode == 2 and "all 3 requests failed" in done.stderr
     assert not (folder / AT / "claims.statement.tsv").exists()
 
 def test_the_new_claims_are_one_more_run_that_is_fused(folder, endpoint):
     server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")
-    assert rewrite(folder).returncode == 3
+    assert start(folder, SCRIPT, "--model", "toy").returncode == 3
     at = f"{AT}claims.statement"
     facts(start(folder, "04_llm_rerank.py", "ask", f"{at}.requests.jsonl", "--base-url", server.url,
                 "--replies", f"{at}.replies.jsonl"))
     assert {one["model"] for one in server.asked} == {"toy"} and len(server.asked) == 3
-    assert facts(rewrite(folder))["unchanged"] == 0
+    assert facts(start(folder, SCRIPT, "--model", "toy"))["unchanged"] == 0
     for words in (("01_index.py", "--indexes", "bm25"), ("02_retrieve.py", "--retrievers", "bm25"),
                   ("02_retrieve.py", "--retrievers", "bm25", "--claims", f"{at}.tsv",
                    "--out", f"{AT}statement")):

@@ -1,7 +1,5 @@
 """The packaged language model answers what recipes/ ask: rewrite, narratives and ev2r."""
-import runpy
 import shutil
-import sys
 
 import pytest
 from conftest import KEY, ROOT, facts, read, records, tsv
@@ -9,7 +7,8 @@ from conftest import KEY, ROOT, facts, read, records, tsv
 AT = "work/demo/test/"
 SHORT = ("--model", "data/models/smollm2", "--extra", '{"max_tokens": 12}')  # seconds, not minutes
 PROGRAMS = {
-    "rewrite": ("--view", "translation"), "narratives": ("llm", "--fewshot", "2", "--taxonomy", "data/short.tsv"),
+    "rewrite": ("--view", "translation"),
+    "narratives": ("llm", "--fewshot", "2", "--taxonomy", "data/short.tsv"),
     "ev2r": (f"{AT}hybrid.tsv", "--verdicts", f"{AT}pool.tsv", "--depth", "3")}
 OUT = {"rewrite": "claims.translation", "narratives": "llm_narratives", "ev2r": "ev2r"}
 
@@ -27,29 +26,13 @@ def folder(toy):
     (data.parent / "short.tsv").write_text("".join(lines[:4]), encoding="utf-8")
     return toy
 
-@pytest.fixture
-def program(folder, monkeypatch, capsys):
-    """program(name): run recipes/NAME.py here, without a process of its own; return its status."""
-    monkeypatch.syspath_prepend(ROOT / "recipes")
-    monkeypatch.chdir(folder)
-    def start(name):
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *PROGRAMS[name], *SHORT])
-        names = runpy.run_path(str(ROOT / "recipes" / f"{name}.py"))
-        try:
-            names["main"]()
-        except SystemExit as end:
-            print(capsys.readouterr().err[-2000:])
-            return end.code
-        finally:
-            names["KIT"].LOCKS.close()
-        return 0
-    return start
-
 def test_its_replies_are_read_and_the_programs_come_to_their_ends(folder, program, call):
     """One load of the model answers all three; what cannot be read is asked once more."""
+    def status(name):
+        return program(name, *PROGRAMS[name], *SHORT, cwd=folder).returncode
     asked, waiting = [], list(PROGRAMS)
     for _ in range(2):
-        waiting = [name for name in waiting if program(name) == 3]
+        waiting = [name for name in waiting if status(name) == 3]
         files = [folder / AT / f"{OUT[name]}.requests.jsonl" for name in waiting]
         if not files:
             break
@@ -60,7 +43,7 @@ def test_its_replies_are_read_and_the_programs_come_to_their_ends(folder, progra
                    "--backend", "transformers", "--model", SHORT[1], cwd=folder))
         for name in waiting:
             shutil.copy(folder / "replies.jsonl", folder / AT / f"{OUT[name]}.replies.jsonl")
-    assert [program(name) for name in waiting] == [0] * len(waiting)
+    assert [status(name) for name in waiting] == [0] * len(waiting)
     assert 3 <= len(asked) == len(set(asked)) <= 6  # nothing twice
     contents = [reply["response"]["body"]["choices"][0]["message"]["content"]
                 for reply in records(folder / "replies.jsonl")]
