@@ -122,8 +122,8 @@ def test_pages_name_only_flags_that_exist(page):
             known = re.search(rf"(?<![\w-]){flag}(?![\w-])", help_of(script, *job))
             assert known, f"{page}: {script} {job} has no {flag}"
 
-@pytest.mark.parametrize("page", ["data/README.md", "recipes/README.md",
-                                  "recipes/DIFFERENCES.md", "recipes/SCALE.md"])
+@pytest.mark.parametrize("page", ["data/README.md", *(f"recipes/{name}.md" for name in (
+    "README", "DIFFERENCES", "MEASURED", "SCALE"))])
 def test_lines_of_a_page_are_short(page):
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     texts = [line for line in lines if not line.startswith("|")]  # a row of a table is one line
