@@ -345,6 +345,11 @@ def test_ragged_tuples_are_counted_in_a_warning(toy, call):
     assert again.stderr.splitlines().count("warning: no dev evaluation: it needs "
         "data/demo/claims.no.tsv, data/demo/qrels.no.tsv") == 1
 
+@pytest.mark.parametrize(("split", "warnings"), [("none", 0), ("dve", 1)])
+def test_only_a_dev_split_that_is_wanted_is_missed(split, warnings, tmp_path, capsys):
+    assert KIT.dev_files(SimpleNamespace(data=tmp_path, dev_split=split)) == []
+    assert capsys.readouterr().err.count("warning: no dev evaluation") == warnings
+
 def test_dev_claims_rank_the_judged_and_some_others(toy):
     texts = dict(ABSTRACTS) | {str(number): "ice" for number in range(3000)}
     paths = [toy / f"data/demo/{name}.test.tsv" for name in ("claims", "qrels")]
