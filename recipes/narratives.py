@@ -31,8 +31,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from tools.codes import KIT, NONE, ROOT, alone, fit_thresholds, read_claims, read_codes
-from tools.codes import read_labelled, read_taxonomy, score, write_codes
+from tools import codes as shared
+from tools.codes import KIT, NONE, ROOT, alone
 
 CODE = r"(?<![\w.])\d(?:_\d)+(?!\w)"
 LIST = rf"{CODE}(?:\W+(?:and\W+)?{CODE})*"
@@ -102,8 +102,8 @@ def llm(args):
     task = KIT.task_of(args, args.claims, args.taxonomy, *shots, models=[args.encoder])
     if KIT.up_to_date(args, task, args.out):
         return {"made": []}
-    taxonomy, claims = read_taxonomy(args.taxonomy), read_claims(args.claims)
-    shown = nearest(list(claims.values()), read_labelled(*shots, taxonomy), args)
+    taxonomy, claims = shared.read_taxonomy(args.taxonomy), shared.read_claims(args.claims)
+    shown = nearest(list(claims.values()), shared.read_labelled(*shots, taxonomy), args)
     def begin():
         return [choose(*one, taxonomy, args) for one in zip(claims.values(), shown)]
     results, facts = KIT.converse(begin, KIT.ask_04, args)
@@ -113,7 +113,7 @@ def llm(args):
         KIT.warn(args.replies, f"{facts['unknown_codes']} codes that {args.taxonomy} lacks, left "
                  f"out; {facts['without_codes']} claims without a code, which become {NONE}")
     found = {name: codes or [NONE] for name, (codes, _) in zip(claims, results)}
-    return write_codes(found, task, args, **facts)
+    return shared.write_codes(found, task, args, **facts)
 
 # -------------------- Encoder: a pair is a claim and nothing
 def with_head(name, codes, model_kwargs, **options):
@@ -144,25 +144,25 @@ def train(args):
     import datasets
     from sentence_transformers.cross_encoder import CrossEncoderTrainingArguments
     from transformers import set_seed
-    files = [args.claims, args.narratives]
-    task = KIT.task_of(args, *files, args.taxonomy, models=[args.model])
+    task = KIT.task_of(args, args.claims, args.narratives, args.taxonomy, models=[args.model])
     if KIT.up_to_date(args, task, args.out):
         return {"made": []}
-    taxonomy = read_taxonomy(args.taxonomy)
-    claims, codes = zip(*read_labelled(*files, taxonomy))
+    taxonomy = shared.read_taxonomy(args.taxonomy)
+    claims, codes = zip(*shared.read_labelled(args.claims, args.narratives, taxonomy))
     gold = np.array([[float(code in own) for code in taxonomy] for own in codes])
     order = np.random.default_rng(args.seed).permutation(len(claims))
     held, rest = np.split(order, [round(args.held_out * len(claims))])
     set_seed(args.seed)
     load = functools.partial(with_head, codes=list(taxonomy))
     model = KIT.open_model(load, args.model, args, "fp32")
-    columns = {"claim": [claims[place] for place in rest], "nothing": [""] * len(rest)}
-    data = datasets.Dataset.from_dict(columns | {"label": gold[rest].tolist()})
+    data = datasets.Dataset.from_dict({"claim": [claims[place] for place in rest],
+        "nothing": [""] * len(rest), "label": gold[rest].tolist()})
     parts = KIT.parts_of(args.out, task, args)
     log = KIT.fit(functools.partial(trainer_of, model=model, data=data),
                   CrossEncoderTrainingArguments, model, parts, args,
                   per_device_train_batch_size=args.batch)
-    thresholds = fit_thresholds(gold[held], probabilities_of(model, [claims[n] for n in held]))
+    chances = probabilities_of(model, [claims[place] for place in held])
+    thresholds = shared.fit_thresholds(gold[held], chances)
     model.config.update({"narrative_thresholds": thresholds})
     facts = {"claims": len(claims), "held_out": len(held)}
     with KIT.written(args.out, task, log=log, **facts) as path:
@@ -176,7 +176,7 @@ def classify(args):
     task = KIT.task_of(args, args.claims, models=[args.model])
     if KIT.up_to_date(args, task, args.out):
         return {"made": []}
-    claims, found = read_claims(args.claims), {}
+    claims, found = shared.read_claims(args.claims), {}
     model = KIT.open_model(CrossEncoder, args.model, args, "fp32")
     thresholds = getattr(model.config, "narrative_thresholds", None)
     if not thresholds:
@@ -185,7 +185,7 @@ def classify(args):
     for name, chances in zip(claims, probabilities_of(model, list(claims.values()))):
         chosen = names[chances >= thresholds].tolist()
         found[name] = alone(chosen or [names[chances.argmax()]])
-    return write_codes(found, task, args)
+    return shared.write_codes(found, task, args)
 
 # -------------------- Scores
 def evaluate(args):
@@ -195,13 +195,13 @@ def evaluate(args):
     for path in map(Path, (args.out, by_code)):
         KIT.lock(path)
         KIT.check_owner(args, task, path)
-    gold = read_codes(args.narratives, read_claims(args.claims))
+    gold = shared.read_codes(args.narratives, shared.read_claims(args.claims))
     rows, tables = [], []
     for path in args.files:
-        found = read_codes(path, gold)
+        found = shared.read_codes(path, gold)
         if len(found) < len(gold):
             KIT.warn(path, f"{len(gold) - len(found)} of {len(gold)} claims are missing: no code")
-        facts, table = score(gold, found, args.seed)
+        facts, table = shared.score(gold, found, args.seed)
         rows.append({"run": path, **facts})
         tables.append(table.assign(run=path))
     scores = pd.DataFrame(rows)
