@@ -48,7 +48,7 @@ rerank() {
     --out $WORK/train/$1.jsonl $(small --hard 2)
   python 03_rerank.py train $D $WORK/train/$1.jsonl --model $SCIBERT --loss bce --epochs 3 \
     --lr 2e-5 --batch-size 16 --max-length 512 --dev-split none --out $WORK/models/$1 "${@:4}" \
-    $(small --epochs 1 --max-length 64)
+    $(small --epochs 1 --max-length 96)
   for split in $SPLITS; do
     python 03_rerank.py $D --split $split --run $WORK/$split/$2.tsv --depth $3 \
       --model $WORK/models/$1 --max-length 512 --out $WORK/$split/$1.tsv $(small --max-length 256)

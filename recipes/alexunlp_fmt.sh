@@ -46,7 +46,7 @@ for run in bm25 dense union; do rerank $run $run-rerank; done
 rerank bm25 bm25-graph $GRAPH
 stage "tables  The encoder without fine-tuning"
 python 01_index.py $D --indexes dense --dense-model $DENSE --out $WORK/index-untuned \
-  $(small --max-length 64)
+  $(small --max-length 96)
 python 02_retrieve.py $D --retrievers dense --top-k 50 --index $WORK/index-untuned --out $T/untuned
 cp $T/untuned/dense.tsv $T/dense-untuned.tsv
 table climatecheck2025 $T/{rerank,bm25,dense-untuned,dense,union}.tsv \

@@ -22,13 +22,13 @@ python 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 # it comes reranks BM25's 1,000; hard negatives are drawn from the best 500 that are not positives.
 rerank() {
   python 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $2 --depth 1000 \
-    --out $WORK/train/$(basename $2).tsv $(small --depth 5 --max-length 64)
+    --out $WORK/train/$(basename $2).tsv $(small --depth 5 --max-length 96)
   python 02_retrieve.py mine $D $WORK/train/$(basename $2).tsv --shape tuples --hard 5 \
     --from-top 500 --top-of pool --easy 10 --easy-from corpus --seed $1 \
     --out $WORK/train/examples-$1.jsonl $(small --hard 1 --easy 1)
   python 03_rerank.py train $D $WORK/train/examples-$1.jsonl --model $2 --loss margin --margin $4 \
     --batch-size $3 --epochs 1 --lr 1e-5 --seed $1 --out $WORK/models/reranker-$1 \
-    $(small --max-length 64)
+    $(small --max-length 96)
   python 03_rerank.py $D --model $WORK/models/reranker-$1 --run $T/bm25.tsv \
     --depth ${DEPTH:-5000} --out $T/rerank-$1.tsv $(small --depth 20 --max-length 256)
 }

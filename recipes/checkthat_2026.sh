@@ -70,7 +70,7 @@ stage "3  A reranker learns from the train split: the right paper and seven othe
 python 02_retrieve.py $D --split train --retrievers bm25 dense
 python 02_retrieve.py mine $D --hard 7 --from-top 50 $(small --hard 2)
 python 03_rerank.py train $D --model $RERANKER --loss bce --lr 1e-5 --epochs 1 --batch-size 32 \
-  --max-length 512 --dev-split none $(small --max-length 64)
+  --max-length 512 --dev-split none $(small --max-length 96)
 
 stage "3  It reorders the best 50; its scores and the fusion's, weighted on dev"
 for split in $DEV test; do

@@ -15,7 +15,7 @@ python 01_index.py $D --indexes bm25 --analyser nltk
 python 02_retrieve.py $D --split train --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 python 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $LARGE --depth 1000 \
-  --top-k 500 --out $WORK/train/mined.tsv $(small --depth 5 --max-length 64)
+  --top-k 500 --out $WORK/train/mined.tsv $(small --depth 5 --max-length 96)
 
 # rerank NUMBER MODEL BATCH MARGIN: train a reranker, and keep its best 500
 rerank() {
@@ -24,7 +24,7 @@ rerank() {
     $(small --hard 1 --easy 1)
   python 03_rerank.py train $D $WORK/train/examples-$1.jsonl --model $2 --loss margin --margin $4 \
     --batch-size $3 --epochs 1 --lr 1e-5 --seed $1 --out $WORK/models/reranker-$1 \
-    $(small --max-length 64)
+    $(small --max-length 96)
   python 03_rerank.py $D --model $WORK/models/reranker-$1 --run $T/bm25.tsv \
     --depth ${DEPTH:-5000} --top-k 500 --out $T/rerank-$1.tsv $(small --depth 20 --max-length 256)
 }

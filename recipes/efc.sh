@@ -48,8 +48,8 @@ further "${1:-}"
 stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not"
 python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
-  $(small --epochs 1 --max-length 64 --lr 1e-4)
-python 05_classify.py $D --run $T/rerank.tsv --out $T/deberta.tsv $(small --max-length 64)
+  $(small --epochs 1 --max-length 96 --lr 1e-4)
+python 05_classify.py $D --run $T/rerank.tsv --out $T/deberta.tsv $(small --max-length 96)
 NLI=""
 if [ -z "$SMALL" ]; then  # the small model has not learned NLI
   python 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv

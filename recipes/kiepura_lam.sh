@@ -34,7 +34,7 @@ mine() { python 02_retrieve.py mine $D $1 --out $2 --pool nei --from-top 200 --h
 # train EXAMPLES FLAGS: binary cross-entropy
 train() {
   python 03_rerank.py train $D $1 --loss bce --lr 2e-5 --batch-size 16 "${@:2}" \
-    $(small --epochs 1 --max-length 64)
+    $(small --epochs 1 --max-length 96)
 }
 stage "3  Cross-encoder, phase 1: random negatives; 3 epochs"
 mine $WORK/train/hybrid.tsv $WORK/train/phase1.jsonl --easy 4
@@ -42,7 +42,7 @@ train $WORK/train/phase1.jsonl --model $CROSS_ENCODER --epochs 3 --out $WORK/mod
 
 stage "3  Cross-encoder, phase 2: the negatives that phase 1 ranks highest; 2 epochs"
 python 03_rerank.py $D --split train --model $WORK/models/phase1 --depth 200 \
-  --out $WORK/train/phase1.tsv $(small --depth 5 --max-length 64)
+  --out $WORK/train/phase1.tsv $(small --depth 5 --max-length 96)
 mine $WORK/train/phase1.tsv $WORK/train/phase2.jsonl --draw best
 train $WORK/train/phase2.jsonl --model $WORK/models/phase1 --epochs 2
 
@@ -82,8 +82,8 @@ stage "tables  Table 3: three classifiers, two of which know SciFact; encoder fr
 classifier() { # NAME MODEL
   python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced --loss focal \
     --alphas counts --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \
-    --out $WORK/models/$1 $(small --epochs 1 --max-length 64)
-  python 05_classify.py $D --model $WORK/models/$1 --out $T/$1.tsv $(small --max-length 64)
+    --out $WORK/models/$1 $(small --epochs 1 --max-length 96)
+  python 05_classify.py $D --model $WORK/models/$1 --out $T/$1.tsv $(small --max-length 96)
   ROWS="$ROWS $1"
 }
 classifier deberta $DEBERTA

@@ -38,7 +38,7 @@ each index; each retrieve
 # judge NAME RUN DEPTH CLASSIFIER, rerank NAME MODEL FLAGS: verdicts, scores
 judge() {
   python 05_classify.py $E --run $R/$2.tsv --top-k $3 --model $WORK/models/$4 --out $R/$1.tsv \
-    $(small --max-length 64)
+    $(small --max-length 96)
 }
 rerank() {
   python 03_rerank.py $E --run $R/bm25.tsv --depth ${DEPTH:-2000} --model $2 --out $R/$1.tsv \
@@ -51,7 +51,7 @@ verifier() {
     --pool unjudged --out $WORK/train/$1.jsonl "${@:3}" $(small --hard 2)
   python 05_classify.py train $D $DEV --model $VERIFIER --examples $WORK/train/$1.jsonl \
     --loss cross-entropy --sampler shuffle --epochs 5 --lr 1e-5 --schedule linear --batch-size 16 \
-    --out $WORK/models/$1 "${@:3}" $(small --epochs 1 --max-length 64 --lr 1e-4)
+    --out $WORK/models/$1 "${@:3}" $(small --epochs 1 --max-length 96 --lr 1e-4)
 }
 # student NAME N ALPHA: SciBERT learns ComboScorer's score (eq. 4, 5) of the best 20, 1 for gold
 student() {
@@ -63,7 +63,7 @@ student() {
     --gold --keep-claims-without-evidence --out $R/$1.jsonl
   python 03_rerank.py train $D $R/$1.jsonl --model $SCIBERT --loss l1 --lr 1e-5 --batch-size 64 \
     --epochs 40 --patience 3 --dev-run $WORK/dev/bm25.tsv --dev-depth 100 --out $WORK/models/$1 \
-    $(small --epochs 1 --max-length 64 --batch-size 16)
+    $(small --epochs 1 --max-length 96 --batch-size 16)
   each rerank $1 $WORK/models/$1
 }
 stage "5, 3  Section 3.4: feedback of the verifier with 5 negatives, half of the score is monoT5's"
