@@ -78,8 +78,8 @@ for split in $DEV $TEST; do
 done
 
 stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts in one input"
-# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), then the scores of the fused
-# run, and see labels last.
+# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), with SCORES also the scores of
+# the fused run, and see labels last.
 train() {
   python 03_rerank.py train $D --split $TRAIN $1 --dev-split $DEV --dev-run $W/$DEV/tuned-z.tsv \
     --dev-depth $DEPTH --max-length $PAIR "${@:2}"
