@@ -675,11 +675,14 @@ def plot(scored):
     with rc_context({"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}):
         axes = figure.Figure((9, 3.6), layout="constrained").subplots()
         lines = axes.plot(table, marker=".")
+        for number, line in enumerate(lines):  # there are ten colours
+            line.set_linestyle(("-", "--", ":")[number // 10 % 3])
         axes.set(xscale="log", xlabel="abstracts read (k)", ylabel="R@k",
                  xticks=table.index, xticklabels=table.index)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-        axes.legend(lines, list(table), frameon=False)  # by name, a leading _ would hide one
+        axes.figure.legend(  # by name, a leading _ would hide one
+            lines, list(table), loc="outside right upper", frameon=False, ncols=1 + len(lines) // 15)
         axes.figure.savefig(text, format="svg", metadata={"Date": None})
     return re.search("<svg.*", text.getvalue(), re.DOTALL)[0]
 

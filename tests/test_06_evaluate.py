@@ -603,6 +603,15 @@ def test_the_page_shows_ten_ranks_and_the_evidence_behind_them():
     ten = [(name, rank, "NEI" if name == "a" else "") for rank, name in enumerate(NAMES[:10], 1)]
     assert rows == [*ten, ("z", 0, "REFUTES"), ("k", 11, "SUPPORTS")]
 
+@pytest.mark.parametrize("number", [1, 19, 40])
+def test_the_curves_of_many_runs_have_room_beside_their_names(number):
+    curve = pd.DataFrame({"k": [1, 10, 100], "recall": [0.1, 0.5, 0.9]})
+    picture = KIT.plot({f"run {n}": SimpleNamespace(curve=curve) for n in range(number)})
+    height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', picture)[1])
+    frame = re.search('id="patch_2">(.*?)</g>', picture, re.DOTALL)[1]
+    y = [float(corner) for corner in re.findall(r"[ML] \S+ (\S+)", frame)]
+    assert max(y) - min(y) > 0.8 * height
+
 def test_names_of_runs_and_abstracts_mean_nothing_to_the_page(toy, call):
     """Integers are no order, constructor and __proto__ no properties, _ hides no line of a plot."""
     record = '{{"abstract_id": "{}", "abstract": "It melts."}}\n'
