@@ -682,7 +682,8 @@ def plot(scored):
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.figure.legend(  # by name, a leading _ would hide one
-            lines, list(table), loc="outside right upper", frameon=False, ncols=1 + len(lines) // 15)
+            lines, list(table), loc="outside right upper", ncols=1 + len(lines) // 15,
+            frameon=False)
         axes.figure.savefig(text, format="svg", metadata={"Date": None})
     return re.search("<svg.*", text.getvalue(), re.DOTALL)[0]
 
