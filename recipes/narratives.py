@@ -155,8 +155,8 @@ def train(args):
     set_seed(args.seed)
     load = functools.partial(with_head, codes=list(taxonomy))
     model = KIT.open_model(load, args.model, args, "fp32")
-    data = datasets.Dataset.from_dict({"claim": [claims[place] for place in rest],
-        "nothing": [""] * len(rest), "label": gold[rest].tolist()})
+    columns = {"claim": [claims[place] for place in rest], "nothing": [""] * len(rest)}
+    data = datasets.Dataset.from_dict(columns | {"label": gold[rest].tolist()})
     parts = KIT.parts_of(args.out, task, args)
     log = KIT.fit(functools.partial(trainer_of, model=model, data=data),
                   CrossEncoderTrainingArguments, model, parts, args,

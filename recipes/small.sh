@@ -20,16 +20,15 @@ python data/download.py models
 
 # Tokens of a text (LENGTH) and of a pair (PAIR), candidates that are reranked (DEPTH), those of a
 # claim whose cosines and then scores a cross-encoder imitates, and its negatives. Sentences
-# (climate-fever) are short, so there are more of them; scores of a few candidates teach nothing.
+# (climate-fever) are short, so there are more of them; scores of a few candidates lost on dev.
 LENGTH=256 PAIR=128 DEPTH=10 FORM= PUBLISHED=
 TUPLES="--hard 1" ENCODER="--lr 2e-5 --batch-size 32"
-COSINES=5 SCORES=0 BASE=cosines LABELS="--hard 1 --easy 1" EPOCHS=1 MARGIN="--hard 1 --easy 1"
+COSINES=5 SCORES=0 LABELS="--hard 1 --easy 1" EPOCHS=1 MARGIN="--hard 1 --easy 1"
 case $NAME in
   scifact) FORM=-cited PUBLISHED="--published scifact" ;;  # a cited abstract is relevant: BEIR
   climate-fever)
     LENGTH=80 PAIR=96 DEPTH=30 TUPLES="--hard 0" ENCODER=
-    COSINES=32 SCORES=26 BASE=scores
-    LABELS="--hard 6 --easy 2" EPOCHS=2 MARGIN="--hard 2 --easy 1" ;;
+    COSINES=32 SCORES=26 LABELS="--hard 6 --easy 2" EPOCHS=2 MARGIN="--hard 2 --easy 1" ;;
 esac
 TRAIN=train$FORM DEV=dev$FORM TEST=test$FORM
 W=$WORK
@@ -78,8 +77,8 @@ for split in $DEV $TEST; do
 done
 
 stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts in one input"
-# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), with SCORES also the scores of
-# the fused run, and see labels last.
+# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), with SCORES also those of the
+# fused run, and see labels last.
 train() {
   python 03_rerank.py train $D --split $TRAIN $1 --dev-split $DEV --dev-run $W/$DEV/tuned-z.tsv \
     --dev-depth $DEPTH --max-length $PAIR "${@:2}"
@@ -92,16 +91,18 @@ mine $W/tuned/cosines/dense.tsv --targets score --middle 0.53 --scale 1.6 --from
   --keep-claims-without-evidence --out $W/train/cosines.jsonl
 train $W/train/cosines.jsonl --model $W/models/encoder --loss bce --lr 1e-4 --epochs 1 \
   --out $W/models/cosines
+BASE=$W/models/cosines
 if [ $SCORES -gt 0 ]; then
   mine $W/$TRAIN/tuned-z.tsv --targets score --middle 2 --scale 0.16 --from-top $SCORES \
     --keep-claims-without-evidence --out $W/train/scores.jsonl
   train $W/train/scores.jsonl --model $W/models/cosines --loss bce --lr 1e-4 --epochs 1 \
     --out $W/models/scores
+  BASE=$W/models/scores
 fi
 mine $W/$TRAIN/tuned-z.tsv $LABELS --from-top 50 --out $W/train/labels.jsonl
-train $W/train/labels.jsonl --model $W/models/$BASE --loss bce --lr 2e-5 --epochs $EPOCHS
+train $W/train/labels.jsonl --model $BASE --loss bce --lr 2e-5 --epochs $EPOCHS
 mine $W/$TRAIN/tuned-z.tsv --shape tuples $MARGIN --from-top 50 --out $W/train/margin.jsonl
-train $W/train/margin.jsonl --model $W/models/$BASE --loss margin --batch-size 8 --lr 2e-5 \
+train $W/train/margin.jsonl --model $BASE --loss margin --batch-size 8 --lr 2e-5 \
   --epochs 1 --out $W/models/margin
 
 stage "3  The first $DEPTH reranked; blended; with neighbours; a fusion fitted on dev"
@@ -134,7 +135,7 @@ stance() { # NAME FLAGS: train a classifier, label the judged pairs
     --model $W/models/stance-$1 --out $W/test/stance.$1.tsv
 }
 stance entropy --loss cross-entropy --sampler shuffle --epochs 2
-stance warm --model $W/models/$BASE --loss cross-entropy --sampler shuffle --epochs 3 --lr 3e-5 \
+stance warm --model $BASE --loss cross-entropy --sampler shuffle --epochs 3 --lr 3e-5 \
   --schedule linear
 python 05_classify.py $D --max-length $PAIR --run $W/test/judged.tsv --model $W/models/stance-warm \
   --adjust 0.75 --out $W/test/stance.adjusted.tsv --aggregate $W/test/claims.jsonl

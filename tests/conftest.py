@@ -169,6 +169,16 @@ def run():
             capture_output=True, text=True, check=False)
     return run_script
 
+def end_of(main, args, capsys):
+    """Call main and return what it leaves, as of a process."""
+    status = 0
+    capsys.readouterr()
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code
+    return subprocess.CompletedProcess(args, status, *capsys.readouterr())
+
 @pytest.fixture
 def call(monkeypatch, capsys):
     """call("03_rerank.py", "--depth", 4, cwd=folder): as run(), but in this process: faster."""
@@ -178,15 +188,11 @@ def call(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [script, *map(str, args)])
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
-        names, status = runpy.run_path(script), 0
+        names = runpy.run_path(script)
         monkeypatch.setitem(sys.modules, "<run_path>", SimpleNamespace(**names))  # to pickle
-        capsys.readouterr()
-        try:
-            names["main"]()
-        except SystemExit as end:
-            status = end.code
+        done = end_of(names["main"], args, capsys)
         names["LOCKS"].close()
-        return subprocess.CompletedProcess(args, status, *capsys.readouterr())
+        return done
     return call_script
 
 @pytest.fixture
@@ -197,14 +203,10 @@ def program(monkeypatch, capsys):
         monkeypatch.syspath_prepend(path.parent)
         monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, "argv", list(map(str, [path, *args])))
-        names, status = runpy.run_path(str(path)), 0
-        capsys.readouterr()
-        try:
-            names["main"]()
-        except SystemExit as end:
-            status = end.code
+        names = runpy.run_path(str(path))
+        done = end_of(names["main"], args, capsys)
         names["KIT"].LOCKS.close()
-        return subprocess.CompletedProcess(args, status, *capsys.readouterr())
+        return done
     return call_program
 
 @pytest.fixture
