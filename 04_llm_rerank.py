@@ -498,8 +498,11 @@ def generate(bodies, device):
         logprobs = out.logits[0].float().log_softmax(-1)
         rows = logprobs[:, first_tokens(enum, tokenizer, body["model"])].tolist()
         return [choice_of(enum, row) for row in rows]
-    texts = tokenizer.batch_decode(out.sequences[:, start:], skip_special_tokens=True)
-    return [{"message": {"content": text}} for text in texts]
+    tokens = out.sequences[:, start:].cpu()
+    texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    ended = np.isin(tokens, model.generation_config.eos_token_id).any(axis=1)
+    return [{"message": {"content": text}, "finish_reason": "stop" if end else "length"}
+            for text, end in zip(texts, ended)]
 
 def ask_local(waiting, args):
     """Answer requests in this process, in batches of equal parameters, the longest first."""

@@ -544,6 +544,16 @@ def test_a_local_model_orders_by_its_first_logits_and_is_not_asked_twice(toy, ca
     done = call(*words, "--out", "nan.tsv", cwd=toy)
     assert done.returncode == 2 and "output is NaN" in done.stderr
 
+@pytest.mark.parametrize("ends, reason", [(None, "length"), ([*range(260)], "stop")])
+def test_a_local_reply_says_whether_the_token_limit_cut_it(tmp_path, ends, reason):
+    name = tiny_llm(tmp_path / "llm")
+    KIT.load_local(name, "cpu")[1].generation_config.eos_token_id = ends
+    body = {"model": name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    record = KIT.record_of({"custom_id": "a", "body": body},
+                           {"choices": KIT.generate([body], "cpu")})
+    assert record["response"]["body"]["choices"][0]["finish_reason"] == reason
+    assert KIT.reply_of(record)[1]["cut"] == (reason == "length")
+
 def test_replies_of_other_weights_or_precision_are_not_taken(toy, monkeypatch):
     tiny_llm(toy / "llm")
     known = {"backend": "transformers", "device": ["cpu"], "model": str(toy / "llm")}
