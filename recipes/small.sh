@@ -18,18 +18,17 @@ esac
 fetch $NAME
 python data/download.py models
 
-# Tokens of a text (LENGTH), of a pair that is reranked (PAIR) or labelled (STANCE), candidates that
-# are reranked (DEPTH), those of a claim whose cosines and then scores a cross-encoder imitates, and
-# its negatives. Sentences (climate-fever) are short, so there are more of them; scores of a few
-# candidates lost on dev.
-LENGTH=256 PAIR=128 STANCE=256 DEPTH=10 FORM= PUBLISHED=
+# Tokens of a text (LENGTH) and of a pair (PAIR), candidates that are reranked (DEPTH), those of a
+# claim whose cosines and then scores a cross-encoder imitates, and its negatives. Sentences
+# (climate-fever) are short, so there are more of them; scores of a few candidates lost on dev.
+LENGTH=256 PAIR=128 DEPTH=10 FORM= PUBLISHED=
 TUPLES="--hard 1" ENCODER="--lr 2e-5 --batch-size 32"
 COSINES=5 SCORES=0 LABELS="--hard 1 --easy 1" EPOCHS=1 MARGIN="--hard 1 --easy 1"
 TURNS=5  # epochs of the classifier that begins with the cross-encoder's weights
 case $NAME in
   scifact) FORM=-cited PUBLISHED="--published scifact" ;;  # a cited abstract is relevant: BEIR
   climate-fever)
-    LENGTH=80 PAIR=96 STANCE=96 DEPTH=30 TURNS=3 TUPLES="--hard 0" ENCODER=
+    LENGTH=80 PAIR=96 DEPTH=30 TURNS=3 TUPLES="--hard 0" ENCODER=
     COSINES=32 SCORES=26 LABELS="--hard 6 --easy 2" EPOCHS=2 MARGIN="--hard 2 --easy 1" ;;
 esac
 TRAIN=train$FORM DEV=dev$FORM TEST=test$FORM
@@ -132,15 +131,15 @@ awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
   NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
   $DATA/qrels.test.tsv > $W/test/judged.tsv
 stance() { # NAME FLAGS: train a classifier; dev chooses the epoch
-  python 05_classify.py train $D --dev-split dev --max-length $STANCE --loss cross-entropy \
-    --sampler shuffle --out $W/models/stance-$1 "${@:2}"
+  python 05_classify.py train $D --dev-split dev --max-length $PAIR --loss cross-entropy \
+    --sampler shuffle --batch-size 16 --out $W/models/stance-$1 "${@:2}"
 }
 label() { # RUN NAME OUT FLAGS
-  python 05_classify.py $D --max-length $STANCE --run $1 --model $W/models/stance-$2 \
+  python 05_classify.py $D --max-length $PAIR --run $1 --model $W/models/stance-$2 \
     --out $W/test/$3.tsv "${@:4}"
 }
 stance entropy --epochs 2
-stance warm --model $BASE --epochs $TURNS --patience $TURNS --batch-size 16 --schedule linear
+stance warm --model $BASE --epochs $TURNS --patience $TURNS --schedule linear
 label $W/test/judged.tsv entropy stance.entropy
 label $W/test/judged.tsv warm stance.warm
 label $W/test/judged.tsv warm stance.adjusted --adjust 0.75 --aggregate $W/test/claims.jsonl
