@@ -56,6 +56,7 @@ import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 GROUP = 1024                # pairs that are scored and stored at once
+LENGTH = 512                # tokens of a pair, unless a model reads fewer
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 LOSSES = ("bce", "margin", "l1", "lambda", "mnrl")
 NDCG = "dev_ndcg@10"        # decides on the best epoch
@@ -165,7 +166,10 @@ def set_up(model, args):
     if model.num_labels != 1:
         fail(args.model, f"it has {model.num_labels} labels, a reranker has one; see "
              "05_classify.py")
-    model.max_seq_length = min(args.max_length, model.max_seq_length or args.max_length)
+    own = model.max_seq_length or args.max_length
+    if own < args.max_length != LENGTH:
+        warn("--max-length", f"{args.model} reads {own} tokens of a pair, not {args.max_length}")
+    model.max_seq_length = min(own, args.max_length)
     if args.prompt is not None:
         model.prompts["own"], model.default_prompt_name = args.prompt, "own"
 
@@ -585,7 +589,7 @@ def add_inputs(job):
 def add_model(job, **model):
     add = job.add_argument_group("model").add_argument
     add("--model", **model)
-    add("--max-length", type=between(1, kind=int), default=512,
+    add("--max-length", type=between(1, kind=int), default=LENGTH,
         help="tokens of a pair; the abstract is truncated")
     add("--prompt", help="instruction (default: the model's own, if it has one)")
     return add

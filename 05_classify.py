@@ -58,6 +58,7 @@ import numpy as np
 CLAIMS, QRELS = ["claim_id", "claim"], ["claim_id", "abstract_id", "label"]
 COLUMNS = ["p_supports", "p_refutes", "p_nei"]
 SHARD = 2048  # pairs that are classified and stored at once
+LENGTH = 512  # tokens of a pair, unless a model reads fewer
 CALIBRATE = 30  # with fewer held-out pairs, the temperature is 1
 TEMPERATURES = (0.05, 20)  # bounds of the search
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
@@ -200,8 +201,11 @@ def claim_comes_first(config):
     return getattr(config, "stance_claim_first", hasattr(config, "stance_shares"))
 
 def limit_length(model, length):
-    """Truncate pairs to so many tokens, the abstract only."""
-    model.max_seq_length = min(length, model.max_seq_length or length)
+    """Truncate pairs to so many tokens, the abstract only. A model may read fewer."""
+    own = model.max_seq_length or length
+    if own < length != LENGTH:
+        warn("--max-length", f"the model reads {own} tokens of a pair, not {length}")
+    model.max_seq_length = min(own, length)
     abstract = "only_second" if claim_comes_first(model.config) else "only_first"
     model[0].processing_kwargs = {"text": {"truncation": abstract}}
 
@@ -956,7 +960,7 @@ def add_texts(job):
     """Add the flags of all jobs; return a function that adds inputs and outputs."""
     job.set_defaults(batch_size=0)
     add = job.add_argument_group("classifier").add_argument
-    add("--max-length", type=between(8, kind=int), default=512,
+    add("--max-length", type=between(8, kind=int), default=LENGTH,
         help="tokens of a pair; the abstract is truncated")
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--claims", default="{data}/claims.{split}.tsv", help="the claims")

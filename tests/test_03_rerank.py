@@ -487,6 +487,14 @@ def test_dev_ndcg_counts_all_evidence():
     ideal = sum(1 / np.log2(rank + 1) for rank in range(1, 11))  # of twelve, ten fit
     assert KIT.mean_ndcg(run, pd.Series({"1": 12})) == pytest.approx(1 / ideal)
 
+def test_a_model_that_reads_fewer_tokens_than_asked_for_says_so(tmp_path, capsys):
+    short = str(tmp_path / "short")
+    scorer(tiny(tmp_path / "tiny"), max_length=32)[0].save_pretrained(short)
+    for length, reads in ((16, 16), (KIT.LENGTH, 32), (48, 32)):
+        assert "warning" not in capsys.readouterr().err
+        assert scorer(short, max_length=length)[0].max_seq_length == reads
+    assert f"--max-length: {short} reads 32 tokens of a pair, not 48" in capsys.readouterr().err
+
 @pytest.mark.parametrize("depth", [1, 3, 9])
 def test_dev_ndcg_is_that_of_the_reranked_run(toy, call, depth):
     tiny(toy / "tiny")

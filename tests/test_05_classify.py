@@ -441,6 +441,15 @@ def test_training_keeps_the_order_of_an_nli_model(toy, call):
     tokenizer = json.loads((toy / "same/tokenizer.json").read_text())
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None
 
+def test_a_model_that_reads_fewer_tokens_than_asked_for_says_so(tmp_path, capsys):
+    short = str(tmp_path / "short")
+    KIT.open_classifier(tiny(tmp_path / "nli", NLI), arguments()).save_pretrained(short)
+    for length, reads in ((16, 16), (KIT.LENGTH, 24), (48, 24)):
+        assert "warning" not in capsys.readouterr().err
+        model = KIT.open_classifier(short, arguments(max_length=length))
+        assert model.max_seq_length == reads
+    assert "the model reads 24 tokens of a pair, not 48" in capsys.readouterr().err
+
 def test_training_that_was_killed_after_its_last_epoch_ends_in_the_same_bytes(toy, killed, call):
     tiny(toy / "nli", NLI)
     words = ("train", "--model", "nli", "--epochs", 1, "--max-length", 24, "--out")
