@@ -126,24 +126,32 @@ fuse --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
   $W/$TEST/tuned-fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
 
 stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
-mkdir -p $W/test
-awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
-  NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
-  $DATA/qrels.test.tsv > $W/test/judged.tsv
+for split in dev test; do
+  mkdir -p $W/$split
+  awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
+    NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
+    $DATA/qrels.$split.tsv > $W/$split/judged.tsv
+done
 stance() { # NAME FLAGS: train a classifier; dev chooses the epoch
   python 05_classify.py train $D --dev-split dev --max-length $PAIR --loss cross-entropy \
     --sampler shuffle --batch-size 16 --out $W/models/stance-$1 "${@:2}"
 }
-label() { # RUN NAME OUT FLAGS
-  python 05_classify.py $D --max-length $PAIR --run $1 --model $W/models/stance-$2 \
-    --out $W/test/$3.tsv "${@:4}"
+label() { # SPLIT RUN NAME OUT FLAGS
+  python 05_classify.py $D --split $1 --max-length $PAIR --run $W/$2.tsv \
+    --model $W/models/stance-$3 --out $W/$1/$4.tsv "${@:5}"
 }
 stance entropy --epochs 2
 stance warm --model $BASE --epochs $TURNS --patience $TURNS --schedule linear
-label $W/test/judged.tsv entropy stance.entropy
-label $W/test/judged.tsv warm stance.warm
-label $W/test/judged.tsv warm stance.adjusted --adjust 0.75 --aggregate $W/test/claims.jsonl
-label $W/$TEST/all-fitted.tsv warm verdicts --top-k 3 --adjust 0.75
+for adjust in 0 0.25 0.5 0.75 1; do
+  label dev dev/judged warm adjust-$adjust --adjust $adjust
+done
+python 06_evaluate.py $D --split dev --measures F1 --out $W/dev/adjust.tsv $W/dev/adjust-*.tsv
+best=$(sort -gk2 $W/dev/adjust.tsv | tail -1 | cut -f1)
+adjust="--adjust ${best#adjust-}"
+label test test/judged entropy stance.entropy
+label test test/judged warm stance.warm
+label test test/judged warm stance.adjusted $adjust --aggregate $W/test/claims.jsonl
+label test $TEST/all-fitted warm verdicts --top-k 3 $adjust
 
 stage "6  Tables; in one of them, a run's name tells it from the others"
 for kind in dense hybrid; do
