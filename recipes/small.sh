@@ -146,7 +146,7 @@ for adjust in 0 0.25 0.5 0.75 1; do
   label dev dev/judged warm adjust-$adjust --adjust $adjust
 done
 python 06_evaluate.py $D --split dev --measures F1 --out $W/dev/adjust.tsv $W/dev/adjust-*.tsv
-best=$(sort -gk2 $W/dev/adjust.tsv | tail -1 | cut -f1)
+best=$(LC_ALL=C sort -gk2 $W/dev/adjust.tsv | tail -1 | cut -f1)
 adjust="--adjust ${best#adjust-}"
 label test test/judged entropy stance.entropy
 label test test/judged warm stance.warm
