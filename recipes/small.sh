@@ -146,14 +146,14 @@ for adjust in 0 0.25 0.5 0.75 1; do
   label dev dev/judged warm adjust-$adjust --adjust $adjust
 done
 python 06_evaluate.py $D --split dev --measures F1 --out $W/dev/adjust.tsv $W/dev/adjust-*.tsv
-best=$(LC_ALL=C sort -gk2 $W/dev/adjust.tsv | tail -1 | cut -f1)
-adjust="--adjust ${best#adjust-}"
+adjust=$(awk 'NR > 1 && $2 > best { best = $2; name = $1 }
+  END { sub("adjust-", "", name); print name + 0 }' $W/dev/adjust.tsv)
 label test test/judged entropy stance.entropy
 label test test/judged warm stance.warm
 # Calibrated, small classifiers are seldom sure of more than half: every label counts for a claim.
-label test test/judged warm stance.adjusted $adjust --evidence-from 0 \
+label test test/judged warm stance.adjusted --adjust $adjust --evidence-from 0 \
   --aggregate $W/test/claims.jsonl
-label test $TEST/all-fitted warm verdicts --top-k 3 $adjust
+label test $TEST/all-fitted warm verdicts --top-k 3 --adjust $adjust
 
 stage "6  Tables; in one of them, a run's name tells it from the others"
 for kind in dense hybrid; do
