@@ -394,14 +394,14 @@ def ask_endpoint(waiting, args):
     try:
         with contextlib.suppress(openai.APIStatusError):  # a server without this list
             client.with_options(max_retries=1).models.with_raw_response.list()
-        bar = tqdm(total=len(waiting), desc="ask")
-        while waiting:
-            now = affordable(waiting, args)
-            calls = [pool.submit(fetch, client, request, args) for request in now]
-            for call in as_completed(calls):
-                call.result()
-                bar.update()
-            waiting = waiting[len(now) :]
+        with tqdm(total=len(waiting), desc="ask") as bar:
+            while waiting:
+                now = affordable(waiting, args)
+                calls = [pool.submit(fetch, client, request, args) for request in now]
+                for call in as_completed(calls):
+                    call.result()
+                    bar.update()
+                waiting = waiting[len(now) :]
     except Exception as error:
         pool.shutdown(cancel_futures=True)  # replies under way are stored
         if not isinstance(error, openai.OpenAIError):

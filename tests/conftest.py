@@ -171,7 +171,9 @@ def run():
 
 def end_of(main, args, capsys):
     """Call main and return what it leaves, as of a process."""
+    from tqdm import tqdm  # here, since main's script has set how bars look
     status = 0
+    tqdm._instances.clear()  # an error before may have left a bar, and bars make room for others
     capsys.readouterr()
     try:
         main()
