@@ -756,8 +756,11 @@ def lock(path):
         fail(path, "another command is making it; wait until that one ends")
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
-def check_owner(args, task, path):
-    """Refuse an output that the task reads, and folders and data that others have made."""
+def check_owner(args, task, path, known=False):
+    """Refuse an output that the task reads, and folders and data that others have made.
+
+    known: what stands there is known to be ours.
+    """
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
@@ -765,7 +768,7 @@ def check_owner(args, task, path):
     ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
     data = Path(args.data).resolve()
     foreign = path.is_dir() and any(path.iterdir()) or data in path.resolve().parents
-    if path.exists() and foreign and not ours:
+    if path.exists() and foreign and not (ours or known):
         fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):

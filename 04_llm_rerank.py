@@ -125,29 +125,57 @@ def few_shot(claims_path, qrels_path, claims, texts, args):
     return messages
 
 # -------------------- Replies
+ITEM = r"(?:[A-Za-z]+ )?\d{1,6}"  # 2, Abstract 2
+CHAIN = rf"{ITEM}(?:\s*[>,≻]\s*{ITEM})+"  # 2 > 3 > 1
+LISTED = rf"^\W*\d+[.)][^\w\n]+({ITEM})\b"  # 1. Abstract 2
+
+def numbers_in(text):
+    """Return lists of numbers that may be the order in a text, the best first.
+
+    Numbers in brackets count alone if there are any: [2] > [1], [2, 1], [Abstract 2]. Else those of
+    the only chain, 2 > 1, of a numbered list, or all.
+    """
+    parts = [re.findall(r"\[([^][]*\d[^][]*)\]", text)]
+    if not parts[0]:
+        chains, listed = re.findall(CHAIN, text), re.findall(LISTED, text, re.MULTILINE)
+        parts = [chains * (len(chains) == 1), listed * (len(listed) > 1), [text]]
+    return [re.findall(r"\d{1,6}", " ".join(part)) for part in parts]
+
 def parse_permutation(text, n, wanted=0, old=None):
     """Return a permutation of range(n), and "perfect" or "repaired" (as in RankGPT).
 
-    Numbers in brackets count alone if there are any: [2] > [1], [2, 1], [Abstract 2]. What is not
-    named follows in the order of old, a permutation of range(n). None if the text names nothing.
+    What is not named follows in the order of old, a permutation of range(n). None if the text names
+    nothing.
     """
-    bracketed = " ".join(re.findall(r"\[([^][]*)\]", text))
-    numbers = re.findall(r"\d{1,6}", bracketed) or re.findall(r"\d{1,6}", text)
-    order = [place - 1 for place in dict.fromkeys(map(int, numbers)) if 1 <= place <= n]
-    if not order:
+    for numbers in numbers_in(text):
+        order = [place - 1 for place in dict.fromkeys(map(int, numbers)) if 1 <= place <= n]
+        if order:
+            break
+    else:
         return None
     whole = len(numbers) == len(order) >= min(wanted or n, n)
     rest = [place for place in (range(n) if old is None else old) if place not in order]
     return order + rest, "perfect" if whole else "repaired"
 
-def parse_yes(text):
+def parse_cut_permutation(text, **sizes):
+    """As parse_permutation, of a reply that the token limit cut: it must begin with the order.
+
+    Numbers further down may be a draft, or no order at all.
+    """
+    begins = re.match(rf"\W*(order\W+)?((\[[A-Za-z]+ )?\d|{CHAIN})", text)
+    return parse_permutation(text, **sizes) if begins else None
+
+def parse_yes(text, cut=False):
     """Return YES or NO: the first word if it is one of them, else the only one in the text.
 
-    None if there is none. "Yes or no" only repeats the question, and "yes and no" is no answer.
+    None if there is none. "Yes or no" only repeats the question, "yes and no" is no answer, and "no
+    study" none either, unless a reply begins with it. cut: the token limit cut the reply, so that
+    the first word alone counts.
     """
     both = r"\b(YES\W+(OR|AND)\W+NO|NO\W+(OR|AND)\W+YES|YES/NO)\b"
-    words = re.findall(r"\w+", re.sub(both, " ", text.upper()))
-    for said in (words[:1], words):
+    text = re.sub(rf"{both}|^\W*LABEL\b", " ", text.upper())
+    first, words = re.findall(r"\w+", text)[:1], re.findall(r"\w+", re.sub(r"\bNO +\w", " ", text))
+    for said in [first] if cut else [first, words]:
         named = {"YES", "NO"} & set(said)
         if len(named) == 1:
             return named.pop()
@@ -162,14 +190,17 @@ def probability_of_yes(answer, logprobs):
 
 # -------------------- Dialogues
 # They return sort keys of the texts, the lowest first, and the qualities of the replies.
-def ask_in_form(messages, prompt, limit, parse, args, **more):
-    """Dialogue: ask a prompt after messages, once more if parse finds nothing in the reply."""
+def ask_in_form(messages, prompt, limit, parsers, args, **more):
+    """Dialogue: ask a prompt after messages, once more if nothing is found in the reply.
+
+    parsers: of a whole reply, and of one that was cut.
+    """
     requests = []
     for text in (prompt, prompt + AGAIN):
         turns = [*messages, {"role": "user", "content": text}]
         body = body_of(turns, limit, args, METHODS[args.method]["form"], **more)
         requests.append(request_of(body))
-    return (yield from ask_twice(*requests, parse))
+    return (yield from ask_twice(*requests, *parsers))
 
 def windows(n, size, step):
     """Return (start, end) of each window, from the bottom of n candidates up to the top."""
@@ -191,9 +222,10 @@ def listwise(claim, texts, examples, args):
                 continue  # nothing to order, nothing to pay for
             shown = rng.permutation(n) if args.shuffle else np.arange(n)
             prompt = prompt_of(claim, [texts[place] for place in window[shown]], args)
-            parse = functools.partial(
-                parse_permutation, n=n, wanted=args.best, old=np.argsort(shown))
-            parsed, reply = yield from ask_in_form(examples, prompt, 8 * n + 24, parse, args)
+            sizes = {"n": n, "wanted": args.best, "old": np.argsort(shown)}
+            parsers = [functools.partial(parse, **sizes)
+                       for parse in (parse_permutation, parse_cut_permutation)]
+            parsed, reply = yield from ask_in_form(examples, prompt, 8 * n + 24, parsers, args)
             quality = "failed" if reply["error"] else "useless"
             if parsed:  # else the old order stays
                 found, quality = parsed
@@ -204,8 +236,9 @@ def listwise(claim, texts, examples, args):
 
 def pointwise(claim, text, args):
     """Ask whether a text is evidence; its sort key is - P(YES)."""
+    parsers = parse_yes, functools.partial(parse_yes, cut=True)
     answer, reply = yield from ask_in_form(
-        [], prompt_of(claim, [text], args), 16, parse_yes, args, logprobs=True)
+        [], prompt_of(claim, [text], args), 16, parsers, args, logprobs=True)
     quality = "perfect" if answer else "useless"
     key = -probability_of_yes(answer, reply["logprobs"])
     return [key], ["failed" if reply["error"] else quality]
@@ -462,6 +495,8 @@ def check_logits(_, logits):
         fail("--model", "its output is NaN; use --device cpu, or a GPU that has bf16")
     return logits
 
+OPEN = r"(<think>|\[THINK\])\s*$"  # thoughts that a chat template begins
+
 def first_tokens(enum, tokenizer, name):
     """Return the id of the first token of each text of enum."""
     first = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in enum]
@@ -488,7 +523,11 @@ def generate(bodies, device):
     context = getattr(model.config.get_text_config(), "max_position_embeddings", math.inf)
     start = batch["input_ids"].shape[1]
     if start + limit > context:
-        fail("--max-words", f"{start} + {limit} tokens do not fit into {context}; lower it")
+        fail("--max-words", f"{start} + {limit} tokens do not fit into {context}; truncate "
+             "abstracts to fewer words (0: never)")
+    if enum and re.search(OPEN, tokenizer.decode(batch["input_ids"][0])):
+        fail(body["model"], "its chat template begins every reply with thoughts, and a local model "
+             "answers at once; take one that does not think, or another --backend")
     with torch.inference_mode():
         out = model.generate(
             **batch.to(model.device), max_new_tokens=1 if enum else limit, do_sample=False,
@@ -543,9 +582,9 @@ def rerank(args):
     shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if args.fewshot]
     models = [args.model] if args.backend == "transformers" else []
     task = task_of(args, args.run, args.claims, args.corpus, *shots, models=models)
-    for path in (Path(args.replies), Path(args.requests)):
-        lock(path)
-        check_owner(args, task, path)
+    lock(Path(args.replies))
+    lock(Path(args.requests))
+    check_dialogues(args, task, args.replies, args.requests)
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims = dict(read_table(args.claims, ["claim_id", "claim"])[["claim_id", "claim"]].to_numpy())
@@ -569,6 +608,7 @@ def rerank(args):
         warn(args.replies, f"{counts['useless']} useless and {counts['failed']} failed replies "
              "change no order, or count as 0.5; see --max-tokens, --retry-errors")
     facts = {"rows": len(run), "replies": counts, **facts,
+             "replies_sha256": digest_of_replies(args),
              "cost_at_most": round(spent_on_replies(args), 4)}
     with written(args.out, task, **facts) as path:
         run[RUN].to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
@@ -598,7 +638,7 @@ def ask(args):
     """Answer the requests of a file (OpenAI Batch API) that have no reply yet."""
     task = task_of(args, args.requests)
     lock(Path(args.replies))
-    check_owner(args, task, Path(args.replies))
+    check_dialogues(args, task, args.replies)
     requests = read_requests(args)
     replies, _ = replies_so_far(args)
     waiting = [request for name, request in requests.items() if name not in replies]
@@ -667,7 +707,8 @@ def add_backend(job, backends):
         help="default: openai with --base-url or OPENAI_API_KEY, else transformers")
     add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
-        help="name at the endpoint (or LLM_MODEL); local folder, hub id or GGUF file")
+        help="name at the endpoint (or LLM_MODEL); local folder, hub id or GGUF file; "
+        "requests that name a model keep it")
     add("--extra", type=json_object, default={},
         help='parameters of a request as JSON; null drops one: {"max_tokens": null, ...}')
     add("--concurrency", type=count, default=16, help="calls at a time")
@@ -699,7 +740,7 @@ def resolve(args):
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     if Path(args.requests).resolve() == Path(args.replies).resolve():
         fail("--requests", "it is --replies, too; give another file")
-    args.force = args.force or args.retry_errors
+    args.force = args.force or args.retry_errors or replies_changed(args)
     args.identity = identity_of(args)
     return args
 
@@ -917,8 +958,11 @@ def lock(path):
         fail(path, "another command is making it; wait until that one ends")
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
-def check_owner(args, task, path):
-    """Refuse an output that the task reads, and folders and data that others have made."""
+def check_owner(args, task, path, known=False):
+    """Refuse an output that the task reads, and folders and data that others have made.
+
+    known: what stands there is known to be ours.
+    """
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
@@ -926,7 +970,7 @@ def check_owner(args, task, path):
     ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
     data = Path(args.data).resolve()
     foreign = path.is_dir() and any(path.iterdir()) or data in path.resolve().parents
-    if path.exists() and foreign and not ours:
+    if path.exists() and foreign and not (ours or known):
         fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
@@ -1200,9 +1244,20 @@ def reply_of(record):
     cut = choice.get("finish_reason") == "length"
     return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
-def read_replies(path):
-    """Return ({custom_id: reply}, lines that are no replies); a later reply replaces an earlier.
+def check_dialogues(args, task, *paths):
+    """Refuse files that are no requests or replies, which calls add to without provenance."""
+    for path in map(Path, paths):
+        known = False
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(1000)
+            known = not head.strip() or re.search(rb'"(custom_id|billed_at_most)"', head)
+        check_owner(args, task, path, known)
 
+def read_replies(path):
+    """Return ({custom_id: reply}, lines that are no replies).
+
+    A later reply replaces an earlier one, unless it is an error and the earlier is none.
     A last line without its end was torn by a kill, and is not counted: its request waits again.
     """
     replies, unusable = {}, 0
@@ -1217,10 +1272,20 @@ def read_replies(path):
             record = json.loads(line)
             if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
                 name, reply = reply_of(record)
-                replies[name] = reply
+                if not reply["error"] or replies.get(name, reply)["error"]:
+                    replies[name] = reply
         except MALFORMED:
             unusable += number < len(lines)
     return replies, unusable
+
+def replies_changed(args):
+    """Return whether --replies has changed since --out was made of it: it may hold better ones."""
+    made = read_object(f"{args.out}.meta.json").get("replies_sha256")
+    return bool(made) and digest_of_replies(args) not in ("", made)
+
+def digest_of_replies(args):
+    """Return the sha256 of --replies, "" where there is no such file."""
+    return digest(args.replies) if Path(args.replies).is_file() else ""
 
 def objects_in(value, field):
     """Return the JSON objects in the list value[field]; none where there is no such list."""

@@ -67,6 +67,7 @@ ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", 
        "--max-cost")  # for 04_llm_rerank.py ask
 
 NEUTRAL.update(("aggregate", "ask", "backend", "base_url", "dry_run", "requests", "retry_errors"))
+ABOUT_CLAIMS = ("evidence_from", "evidence_model")  # arguments that --aggregate alone depends on
 
 # -------------------- Inputs
 def read_texts(args):
@@ -119,7 +120,10 @@ DOUBT = (
     r"|may|might|maybe|perhaps|possibly|probably|likely|could|would|should|seems|appears|unclear"
     r"|if|unless|but|however|although|though|yet|except|only|partly|partially|weakly|limited)\b"
     r"|n't|\?|\[ \]|[☐✗✘]|~~|❌(?!\W*(refut|contradict))")
-RETRACTED = r"\b(wait|correction|sorry|mistake\w*|on reflection|second thoughts?|reconsider\w*)\b"
+RETRACTED = (  # at the beginning of a sentence: "hospital wait times" retract nothing
+    r"(?m)(^|[.!?:;])\W*((oh|no|but|hmm|actually|hold on)\W+)?"
+    r"(wait|correction|sorry|(on )?(reflection|second thoughts?))\b"
+    r"|\b(a|my|by|was|is) mistake\w*|\b(i|me) (\w+ )?(reconsider\w*|misread\w*|am sorry)\b")
 
 def lines_of(reply, labels):
     """Return the lines of a reply that hold words, in lower case; a field of JSON is a line."""
@@ -289,7 +293,7 @@ def logits_of(model, pairs, args):
     logits = model.predict(
         inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True, pool=pool,
         batch_size=args.batch_size or (8 if cpu else 64),
-        chunk_size=-(-len(inputs) // len(args.device)))
+        chunk_size=max(1, -(-len(inputs) // len(args.device))))
     logits = np.reshape(logits, (-1, 3)).astype(float)[:, head_order(model.config)]
     for row in np.flatnonzero(~np.isfinite(logits).all(axis=1))[:1]:
         fail(pairs[row][0], "its output is NaN; use --dtype fp32, or train at less --lr")
@@ -795,8 +799,7 @@ def dialogues_about(pairs, shown, args):
 def label_by_llm(pairs, claims, texts, task, args):
     """Return labels, probabilities (pairs, 3), facts, None; a pair without a label becomes NEI."""
     lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
-    for path in (args.requests, args.replies):
-        check_owner(args, task, Path(path))
+    check_dialogues(args, task, args.requests, args.replies)
     shown = few_shot(claims, texts, args) if args.shots else []
     begin = functools.partial(dialogues_about, pairs, shown, args)
     if args.dry_run:
@@ -804,6 +807,7 @@ def label_by_llm(pairs, claims, texts, task, args):
         ask_04(requests_to_come(begin, replies, guess_of(args)), args)
     results, facts = converse(begin, ask_04, args)
     answers = list(itertools.chain(*results))
+    facts["replies_sha256"] = digest_of_replies(args)
     facts["failed"] = sum(bool(error) for _, _, error in answers)
     facts["unusable"] = sum(not label for label, _, _ in answers)
     facts["with_probabilities"] = sum(bool(chances) for _, chances, _ in answers)
@@ -908,40 +912,67 @@ def read_run(path, top_k, claims, texts):
     run = read_table(path, RUN, claim_id=claims, abstract_id=texts)[RUN]
     return run[run["rank"] <= (top_k or len(run))].reset_index(drop=True)
 
-def judge(label, files, models, args):
-    """Write verdicts on the pairs of the first of files, and on claims for --aggregate.
+def judge(label, files, models, args, picker=None):
+    """Write verdicts on the pairs of the first of files, then on claims for --aggregate.
 
     label(pairs, claims, texts, task, args) returns labels, probabilities (pairs, 3), facts, and the
-    classifier that picks evidence sentences, or None.
+    classifier that it used, or None. picker: the classifier that picks evidence sentences, unless
+    --evidence-model names one.
     """
-    outs = [path for path in (args.out, args.aggregate) if path]
-    models = [name for name in (*models, args.evidence_model) if name]
-    task = task_of(args, *files, args.claims, args.corpus, models=models)
-    if up_to_date(args, task, *outs):
+    others = {args.evidence_model} - {None, *models}
+    about_claims = task_of(args, *files, args.claims, args.corpus, models=[*models, *others])
+    task = without(about_claims, {*ABOUT_CLAIMS, *others})
+    labelled = up_to_date(args, task, args.out)
+    told = not args.aggregate or up_to_date(args, about_claims, args.aggregate)
+    if labelled and (told or "dry_run" in args and args.dry_run):
         return {"made": []}
     claims, texts = read_texts(args)
-    run = read_run(files[0], args.top_k, claims, texts)
-    pairs = pairs_of(run, claims, texts)
-    labels, probabilities, facts, model = label(pairs, claims, texts, task, args)
+    made, facts, model = [], {}, None
+    if not labelled:
+        run = read_run(files[0], args.top_k, claims, texts)
+        labels, probabilities, facts, model = label(
+            pairs_of(run, claims, texts), claims, texts, task, args)
+        facts |= write_verdicts(run, labels, probabilities, task, facts, args)
+        made.append(args.out)
+    if not told:
+        picker = args.evidence_model or picker
+        if picker and (args.evidence_model or not model):
+            model = open_classifier(picker, args)
+        write_claims(model, claims, texts, about_claims, args)
+        made.append(args.aggregate)
+    return {"made": made, **facts}
+
+def without(task, names):
+    """Return a task without arguments and inputs of these names."""
+    return {key: {name: value for name, value in part.items() if name not in names}
+            for key, part in task.items()}
+
+def write_verdicts(run, labels, probabilities, task, facts, args):
+    """Write the run with its labels to --out; return facts about them."""
     verdicts = run.assign(label=labels)
     verdicts[COLUMNS] = np.reshape(probabilities, (-1, 3))
-    facts |= {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
-    with written(args.out, task, **facts) as path:
+    more = {"pairs": len(run), "labels": verdicts["label"].value_counts().to_dict()}
+    with written(args.out, task, **facts, **more) as path:
         verdicts.to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     remove(f"{args.out}.parts")
-    if args.aggregate:
-        evidence = evidence_of(verdicts, args.evidence_from)
-        if args.evidence_model:
-            model = open_classifier(args.evidence_model, args)
-        sentences = evidence_sentences(model, evidence, claims, texts, args) if model else None
-        lines = aggregate(verdicts, evidence.assign(sentence=sentences), claims)
-        with written(args.aggregate, task) as path:
-            path.write_text("".join(lines), encoding="utf-8")
-    return {"made": outs, **facts}
+    return more
+
+def write_claims(model, claims, texts, task, args):
+    """Write one verdict per claim, on the ground of the file of verdicts, to --aggregate.
+
+    model: classifier that picks evidence sentences, or None.
+    """
+    verdicts = read_table(args.out, [*RUN, "label", *COLUMNS], claim_id=claims, abstract_id=texts)
+    verdicts[COLUMNS] = verdicts[COLUMNS].astype(float)
+    evidence = evidence_of(verdicts, args.evidence_from)
+    sentences = evidence_sentences(model, evidence, claims, texts, args) if model else None
+    lines = aggregate(verdicts, evidence.assign(sentence=sentences), claims)
+    with written(args.aggregate, task) as path:
+        path.write_text("".join(lines), encoding="utf-8")
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
-    return judge(label_by_classifier, [args.run], [args.model], args)
+    return judge(label_by_classifier, [args.run], [args.model], args, picker=args.model)
 
 def llm(args):
     """Label the pairs of a run with a language model, which 04_llm_rerank.py asks."""
@@ -954,7 +985,12 @@ def combine(args):
 
 # -------------------- Command line
 def json_object(text):
-    return {**json.loads(text)}
+    """For argparse: {name: value} of a JSON object."""
+    extra = {**json.loads(text)}
+    json.dumps(extra, allow_nan=False)
+    if {"model", "messages"} & set(extra) or not isinstance(extra.get("max_tokens"), int | None):
+        raise ValueError
+    return extra
 
 def add_texts(job):
     """Add the flags of all jobs; return a function that adds inputs and outputs."""
@@ -1088,7 +1124,7 @@ def derive_requests(args):
         fail("--requests", "it is --replies, too; give another file")
     few = args.strategy == "few-shot-hybrid"
     args.shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if few]
-    args.force = args.force or args.retry_errors
+    args.force = args.force or args.retry_errors or replies_changed(args)
 
 def main():
     parser, jobs = command_line(classify, train, llm, combine)
@@ -1306,8 +1342,11 @@ def lock(path):
         fail(path, "another command is making it; wait until that one ends")
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
-def check_owner(args, task, path):
-    """Refuse an output that the task reads, and folders and data that others have made."""
+def check_owner(args, task, path, known=False):
+    """Refuse an output that the task reads, and folders and data that others have made.
+
+    known: what stands there is known to be ours.
+    """
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
@@ -1315,7 +1354,7 @@ def check_owner(args, task, path):
     ours = Path(f"{path}.meta.json").exists() and job == task["arguments"]["job"]
     data = Path(args.data).resolve()
     foreign = path.is_dir() and any(path.iterdir()) or data in path.resolve().parents
-    if path.exists() and foreign and not ours:
+    if path.exists() and foreign and not (ours or known):
         fail(path, "this command did not make it; give another --out")
 
 def up_to_date(args, task, *outs):
@@ -1745,9 +1784,20 @@ def reply_of(record):
     cut = choice.get("finish_reason") == "length"
     return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
-def read_replies(path):
-    """Return ({custom_id: reply}, lines that are no replies); a later reply replaces an earlier.
+def check_dialogues(args, task, *paths):
+    """Refuse files that are no requests or replies, which calls add to without provenance."""
+    for path in map(Path, paths):
+        known = False
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(1000)
+            known = not head.strip() or re.search(rb'"(custom_id|billed_at_most)"', head)
+        check_owner(args, task, path, known)
 
+def read_replies(path):
+    """Return ({custom_id: reply}, lines that are no replies).
+
+    A later reply replaces an earlier one, unless it is an error and the earlier is none.
     A last line without its end was torn by a kill, and is not counted: its request waits again.
     """
     replies, unusable = {}, 0
@@ -1762,10 +1812,20 @@ def read_replies(path):
             record = json.loads(line)
             if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
                 name, reply = reply_of(record)
-                replies[name] = reply
+                if not reply["error"] or replies.get(name, reply)["error"]:
+                    replies[name] = reply
         except MALFORMED:
             unusable += number < len(lines)
     return replies, unusable
+
+def replies_changed(args):
+    """Return whether --replies has changed since --out was made of it: it may hold better ones."""
+    made = read_object(f"{args.out}.meta.json").get("replies_sha256")
+    return bool(made) and digest_of_replies(args) not in ("", made)
+
+def digest_of_replies(args):
+    """Return the sha256 of --replies, "" where there is no such file."""
+    return digest(args.replies) if Path(args.replies).is_file() else ""
 
 def objects_in(value, field):
     """Return the JSON objects in the list value[field]; none where there is no such list."""

@@ -35,11 +35,12 @@ SCRIPT, SECRET = "04_llm_rerank.py", "sk-secret-0123456789"
 HYBRID, OUT = "work/demo/test/hybrid.tsv", "work/demo/test/llm.tsv"
 REPLIES, KIT = "work/demo/test/llm.replies.jsonl", load(SCRIPT)
 
-SIZES = {"order": (3,), "best": (4, 2)}  # of three; the two best of four
+SIZES = {"order": {"n": 3}, "cut order": {"n": 3}, "best": {"n": 4, "wanted": 2}}
 
 @pytest.mark.parametrize(("what", "reply", "read"), replies(*SIZES))
 def test_an_order_is_parsed_and_repaired(what, reply, read):
-    found = KIT.parse_permutation(content_of(KIT, reply), *SIZES[what])
+    parse = KIT.parse_cut_permutation if "cut" in what else KIT.parse_permutation
+    found = parse(content_of(KIT, reply), **SIZES[what])
     order, quality = found or ([], "useless")
     assert " ".join([*(str(place + 1) for place in order), quality]) == read
 
@@ -61,12 +62,13 @@ def test_what_a_reply_does_not_name_follows_in_the_order_of_the_run():
         shown = re.findall(r"^\[\d\] (\w+)", prompt, re.MULTILINE)
         assert shown != texts
         with pytest.raises(StopIteration) as end:
-            dialogue.send({"content": f"[{shown.index('three') + 1}]", "error": None})
+            dialogue.send(
+                {"content": f"[{shown.index('three') + 1}]", "error": None, "cut": False})
         assert end.value.value == ([1, 2, 3, 0, 4], [quality])  # ranks: three, then the old order
 
-@pytest.mark.parametrize(("_", "reply", "read"), replies("yes"))
-def test_the_probability_of_yes_comes_from_the_text_where_logprobs_are_odd(_, reply, read):
-    answer = KIT.parse_yes(content_of(KIT, reply))
+@pytest.mark.parametrize(("what", "reply", "read"), replies("yes", "cut yes"))
+def test_the_probability_of_yes_comes_from_the_text_where_logprobs_are_odd(what, reply, read):
+    answer = KIT.parse_yes(content_of(KIT, reply), "cut" in what)
     for logprobs in (None, 7, {}, {"content": [{"top_logprobs": [{"token": 3}]}]}):
         quality = "perfect" if answer else "useless"
         assert f"{KIT.probability_of_yes(answer, logprobs):g} {quality}" == read
@@ -129,6 +131,29 @@ def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     (tmp_path / "utf16").write_text("{}\n", encoding="utf-16")
     with pytest.raises(SystemExit):
         KIT.read_replies(tmp_path / "utf16")
+
+def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
+    said = {"response": {"body": {"choices": [{"message": {"content": "paid"}}]}}}
+    error = {"response": None, "error": {"code": "batch_expired"}}
+    lines = [{"custom_id": name} | what for name, what in
+             (("a", said), ("a", error), ("b", error), ("b", said), ("c", error), ("c", error))]
+    (tmp_path / "replies").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, _ = KIT.read_replies(tmp_path / "replies")
+    assert [found[name]["content"] for name in "abc"] == ["paid", "paid", ""]
+
+@pytest.mark.parametrize("method", ["listwise", "pointwise"])
+def test_what_the_token_limit_cut_is_asked_again(method):
+    draft = "Okay, abstract [1] says that there is no"
+    dialogue = KIT.dialogues_about(
+        pd.DataFrame([("c", "a", 1, 1), ("c", "b", 2, 1)], columns=RUN), {"c": "claim"},
+        {"a": "one", "b": "two"}, [], settings(method=method))[0]
+    asked = [next(dialogue)]
+    reply = {"content": draft, "error": None, "logprobs": None, "cut": True}
+    asked.append(dialogue.send(reply))
+    assert KIT.AGAIN in asked[1]["body"]["messages"][0]["content"]
+    with pytest.raises(StopIteration) as end:
+        dialogue.send(reply)
+    assert end.value.value[1] == ["useless"]
 
 def test_dialogues_carry_on_turn_by_turn():
     def dialogue(name, turns):
@@ -437,6 +462,41 @@ def test_an_engine_gets_all_that_waits_and_its_lines_are_counted(toy, call):
     assert made["replies"]["perfect"] == 6
     assert [made[name] for name in ("unusable_lines", "unknown_replies")] == [2, 1]
 
+def reply_all(requests, path, content):
+    """Append the same reply to every request that waits."""
+    with open(path, "a") as file:
+        for request in records(requests):
+            body = {"choices": [{"message": {"content": content}}]}
+            line = {"custom_id": request["custom_id"], "response": {"body": body}}
+            file.write(json.dumps(line) + "\n")
+
+@pytest.mark.parametrize("work", ["data/demo/work", "work/demo"])
+def test_better_replies_make_the_output_anew_wherever_it_stands(toy, call, work):
+    words = (SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy", "--alpha", 0,
+             "--depth", 3, "--work", work)
+    requests = toy / work / "test/llm.requests.jsonl"
+    paths = [requests, toy / work / "test/llm.replies.jsonl"]
+    assert call(*words, cwd=toy).returncode == 3
+    assert call(*words, cwd=toy).returncode == 3  # its own requests are no foreign file
+    reply_all(*paths, "nothing")
+    assert call(*words, cwd=toy).returncode == 3  # they are asked in other words
+    reply_all(*paths, "[1] > [2] > [3]")
+    first = facts(call(*words, cwd=toy))
+    before = orders(toy / work / "test/llm.tsv")
+    assert first["replies"]["perfect"] == 3 and facts(call(*words, cwd=toy))["made"] == []
+    reply_all(*paths, "[3] > [2] > [1]")
+    assert facts(call(*words, cwd=toy))["replies"]["perfect"] == 3
+    after = orders(toy / work / "test/llm.tsv")
+    assert all(after[claim][:3] == before[claim][2::-1] for claim in before)
+    paths[1].unlink()  # what was paid for is not asked for again
+    assert facts(call(*words, cwd=toy))["made"] == []
+
+def test_requests_do_not_replace_data(toy, refused):
+    data = toy / "data/demo/mine.jsonl"
+    data.write_text('{"abstract_id": "1"}\n')
+    refused(toy, SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy", "--requests",
+            "data/demo/mine.jsonl", said="this command did not make it")
+
 def test_a_window_of_one_candidate_and_an_empty_run_ask_nothing(toy, rerank, endpoint):
     server, run = endpoint(last_first), toy / HYBRID
     done = rerank(server, "--depth", 1)
@@ -573,6 +633,7 @@ def test_replies_of_other_weights_or_precision_are_not_taken(toy, monkeypatch):
 @pytest.mark.parametrize(("edit", "said"), [
     ({"chat_template": "{{ raise_exception('no system') }}"}, "refuses the messages: no system"),
     ({"chat_template": "{{ messages[0].what.is.this }}"}, "refuses the messages"),
+    ({"chat_template": "x<think>\n"}, "begins every reply with thoughts"),
     ({"pad_token": None, "eos_token": None}, "refuses the messages")])
 def test_tokenizers_that_cannot_read_messages_are_one_line(toy, refused, edit, said):
     tiny_llm(toy / "llm")
@@ -582,7 +643,7 @@ def test_tokenizers_that_cannot_read_messages_are_one_line(toy, refused, edit, s
     if "chat_template" in edit:
         (toy / "llm/chat_template.jinja").write_text(edit["chat_template"])
     refused(toy, SCRIPT, "--run", HYBRID, "--backend", "transformers", "--model", "llm",
-            "--depth", 3, said=said)
+            "--depth", 3, "--method", "pointwise", said=said)
 
 @pytest.mark.parametrize(("body", "said"), [
     ({"messages": [1]}, "whose content is a text"),

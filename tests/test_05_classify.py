@@ -265,6 +265,36 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     assert found == wanted.values.tolist() != []
     assert all(one["sentence"] in texts[one["abstract_id"]] for one in evidence)
 
+def test_verdicts_that_are_there_are_aggregated_and_not_made_again(toy, call, killed):
+    tiny(toy / "nli", NLI)
+    words = (SCRIPT, *HYBRID, "--model", "nli", "--max-length", 24, "--aggregate", "c.jsonl")
+    kill = kill_before("write_claims(model, claims, texts, about_claims, args)")
+    assert killed(*words, cwd=toy, edits=kill)
+    verdicts, found = toy / "work/demo/test/verdicts.tsv", []
+    made, place = verdicts.read_bytes(), verdicts.stat().st_mtime_ns
+    for flags in ((), ("--evidence-from", 0), ("--evidence-model", "nli"), ()):
+        done = call(*words, *flags, cwd=toy)
+        assert facts(done)["made"] == ["c.jsonl"] and "up to date: " in done.stdout
+        found.append((toy / "c.jsonl").read_bytes())
+    assert verdicts.read_bytes() == made and verdicts.stat().st_mtime_ns == place
+    assert found[0] == found[2] == found[3] != found[1]
+    assert facts(call(*words, cwd=toy))["made"] == []
+    facts(call(*words, "--force", cwd=toy))  # without an interruption
+    assert (toy / "c.jsonl").read_bytes() == found[0] and verdicts.read_bytes() == made
+
+def test_no_pair_at_all_is_a_chunk_for_several_devices():
+    seen = {}
+    class Model:
+        config = SimpleNamespace(id2label=dict(enumerate(LABELS)), num_labels=3)
+        device = SimpleNamespace(type="cpu")
+        def start_multi_process_pool(self, devices):
+            return devices
+        def predict(self, pairs, **options):
+            seen.update(options)
+            return np.empty((len(pairs), 3))
+    assert KIT.logits_of(Model(), [], arguments(device=["cpu", "cpu"])).shape == (0, 3)
+    assert seen["chunk_size"] == 1
+
 def test_only_sentences_that_the_model_reads_are_left_out(tmp_path, models):
     model = KIT.open_classifier(tiny(tmp_path, NLI), arguments())
     text, model.max_seq_length = "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.)", 99
