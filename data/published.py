@@ -86,7 +86,7 @@ def rows(path, *wanted):
             for batch in table.iter_batches(10_000):  # a whole corpus takes gigabytes
                 yield from batch.to_pylist()
         elif path.suffix in (".tsv", ".csv"):
-            columns, table = convert.read_rows(path)
+            columns, table, _ = convert.read_rows(path)
             demand(path, columns, *wanted)
             for row in table.values():
                 yield dict(zip(columns, row))
@@ -318,7 +318,7 @@ def read_trec(source, args):
         if line.strip() and not tab:
             fail(f"{args.topics}:{number}", "no tab between id and text; fix the line")
         yield args.split, {"claim_id": name, "claim": text}
-    columns, table = convert.read_rows(args.qrels)
+    columns, table, _ = convert.read_rows(args.qrels)
     if columns != convert.TREC[4]:
         fail(f"{args.qrels}:1", "not the four fields of TREC: topic 0 document grade")
     for row in table.values():
