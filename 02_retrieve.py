@@ -59,7 +59,16 @@ RM3_TERMS, RM3_CLAIM = 30, 0.7  # terms of feedback, and the weight of the claim
 ROUNDING = 1e-9  # of scores in a run: they have nine digits
 
 # -------------------- Search: scores of all abstracts for each claim
-def open_index(folder, corpus):
+def made_again(folder, args):
+    """Return the command that makes an index again, with the model that its meta.json names."""
+    words = ["python", "01_index.py", "--indexes", folder.name, "--data", args.data]
+    words += ["--work", args.work, "--corpus", args.corpus, "--out", args.index]
+    model = read_object(folder / "meta.json").get("model")
+    if isinstance(model, str):
+        words += [f"--{folder.name}-model", model]
+    return shlex.join([*words, "--force"])
+
+def open_index(folder, corpus, args):
     """Return meta.json of an unchanged index of this corpus (sha256)."""
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
@@ -73,7 +82,7 @@ def open_index(folder, corpus):
         if meta["corpus"] != corpus:
             raise ValueError("the corpus has changed")
     except Exception as error:  # a file is missing, empty or of another version
-        fail(folder, f"{error}; make it again: 01_index.py --indexes {folder.name} --force")
+        fail(folder, f"{error}; make it again: {made_again(folder, args)}")
     return meta
 
 def check_finite(scores, where, advice):
@@ -267,7 +276,7 @@ def retrieve(args):
         fail(args.claims, "no claims; add one a line")
     searches, runs, seconds, candidates = {}, {}, {}, None
     for kind, folder in folders.items():  # all models are loaded before the first run is written
-        meta = open_index(folder, task["inputs"][args.corpus])
+        meta = open_index(folder, task["inputs"][args.corpus], args)
         searches[kind] = SEARCH[kind](folder, meta, claims["claim"].tolist(), args)
         if kind == "bm25" and args.feedback:
             searches["bm25-rm3"] = search_rm3(folder, meta, claims["claim"].tolist(), args), 0
@@ -525,6 +534,9 @@ def mine(args):
     scored, any_nei = args.targets == "score", args.nei_of == "any"
     if scored and (args.shape != "pairs" or None in (args.middle, args.scale)):
         fail("--targets score", "needs --shape pairs, --middle and --scale")
+    if args.keep_claims_without_evidence and args.shape != "pairs":
+        fail("--keep-claims-without-evidence", f"--shape {args.shape} takes as many examples as "
+             "there is evidence; leave it out, or use --shape pairs")
     if any_nei and args.easy and args.easy_from == "run":
         fail("--easy", "--nei-of any reads no run; add --easy-from corpus")
     needs_run = scored or (args.hard + args.easy and not any_nei)
@@ -609,7 +621,8 @@ def add_mine(job):
     add("--out", default="{work}/{split}/examples.jsonl", help="training examples")
     add("--shape", choices=SHAPES, default="pairs",
         help="pairs for 03; tuples for 01 and 03; labels (NEI only) for 05")
-    add("--keep-claims-without-evidence", action="store_true", help="else they are skipped")
+    add("--keep-claims-without-evidence", action="store_true",
+        help="else they are skipped; for --shape pairs")
     add = job.add_argument_group("negatives").add_argument
     add("--hard", type=count, default=4,
         help="negatives from the top of the run, per claim; tuples, labels: per evidence")

@@ -473,6 +473,16 @@ def read_verdicts(path):
         verdicts[claim] = {"verdict": verdict, "evidence": sentences}
     return verdicts
 
+def own_verdicts(path, qrels):
+    """Return the path of verdicts that nobody named, None if there are none on judged claims."""
+    if not os.path.isfile(path) or not os.path.isfile(qrels):
+        return None
+    claims = read_verdicts(path).keys()
+    if claims & set(read_qrels(qrels)["claim_id"]):
+        return path
+    warn(path, f"left out, as none of its claims is in {qrels}; --aggregated names other verdicts")
+    return None
+
 def gold_verdicts(qrels):
     """Return the verdict on each claim that the labels of its evidence give."""
     import pandas as pd
@@ -890,7 +900,7 @@ def add_evaluate(job):
     add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page and --by")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page and for checks")
     add("--aggregated",
-        help="verdicts on claims (default: WORK/SPLIT/claims.jsonl, if it is there)")
+        help="verdicts on claims (default: WORK/SPLIT/claims.jsonl, if it has judged claims)")
     add("--silver", metavar="FILE", help="silver judgements (merge --judge): further columns, "
         "where they judge what gold does not, and their agreement with gold")
     add("--out", help="table; other files go beside it (default: WORK/SPLIT/metrics.tsv, with "
@@ -956,8 +966,8 @@ def resolve(args):
         for word in args.measures:
             names += MEASURES[word].split(", ") if word in MEASURES else [word]
         args.measures = list(dict.fromkeys(names))
-        if args.aggregated is None and os.path.isfile(f"{folder}/claims.jsonl"):
-            args.aggregated = f"{folder}/claims.jsonl"
+        if args.aggregated is None:
+            args.aggregated = own_verdicts(f"{folder}/claims.jsonl", args.qrels)
         own_qrels = Path(f"{args.data}/qrels.{args.split}.tsv")
         other = Path(args.qrels).stem.removeprefix("qrels.")
         other = "" if Path(args.qrels) == own_qrels else f"-{other}"  # they keep their own metrics

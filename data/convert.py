@@ -103,6 +103,13 @@ def grade_label(grade):
         return RELEVANT
     return "NEI" if float(grade) == 0 else ""
 
+def warn_of_grades(where, grades):
+    """Warn of grades above 1, which our labels do not keep."""
+    above = sum(float(grade) > 1 for grade in grades)
+    if above:
+        warn(where, f"{above} rows have grades above 1, which count as 1; nDCG differs from "
+                    "trec_eval's")
+
 # ---------------------------------------------------------------- Reading
 def sha256(path):
     """Return a file's sha256."""
@@ -191,10 +198,24 @@ def split_table(path, text, delimiter):
                                     "the first one here; line breaks become blanks")
     return rows
 
-def read_rows(path):
-    """Return a table's columns and its rows as {line: fields}; blank lines are skipped.
+def check_grades(path, rows):
+    """End the program at a grade with a fraction: four fields of a run end with a score."""
+    for line, row in rows.items():
+        if is_number(row[-1]) and float(row[-1]) % 1 > 0:
+            fail(f"{path}:{line}", f"{row[-1]} is no grade of TREC's qrels; if this is a run, add "
+                 "a header line, with tabs as in all rows: claim_id abstract_id rank score")
 
-    Every row has as many fields as there are columns.
+def without_nameless(columns, rows):
+    """Return columns and rows without the empty columns that a spreadsheet leaves at the end."""
+    kept = [place for place, name in enumerate(columns)
+            if name or any(row[place].strip() for row in rows.values())]
+    rows = {line: [row[place] for place in kept] for line, row in rows.items()}
+    return [columns[place] for place in kept], rows
+
+def read_rows(path):
+    """Return a table's columns, its rows as {line: fields}, and its delimiter (TREC: None).
+
+    Blank lines are skipped. Every row has as many fields as there are columns.
     """
     text = read_text(path)
     lines = text.split("\n")
@@ -202,10 +223,11 @@ def read_rows(path):
     columns = trec_columns(first)
     if not columns and first.lstrip()[0] in "{[":
         fail(f"{path}:1", "JSON, not a table; data/download.py reads published data sets")
+    delimiter = None if columns else max("\t,;", key=first.count)
     if columns:
         rows = {number: line.split() for number, line in enumerate(lines, 1)}
     else:
-        rows = split_table(path, text, max("\t,;", key=first.count))
+        rows = split_table(path, text, delimiter)
     rows = {line: row for line, row in rows.items() if any(map(str.strip, row))}
     if not columns:
         columns = [name.strip('" ') for name in rows.pop(min(rows))]
@@ -213,7 +235,11 @@ def read_rows(path):
         if len(row) != len(columns):
             fail(f"{path}:{line}",
                  f"{len(row)} fields, the first row has {len(columns)}; fix the row")
-    return columns, rows
+    if columns == TREC[4]:
+        check_grades(path, rows)
+    if "" in columns:
+        columns, rows = without_nameless(columns, rows)
+    return columns, rows, delimiter
 
 # ---------------------------------------------------------------- Our columns from theirs
 def reject(path, table, bad, what):
@@ -230,15 +256,26 @@ def renamed(path, table, theirs):
             fail(f"{path}:1", f"no column {name} for {ours} among {', '.join(table)}")
     table = table.rename(columns={name: ours for ours, name in theirs.items()})
     table = table.rename(columns=RENAMED)
-    twice = table.columns[table.columns.duplicated()]
-    if len(twice):
-        fail(f"{path}:1", f"two columns mean {twice[0]}; remove or rename one")
-    return table
+    twice = table.columns.duplicated()
+    for name in table.columns[twice].intersection([*COLUMNS, *PROBABILITIES, "preds"]):
+        fail(f"{path}:1", f"two columns mean {name}; remove or rename one")
+    return table.loc[:, ~twice]  # of the names that have no use, one stays for the warning
 
 def numbers(column):
     """Return a column of texts as floats, NaN for what is not a number."""
     import pandas as pd
     return pd.to_numeric(column, errors="coerce").astype(float)
+
+def with_decimal_points(path, table):
+    """Return a table whose numbers have decimal points; spreadsheets write commas beside ;."""
+    for column in table.columns.intersection(["score", "relevance", *PROBABILITIES]):
+        values = table[column].str.replace(r"^(\s*-?\d*),(\d+(?:[eE][-+]?\d+)?\s*)$",
+                                           r"\1.\2", regex=True)
+        changed = (values != table[column]).sum()
+        if changed:
+            warn(path, f"{changed} fields of {column} with a decimal comma, read as a point")
+        table = table.assign(**{column: values})
+    return table
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
@@ -271,7 +308,8 @@ def with_relevance_labels(path, table):
     unjudged = labels == ""
     if unjudged.any():
         warn(path, f"{unjudged.sum()} rows of relevance below 0: not judged, left out")
-    return table.assign(label=labels)[~unjudged]
+    warn_of_grades(path, grades)
+    return table.drop(columns="relevance").assign(label=labels)[~unjudged]
 
 def translated(path, theirs):
     """Read a table of any format under our column names, with our ranks and scores.
@@ -279,17 +317,18 @@ def translated(path, theirs):
     theirs: {our column: column of the file}. The index holds line numbers.
     """
     import pandas as pd
-    columns, rows = read_rows(path)
+    columns, rows, delimiter = read_rows(path)
     table = pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=str)
-    about = "cord_uid" in columns and not {"rank", "preds", "label", "relevance"} & set(columns)
     table = renamed(path, table, theirs)
-    if about:
-        table["relevance"] = "1"  # CheckThat!: the paper that a post is about
+    if delimiter == ";":
+        table = with_decimal_points(path, table)
     if {"claim_id", "preds"} <= set(table):
         table = with_list_rows(path, table)
     if columns == TREC[6]:
         table = with_trec_ranks(path, table)
-    if "relevance" in table:
+    if "cord_uid" in columns and not {"rank", "score", "label", "relevance"} & set(table):
+        table["relevance"] = "1"  # CheckThat!: the paper that a post is about
+    if "relevance" in table and not {"rank", "label"} & set(table):  # else it judges nothing
         table = with_relevance_labels(path, table)
     return table
 
@@ -408,15 +447,18 @@ def convert(args):
         for line in made["warnings"]:
             print(printable(line), file=sys.stderr)
         print(printable(f"up to date: {args.out}"))
+        if made.get("sha256") != sha256(out):
+            warn(args.out, "its bytes have changed since it was made; --force makes it again")
         return {"made": []}
     table = translated(args.file, args.columns)
     kind = kind_of(args.file, table.columns)
     if table.empty:
         fail(args.file, "a header without rows; give a file with rows")
     theirs, table = table.columns, checked(args.file, table, kind)
-    others = theirs.difference([*table.columns, "q0", "tag", "preds", "relevance"], sort=False)
+    others = theirs.difference([*table.columns, "q0", "tag", "preds"], sort=False)
     if len(others):
-        warn(args.file, f"columns left out (no use in {kind}): {', '.join(others)}")
+        names = ", ".join(name or "(no name)" for name in others)
+        warn(args.file, f"columns left out (no use in {kind}): {names}")
     facts = {"kind": kind, "rows": len(table)}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.tmp-", dir=out.parent) as folder:

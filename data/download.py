@@ -305,6 +305,25 @@ def refuse_foreign_files(target, name):
         if path.exists() and not (made and re.fullmatch(ours, head)):
             fail(path, "not made by this script, or changed since; move it, or give another --out")
 
+def refuse_other_source(target, note):
+    """End the script at a folder of another source or split, which would be lost."""
+    if (target / "SOURCE.md").is_file() and f"- note: {note}" not in page_of(target):
+        fail(target, "it was made of other files or for other splits, see its SOURCE.md; give "
+                     "another --out, or move it")
+
+def up_to_date(target, made):
+    """Return whether this very call made a folder and no file is missing; name changed files."""
+    head, *lines = page_of(target)
+    digests = dict(re.findall(r"^- made: (.+), sha256 (\w+)$", "\n".join(lines), re.MULTILINE))
+    if head != made or not all((target / name).is_file() for name in digests):
+        return False
+    print(printable(f"up to date: {target}"))
+    for name, digest in digests.items():
+        if sha256(target / name) != digest:
+            warn(target / name, "its bytes have changed since it was made; remove it, and the "
+                                "same call makes it again")
+    return True
+
 def make_files(entry, source, folder, made, args):
     """Make the files of a data set in a new folder; return the counts."""
     finished, raw = folder / "finished", folder / "raw"
@@ -343,14 +362,21 @@ def make_dataset(args, sources):
         fail(source, "no such file or folder; give the folder of the published files")
     if args.name == "split":
         entry["note"] += f" Here: {source}, share {args.share}, seed {args.seed}, test {args.test}."
+    if args.name == "beir":
+        entry["note"] += f" Here: {source.resolve()}."
+    if args.name == "trec":
+        paths = [str(Path(path).resolve()) for path in (*args.topics, *args.qrels, args.corpus)]
+        entry["note"] += f" Here: {', '.join(paths)}; splits {', '.join(args.split)}."
     default = f"{source}-split" if args.name == "split" else DATA / args.name
     target = Path(args.out or default).resolve()  # a link to another disk stays
     partial, fetched = Path(f"{target}.partial"), "page" in entry and not source
     origin = "from its page." if fetched else "from a local copy."
     made = " ".join(filter(None, ["Made by data/download.py", args.name, args.edition, origin]))
-    if fetched and page_of(target)[0] == made:
-        return print(printable(f"up to date: {target}"))
+    if fetched and up_to_date(target, made):
+        return
     refuse_foreign_files(target, args.name)
+    if args.name in ("beir", "trec"):  # of each there are many data sets, in one folder by default
+        refuse_other_source(target, entry["note"])
     if fetched and not entry.keys() & {"files", "hub"}:
         fail(args.name, f"given on request only; ask at {entry['page']}, then call: "
                         f"python data/download.py {args.name} --from FOLDER")
@@ -387,7 +413,9 @@ def command_line(sources):
         entry, text = sources["data sets"].get(name, {}), function.__doc__
         job = jobs.add_parser(name, help=text.split("\n")[0], description=text)
         job.set_defaults(source=None, edition=None, allow_pickle=False)
-        job.add_argument("--out", help="folder to write to")
+        default = {"models": "data/models", "hub": "data/models", "split": "FOLDER-split"}
+        default = default.get(name, f"data/{name}")
+        job.add_argument("--out", help=f"folder to write to; default: {default}")
         if "page" in entry:
             job.add_argument("--from", dest="source", metavar="PATH",
                              help="local copy of the published files: folder, file or archive; or "
@@ -402,10 +430,11 @@ def command_line(sources):
         "--allow-pickle", action="store_true", help="read its pickle, by an unpickler for tables")
     jobs.choices["beir"].add_argument("source", metavar="FOLDER")
     add = jobs.choices["trec"].add_argument
-    add("--topics", required=True, help="id<TAB>text")
-    add("--qrels", required=True, help="topic 0 document grade")
-    add("--corpus", required=True, help="JSON Lines")
-    add("--split", default="test", help="name of the split; default: test")
+    add("--topics", required=True, nargs="+", metavar="FILE", help="id<TAB>text")
+    add("--qrels", required=True, nargs="+", metavar="FILE", help="topic 0 document grade")
+    add("--corpus", required=True, metavar="FILE", help="JSON Lines")
+    add("--split", nargs="+", default=["test"], help="names of the splits, one for each FILE of "
+        "topics and of qrels; default: test")
     add = jobs.choices["split"].add_argument
     add("source", metavar="FOLDER", help="data folder of the kit")
     add("--share", type=float, default=0.15, help="of the training claims; default: 0.15")

@@ -86,7 +86,7 @@ def rows(path, *wanted):
             for batch in table.iter_batches(10_000):  # a whole corpus takes gigabytes
                 yield from batch.to_pylist()
         elif path.suffix in (".tsv", ".csv"):
-            columns, table = convert.read_rows(path)
+            columns, table, _ = convert.read_rows(path)
             demand(path, columns, *wanted)
             for row in table.values():
                 yield dict(zip(columns, row))
@@ -303,27 +303,36 @@ def read_checkthat2026(source, args):
 def read_beir(source, args):
     """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
     queries = rows(only(source, "queries.jsonl"), "_id", "text")
-    texts = {as_id(row["_id"]): row["text"] for row in queries}
+    texts, grades = {as_id(row["_id"]): row["text"] for row in queries}, []
     for path in find(source, "qrels/*.tsv"):
         for row in rows(path, "query-id", "corpus-id", "score"):
             pair = renamed(row, claim_id="query-id", abstract_id="corpus-id")
             label = convert.grade_label(row["score"])
+            grades.append(row["score"])
             yield path.stem, pair | {"claim": texts.get(as_id(row["query-id"])), "label": label}
+    convert.warn_of_grades(args.name, grades)
     yield from corpus_of(source, "corpus.jsonl", "_id", "text")
 
 def read_trec(source, args):
     """TREC: topics, qrels, and a corpus in JSON Lines with the field names of BEIR or this kit."""
-    for number, line in enumerate(convert.read_text(args.topics).split("\n"), 1):
-        name, tab, text = line.partition("\t")
-        if line.strip() and not tab:
-            fail(f"{args.topics}:{number}", "no tab between id and text; fix the line")
-        yield args.split, {"claim_id": name, "claim": text}
-    columns, table = convert.read_rows(args.qrels)
-    if columns != convert.TREC[4]:
-        fail(f"{args.qrels}:1", "not the four fields of TREC: topic 0 document grade")
-    for row in table.values():
-        row = dict(zip(columns, row))
-        yield args.split, row | {"label": convert.grade_label(row["relevance"])}
+    if not len(set(args.split)) == len(args.topics) == len(args.qrels):
+        fail("--split", f"{len(args.topics)} files of --topics, {len(args.qrels)} of --qrels; name "
+                        "as many splits, each once")
+    grades = []
+    for split, topics, qrels in zip(args.split, args.topics, args.qrels):
+        for number, line in enumerate(convert.read_text(topics).split("\n"), 1):
+            name, tab, text = line.partition("\t")
+            if line.strip() and not tab:
+                fail(f"{topics}:{number}", "no tab between id and text; fix the line")
+            yield split, {"claim_id": name, "claim": text}
+        columns, table, _ = convert.read_rows(qrels)
+        if columns != convert.TREC[4]:
+            fail(f"{qrels}:1", "not the four fields of TREC: topic 0 document grade")
+        for row in table.values():
+            row = dict(zip(columns, row))
+            grades.append(row["relevance"])
+            yield split, row | {"label": convert.grade_label(row["relevance"])}
+    convert.warn_of_grades(args.name, grades)
     path = Path(args.corpus)
     names = ("_id", "text") if "_id" in next(rows(path), ()) else ("abstract_id", "abstract")
     yield from papers(rows(path, *names), *names)
@@ -339,7 +348,7 @@ def read_ours(source, args):
         for path in source.glob(f"{kind}.*.tsv"):
             for row in rows(path, "claim_id"):
                 yield path.stem.partition(".")[2], row
-    for record in rows(source / "corpus.jsonl", "abstract_id", "abstract"):
+    for record in rows(source / "corpus.jsonl", "abstract_id"):
         yield None, record
 
 def read_split(source, args):
@@ -349,6 +358,8 @@ def read_split(source, args):
     """
     if not 0 < args.share < 1:
         fail("--share", f"{args.share} is not between 0 and 1")
+    if args.test.partition("-")[0] == "train":
+        fail("--test", "train and its variants are what dev is drawn from; name another split")
     if not (source / f"claims.{args.test}.tsv").is_file():
         fail(source / f"claims.{args.test}.tsv", "no such file; --test names the split for test")
     claims = rows(source / "claims.train.tsv", "claim_id", "claim")
@@ -360,10 +371,10 @@ def read_split(source, args):
         if split == "train":
             drawn = words.get(row["claim_id"]) in dev
             yield ("dev" if drawn else "train") + dash + suffix, row
-        elif split == args.test:
-            yield "test" + dash + suffix, row
         elif name is None:
             yield None, row
+        elif name == args.test or name.startswith(args.test + "-"):
+            yield "test" + name.removeprefix(args.test), row
 
 READERS = {
     "climatecheck": read_climatecheck, "scifact": read_scifact,

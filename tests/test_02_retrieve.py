@@ -80,7 +80,10 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, cal
     data, meta = (index / "dense/embeddings.npy").read_bytes(), json.loads(path.read_text())
     meta["files"]["embeddings.npy"] = [len(data), zlib.crc32(data)]
     del meta["sha256"]
-    refused(toy, SCRIPT, "--retrievers", "dense", "--out", "new", said="make it again")
+    again = ("make it again: python 01_index.py --indexes dense --data data/demo --work work/demo "
+             "--corpus data/demo/corpus.jsonl --out work/demo/index "
+             "--dense-model data/models/minilm --force")
+    refused(toy, SCRIPT, "--retrievers", "dense", "--out", "new", said=again)
     (index / "dense.meta.json").unlink()
     for model, words, said in (  # of a wrong model is known before BM25's run is written
             ("minilm", ["dense"], "3 of 12 scores are NaN"),
@@ -135,9 +138,11 @@ def test_a_damaged_index_or_one_of_another_corpus_is_refused(capsys, tmp_path, n
     (folder / "a").write_bytes(b"as it was")
     meta = {"corpus": "sha", "files": {"a": [9, zlib.crc32(b"as it was")]}}
     (folder / "meta.json").write_text(json.dumps(marked(meta)))
-    assert open_index(folder, "sha") == meta
+    args = SimpleNamespace(data="d", work="w", corpus="c", index=str(tmp_path))
+    assert open_index(folder, "sha", args) == meta
     (folder / name).unlink() if data is None else (folder / name).write_bytes(data)
-    assert "01_index.py --indexes bm25" in refusal(capsys, open_index, folder, "sha")
+    again = f"01_index.py --indexes bm25 --data d --work w --corpus c --out {tmp_path} --force\n"
+    assert again in refusal(capsys, open_index, folder, "sha", args)
 
 SD = np.std([9, 5, 1]), np.std([0.5, 0.3])
 
@@ -307,6 +312,8 @@ def test_scores_as_targets_with_gold_evidence(toy, call, refused):
         ("score", "c3", "0003", 1), ("score", "c3", "0002", 0.3), ("evidence", "c3", "0001", 1)]
     words += ("--keep-claims-without-evidence",)
     assert facts(call(SCRIPT, *words, cwd=toy))["examples"] == 7
+    for shape in ("tuples", "labels"):
+        refused(toy, SCRIPT, "mine", "--shape", shape, words[-1], said=f"--shape {shape}")
 
 @pytest.mark.parametrize(("text", "line"), [
     *cases("bad_tables.tsv"), ('claim_id|claim;1|"open' + ";2|sun" * 30_000, 4)])

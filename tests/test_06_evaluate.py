@@ -556,7 +556,15 @@ def test_verdicts_are_printed_and_kept_where_there_are_some(toy, call, refused):
                        (line.format("c3", "TRUE"), "claims.jsonl:1: not a verdict"),
                        (line.format("c3", "REFUTED") * 2, "claims.jsonl:2: not a verdict")):
         path.write_text(text)
-        refused(toy, SCRIPT, "--force", said=said)
+        refused(toy, SCRIPT, "--force", "--aggregated", path, said=said)
+
+def test_verdicts_that_nobody_named_are_left_out_if_they_are_on_other_claims(toy, call):
+    path = toy / "work/demo/test/claims.jsonl"
+    path.write_text('{"claim_id": "c9", "verdict": "SUPPORTED", "evidence": []}\n')
+    for _ in range(2):  # the second call is up to date
+        done = call(SCRIPT, cwd=toy)
+        assert "claims" not in facts(done)
+        assert "claims.jsonl: left out, as none of its claims is in" in done.stderr
 
 # ---------------------------------------------------------------- The page
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

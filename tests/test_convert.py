@@ -82,6 +82,22 @@ def test_a_text_is_one_line_in_nfc(tmp_path, convert):
     facts(convert("c.csv", 'claim_id,claim\r\n7,"\t\r\nCafe\u0301\u2028 \u00a0is  open"\r\n'))
     assert (tmp_path / "out/t.tsv").read_bytes().decode() == "claim_id\tclaim\n7\tCafé is open\n"
 
+@pytest.mark.parametrize(("columns", "kind", "wanted"), [
+    ("rank=position", "run", ["c", "a", "1", "2"]),
+    ("label=stance", "qrels", ["c", "a", "REFUTES"])])
+def test_named_columns_tell_what_a_table_of_papers_is(convert, rows, columns, kind, wanted):
+    text = "post_id,cord_uid,position,score,stance\nc,a,1,2,Refutes\n"
+    done = convert("t.csv", text, "--columns", columns)
+    assert facts(done)["kind"] == kind and rows() == [wanted]
+
+def test_decimal_commas_of_a_spreadsheet_are_points(convert, rows):
+    text = "claim_id;abstract_id;rank;score\nc;1,5;1;0,95\nc;b;2;-1,5E-03\nc;d;3;-2\n"
+    done = convert("r.csv", text)
+    assert rows() == [["c", "1,5", "1", "0.95"], ["c", "b", "2", "-1.5E-03"], ["c", "d", "3", "-2"]]
+    assert "2 fields of score with a decimal comma" in done.stderr
+    done = convert("r.csv", 'claim_id,abstract_id,rank,score\nc,a,1,"1,234"\n')
+    assert done.returncode == 2 and "score is not a finite number" in done.stderr
+
 @pytest.mark.parametrize("encoded", [
     lambda text: gzip.compress(text.encode()), lambda text: text.encode("utf-16"),
     lambda text: text.replace("\n", "\r").encode(), lambda text: text.replace("\t", ";").encode()])
@@ -136,8 +152,11 @@ def test_the_output_is_whole_has_provenance_and_is_up_to_date(tmp_path, convert)
     assert made["warnings"] == done.stderr.splitlines() and "1 duplicate rows" in done.stderr
     out.write_text("mine")
     again = convert("c.csv", None)  # with the same warnings, and without touching the file
-    assert "up to date: out/t.tsv" in again.stdout and again.stderr == done.stderr
-    assert out.read_text() == "mine"
+    changed = "warning: out/t.tsv: its bytes have changed since it was made; --force makes it again"
+    assert "up to date: out/t.tsv" in again.stdout
+    assert again.stderr == f"{done.stderr}{changed}\n" and out.read_text() == "mine"
+    facts(convert("c.csv", None, "--force"))
+    assert convert("c.csv", None).stderr == done.stderr
     for change in (lambda: convert("c.csv", None, "--force"),
                    lambda: convert("c.csv", "claim_id,claim\n1,b\n"),
                    lambda: meta.write_text("[" * 100_000) and convert("c.csv", None),

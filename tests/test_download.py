@@ -77,6 +77,28 @@ def test_published_files_become_ours(kit, words, paper):
     assert "duplicate" not in done.stderr  # a claim of SciFact cites an abstract twice
     unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
     assert unjudged == (name in ("beir", "trec"))
+    graded = f"warning: {name}: 1 rows have grades above 1, which count as 1" in done.stderr
+    assert graded == (name in ("beir", "trec"))
+
+def test_another_source_or_split_does_not_replace_a_folder(kit, tmp_path, contents):
+    shutil.copytree(tmp_path / "in/beir", tmp_path / "in/other")
+    trec = "trec --corpus in/beir/corpus.jsonl --topics in/trec/topics --qrels in/trec/qrels"
+    for words, other in (("beir in/beir", "beir in/other"), (trec, f"{trec} --split dev")):
+        folder = kit.data / words.split()[0]
+        assert kit(*words.split()).returncode == 0
+        before = contents(folder)
+        refused(kit(*other.split()), folder, "--out")
+        assert contents(folder) == before
+        assert kit(*words.split()).returncode == 0
+        assert kit(*other.split(), "--out", "elsewhere/" + words.split()[0]).returncode == 0
+    words = (*trec.split(), "--split", "dev", "test", "--out", "both")
+    refused(kit(*words), "--split", "1 files of --topics")
+    both = trec.replace(" in/trec/topics", 2 * " in/trec/topics") + " in/trec/qrels"
+    assert kit(*both.split(), "--split", "dev", "test", "--out", "both").returncode == 0
+    found = tables(tmp_path / "both")
+    assert set(found) == {f"{kind}.{split}" for kind in ("claims", "qrels")
+                          for split in ("dev", "test")}
+    assert found["qrels.dev"] == found["qrels.test"] == tables(EXPECTED / "trec")["qrels.dev"]
 
 def test_check_covid_counts_its_claims_once_and_a_row_is_a_line(kit):
     assert kit("check-covid", "--from", "in/check-covid").returncode == 0
@@ -112,8 +134,8 @@ def test_an_id_with_a_tab_is_refused_and_no_escape_sequence_is_printed(kit, tmp_
 def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     mine, names = tmp_path / "mine", [f"{n:02}" for n in range(40)]
     mine.mkdir()
-    jsonl(mine / "corpus.jsonl", {"abstract_id": "a", "abstract": "A."})
-    for split, claims in (("train", names), ("dev", ["x"]), ("test", ["y"])):
+    jsonl(mine / "corpus.jsonl", {"abstract_id": "a"})  # a missing abstract is an empty one
+    for split, claims in (("train", names), ("dev", ["x"]), ("test", ["y"]), ("fr-a", ["z"])):
         rows = [(name, "Same" if name < "10" else name) for name in claims]
         tsv(mine / f"claims.{split}.tsv", ["claim_id", "claim"], rows)
         for suffix in ("", "-cited"):
@@ -135,13 +157,18 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
         assert kit(*words, "--seed", seed).returncode == 0
         assert ((tmp_path / "out/claims.dev.tsv").read_bytes() == before) == same
     assert "share 0.2, seed 14, test dev" in (tmp_path / "out/SOURCE.md").read_text()
+    assert kit("split", "mine", "--test", "fr-a", "--out", "french").returncode == 0
+    found = tables(tmp_path / "french")
+    assert found["qrels.test"] == found["qrels.test-cited"] == ["z a SUPPORTS"]
     refused(kit("split", "mine", "--test", "none"), "claims.none.tsv", "--test")
+    refused(kit("split", "mine", "--test", "train"), "--test")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
 def test_every_job_has_a_usage_line(kit):
     for job in ("", "models", "hub", "scifact", "trec", "split"):
         shown = kit(*job.split(), "--help").stdout
         assert shown.startswith(f"usage: download.py {job}".strip())
+        assert not job or "default: data/" in shown or "default: FOLDER-split" in shown
 
 def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     top, pair = tmp_path / "in" / "deep", {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
@@ -287,7 +314,20 @@ def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
     server.data, server.lost = b"?" * 100 + data[100:], 0  # the first part is not sent again
     assert kit("scifact", **online).returncode == 0 and not partial.parent.exists()
     assert tables(folder) == tables(EXPECTED / "scifact")
+    made = (folder / "qrels.dev.tsv").read_bytes()
+    (folder / "qrels.dev.tsv").write_text("by hand\n")
+    again = kit("scifact", **online)
+    assert "up to date: " in again.stdout
+    assert "qrels.dev.tsv: its bytes have changed" in again.stderr
+    assert (folder / "qrels.dev.tsv").read_text() == "by hand\n"
+    (folder / "qrels.dev.tsv").unlink()
+    server.data = data
+    assert kit("scifact", **online).returncode == 0
+    assert (folder / "qrels.dev.tsv").read_bytes() == made
+    again = kit("scifact", **online)
+    assert "up to date: " in again.stdout and not again.stderr
     shutil.rmtree(folder)
+    server.data = b"?" * len(data)
     refused(kit("scifact", **online), "sha256", "--from FOLDER")
     assert not folder.exists() and not partial.exists()
 
