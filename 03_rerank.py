@@ -645,6 +645,8 @@ def resolve(args):
     """Return the arguments as the jobs use them; nothing changes them afterwards."""
     if args.function is train:
         args = one_gpu(args)  # before torch sees any
+        if args.dev_run and not Path(args.dev_run).is_file():
+            fail(args.dev_run, missing(args.dev_run, args))
         args.dev_run = args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"
         args.dtype = "auto"  # of autocast; the weights are fp32
     if not is_table(args.model):
