@@ -73,12 +73,12 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Subtask II": (np.sum, ["F1", "R@10"]),
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
     "Verification 2026": (np.sum, ["F1", "R@5"])}
-STANCE, CONFUSION = ("P", "R", "F1"), "confusion"  # these measures come from confusion matrices
+STANCE, CONFUSION = ("P", "R", "F1", "macro F1"), "confusion"  # of confusion matrices
 PER_CLAIM = ["R@5", "Success@1"]  # always in .claims.tsv: for the page, for McNemar's test
 NOTES = """Bold: the best run. Italics: the second best.
 † differs from the first run, p < 0.05 (paired randomisation over claims, Holm).
 Means over claims with evidence; B-Pref needs rows and an NEI abstract, too; Judged@k: all claims.
-Pooled R@k is a mean over pairs. P, R, F1 of labels are weighted by support.
+Pooled R@k is a mean over pairs. P, R, F1 of labels are weighted by support, macro F1 is not.
 P, R, F1 and B-Pref see the first --depth ranks; B-Pref has n / R, trec_eval's n / min(R, N)."""
 UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
 DEPTHS = (1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 600, 800, 1000)
@@ -225,13 +225,17 @@ def confusion(labels, said):
     np.add.at(matrices, (rows, labels[rows, ranks], said[rows, ranks]), 1)
     return matrices
 
-def weighted_prf(matrices):
-    """Precision, recall, F1 of matrices [..., gold, given], as scikit-learn's "weighted"."""
+def stance_scores(matrices):
+    """Weighted precision, recall, F1, and macro F1 of matrices [..., gold, given], as scikit-learn.
+
+    Macro F1 is the mean over the labels that occur, in gold or given.
+    """
     right = np.diagonal(matrices, axis1=-2, axis2=-1)
     support, given = matrices.sum(-1), matrices.sum(-2)
-    scores = (right / np.maximum(given, 1), right / np.maximum(support, 1),
-              2 * right / np.maximum(support + given, 1))
-    return [(score * support).sum(-1) / support.sum(-1) for score in scores]
+    f1 = 2 * right / (support + given)
+    scores = right / np.maximum(given, 1), right / np.maximum(support, 1), np.nan_to_num(f1)
+    weighted = [(score * support).sum(-1) / support.sum(-1) for score in scores]
+    return [*weighted, np.nanmean(f1, axis=-1)]
 
 # -------------------- Measures of a run
 # parts: what the measures of a run are made of: {measure: [claims, 2], numerator and denominator},
@@ -266,7 +270,7 @@ def quotients(parts):
 
 def values_of(sums, names):
     """Values of measures [..., names] from parts that are summed over claims."""
-    known = quotients(sums) | dict(zip(STANCE, weighted_prf(sums[CONFUSION])))
+    known = quotients(sums) | dict(zip(STANCE, stance_scores(sums[CONFUSION])))
     for name in set(COMPOSED) & set(names):
         compose, members = COMPOSED[name]
         known[name] = compose([known[member] for member in members], axis=0)
@@ -908,7 +912,7 @@ def add_evaluate(job):
     add("--report", metavar="PAGE", help="HTML page to write")
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"],
-        help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, P, R, F1, or any "
+        help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, {', '.join(STANCE)}, or any "
              "measure of ir-measures, such as AP")
     add("--depth", type=natural, default=10, help="ranks that P, R, F1 and B-Pref see")
     add("--condensed", action="store_true",

@@ -3,7 +3,7 @@
 #   bash recipes/small.sh scifact          or check-covid, climate-fever, or a folder of that form
 # A folder has claims and qrels of train, dev and test. Train and dev make all choices: weights of
 # fusions by fit, the best epoch by training. Test is scored at the end.
-# One to two hours on 2 quiet CPU cores; a call resumes what the last one left.
+# An hour (scifact) or two on 2 quiet CPU cores; a call resumes what the last one left.
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
@@ -165,5 +165,5 @@ python 06_evaluate.py $D --split $TEST --resamples 10000 --report $W/$TEST/repor
   $W/$TEST/{cross-encoder,blended,margin,margin-blended,ensemble,graph,all-fitted}.tsv \
   --measures R@2 R@5 R@10 nDCG@10 $PUBLISHED
 python 06_evaluate.py $D --out $W/test/stance.tsv --aggregated $W/test/claims.jsonl \
-  $W/test/stance.{entropy,warm,adjusted}.tsv
+  $W/test/stance.{entropy,warm,adjusted}.tsv --measures P R F1 "macro F1"
 python 06_evaluate.py $D --out $W/test/verdicts-table.tsv $W/test/verdicts.tsv --measures verirel

@@ -157,11 +157,13 @@ def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(c
     for depth, part in ((99, run), (10, run[run["rank"] <= 10])):
         found = measure(run, qrels, "R@2", "R@5", "R@10", "B-Pref", depth=depth)
         assert list(found.values()) == pytest.approx(literal(part, qrels), nan_ok=True)
-    both, expected = run.merge(qrels, on=QRELS[:2], suffixes=("", "_gold")), [np.nan] * 3
+    both, expected = run.merge(qrels, on=QRELS[:2], suffixes=("", "_gold")), [np.nan] * 4
     if len(both):
-        expected = precision_recall_fscore_support(
-            both["label_gold"], both["label"], average="weighted", zero_division=0)[:3]
-    found = measure(run, qrels, "P", "R", "F1", depth=99)
+        weighted, macro = (precision_recall_fscore_support(
+            both["label_gold"], both["label"], average=how, zero_division=0)[:3]
+            for how in ("weighted", "macro"))
+        expected = [*weighted, macro[2]]
+    found = measure(run, qrels, "P", "R", "F1", "macro F1", depth=99)
     assert list(found.values()) == pytest.approx(expected, nan_ok=True)
     names = {"claim_id": "query_id", "abstract_id": "doc_id"}
     tables = (qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)).rename(columns=names),
