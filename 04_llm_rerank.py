@@ -125,9 +125,9 @@ def few_shot(claims_path, qrels_path, claims, texts, args):
     return messages
 
 # -------------------- Replies
-ITEM = r"(?:[A-Za-z]+ )?\d{1,6}"  # 2, Abstract 2
+ITEM = r"(?:\b[A-Za-z]{1,20} )?\d{1,6}"  # 2, Abstract 2
 CHAIN = rf"{ITEM}(?:\s*[>,≻]\s*{ITEM})+"  # 2 > 3 > 1
-LISTED = rf"^\W*\d+[.)][^\w\n]+({ITEM})\b"  # 1. Abstract 2
+LISTED = rf"^[^\w\n]*\d{{1,6}}[.)][^\w\n]+({ITEM})\b"  # 1. Abstract 2
 
 def numbers_in(text):
     """Return lists of numbers that may be the order in a text, the best first.
@@ -135,10 +135,11 @@ def numbers_in(text):
     Numbers in brackets count alone if there are any: [2] > [1], [2, 1], [Abstract 2]. Else those of
     the only chain, 2 > 1, of a numbered list, or all.
     """
-    parts = [re.findall(r"\[([^][]*\d[^][]*)\]", text)]
-    if not parts[0]:
-        chains, listed = re.findall(CHAIN, text), re.findall(LISTED, text, re.MULTILINE)
-        parts = [chains * (len(chains) == 1), listed * (len(listed) > 1), [text]]
+    bracketed = re.findall(r"\d{1,6}", " ".join(re.findall(r"\[([^][]*)\]", text)))
+    if bracketed:
+        return [bracketed]
+    chains, listed = re.findall(CHAIN, text), re.findall(LISTED, text, re.MULTILINE)
+    parts = [chains * (len(chains) == 1), listed * (len(listed) > 1), [text]]
     return [re.findall(r"\d{1,6}", " ".join(part)) for part in parts]
 
 def parse_permutation(text, n, wanted=0, old=None):
@@ -162,7 +163,7 @@ def parse_cut_permutation(text, **sizes):
 
     Numbers further down may be a draft, or no order at all.
     """
-    begins = re.match(rf"\W*(order\W+)?((\[[A-Za-z]+ )?\d|{CHAIN})", text)
+    begins = re.match(rf"\W*(order\W+)?((\[[A-Za-z]{{1,20}} )?\d|{CHAIN})", text)
     return parse_permutation(text, **sizes) if begins else None
 
 def parse_yes(text, cut=False):
@@ -174,7 +175,8 @@ def parse_yes(text, cut=False):
     """
     both = r"\b(YES\W+(OR|AND)\W+NO|NO\W+(OR|AND)\W+YES|YES/NO)\b"
     text = re.sub(rf"{both}|^\W*LABEL\b", " ", text.upper())
-    first, words = re.findall(r"\w+", text)[:1], re.findall(r"\w+", re.sub(r"\bNO +\w", " ", text))
+    first = re.findall(r"\w+", text)[:1]
+    words = re.findall(r"\w+", re.sub(r"\bNO \w", " ", text))
     for said in [first] if cut else [first, words]:
         named = {"YES", "NO"} & set(said)
         if len(named) == 1:

@@ -121,7 +121,7 @@ DOUBT = (
     r"|if|unless|but|however|although|though|yet|except|only|partly|partially|weakly|limited)\b"
     r"|n't|\?|\[ \]|[☐✗✘]|~~|❌(?!\W*(refut|contradict))")
 RETRACTED = (  # at the beginning of a sentence: "hospital wait times" retract nothing
-    r"(?m)(^|[.!?:;])\W*((oh|no|but|hmm|actually|hold on)\W+)?"
+    r"(?m)(^|[.!?:;])[^\w\n]{0,9}((oh|no|but|hmm|actually|hold on)\W+)?"
     r"(wait|correction|sorry|(on )?(reflection|second thoughts?))\b"
     r"|\b(a|my|by|was|is) mistake\w*|\b(i|me) (\w+ )?(reconsider\w*|misread\w*|am sorry)\b")
 
@@ -132,7 +132,8 @@ def lines_of(reply, labels):
     text = re.sub(r"</?(answer|label|verdict|reason\w*|explanation)>", "\n", text)
     text = re.sub(r"""([{,])\s*(?=["'][\w ]+["']\s*:)""", r"\1\n", text)
     text = re.sub(r"\. (?=(so|thus|hence|therefore)\b)", ".\n", text)
-    text = re.sub(rf"^(\W*({spellings(labels)})\W*[.])\W* (?=\w)", r"\1\n", text)  # "NEI. It ..."
+    begin = rf"^(\W*({spellings(labels)})\W{{0,9}}[.])\W{{0,9}} (?=\w)"  # "NEI. It ..."
+    text = re.sub(begin, r"\1\n", text)
     for label in DENIALS.keys() & set(labels):
         text = re.sub(DENIALS[label], f" {label.lower()} ", text)
     lines = re.sub(r" +", " ", text).split("\n")

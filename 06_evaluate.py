@@ -912,8 +912,8 @@ def add_evaluate(job):
     add("--report", metavar="PAGE", help="HTML page to write")
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"],
-        help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, {', '.join(STANCE)}, or any "
-             "measure of ir-measures, such as AP")
+        help=f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, "
+        f"{', '.join(STANCE)}, or any measure of ir-measures, such as AP")
     add("--depth", type=natural, default=10, help="ranks that P, R, F1 and B-Pref see")
     add("--condensed", action="store_true",
         help="further columns: unjudged abstracts leave the runs before they are measured")

@@ -62,6 +62,10 @@ def content_of(kit, text):
         file.flush()
         return kit.read_replies(file.name)[0]["x"]["content"]
 
+LONG = [begin + middle * 100_000 + end  # a pattern that goes back over them takes hours
+        for begin in ("", "NEI\n", "[", "1. ")
+        for middle in ("x", ".", "\n", "1", "1, ", "i ", "no ") for end in ("", "a")]
+
 @pytest.fixture
 def contents():
     """contents(folder): {path: bytes} of its files without links, to see what a call changed."""

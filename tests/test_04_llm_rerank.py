@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from conftest import (
     LABELS,
+    LONG,
     ROOT,
     RUN,
     content_of,
@@ -52,6 +53,12 @@ def test_any_text_gives_a_permutation(reply, n):
         assert bool(found) == named
     if found:
         assert sorted(found[0]) == list(range(n))
+
+def test_long_replies_are_read_at_once():
+    for text in LONG:
+        KIT.parse_permutation(text, 3)
+        KIT.parse_cut_permutation(text, n=3)
+        KIT.parse_yes(text)
 
 def test_what_a_reply_does_not_name_follows_in_the_order_of_the_run():
     assert KIT.parse_permutation("[2]", 4, old=[3, 2, 1, 0]) == ([1, 3, 2, 0], "repaired")

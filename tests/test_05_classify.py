@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from conftest import (
     LABELS,
+    LONG,
     ROOT,
     RUN,
     cases,
@@ -51,6 +52,12 @@ PARSERS = {"label": lambda reply: KIT.parse_label(content_of(KIT, reply)) or "no
 @pytest.mark.parametrize(("what", "reply", "read"), replies(*PARSERS))
 def test_replies_are_read(what, reply, read):
     assert PARSERS[what](reply) == read
+
+def test_long_replies_are_read_at_once():
+    for text in LONG:
+        KIT.parse_label(text)
+        KIT.parse_cut_label(text)
+        KIT.parse_digits(text, 3)
 
 def logprobs(*entries):
     """Return logprobs of tokens, each given as {token: probability}, the token itself first."""
