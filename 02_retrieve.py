@@ -60,13 +60,11 @@ ROUNDING = 1e-9  # of scores in a run: they have nine digits
 
 # -------------------- Search: scores of all abstracts for each claim
 def made_again(folder, args):
-    """Return the command that makes an index again, with the model that its meta.json names."""
-    words = ["python", "01_index.py", "--indexes", folder.name, "--data", args.data]
-    words += ["--work", args.work, "--corpus", args.corpus, "--out", args.index]
-    model = read_object(folder / "meta.json").get("model")
-    if isinstance(model, str):
-        words += [f"--{folder.name}-model", model]
-    return shlex.join([*words, "--force"])
+    """Return the command that makes an index again: the one that made it, if that is known."""
+    words = ["01_index.py", "--indexes", folder.name, "--data", args.data, "--work", args.work]
+    words += ["--corpus", args.corpus, "--out", args.index]
+    made = read_object(f"{folder}.meta.json").get("command")
+    return shlex.join(["python", *map(str, made if isinstance(made, list) else words), "--force"])
 
 def open_index(folder, corpus, args):
     """Return meta.json of an unchanged index of this corpus (sha256)."""
@@ -868,10 +866,7 @@ def lock(path):
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path, known=False):
-    """Refuse an output that the task reads, and folders and data that others have made.
-
-    known: what stands there is known to be ours.
-    """
+    """Refuse an output that the task reads, and folders and data that others made, unless known."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")

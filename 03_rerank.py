@@ -645,8 +645,6 @@ def resolve(args):
     """Return the arguments as the jobs use them; nothing changes them afterwards."""
     if args.function is train:
         args = one_gpu(args)  # before torch sees any
-        if args.dev_run and not Path(args.dev_run).is_file():
-            fail(args.dev_run, missing(args.dev_run, args))
         args.dev_run = args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"
         args.dtype = "auto"  # of autocast; the weights are fp32
     if not is_table(args.model):
@@ -868,10 +866,7 @@ def lock(path):
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path, known=False):
-    """Refuse an output that the task reads, and folders and data that others have made.
-
-    known: what stands there is known to be ours.
-    """
+    """Refuse an output that the task reads, and folders and data that others made, unless known."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")

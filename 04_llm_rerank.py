@@ -129,18 +129,26 @@ ITEM = r"(?:\b[A-Za-z]{1,20} )?\d{1,6}"  # 2, Abstract 2
 CHAIN = rf"{ITEM}(?:\s*[>,≻]\s*{ITEM})+"  # 2 > 3 > 1
 LISTED = rf"^[^\w\n]*\d{{1,6}}[.)][^\w\n]+({ITEM})\b"  # 1. Abstract 2
 
-def numbers_in(text):
-    """Return lists of numbers that may be the order in a text, the best first.
+def places_in(numbers, n):
+    """Return the distinct places, from 0, that numbers from 1 to n name."""
+    return [place - 1 for place in dict.fromkeys(map(int, numbers)) if 1 <= place <= n]
+
+def numbers_in(text, n, wanted):
+    """Return the numbers of the order in a text about n abstracts, as texts.
 
     Numbers in brackets count alone if there are any: [2] > [1], [2, 1], [Abstract 2]. Else those of
-    the only chain, 2 > 1, of a numbered list, or all.
+    a numbered list, or of a chain, 2 > 1, that names all that are wanted; else all.
     """
     bracketed = re.findall(r"\d{1,6}", " ".join(re.findall(r"\[([^][]*)\]", text)))
     if bracketed:
-        return [bracketed]
-    chains, listed = re.findall(CHAIN, text), re.findall(LISTED, text, re.MULTILINE)
-    parts = [chains * (len(chains) == 1), listed * (len(listed) > 1), [text]]
-    return [re.findall(r"\d{1,6}", " ".join(part)) for part in parts]
+        return bracketed
+    listed = " ".join(re.findall(LISTED, text, re.MULTILINE))
+    chains = [(chain, wanted) for chain in re.findall(CHAIN, text)]
+    for part, least in [(listed, min(2, wanted)), *chains]:
+        numbers = re.findall(r"\d{1,6}", part)
+        if len(places_in(numbers, n)) >= least:
+            return numbers
+    return re.findall(r"\d{1,6}", text)
 
 def parse_permutation(text, n, wanted=0, old=None):
     """Return a permutation of range(n), and "perfect" or "repaired" (as in RankGPT).
@@ -148,13 +156,12 @@ def parse_permutation(text, n, wanted=0, old=None):
     What is not named follows in the order of old, a permutation of range(n). None if the text names
     nothing.
     """
-    for numbers in numbers_in(text):
-        order = [place - 1 for place in dict.fromkeys(map(int, numbers)) if 1 <= place <= n]
-        if order:
-            break
-    else:
+    wanted = min(wanted or n, n)
+    numbers = numbers_in(text, n, wanted)
+    order = places_in(numbers, n)
+    if not order:
         return None
-    whole = len(numbers) == len(order) >= min(wanted or n, n)
+    whole = len(numbers) == len(order) >= wanted
     rest = [place for place in (range(n) if old is None else old) if place not in order]
     return order + rest, "perfect" if whole else "repaired"
 
@@ -166,6 +173,8 @@ def parse_cut_permutation(text, **sizes):
     begins = re.match(rf"\W*(order\W+)?((\[[A-Za-z]{{1,20}} )?\d|{CHAIN})", text)
     return parse_permutation(text, **sizes) if begins else None
 
+CLAUSE = "BECAUSE|SINCE|AS|SO|BUT|IT|THE|THIS|THAT|THERE|AND"  # what NO does not belong to
+
 def parse_yes(text, cut=False):
     """Return YES or NO: the first word if it is one of them, else the only one in the text.
 
@@ -176,7 +185,7 @@ def parse_yes(text, cut=False):
     both = r"\b(YES\W+(OR|AND)\W+NO|NO\W+(OR|AND)\W+YES|YES/NO)\b"
     text = re.sub(rf"{both}|^\W*LABEL\b", " ", text.upper())
     first = re.findall(r"\w+", text)[:1]
-    words = re.findall(r"\w+", re.sub(r"\bNO \w", " ", text))
+    words = re.findall(r"\w+", re.sub(rf"\bNO (?!({CLAUSE})\b)\w", " ", text))
     for said in [first] if cut else [first, words]:
         named = {"YES", "NO"} & set(said)
         if len(named) == 1:
@@ -579,6 +588,16 @@ def write_requests(waiting, args):
 BACKENDS = {"openai": ask_endpoint, "transformers": ask_local, "none": write_requests}
 
 # -------------------- Jobs
+def check_dialogues(args, task, *paths):
+    """Refuse files that are no requests or replies, which calls add to without provenance."""
+    for path in map(Path, paths):
+        known = False
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(1000)
+            known = not head.strip() or re.search(rb'"(custom_id|billed_at_most)"', head)
+        check_owner(args, task, path, known)
+
 def rerank(args):
     """Order the candidates of every claim by a language model; fuse with the run's scores."""
     shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if args.fewshot]
@@ -610,7 +629,7 @@ def rerank(args):
         warn(args.replies, f"{counts['useless']} useless and {counts['failed']} failed replies "
              "change no order, or count as 0.5; see --max-tokens, --retry-errors")
     facts = {"rows": len(run), "replies": counts, **facts,
-             "replies_sha256": digest_of_replies(args),
+             "replies_sha256": qualities and digest(args.replies),
              "cost_at_most": round(spent_on_replies(args), 4)}
     with written(args.out, task, **facts) as path:
         run[RUN].to_csv(path, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
@@ -961,10 +980,7 @@ def lock(path):
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path, known=False):
-    """Refuse an output that the task reads, and folders and data that others have made.
-
-    known: what stands there is known to be ours.
-    """
+    """Refuse an output that the task reads, and folders and data that others made, unless known."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
@@ -1209,10 +1225,8 @@ def request_of(body):
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 def identity_of(args):
-    """Return what else identifies replies of a local model: digest and precision of its weights.
-
-    Both go into every body, so that another model at the same path does not get these replies.
-    """
+    """Return what else identifies replies of a local model: digest and precision of its weights."""
+    # in every body, so that another model at the same path does not get these replies
     if args.backend != "transformers":
         return {}
     weights = digest(args.model) if Path(args.model).exists() else ""
@@ -1220,10 +1234,8 @@ def identity_of(args):
 
 def local_precision(device):
     """Return the precision of a local language model: half on a GPU, where it is faster."""
-    if device in ("cpu", "mps"):
-        return "fp32"
     import torch
-    if not torch.cuda.is_available():
+    if device in ("cpu", "mps") or not torch.cuda.is_available():
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
 
@@ -1232,10 +1244,10 @@ def reply_of(record):
     name, error = record["custom_id"], record.get("error")
     if not isinstance(name, str):
         raise ValueError("custom_id is not a string")
+    nothing = {"content": "", "cut": False, "error": None, "logprobs": None}
     error = error or record["response"]["body"].get("error")
     if error:
-        error = json.dumps(error)[:500]
-        return name, {"content": "", "cut": False, "error": error, "logprobs": None}
+        return name, nothing | {"error": json.dumps(error)[:500]}
     choice = record["response"]["body"]["choices"][0]
     said = choice["message"].get("content") or ""
     if isinstance(said, list):  # of parts
@@ -1246,20 +1258,9 @@ def reply_of(record):
     cut = choice.get("finish_reason") == "length"
     return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
-def check_dialogues(args, task, *paths):
-    """Refuse files that are no requests or replies, which calls add to without provenance."""
-    for path in map(Path, paths):
-        known = False
-        if path.is_file():
-            with path.open("rb") as file:
-                head = file.read(1000)
-            known = not head.strip() or re.search(rb'"(custom_id|billed_at_most)"', head)
-        check_owner(args, task, path, known)
-
 def read_replies(path):
-    """Return ({custom_id: reply}, lines that are no replies).
+    """Return ({custom_id: reply}, lines that are no replies); the last reply counts, an error last.
 
-    A later reply replaces an earlier one, unless it is an error and the earlier is none.
     A last line without its end was torn by a kill, and is not counted: its request waits again.
     """
     replies, unusable = {}, 0
@@ -1268,8 +1269,6 @@ def read_replies(path):
         fail(path, "the file is UTF-16; save it as UTF-8, or its replies are paid for again")
     lines = data.decode("utf-8-sig", "replace").split("\n")
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
             record = json.loads(line)
             if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
@@ -1277,17 +1276,13 @@ def read_replies(path):
                 if not reply["error"] or replies.get(name, reply)["error"]:
                     replies[name] = reply
         except MALFORMED:
-            unusable += number < len(lines)
+            unusable += bool(line.strip()) and number < len(lines)
     return replies, unusable
 
 def replies_changed(args):
     """Return whether --replies has changed since --out was made of it: it may hold better ones."""
     made = read_object(f"{args.out}.meta.json").get("replies_sha256")
-    return bool(made) and digest_of_replies(args) not in ("", made)
-
-def digest_of_replies(args):
-    """Return the sha256 of --replies, "" where there is no such file."""
-    return digest(args.replies) if Path(args.replies).is_file() else ""
+    return bool(made) and Path(args.replies).is_file() and digest(args.replies) != made
 
 def objects_in(value, field):
     """Return the JSON objects in the list value[field]; none where there is no such list."""

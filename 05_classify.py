@@ -67,7 +67,8 @@ ASK = ("--batch-size", "--concurrency", "--timeout", "--retries", "--price-in", 
        "--max-cost")  # for 04_llm_rerank.py ask
 
 NEUTRAL.update(("aggregate", "ask", "backend", "base_url", "dry_run", "requests", "retry_errors"))
-ABOUT_CLAIMS = ("evidence_from", "evidence_model")  # arguments that --aggregate alone depends on
+EVIDENCE = ("evidence_from", "evidence_model")  # arguments that decide on claims, not on pairs
+PICKER = (*EVIDENCE, "adjust", "dtype", "max_length")  # where labels come from no classifier
 
 # -------------------- Inputs
 def read_texts(args):
@@ -120,10 +121,10 @@ DOUBT = (
     r"|may|might|maybe|perhaps|possibly|probably|likely|could|would|should|seems|appears|unclear"
     r"|if|unless|but|however|although|though|yet|except|only|partly|partially|weakly|limited)\b"
     r"|n't|\?|\[ \]|[☐✗✘]|~~|❌(?!\W*(refut|contradict))")
-RETRACTED = (  # at the beginning of a sentence: "hospital wait times" retract nothing
-    r"(?m)(^|[.!?:;])[^\w\n]{0,9}((oh|no|but|hmm|actually|hold on)\W+)?"
-    r"(wait|correction|sorry|(on )?(reflection|second thoughts?))\b"
-    r"|\b(a|my|by|was|is) mistake\w*|\b(i|me) (\w+ )?(reconsider\w*|misread\w*|am sorry)\b")
+RETRACTED = (  # "hospital wait times" retract nothing: behind a mark only
+    r"(?m)(^|[.!?:;,(…–—]| -)[^\w\n]{0,9}((oh|no|but|hmm|actually|hold on)\W+)?(i('m| am) )?"
+    r"(so )?(wait|correction|sorry|(on )?(reflection|second thoughts?))\b"
+    r"|\b(a|my|by|was|is) mistake\w*|\breconsider\w*|\bi (\w+ )?misread\b")
 
 def lines_of(reply, labels):
     """Return the lines of a reply that hold words, in lower case; a field of JSON is a line."""
@@ -800,7 +801,9 @@ def dialogues_about(pairs, shown, args):
 def label_by_llm(pairs, claims, texts, task, args):
     """Return labels, probabilities (pairs, 3), facts, None; a pair without a label becomes NEI."""
     lock(Path(args.requests))  # 04_llm_rerank.py locks the replies
-    check_dialogues(args, task, args.requests, args.replies)
+    path = Path(args.requests)  # 04_llm_rerank.py looks at the replies
+    ours = path.is_file() and b'"custom_id"' in path.read_bytes()
+    check_owner(args, task, path, ours)
     shown = few_shot(claims, texts, args) if args.shots else []
     begin = functools.partial(dialogues_about, pairs, shown, args)
     if args.dry_run:
@@ -808,7 +811,7 @@ def label_by_llm(pairs, claims, texts, task, args):
         ask_04(requests_to_come(begin, replies, guess_of(args)), args)
     results, facts = converse(begin, ask_04, args)
     answers = list(itertools.chain(*results))
-    facts["replies_sha256"] = digest_of_replies(args)
+    facts["replies_sha256"] = answers and digest(args.replies)
     facts["failed"] = sum(bool(error) for _, _, error in answers)
     facts["unusable"] = sum(not label for label, _, _ in answers)
     facts["with_probabilities"] = sum(bool(chances) for _, chances, _ in answers)
@@ -922,8 +925,9 @@ def judge(label, files, models, args, picker=None):
     """
     others = {args.evidence_model} - {None, *models}
     about_claims = task_of(args, *files, args.claims, args.corpus, models=[*models, *others])
-    task = without(about_claims, {*ABOUT_CLAIMS, *others})
+    task = without(about_claims, {*(EVIDENCE if picker else PICKER), *others})
     labelled = up_to_date(args, task, args.out)
+    about_claims["verdicts"] = digest(args.out) if labelled else "not yet made"
     told = not args.aggregate or up_to_date(args, about_claims, args.aggregate)
     if labelled and (told or "dry_run" in args and args.dry_run):
         return {"made": []}
@@ -939,6 +943,7 @@ def judge(label, files, models, args, picker=None):
         picker = args.evidence_model or picker
         if picker and (args.evidence_model or not model):
             model = open_classifier(picker, args)
+        about_claims["verdicts"] = digest(args.out)
         write_claims(model, claims, texts, about_claims, args)
         made.append(args.aggregate)
     return {"made": made, **facts}
@@ -1344,10 +1349,7 @@ def lock(path):
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path, known=False):
-    """Refuse an output that the task reads, and folders and data that others have made.
-
-    known: what stands there is known to be ours.
-    """
+    """Refuse an output that the task reads, and folders and data that others made, unless known."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")
@@ -1748,10 +1750,8 @@ def request_of(body):
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 def identity_of(args):
-    """Return what else identifies replies of a local model: digest and precision of its weights.
-
-    Both go into every body, so that another model at the same path does not get these replies.
-    """
+    """Return what else identifies replies of a local model: digest and precision of its weights."""
+    # in every body, so that another model at the same path does not get these replies
     if args.backend != "transformers":
         return {}
     weights = digest(args.model) if Path(args.model).exists() else ""
@@ -1759,10 +1759,8 @@ def identity_of(args):
 
 def local_precision(device):
     """Return the precision of a local language model: half on a GPU, where it is faster."""
-    if device in ("cpu", "mps"):
-        return "fp32"
     import torch
-    if not torch.cuda.is_available():
+    if device in ("cpu", "mps") or not torch.cuda.is_available():
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
 
@@ -1771,10 +1769,10 @@ def reply_of(record):
     name, error = record["custom_id"], record.get("error")
     if not isinstance(name, str):
         raise ValueError("custom_id is not a string")
+    nothing = {"content": "", "cut": False, "error": None, "logprobs": None}
     error = error or record["response"]["body"].get("error")
     if error:
-        error = json.dumps(error)[:500]
-        return name, {"content": "", "cut": False, "error": error, "logprobs": None}
+        return name, nothing | {"error": json.dumps(error)[:500]}
     choice = record["response"]["body"]["choices"][0]
     said = choice["message"].get("content") or ""
     if isinstance(said, list):  # of parts
@@ -1785,20 +1783,9 @@ def reply_of(record):
     cut = choice.get("finish_reason") == "length"
     return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
-def check_dialogues(args, task, *paths):
-    """Refuse files that are no requests or replies, which calls add to without provenance."""
-    for path in map(Path, paths):
-        known = False
-        if path.is_file():
-            with path.open("rb") as file:
-                head = file.read(1000)
-            known = not head.strip() or re.search(rb'"(custom_id|billed_at_most)"', head)
-        check_owner(args, task, path, known)
-
 def read_replies(path):
-    """Return ({custom_id: reply}, lines that are no replies).
+    """Return ({custom_id: reply}, lines that are no replies); the last reply counts, an error last.
 
-    A later reply replaces an earlier one, unless it is an error and the earlier is none.
     A last line without its end was torn by a kill, and is not counted: its request waits again.
     """
     replies, unusable = {}, 0
@@ -1807,8 +1794,6 @@ def read_replies(path):
         fail(path, "the file is UTF-16; save it as UTF-8, or its replies are paid for again")
     lines = data.decode("utf-8-sig", "replace").split("\n")
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
             record = json.loads(line)
             if set(record) != {"billed_at_most"}:  # what calls that broke off may have cost
@@ -1816,17 +1801,13 @@ def read_replies(path):
                 if not reply["error"] or replies.get(name, reply)["error"]:
                     replies[name] = reply
         except MALFORMED:
-            unusable += number < len(lines)
+            unusable += bool(line.strip()) and number < len(lines)
     return replies, unusable
 
 def replies_changed(args):
     """Return whether --replies has changed since --out was made of it: it may hold better ones."""
     made = read_object(f"{args.out}.meta.json").get("replies_sha256")
-    return bool(made) and digest_of_replies(args) not in ("", made)
-
-def digest_of_replies(args):
-    """Return the sha256 of --replies, "" where there is no such file."""
-    return digest(args.replies) if Path(args.replies).is_file() else ""
+    return bool(made) and Path(args.replies).is_file() and digest(args.replies) != made
 
 def objects_in(value, field):
     """Return the JSON objects in the list value[field]; none where there is no such list."""

@@ -1209,10 +1209,7 @@ def lock(path):
     LOCKS.callback(remove, f"{path}.lock")  # FileLock leaves the file there
 
 def check_owner(args, task, path, known=False):
-    """Refuse an output that the task reads, and folders and data that others have made.
-
-    known: what stands there is known to be ours.
-    """
+    """Refuse an output that the task reads, and folders and data that others made, unless known."""
     if path.resolve() in {Path(name).resolve() for name in task["inputs"]}:
         fail(path, "this command reads it; give another --out")
     arguments = read_object(f"{path}.meta.json").get("arguments")

@@ -275,7 +275,7 @@ def test_presentations_are_shuffled_and_their_ranks_averaged():
             shown = re.findall(r"^\[\d\] (\w+)", prompt, re.MULTILINE)
             seen.add(tuple(shown))
             marks = [shown.index(text) + 1 for text in order.split()]
-            request = dialogue.send({"content": str(marks), "error": None})
+            request = dialogue.send({"content": str(marks), "error": None, "cut": False})
     # ranks of zero: 0 2 0, of one: 1 0 2, of two: 2 1 1
     assert end.value.value == (pytest.approx([2 / 3, 1, 4 / 3]), ["perfect"] * 3) and len(seen) > 1
 

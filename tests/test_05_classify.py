@@ -289,6 +289,27 @@ def test_verdicts_that_are_there_are_aggregated_and_not_made_again(toy, call, ki
     facts(call(*words, "--force", cwd=toy))  # without an interruption
     assert (toy / "c.jsonl").read_bytes() == found[0] and verdicts.read_bytes() == made
 
+def test_claims_follow_their_verdicts_and_evidence_costs_no_labels(toy, call, killed):
+    tiny(toy / "nli", NLI)
+    words = (SCRIPT, "llm", *HYBRID, "--backend", "none", "--model", "toy", "--out", "v.tsv")
+    aggregate, found = (*words, "--aggregate", "c.jsonl"), []
+    call(*words, cwd=toy)
+    for label in ("SUPPORTS", "REFUTES"):
+        with open(toy / "v.replies.jsonl", "a") as file:
+            for request in records(toy / "v.requests.jsonl"):
+                body = {"choices": [{"message": {"content": label}}]}
+                file.write(json.dumps({"custom_id": request["custom_id"],
+                                       "response": {"body": body}}) + "\n")
+        kill = kill_before("write_claims(model, claims, texts, about_claims, args)")
+        assert killed(*aggregate, cwd=toy, edits=kill)  # between verdicts and claims
+        assert facts(call(*aggregate, cwd=toy))["made"] == ["c.jsonl"]
+        found.append([line[label] for line in records(toy / "c.jsonl")])
+        (toy / "v.replies.jsonl").rename(toy / "aside")  # nothing is asked again
+        picked = facts(call(*aggregate, "--evidence-model", "nli", cwd=toy))
+        assert picked["made"] == ["c.jsonl"] and facts(call(*aggregate, cwd=toy))["made"]
+        (toy / "aside").rename(toy / "v.replies.jsonl")
+    assert found[0] == found[1] and all(found[0])
+
 def test_no_pair_at_all_is_a_chunk_for_several_devices():
     seen = {}
     class Model:
