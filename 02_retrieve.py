@@ -63,8 +63,10 @@ def made_again(folder, args):
     """Return the command that makes an index again: the one that made it, if that is known."""
     words = ["01_index.py", "--indexes", folder.name, "--data", args.data, "--work", args.work]
     words += ["--corpus", args.corpus, "--out", args.index]
-    made = read_object(f"{folder}.meta.json").get("command")
-    return shlex.join(["python", *map(str, made if isinstance(made, list) else words), "--force"])
+    made = read_object(f"{folder}.meta.json")
+    if args.corpus in str(made.get("inputs")) and isinstance(made.get("command"), list):
+        words = map(str, made["command"])
+    return shlex.join(["python", *words, "--force"])
 
 def open_index(folder, corpus, args):
     """Return meta.json of an unchanged index of this corpus (sha256)."""

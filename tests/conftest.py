@@ -78,13 +78,15 @@ def contents():
 
 # ---------------------------------------------------------------- Models and toy data
 def pytest_sessionstart(session):
-    """Fetch the models once before tests run in parallel; each worker keeps to one core."""
+    """Fetch the models once before tests run in parallel.
+
+    Each process keeps to one core: a copy of one with threads of torch waits for them for ever.
+    """
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_BAR_FORMAT": "{desc}: {n_fmt}/{total_fmt}\n"}
     for name in SECRETS:
         os.environ.pop(name, None)
-    if hasattr(session.config, "workerinput"):
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    else:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if not hasattr(session.config, "workerinput"):
         subprocess.run([sys.executable, ROOT / "data" / "download.py", "models"], check=False)
 
 def pytest_collection_modifyitems(items):

@@ -48,7 +48,7 @@ def test_inner_products_equal_float64_across_blocks_of_claims_and_rows():
 
 def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, call, refused):
     from sentence_transformers import SentenceTransformer, SparseEncoder
-    facts(call("01_index.py", cwd=toy))
+    facts(call("01_index.py", "--dense-model", "data/models/minilm", cwd=toy))
     facts(call(SCRIPT, "--top-k", 8, cwd=toy))
     index, out, models = toy / "work/demo/index", toy / "work/demo/test", toy / "data/models"
     claims = list(read(toy / "data/demo/claims.test.tsv")["claim"])
@@ -80,9 +80,7 @@ def test_every_retriever_equals_brute_force_and_bad_vectors_are_refused(toy, cal
     data, meta = (index / "dense/embeddings.npy").read_bytes(), json.loads(path.read_text())
     meta["files"]["embeddings.npy"] = [len(data), zlib.crc32(data)]
     del meta["sha256"]
-    again = ("make it again: python 01_index.py --indexes dense --data data/demo --work work/demo "
-             "--corpus data/demo/corpus.jsonl --out work/demo/index "
-             "--dense-model data/models/minilm --force")
+    again = "make it again: python 01_index.py --dense-model data/models/minilm --force"
     refused(toy, SCRIPT, "--retrievers", "dense", "--out", "new", said=again)
     (index / "dense.meta.json").unlink()
     for model, words, said in (  # of a wrong model is known before BM25's run is written
