@@ -160,6 +160,7 @@ def llm(args):
     def begin():
         return [choose(*one, taxonomy, args) for one in zip(claims.values(), shown)]
     results, facts = KIT.converse(begin, KIT.ask_04, args)
+    facts["replies_sha256"] = results and KIT.digest(args.replies)
     facts["unknown_codes"] = sum(unknown for _, unknown in results)
     facts["without_codes"] = sum(not codes for codes, _ in results)
     if facts["unknown_codes"] or facts["without_codes"]:
@@ -248,12 +249,18 @@ def evaluate(args):
     for path in map(Path, (args.out, by_code)):
         KIT.lock(path)
         KIT.check_owner(args, task, path)
-    gold = shared.read_codes(args.narratives, shared.read_claims(args.claims))
+    claims = shared.read_claims(args.claims)
+    gold = shared.read_codes(args.narratives, claims)
     rows, tables = [], []
     for path in args.files:
-        found = shared.read_codes(path, gold)
-        if len(found) < len(gold):
-            KIT.warn(path, f"{len(gold) - len(found)} of {len(gold)} claims are missing: no code")
+        found = shared.read_codes(path, claims)
+        missing, others = gold.keys() - found.keys(), found.keys() - gold.keys()
+        if len(missing) == len(gold):
+            KIT.fail(path, f"none of its claims is in {args.narratives}; name files of one split")
+        if missing or others:
+            KIT.warn(path, f"{len(missing)} of {len(gold)} claims are missing: no code; "
+                     f"{len(others)} claims without gold are left out")
+        found = {name: codes for name, codes in found.items() if name in gold}
         facts, table = shared.score(gold, found, args.seed)
         rows.append({"run": path, **facts})
         tables.append(table.assign(run=path))
@@ -274,6 +281,12 @@ def add_files(job, out):
     add("--out", default=out, help="what is made")
     return job.add_argument_group("this job").add_argument
 
+def resolve(args):
+    """Return the arguments as the jobs use them."""
+    if args.function is llm:
+        args.force = args.force or args.retry_errors or KIT.replies_changed(args)
+    return KIT.one_gpu(args) if args.function is train else args
+
 def main():
     parser, jobs = KIT.command_line(llm, train, classify, evaluate)
     add = add_files(jobs["llm"], "{work}/{split}/llm_narratives.tsv")
@@ -283,8 +296,9 @@ def main():
     add("--encoder", default="data/models/minilm", help="dense encoder that finds them")
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2", help="its name")
     add("--extra", type=KIT.json_object, default={}, help="JSON of parameters; null drops one")
+    add("--retry-errors", action="store_true", help="ask again what failed for good")
     jobs["llm"].set_defaults(backend="none", structured=False, identity={}, dry_run=False,
-                             retry_errors=False, temperature=0, max_tokens=0)
+                             temperature=0, max_tokens=0)
     add = add_files(jobs["train"], "{work}/models/narratives")
     add("--model", default="data/models/minilm", help="encoder to train")
     add("--epochs", type=KIT.between(0), default=20, help="passes over the claims")
@@ -297,7 +311,7 @@ def main():
     add = add_files(jobs["evaluate"], "{work}/{split}/narrative_scores.tsv")
     add("files", nargs="+", help="narratives to score")
     args = KIT.arguments_of(parser, jobs)
-    KIT.finish(KIT.one_gpu if args.function is train else lambda args: args, args)
+    KIT.finish(resolve, args)
 
 if __name__ == "__main__":
     main()

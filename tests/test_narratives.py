@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import LONG, ROOT, facts, load, read, tiny, tsv
+from conftest import LONG, ROOT, facts, jsonl, load, read, records, tiny, tsv
 
 sys.path.insert(0, str(ROOT / "recipes"))
 NARRATIVES = load("recipes/narratives.py")
@@ -131,6 +131,17 @@ def test_a_language_model_sees_taxonomy_and_examples_and_its_codes_are_counted(
     antarctica, = (prompt for prompt in server.answered if "<claim>Antarctica is GAIN" in prompt)
     assert "\nClaim: Greenland is losing ice" in antarctica
     assert "up to date" in narratives("llm", "--model", "toy").stdout
+    lines = records(replies)
+    better = [json.dumps(line).replace("9_9", "1_6") for line in lines]
+    replies.write_text("\n".join(better) + "\n")
+    assert facts(narratives("llm", "--model", "toy"))["unknown_codes"] == 0
+    assert dict(read(work / "llm_narratives.tsv").to_numpy())[first] == "1_1;1_6"
+    failed = {"custom_id": lines[0]["custom_id"], "error": {"message": "no"}, "response": None}
+    jsonl(replies, failed, *(one for one in lines if one["custom_id"] != failed["custom_id"]))
+    done = narratives("llm", "--model", "toy")
+    assert facts(done)["failed_requests"] == 1 and "--retry-errors asks again" in done.stderr
+    done = narratives("llm", "--model", "toy", "--retry-errors")
+    assert json.loads(done.stdout.splitlines()[-1])["waiting"] == 1
 
 def test_claims_of_the_same_words_are_no_examples(monkeypatch):
     """Vectors are numbers of letters; the nearest claim stands last."""
@@ -189,6 +200,14 @@ def test_scores_by_hand(narratives, tmp_path):
     table = pd.read_csv(tmp_path / "work/test/narrative_scores.codes.tsv", sep="\t")
     row = table[(table["run"] == str(files["r"])) & (table["code"] == "0_0")].iloc[0]
     assert list(row[["right", "named", "gold"]]) == [2, 3, 2] and row["F1"] == .8
+    tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcdef"])
+    tsv(files["r"], header, [("a", "1_1"), *((n, "0_0") for n in "bcdf"), ("e", "1_4")])
+    done = narratives("evaluate", files["r"], *words)  # e and f are not labelled
+    assert facts(done)["runs"][0]["macro_F1"] == right["macro_F1"]
+    assert "2 claims without gold are left out" in done.stderr
+    tsv(files["u"], header, [("e", "1_4")])
+    refusal = narratives("evaluate", files["u"], *words)
+    assert refusal.returncode == 2 and "none of its claims is in" in refusal.stderr
     tsv(files["u"], header, [("x", "1_1")])
     refusal = narratives("evaluate", files["u"], *words)
     assert refusal.returncode == 2 and "u.tsv:2" in refusal.stderr

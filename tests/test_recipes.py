@@ -133,6 +133,17 @@ def test_pairs_that_two_runs_agree_on_are_pooled_and_merged(toy):
     before, after = (pd.read_csv(toy / f"w/{name}.tsv", sep="\t") for name in ("before", "after"))
     assert before["Judged@10"].tolist() == pytest.approx([1 / 6] * 2)
     assert after["Judged@10"].tolist() == pytest.approx([4 / 6] * 2)
+    how |= {"WORK": str(toy / "w2"), "QRELS": str(toy / "w/qrels.tsv"), "AGREEMENT": "1"}
+    done = shell("pooling", *paths, **how)  # the next week knows what the first one judged
+    assert done.returncode == 3, done.stderr
+    pool = pd.read_csv(toy / "w2/pool.tsv", sep="\t", dtype=str)
+    assert "0011" not in set(pool["abstract_id"])
+    pool.assign(label="NEI").to_csv(toy / "w2/labelled.tsv", sep="\t", index=False)
+    done = shell("pooling", *paths, **how)
+    assert done.returncode == 0, done.stderr
+    before, after = (pd.read_csv(toy / f"w2/{name}.tsv", sep="\t") for name in ("before", "after"))
+    assert before["Judged@10"].tolist() == pytest.approx([4 / 6] * 2)
+    assert after["Judged@10"].tolist() == pytest.approx([1] * 2)
 
 def test_without_judgements_there_is_no_table_and_no_further_cost(tmp_path):
     code = '. recipes/common.sh demo; table x y; further tables'
