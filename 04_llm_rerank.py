@@ -578,6 +578,7 @@ def write_requests(waiting, args):
     lines = [json.dumps(request) + "\n" for request in waiting]
     Path(args.requests).write_text("".join(lines), encoding="utf-8")
     words = ["ask", args.requests, "--replies", args.replies]
+    words += ["--retry-errors"] * args.retry_errors
     print(printable(f"Append replies to {args.replies} and run this again. They come from OpenAI's "
                     "batch queue or by"))
     print(printable(f"python 04_llm_rerank.py {shlex.join(words)}"))

@@ -777,7 +777,8 @@ def ask_04(requests, args):
     script = Path(sys.argv[0]).with_name("04_llm_rerank.py")
     if not script.exists() or args.backend == "none" and not args.dry_run:
         print(f"{len(requests)} requests wait. Append replies to {args.replies} and run this "
-              "again; they come from 04_llm_rerank.py ask, OpenAI's batch queue, or\n"
+              f"again; they come from 04_llm_rerank.py ask{' --retry-errors' * args.retry_errors}, "
+              "OpenAI's batch queue, or\n"
               f"vllm run-batch -i {path} -o new.jsonl --model {args.model}")
         print(json.dumps({"made": [path], "waiting": len(requests)}))
         sys.exit(3)

@@ -7,7 +7,8 @@
 Check one claim: a verdict, and the abstracts behind it with label, probability and sentence.
 
 Reads   corpus.jsonl in --data, index/ and models/ in --work; paths start at the repository's root
-Writes  checked/ in --work: a folder per claim, from which the same claim is answered again
+Writes  checked/ in --work: a folder per claim, from which the same claim is answered again; only
+        requests that failed are sent once more
 Prints  the answer (tools/show_claim.py)
 
 The classifier that 05_classify.py train wrote labels the abstracts; if LLM_BASE_URL or
@@ -17,6 +18,7 @@ Example
     python recipes/check_claim.py --data data/mine "Polar bears are thriving"
 """
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -69,6 +71,13 @@ def judge_in(work, data):
              f"--data {data} --work {work}, or set LLM_BASE_URL and LLM_MODEL")
     return ["--model", classifier], "classifier"
 
+def may_have_failed(verdicts):
+    """Return whether requests behind verdicts failed; without verdicts, all may have failed."""
+    try:
+        return json.loads(Path(f"{verdicts}.meta.json").read_bytes()).get("failed", 0) > 0
+    except (OSError, ValueError):
+        return True
+
 def main():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback at Ctrl-C
     parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
@@ -98,7 +107,8 @@ def main():
         run("03_rerank.py", *base, "--run", best, "--depth", args.top + 15, "--first-stage", 0.8)
         best = folder / "rerank.tsv"
     out = folder / ("llm_verdicts.tsv" if name == "llm" else "verdicts.tsv")
-    run("05_classify.py", *judge, *base, "--run", best, "--top-k", args.top, "--out", out,
+    retry = ["--retry-errors"] * (name == "llm" and may_have_failed(out))
+    run("05_classify.py", *judge, *retry, *base, "--run", best, "--top-k", args.top, "--out", out,
         "--aggregate", out.with_suffix(".jsonl"))
     run("recipes/tools/show_claim.py", out, args.data / "corpus.jsonl", args.json, stdout=None)
 

@@ -22,7 +22,7 @@ that is no JSON, and takes a missing count as 0.
 Reads   the pool of 06_evaluate.py, verdicts of 05_classify.py --model on its pairs, runs
 Writes  ev2r.tsv: both figures by run, with intervals; ev2r.pairs.tsv: what they are made of;
         ev2r.requests.jsonl: what waits, with exit status 3, for 04_llm_rerank.py ask; nothing in
-        ev2r.replies.jsonl is asked again, whatever the runs
+        ev2r.replies.jsonl is asked again, whatever the runs, but failures by --retry-errors
 Prints  the table; the last line is JSON
 
 Example, where a.tsv and b.tsv are runs or verdicts
@@ -177,10 +177,15 @@ def score(args):
     return TABLES.save(task, {args.out: figures, details: table}, **facts)
 
 # -------------------- Command line
+def resolve(args):
+    """Return the arguments as the job uses them."""
+    args.force = args.force or args.retry_errors
+    return args
+
 def main():
     parser, jobs = KIT.command_line(score)
     jobs["score"].set_defaults(backend="none", structured=False, identity={}, dry_run=False,
-                               temperature=0, max_tokens=0, retry_errors=False)
+                               temperature=0, max_tokens=0)
     add = jobs["score"].add_argument_group("inputs, outputs and language model").add_argument
     add("runs", nargs="+", help="runs, or verdicts for Verification; first the baseline")
     add("--verdicts", nargs="+", required=True, help="of a classifier, for the proxy")
@@ -194,7 +199,8 @@ def main():
     add("--depth", type=KIT.between(1, kind=int), default=10, help="ranks of a run that count")
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2", help="its name")
     add("--extra", type=KIT.json_object, default={}, help="JSON of parameters; null drops one")
-    KIT.finish(lambda args: args, KIT.arguments_of(parser, jobs))
+    add("--retry-errors", action="store_true", help="ask again what failed for good")
+    KIT.finish(resolve, KIT.arguments_of(parser, jobs))
 
 if __name__ == "__main__":
     main()

@@ -36,6 +36,11 @@ from tools.codes import KIT, NONE, ROOT, alone
 
 CODE = r"(?<![\w.])\d(?:_\d)+(?!\w)"
 LIST = rf"{CODE}(?:\W+(?:and\W+)?{CODE})*"
+NUMBER = rf"^[^\w\n]{{0,9}}\d{{1,2}}[.)][^\w\n]{{1,9}}(?={CODE})"  # of a list
+HEADING = r"\bcodes?\W{0,9}:"
+BEFORE_CODE = rf"(?:[;,)]|\band)\W{{0,9}}(?:and\W{{1,9}})?(?={CODE})"  # between codes with names
+DOUBT = (r"^\W*(?:no|not|none|n/?a)\b|\b(?:rejected|excluded|irrelevant|unlikely)\b|(?:\bnot|n't)"
+         r" (?:apply|applicable|fit|match|mentioned|present|put|quite|really|relevant)")
 
 # -------------------- Language model
 PROMPT = """People who doubt climate science or oppose climate policy argue in ways that return \
@@ -76,12 +81,58 @@ def prompt_of(claim, shown, taxonomy):
     return PROMPT.format(taxonomy="\n".join(lines), examples="".join(examples), none=NONE,
                          claim=re.sub("</?claim>", " ", KIT.plain(claim)))
 
-def codes_in(reply):
-    """Return the codes behind the last "Codes:" of a reply, else those of its last bare line."""
-    reply = reply.replace("\\_", "_")
-    listed = re.findall(rf"\bcodes?\W*:\W*({LIST})", reply, re.IGNORECASE)
-    listed = listed or re.findall(rf"^\W*({LIST})\W*$", reply, re.MULTILINE)
-    return list(dict.fromkeys(re.findall(CODE, listed[-1]))) if listed else []
+def is_answer(part, taxonomy):
+    """Return whether a part of a line is codes, and behind them at most a name or a reason."""
+    found = re.fullmatch(rf"\W{{0,9}}({LIST})(.*)", part)
+    if not found or re.search(CODE, found[2]):
+        return False
+    code, behind = re.findall(CODE, found[1])[-1], found[2]
+    name = taxonomy.get(code, "").partition(":")[0]
+    reason = re.sub(rf"^\W*{re.escape(name)}", "", behind, count=1, flags=re.IGNORECASE)
+    apart = re.match(r"\s*([^\w\s]|$)", behind) or name and reason != behind
+    return bool(apart) and (code == NONE or not re.search(DOUBT, reason, re.IGNORECASE))
+
+def codes_of_list(text, taxonomy):
+    """Return the codes that a text begins with, in a line or in lines, with or without names.
+
+    Below bare codes, lines with names explain. [] if other codes are named further down: they may
+    be meant, too, or take the first ones back.
+    """
+    lines, codes = [line for line in text.split("\n") if line.strip()], []
+    bare = re.fullmatch(rf"\W*{LIST}\W*", lines[0])
+    while lines:
+        named = not re.fullmatch(rf"\W*{LIST}\W*", lines[0])
+        parts = re.split(BEFORE_CODE, lines[0])
+        if bare and named or not all(is_answer(part, taxonomy) for part in parts):
+            break
+        codes += re.findall(CODE, lines.pop(0))
+    others = set(re.findall(CODE, "\n".join(lines)))
+    return codes if others in (set(), set(codes)) else []
+
+def codes_in(reply, taxonomy):
+    """Return the codes behind the last "Codes:" of a reply, else those of its last bare lines.
+
+    [] if it is open which codes are meant.
+    """
+    reply = re.sub(NUMBER, "", reply.replace("\\_", "_"), flags=re.MULTILINE)
+    headings = list(re.finditer(rf"{HEADING}\W{{0,99}}(?={CODE})", reply, re.IGNORECASE))
+    if headings:
+        text = reply[headings[-1].end() :]
+        codes = [] if re.search(HEADING, text, re.IGNORECASE) else codes_of_list(text, taxonomy)
+    else:
+        lists = re.findall(rf"^[^\w\n]*({LIST})\W*$", reply, re.MULTILINE)
+        codes = re.findall(CODE, lists[-1]) if lists else []
+    return list(dict.fromkeys(codes))
+
+def codes_in_cut(reply, taxonomy):
+    """As codes_in, of a reply that the token limit cut: its first line must be the answer.
+
+    The last line may break off within a code.
+    """
+    *whole, _ = reply.lstrip().split("\n")
+    first = codes_in("".join(whole[:1]), taxonomy)
+    begins = first and re.match(rf"\W*({HEADING}\W*)?{CODE}", whole[0], re.IGNORECASE)
+    return first if begins and codes_in("\n".join(whole), taxonomy) == first else []
 
 def choose(claim, shown, taxonomy, args):
     """Dialogue: ask for the codes of a claim, once more if the reply names none of the taxonomy.
@@ -91,10 +142,12 @@ def choose(claim, shown, taxonomy, args):
     prompt = prompt_of(claim, shown, taxonomy)
     bodies = [KIT.body_of([{"role": "user", "content": text}], 300, args)
               for text in (prompt, prompt + KIT.AGAIN)]
-    def known(reply):
-        return [code for code in codes_in(reply) if code in taxonomy] or None
-    codes, reply = yield from KIT.ask_twice(*map(KIT.request_of, bodies), known)
-    return codes and alone(codes), len(set(codes_in(reply["content"])) - set(taxonomy))
+    def known(reply, read=codes_in):
+        return [code for code in read(reply, taxonomy) if code in taxonomy] or None
+    parsers = known, functools.partial(known, read=codes_in_cut)
+    codes, reply = yield from KIT.ask_twice(*map(KIT.request_of, bodies), *parsers)
+    read = codes_in_cut if reply["cut"] else codes_in
+    return codes and alone(codes), len(set(read(reply["content"], taxonomy)) - set(taxonomy))
 
 def llm(args):
     """Choose codes by a language model that reads the taxonomy and the nearest labelled claims."""
@@ -107,6 +160,7 @@ def llm(args):
     def begin():
         return [choose(*one, taxonomy, args) for one in zip(claims.values(), shown)]
     results, facts = KIT.converse(begin, KIT.ask_04, args)
+    facts["replies_sha256"] = results and KIT.digest(args.replies)
     facts["unknown_codes"] = sum(unknown for _, unknown in results)
     facts["without_codes"] = sum(not codes for codes, _ in results)
     if facts["unknown_codes"] or facts["without_codes"]:
@@ -195,12 +249,18 @@ def evaluate(args):
     for path in map(Path, (args.out, by_code)):
         KIT.lock(path)
         KIT.check_owner(args, task, path)
-    gold = shared.read_codes(args.narratives, shared.read_claims(args.claims))
+    claims = shared.read_claims(args.claims)
+    gold = shared.read_codes(args.narratives, claims)
     rows, tables = [], []
     for path in args.files:
-        found = shared.read_codes(path, gold)
-        if len(found) < len(gold):
-            KIT.warn(path, f"{len(gold) - len(found)} of {len(gold)} claims are missing: no code")
+        found = shared.read_codes(path, claims)
+        missing, others = gold.keys() - found.keys(), found.keys() - gold.keys()
+        if len(missing) == len(gold):
+            KIT.fail(path, f"none of its claims is in {args.narratives}; name files of one split")
+        if missing or others:
+            KIT.warn(path, f"{len(missing)} of {len(gold)} claims are missing: no code; "
+                     f"{len(others)} claims without gold are left out")
+        found = {name: codes for name, codes in found.items() if name in gold}
         facts, table = shared.score(gold, found, args.seed)
         rows.append({"run": path, **facts})
         tables.append(table.assign(run=path))
@@ -221,6 +281,12 @@ def add_files(job, out):
     add("--out", default=out, help="what is made")
     return job.add_argument_group("this job").add_argument
 
+def resolve(args):
+    """Return the arguments as the jobs use them."""
+    if args.function is llm:
+        args.force = args.force or args.retry_errors or KIT.replies_changed(args)
+    return KIT.one_gpu(args) if args.function is train else args
+
 def main():
     parser, jobs = KIT.command_line(llm, train, classify, evaluate)
     add = add_files(jobs["llm"], "{work}/{split}/llm_narratives.tsv")
@@ -230,8 +296,9 @@ def main():
     add("--encoder", default="data/models/minilm", help="dense encoder that finds them")
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2", help="its name")
     add("--extra", type=KIT.json_object, default={}, help="JSON of parameters; null drops one")
+    add("--retry-errors", action="store_true", help="ask again what failed for good")
     jobs["llm"].set_defaults(backend="none", structured=False, identity={}, dry_run=False,
-                             retry_errors=False, temperature=0, max_tokens=0)
+                             temperature=0, max_tokens=0)
     add = add_files(jobs["train"], "{work}/models/narratives")
     add("--model", default="data/models/minilm", help="encoder to train")
     add("--epochs", type=KIT.between(0), default=20, help="passes over the claims")
@@ -244,7 +311,7 @@ def main():
     add = add_files(jobs["evaluate"], "{work}/{split}/narrative_scores.tsv")
     add("files", nargs="+", help="narratives to score")
     args = KIT.arguments_of(parser, jobs)
-    KIT.finish(KIT.one_gpu if args.function is train else lambda args: args, args)
+    KIT.finish(resolve, args)
 
 if __name__ == "__main__":
     main()

@@ -5,25 +5,30 @@
 #   bash recipes/pooling.sh work/demo/test/{bm25,dense,rerank}.tsv
 #   AGREEMENT=N     pairs that at least N runs have (default: 1)
 #   DEPTH=N         ranks of each run (default: 10)
+#   QRELS=FILE      the judgements so far, such as qrels.tsv of the week before (default:
+#                   DATA/qrels.test.tsv)
 # Theirs: week 1, both of two systems; week 2, two of three, ranks 1 to 8 (AGREEMENT=2 DEPTH=8);
 # week 3, three of seven. The runs of a week are the best ones of each team.
 # The first call writes pool.tsv and ends with status 3. Fill its column label, keep the file as
-# labelled.tsv beside it, and call again; another week, give another folder by WORK.
+# labelled.tsv beside it, and call again; another week, give another folder by WORK, and the
+# judgements of the last one by QRELS.
+GIVEN=${QRELS:-}
 . "$(dirname "$0")/common.sh" demo
+QRELS=${GIVEN:-$QRELS}
 [ $# -gt 0 ] || refuse "no runs; name the runs of all systems"
 P=$WORK
 
 stage "1  The pool: unjudged pairs among the first ranks, with their best rank and number of runs"
 python 06_evaluate.py pool $D "$@" --pool-depth ${DEPTH:-10} --agreement ${AGREEMENT:-1} \
-  --out $P/pool.tsv
+  --qrels "$QRELS" --out $P/pool.tsv
 if [ ! -e $P/labelled.tsv ]; then
   echo "label $P/pool.tsv, keep it as $P/labelled.tsv, and call this again"
   exit 3
 fi
 
 stage "2  The judgements with the new labels"
-python 06_evaluate.py merge $D $P/labelled.tsv --out $P/qrels.tsv
+python 06_evaluate.py merge $D $P/labelled.tsv --qrels "$QRELS" --out $P/qrels.tsv
 
 stage "3  Recall, B-Pref and Judged@10 before and after"
-python 06_evaluate.py $D "$@" --out $P/before.tsv
+python 06_evaluate.py $D "$@" --out $P/before.tsv --qrels "$QRELS"
 python 06_evaluate.py $D "$@" --out $P/after.tsv --qrels $P/qrels.tsv

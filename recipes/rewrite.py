@@ -87,7 +87,7 @@ def rewrite(args):
     task = KIT.task_of(args, args.claims)
     for path in map(Path, (args.replies, args.requests)):
         KIT.lock(path)
-        KIT.check_owner(args, task, path)
+    KIT.check_dialogues(args, task, args.replies, args.requests)
     if KIT.up_to_date(args, task, args.out):
         return {"made": []}
     table = KIT.read_table(args.claims, ["claim_id", "claim"])
@@ -95,6 +95,7 @@ def rewrite(args):
         return [rewritten(claim, args) for claim in table["claim"]]
     results, facts = KIT.converse(begin, KIT.write_requests, args)
     texts = [text or claim for claim, (text, _) in zip(table["claim"], results)]
+    facts["replies_sha256"] = results and KIT.digest(args.replies)
     facts["claims"] = len(table)
     facts["useless"] = sum(not text and not error for text, error in results)
     facts["failed"] = sum(bool(error) for _, error in results)
@@ -129,7 +130,7 @@ def resolve(args):
     for name in ("requests", "replies"):
         beside = str(Path(args.out).with_suffix(f".{name}.jsonl"))
         setattr(args, name, getattr(args, name) or beside)
-    args.force = args.force or args.retry_errors
+    args.force = args.force or args.retry_errors or KIT.replies_changed(args)
     return args
 
 def main():

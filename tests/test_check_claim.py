@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, TOY, jsonl, records
+from conftest import ROOT, RUN, TOY, jsonl, records, tsv
 
 HOSTILE, CONTROL = "\x1b]0;owned\x07\x1b[2J\u202e", r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
 CLAIM = "--top \"polar\tbears\"' lose\n\x1b[31m sea ice $(touch pwned) `touch pwned`; {é} \\n%s"
@@ -51,6 +51,40 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
         assert sorted(coloured) == ([] if more else ["DISPUTED", "NEI", "REFUTES", "SUPPORTS"])
         assert not re.search(CONTROL, re.sub(r"\x1b\[\d+m", "", shown))
     assert max(map(len, shown.splitlines())) <= 60 and len(server.asked) == asked
+
+def test_failed_requests_are_named_and_sent_again(flags, endpoint):
+    """At first all fail, then those about one abstract, at last none."""
+    broken = [""]
+    def answer(prompt):
+        failed = any(word in prompt for word in broken)
+        return {"status": 400, "text": "no"} if failed else reply(prompt)
+    server, words = endpoint(answer), (*flags, "--top", "3", "Do polar bears lose sea ice?")
+    env = {"LLM_BASE_URL": server.url, "LLM_MODEL": "toy", "OPENAI_API_KEY": "dummy"}
+    done = check(*words, **env)
+    assert done.returncode == 2 and "requests failed" in done.stderr
+    broken[0] = "in zoos"
+    done = check(*words, **env)
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "failed requests, which count as NEI: 1 (the next call asks again)" in shown
+    assert "replies without a label" not in shown
+    asked, broken[0] = len(server.asked), "\x00"
+    answer = json.loads(check(*words, "--json", **env).stdout)
+    assert (answer["failed"], answer["unusable"], answer["REFUTES"]) == (0, 0, 1)
+    assert len(server.asked) == asked + 1
+
+def test_a_byte_that_is_not_utf_8_is_replaced_as_in_all_stages(tmp_path):
+    verdicts, corpus = tmp_path / "verdicts.tsv", tmp_path / "corpus.jsonl"
+    record = '\ufeff{"abstract_id": "1", "title": "Eisb?ren", "abstract": "x"}\n'
+    corpus.write_bytes(record.encode().replace(b"?", b"\xe4"))
+    tsv(verdicts, [*RUN, "label", "p_supports", "p_refutes", "p_nei"],
+        [("c", "1", 1, 1, "NEI", 0, 0, 1)])
+    counts = dict.fromkeys(("SUPPORTS", "REFUTES"), 0) | {"NEI": 1, "evidence": []}
+    jsonl(tmp_path / "verdicts.jsonl", {"claim": "x", "verdict": "NEI", **counts})
+    jsonl(tmp_path / "verdicts.tsv.meta.json", {"arguments": {"model": "toy"}})
+    done = check(verdicts, corpus, "json", script="recipes/tools/show_claim.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["abstracts"][0]["title"] == "Eisb\ufffdren"
 
 @pytest.mark.parametrize(("words", "said"), [
     ([], "quotes"), (["polar", "bears"], "quotes"), ([" \n"], "the claim is empty"),

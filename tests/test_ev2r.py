@@ -186,6 +186,21 @@ def test_a_run_whose_abstracts_are_all_judged_has_no_figures(folder, ev2r):
     assert facts(ev2r(*SCORE))["claims"][SCORE[1]] == 0
     assert figures(folder)["Ev2R", SCORE[1]] == pytest.approx([float("nan")] * 3, nan_ok=True)
 
+def test_what_failed_is_asked_again(folder, ev2r):
+    ev2r(*SCORE)
+    requests = records(folder / AT / "ev2r.requests.jsonl")
+    failed = {"custom_id": requests[0]["custom_id"], "error": {"message": "no"}, "response": None}
+    answer(folder, lambda name: said(COMPARED[name]))
+    path = folder / AT / "ev2r.replies.jsonl"
+    lines = records(path)
+    jsonl(path, failed, *(one for one in lines if one["custom_id"] != failed["custom_id"]))
+    assert facts(ev2r(*SCORE))["missing"] == 1 and facts(ev2r(*SCORE))["made"] == []
+    done = ev2r(*SCORE, "--retry-errors")
+    assert json.loads(done.stdout.splitlines()[-1])["waiting"] == 1, done.stderr
+    assert "ask --retry-errors" in done.stdout
+    answer(folder, lambda name: said(COMPARED[name]))
+    assert facts(ev2r(*SCORE, "--retry-errors"))["missing"] == 0
+
 def test_a_missing_pool_names_the_command_that_makes_it(folder, ev2r):
     (folder / AT / "pool.tsv").unlink()
     assert "python 06_evaluate.py pool" in ev2r(*SCORE).stderr

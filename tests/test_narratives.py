@@ -3,12 +3,13 @@ import json
 import re
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, facts, load, read, tiny, tsv
+from conftest import LONG, ROOT, facts, jsonl, load, read, records, tiny, tsv
 
 sys.path.insert(0, str(ROOT / "recipes"))
 NARRATIVES = load("recipes/narratives.py")
@@ -47,7 +48,60 @@ def test_the_taxonomy_and_the_labels_of_the_demo():
     ("Codes: 11_1", []), ("version 2.1_1", []),
 ])
 def test_codes_are_read_from_a_reply(reply, codes):
-    assert NARRATIVES.codes_in(reply) == codes
+    assert NARRATIVES.codes_in(reply, TAXONOMY) == codes
+
+PAUSE, FRAUD = "1_4: The warming has paused", "5_3: It is a fraud"
+
+@pytest.mark.parametrize(("reply", "codes"), [
+    ("Codes: 1_4 (the warming has paused); 5_3 (it is a fraud)", ["1_4", "5_3"]),
+    ("Codes: 1_4 (paused, they say), 5_3 (fraud) and 1_6 (sea).", ["1_4", "5_3", "1_6"]),
+    ("Codes: 1_4 The warming has paused; 5_3 It is a fraud", ["1_4", "5_3"]),
+    (f"Codes:\n- {PAUSE}\n- {FRAUD}", ["1_4", "5_3"]),
+    ("**Codes:**\n\n1. **1_4**: pause\n\n2. **5_3**: fraud", ["1_4", "5_3"]),
+    (f"Codes: {PAUSE}\n{FRAUD}\nThe claim says both.", ["1_4", "5_3"]),
+    ("Codes: 1_4\n5_3", ["1_4", "5_3"]), ('{"codes": [\n  "1_4",\n  "5_3"\n]}', ["1_4", "5_3"]),
+    ("Codes: 1_4; 5_3\n1_4: It says so.\n5_3: A hoax.", ["1_4", "5_3"]),
+    ("Codes: 1_4. The claim says that it is no longer warming.", ["1_4"]),
+    ("Codes: 1_0 (it says that the climate is not warming)", ["1_0"]),
+    ("Codes: 0_0 (none of them)", ["0_0"]), ("Codes: 0_0 No narrative", ["0_0"]),
+    # which codes are meant is open
+    ("Codes: 1_4 or 5_3", []), ("Codes: 1_4 (not 5_3)", []), ("Codes: 1_4, but not 5_3", []),
+    ("Codes: 1_4; 5_3 was close", []), ("Codes: 1_4\n5_3: close, but weaker", []),
+    ("Codes: 1_4; 5_3\nOn reflection, 1_4 alone.", []), ("Codes: 1_4\nNo. Codes: none", []),
+    (f"Codes:\n- {PAUSE}\nRejected:\n- {FRAUD}", []),
+    (f"Codes:\n- {PAUSE}\n- 5_3: does not apply", []), (f"Codes:\n- {PAUSE}\n- 5_3: no", []),
+])
+def test_codes_with_names_and_in_lists_are_all_read_or_none(reply, codes):
+    assert NARRATIVES.codes_in(reply, TAXONOMY) == codes
+
+@pytest.mark.parametrize(("reply", "codes"), [
+    ("Codes: 1_4;5_3\nBecause the cla", ["1_4", "5_3"]), ("1_4\nBecau", ["1_4"]),
+    (f"Codes: {PAUSE}\nIt says", ["1_4"]),
+    ("Codes: 5_2", []), ("Codes: 1_4;5", []), ("Codes: 1_4;5_3", []),  # 5_2 may become 5_2_1
+    ("Let me see. Codes: 1_4\nbut", []), ("It may be\n1_4\nbut", []),  # a draft
+    (f"Codes:\n- {PAUSE}\n- 5_", []), (f"Codes: {PAUSE}\n{FRAUD}\n1_6: The", []), ("", []),
+])
+def test_a_reply_that_was_cut_counts_where_it_begins_with_the_answer(reply, codes):
+    assert NARRATIVES.codes_in_cut(reply, TAXONOMY) == codes
+    args = SimpleNamespace(model="toy", temperature=0, seed=1, max_tokens=0, structured=False,
+                           backend="none", extra={}, identity={})
+    dialogue = NARRATIVES.choose("A claim.", [], TAXONOMY, args)
+    next(dialogue)
+    if codes:
+        with pytest.raises(StopIteration) as end:
+            dialogue.send({"content": reply, "cut": True, "error": None, "logprobs": None})
+        assert end.value.value == (codes, 0)
+    else:
+        again = dialogue.send({"content": reply, "cut": True, "error": None, "logprobs": None})
+        assert NARRATIVES.KIT.AGAIN in again["body"]["messages"][0]["content"]
+
+def test_long_replies_are_read_at_once():
+    started = time.monotonic()
+    lists = [f"Codes: {part * 20_000}" for part in ("1_4 ", "1_4, ", "1_4 (a), ", "1_4\n", ": ")]
+    for text in (*LONG, *(f"Codes: 1_4 {text}" for text in LONG), *lists):
+        NARRATIVES.codes_in(text, TAXONOMY)
+        NARRATIVES.codes_in_cut(text, TAXONOMY)
+    assert time.monotonic() - started < 20
 
 def test_a_language_model_sees_taxonomy_and_examples_and_its_codes_are_counted(
         narratives, endpoint, tmp_path):
@@ -77,6 +131,17 @@ def test_a_language_model_sees_taxonomy_and_examples_and_its_codes_are_counted(
     antarctica, = (prompt for prompt in server.answered if "<claim>Antarctica is GAIN" in prompt)
     assert "\nClaim: Greenland is losing ice" in antarctica
     assert "up to date" in narratives("llm", "--model", "toy").stdout
+    lines = records(replies)
+    better = [json.dumps(line).replace("9_9", "1_6") for line in lines]
+    replies.write_text("\n".join(better) + "\n")
+    assert facts(narratives("llm", "--model", "toy"))["unknown_codes"] == 0
+    assert dict(read(work / "llm_narratives.tsv").to_numpy())[first] == "1_1;1_6"
+    failed = {"custom_id": lines[0]["custom_id"], "error": {"message": "no"}, "response": None}
+    jsonl(replies, failed, *(one for one in lines if one["custom_id"] != failed["custom_id"]))
+    done = narratives("llm", "--model", "toy")
+    assert facts(done)["failed_requests"] == 1 and "--retry-errors asks again" in done.stderr
+    done = narratives("llm", "--model", "toy", "--retry-errors")
+    assert json.loads(done.stdout.splitlines()[-1])["waiting"] == 1
 
 def test_claims_of_the_same_words_are_no_examples(monkeypatch):
     """Vectors are numbers of letters; the nearest claim stands last."""
@@ -135,6 +200,14 @@ def test_scores_by_hand(narratives, tmp_path):
     table = pd.read_csv(tmp_path / "work/test/narrative_scores.codes.tsv", sep="\t")
     row = table[(table["run"] == str(files["r"])) & (table["code"] == "0_0")].iloc[0]
     assert list(row[["right", "named", "gold"]]) == [2, 3, 2] and row["F1"] == .8
+    tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcdef"])
+    tsv(files["r"], header, [("a", "1_1"), *((n, "0_0") for n in "bcdf"), ("e", "1_4")])
+    done = narratives("evaluate", files["r"], *words)  # e and f are not labelled
+    assert facts(done)["runs"][0]["macro_F1"] == right["macro_F1"]
+    assert "2 claims without gold are left out" in done.stderr
+    tsv(files["u"], header, [("e", "1_4")])
+    refusal = narratives("evaluate", files["u"], *words)
+    assert refusal.returncode == 2 and "none of its claims is in" in refusal.stderr
     tsv(files["u"], header, [("x", "1_1")])
     refusal = narratives("evaluate", files["u"], *words)
     assert refusal.returncode == 2 and "u.tsv:2" in refusal.stderr

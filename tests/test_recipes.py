@@ -133,6 +133,32 @@ def test_pairs_that_two_runs_agree_on_are_pooled_and_merged(toy):
     before, after = (pd.read_csv(toy / f"w/{name}.tsv", sep="\t") for name in ("before", "after"))
     assert before["Judged@10"].tolist() == pytest.approx([1 / 6] * 2)
     assert after["Judged@10"].tolist() == pytest.approx([4 / 6] * 2)
+    how |= {"WORK": str(toy / "w2"), "QRELS": str(toy / "w/qrels.tsv"), "AGREEMENT": "1"}
+    done = shell("pooling", *paths, **how)  # the next week knows what the first one judged
+    assert done.returncode == 3, done.stderr
+    pool = pd.read_csv(toy / "w2/pool.tsv", sep="\t", dtype=str)
+    assert "0011" not in set(pool["abstract_id"])
+    pool.assign(label="NEI").to_csv(toy / "w2/labelled.tsv", sep="\t", index=False)
+    done = shell("pooling", *paths, **how)
+    assert done.returncode == 0, done.stderr
+    before, after = (pd.read_csv(toy / f"w2/{name}.tsv", sep="\t") for name in ("before", "after"))
+    assert before["Judged@10"].tolist() == pytest.approx([4 / 6] * 2)
+    assert after["Judged@10"].tolist() == pytest.approx([1] * 2)
+
+@pytest.mark.parametrize(("statuses", "calls"), [("3 3 0", 3), ("2", 1), ("3 1", 2)])
+def test_the_loop_of_the_readme_goes_on_only_while_requests_wait(statuses, calls, tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, = re.findall(r"```bash\n([^`]*vllm run-batch[^`]*)```", readme)
+    (tmp_path / "work/demo/test").mkdir(parents=True)
+    stubs = f"""statuses=({statuses} 0)
+    python() {{ echo "python $*" >> calls; return ${{statuses[$(wc -l < calls) - 1]}}; }}
+    vllm() {{ echo reply > new.jsonl; }}
+    """
+    subprocess.run(["bash", "-c", stubs + code], cwd=tmp_path, timeout=20, check=False)
+    commands = (tmp_path / "calls").read_text().splitlines()
+    assert len(commands) == calls and "--run work/demo/test/rerank.tsv" in commands[0]
+    replies = tmp_path / "work/demo/test/llm_verdicts.replies.jsonl"
+    assert not replies.exists() or len(replies.read_text().splitlines()) == calls - 1
 
 def test_without_judgements_there_is_no_table_and_no_further_cost(tmp_path):
     code = '. recipes/common.sh demo; table x y; further tables'

@@ -81,6 +81,36 @@ def test_claims_without_a_usable_reply_stand_as_they_are(folder, rewrite):
     assert rewrite(*words, "--retry-errors").returncode == 3
     assert rewrite("--view", "passage").returncode == 3  # another file, other requests
 
+def test_replies_that_come_later_make_the_claims_anew(folder, rewrite):
+    assert rewrite().returncode == 3
+    answer(folder, dict.fromkeys(TEXTS, "<text>One.</text>"))
+    assert facts(rewrite())["made"] and "up to date" in rewrite().stdout
+    path = folder / AT / "claims.statement.replies.jsonl"
+    path.write_text(path.read_text() + path.read_text().replace("One.", "Two."))
+    assert facts(rewrite())["made"]
+    assert set(read(folder / AT / "claims.statement.tsv")["claim"]) == {"Two."}
+
+def test_what_failed_is_asked_again_by_the_command_that_is_printed(folder, rewrite, endpoint):
+    assert rewrite().returncode == 3
+    answer(folder, dict.fromkeys(TEXTS, "<text>One.</text>") | {TEXTS[0]: None})
+    facts(rewrite())
+    done = rewrite("--retry-errors")
+    command, = re.findall(r"python 04_llm_rerank.py (ask .*)", done.stdout)
+    server = endpoint(lambda prompt: "<text>Two.</text>")
+    facts(start(folder, "04_llm_rerank.py", *command.split(), "--base-url", server.url))
+    assert len(server.asked) == 1
+    assert facts(rewrite())["failed"] == 0
+    assert read(folder / AT / "claims.statement.tsv")["claim"][0] == "Two."
+
+def test_files_inside_the_data_folder_are_known_again(rewrite):
+    words = ("--out", "data/demo/new.tsv")
+    for waiting in (3, 3):
+        done = rewrite(*words)
+        assert done.returncode == 3, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["waiting"] == waiting
+    done = rewrite(*words, "--requests", "data/demo/corpus.jsonl")
+    assert done.returncode == 2 and "did not make it" in done.stderr
+
 def test_where_all_requests_fail_there_are_no_claims(folder, rewrite):
     assert rewrite().returncode == 3
     answer(folder, dict.fromkeys(TEXTS))

@@ -25,11 +25,12 @@ def read_answer(verdicts, corpus):
     answer = json.loads(verdicts.with_suffix(".jsonl").read_bytes())
     made = json.loads(Path(f"{verdicts}.meta.json").read_bytes())
     answer |= {"judge": made["arguments"]["model"], "unusable": made.get("unusable", 0)}
+    answer["failed"] = made.get("failed", 0)  # of the unusable ones
     sentences = {one["abstract_id"]: one["sentence"] for one in answer.pop("evidence")}
     with open(verdicts, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     records = {row["abstract_id"]: {} for row in rows}
-    with open(corpus, "rb") as file:
+    with open(corpus, encoding="utf-8-sig", errors="replace", newline="\n") as file:
         for line in file if rows else ():
             record = json.loads(line) if line.strip() else {}
             if str(record.get("abstract_id")) in records:
@@ -64,8 +65,12 @@ def main():
         return print(json.dumps(answer).replace("\x7f", "\\u007f"))
     counts = ", ".join(f"{label} {answer[label]}" for label in ("SUPPORTS", "REFUTES", "NEI"))
     judge = answer["judge"] if texts else "none, as no index has a word of the claim"
-    if answer["unusable"]:
-        judge += f"; replies without a label, which count as NEI: {answer['unusable']}"
+    if answer["unusable"] > answer["failed"]:
+        useless = answer["unusable"] - answer["failed"]
+        judge += f"; replies without a label, which count as NEI: {useless}"
+    if answer["failed"]:
+        judge += (f"; failed requests, which count as NEI: {answer['failed']} (the next call asks "
+                  "again)")
     show("Claim    ", answer["claim"])
     show("Verdict  ", f"{answer['verdict']} ({counts})", answer["verdict"])
     show("Judge    ", judge)
