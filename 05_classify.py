@@ -772,6 +772,9 @@ def ask_04(requests, args):
         print(json.dumps({"made": [], "waiting": 0}))
         sys.exit(0)
     path = args.requests + ".dry-run" * args.dry_run
+    held = Path(path).read_bytes() if Path(path).is_file() else b""
+    if held.strip() and b'"custom_id"' not in held:
+        fail(path, "it holds no requests, and would be replaced by some; give another --requests")
     lines = [json.dumps(request, ensure_ascii=False) + "\n" for request in requests]
     Path(path).write_text("".join(lines), encoding="utf-8")
     script = Path(sys.argv[0]).with_name("04_llm_rerank.py")

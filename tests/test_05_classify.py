@@ -310,6 +310,11 @@ def test_claims_follow_their_verdicts_and_evidence_costs_no_labels(toy, call, ki
         (toy / "aside").rename(toy / "v.replies.jsonl")
     assert found[0] == found[1] and all(found[0])
 
+def test_requests_replace_no_other_file(toy, refused):
+    (toy / "notes").write_text("mine\n")
+    words = ("llm", *HYBRID, "--backend", "none", "--model", "toy", "--requests", "notes")
+    refused(toy, SCRIPT, *words, said="notes: it holds no requests")
+
 def test_no_pair_at_all_is_a_chunk_for_several_devices():
     seen = {}
     class Model:
