@@ -1245,10 +1245,10 @@ def reply_of(record):
     name, error = record["custom_id"], record.get("error")
     if not isinstance(name, str):
         raise ValueError("custom_id is not a string")
-    nothing = {"content": "", "cut": False, "error": None, "logprobs": None}
     error = error or record["response"]["body"].get("error")
     if error:
-        return name, nothing | {"error": json.dumps(error)[:500]}
+        error = json.dumps(error)[:500]
+        return name, {"content": "", "cut": False, "error": error, "logprobs": None}
     choice = record["response"]["body"]["choices"][0]
     said = choice["message"].get("content") or ""
     if isinstance(said, list):  # of parts
@@ -1260,7 +1260,7 @@ def reply_of(record):
     return name, {"content": content, "cut": cut, "error": None, "logprobs": logprobs}
 
 def read_replies(path):
-    """Return ({custom_id: reply}, lines that are no replies); the last reply counts, an error last.
+    """Return ({custom_id: reply}, lines that are no replies); an error replaces no completion.
 
     A last line without its end was torn by a kill, and is not counted: its request waits again.
     """
