@@ -21,7 +21,7 @@ Examples
     python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model google/gemma-3-27b-it
     python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl
 """
-# --- constants (same in all six scripts)
+# --- old constants (same in the scripts before their rewrite)
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
@@ -29,7 +29,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 # Flags that decide no byte of an output, but for the rounding of batches on a device
 NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}
-# --- end of constants
+# --- end of old constants
 
 import argparse
 import contextlib
@@ -772,7 +772,7 @@ def main():
     add_ask(jobs["ask"])
     finish(resolve, arguments_of(parser, jobs))
 
-# --- helpers (same in all six scripts)
+# --- old helpers (same in the scripts before their rewrite)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 MADE_BY = {  # names of files and folders that a script makes, and the command
     "bm25": "01_index.py --indexes bm25", "dense": "01_index.py --indexes dense",
@@ -1162,7 +1162,7 @@ def finish(resolve, args):
     finally:
         LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
-# --- end of helpers
+# --- end of old helpers
 
 # --- texts (same in 01, 03, 04, 05 and 06)
 def text_of(record, fields=("title", "abstract"), separator=" "):
@@ -1175,7 +1175,7 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
     return separator.join(filter(None, texts))
 # --- end of texts
 
-# --- hub (same in 01, 02, 03, 04 and 05)
+# --- old hub (same in the scripts before their rewrite)
 def offline_without_hub(name):
     """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
     from huggingface_hub import constants, get_session
@@ -1184,7 +1184,7 @@ def offline_without_hub(name):
             get_session().head(constants.ENDPOINT, timeout=5)
         except Exception:  # whatever its HTTP library raises
             constants.HF_HUB_OFFLINE = True
-# --- end of hub
+# --- end of old hub
 
 # --- dialogues (same in 04 and 05)
 # A dialogue is a generator: it yields requests, is sent the reply to each, and returns a result.

@@ -22,7 +22,7 @@ Examples
     python 05_classify.py llm --model Qwen/Qwen3-14B --strategy reasoning --backend none
     python 05_classify.py combine verdicts.tsv llm_verdicts.tsv --out both.tsv
 """
-# --- constants (same in all six scripts)
+# --- old constants (same in the scripts before their rewrite)
 import signal
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports: no traceback
@@ -30,7 +30,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 # Flags that decide no byte of an output, but for the rounding of batches on a device
 NEUTRAL = {"force", "out", "device", "batch_size", "concurrency", "function", "flags"}
-# --- end of constants
+# --- end of old constants
 
 import argparse
 import contextlib
@@ -1144,7 +1144,7 @@ def main():
     add_combine(jobs["combine"])
     finish(resolve, arguments_of(parser, jobs))
 
-# --- helpers (same in all six scripts)
+# --- old helpers (same in the scripts before their rewrite)
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 MADE_BY = {  # names of files and folders that a script makes, and the command
     "bm25": "01_index.py --indexes bm25", "dense": "01_index.py --indexes dense",
@@ -1534,7 +1534,7 @@ def finish(resolve, args):
     finally:
         LOCKS.close()
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while the process ends
-# --- end of helpers
+# --- end of old helpers
 
 # --- texts (same in 01, 03, 04, 05 and 06)
 def text_of(record, fields=("title", "abstract"), separator=" "):
@@ -1547,7 +1547,7 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
     return separator.join(filter(None, texts))
 # --- end of texts
 
-# --- hub (same in 01, 02, 03, 04 and 05)
+# --- old hub (same in the scripts before their rewrite)
 def offline_without_hub(name):
     """Use cached files alone if the hub cannot be reached: its client retries for minutes."""
     from huggingface_hub import constants, get_session
@@ -1556,9 +1556,9 @@ def offline_without_hub(name):
             get_session().head(constants.ENDPOINT, timeout=5)
         except Exception:  # whatever its HTTP library raises
             constants.HF_HUB_OFFLINE = True
-# --- end of hub
+# --- end of old hub
 
-# --- models (same in 01, 02, 03 and 05)
+# --- old models (same in the scripts before their rewrite)
 def precision_of(args):
     """Return fp32, bf16 or fp16: --dtype, or what auto means: fp32 on a CPU, half on a GPU."""
     if args.dtype != "auto" or args.device[0] in ("cpu", "mps"):
@@ -1596,9 +1596,9 @@ def open_model(load, name, args, dtype, **options):
     if sizes and not max(sizes) / 2 <= words <= max(sizes) + 64:  # added tokens may lack a row
         fail(name, f"tokenizer of {words} entries, embeddings of {max(sizes)}; copy it whole")
     return model
-# --- end of models
+# --- end of old models
 
-# --- training (same in 01, 03 and 05)
+# --- old training (same in the scripts before their rewrite)
 def parts_of(out, task, args):
     """Return OUT.parts/ for unfinished work, emptied if it belongs to another task."""
     folder, mark = Path(f"{out}.parts"), json.dumps(task).encode()
@@ -1712,7 +1712,7 @@ def save_model(model, folder):
         backend.no_truncation()
         backend.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
-# --- end of training
+# --- end of old training
 
 # --- dialogues (same in 04 and 05)
 # A dialogue is a generator: it yields requests, is sent the reply to each, and returns a result.
