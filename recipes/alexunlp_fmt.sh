@@ -23,7 +23,7 @@ python 01_index.py graph $D --index $WORK/index-graph/dense --neighbours 10
 
 stage "2  Hybrid retrieval: the union of the best 50 of each"
 python 02_retrieve.py $D --retrievers bm25 dense --top-k 50
-python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --method union --top-k 100 \
+python 02_retrieve.py fuse $D --method union --top-k 100 \
   --out $T/union.tsv $T/bm25.tsv $T/dense.tsv
 
 # rerank RUN NAME FLAGS: the best 10 of a run by the cross-encoder

@@ -24,7 +24,7 @@ rerank() {
   python 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $2 --depth 1000 \
     --out $WORK/train/$(basename $2).tsv $(small --depth 5 --max-length 96)
   python 02_retrieve.py mine $D $WORK/train/$(basename $2).tsv --shape tuples --hard 5 \
-    --from-top 500 --top-of pool --easy 10 --easy-from corpus --seed $1 \
+    --from-top 500 --easy 10 --seed $1 \
     --out $WORK/train/examples-$1.jsonl $(small --hard 1 --easy 1)
   python 03_rerank.py train $D $WORK/train/examples-$1.jsonl --model $2 --loss margin --margin $4 \
     --batch-size $3 --epochs 1 --lr 1e-5 --seed $1 --out $WORK/models/reranker-$1 \
@@ -41,7 +41,7 @@ rerank 5 $M3 16 0.2
 
 stage "3  Final list: reciprocal rank fusion of the whole lists (k = 6), the best 10"
 fuse() { # K NAME
-  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --rrf-k $1 --top-k 10 --out $T/$2.tsv \
+  python 02_retrieve.py fuse $D --rrf-k $1 --top-k 10 --out $T/$2.tsv \
     $T/rerank-{1,2,3,4,5}.tsv
 }
 fuse 6 rerank

@@ -59,7 +59,7 @@ fuse() {
   python 02_retrieve.py fit $D --split $DEV --measure MRR@5 --out $V/$1.json \
     $(printf "$V/%s.tsv " "${@:2}")
   for split in $DEV test; do
-    python 02_retrieve.py fuse $D --split $split --fusion $V/$1.json --corpus $DATA/corpus.jsonl \
+    python 02_retrieve.py fuse $D --split $split --fusion $V/$1.json \
       --out $WORK/$split/$1.tsv $(printf "$WORK/$split/%s.tsv " "${@:2}")
   done
 }

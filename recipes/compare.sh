@@ -80,7 +80,7 @@ done
 stage "2  Candidates"
 if [ -z "$RUN" ] && [ ${#runs[@]} -gt 1 ]; then
   RUN=$T/rrf.tsv
-  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --top-k $DEPTH --out $RUN "${runs[@]}"
+  python 02_retrieve.py fuse $D --top-k $DEPTH --out $RUN "${runs[@]}"
   runs+=($RUN)
 fi
 RUN=${RUN:-${runs[0]}}

@@ -19,7 +19,7 @@ python 01_index.py $D --indexes bm25 splade --splade-model $SPLADE --activation 
   $(small --max-length 64)
 
 stage "1  BGE-M3, fine-tuned on triplets: each positive with one random NEI abstract of any claim"
-python 02_retrieve.py mine $D --shape tuples --hard 1 --pool nei --nei-of any \
+python 02_retrieve.py mine $D --shape tuples --hard 1 --pool any-nei \
   --out $WORK/train/triplets.jsonl
 python 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --loss triplet --margin 0.3 \
   --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2 $(small --epochs 0.1 --max-length 48)
@@ -106,7 +106,7 @@ W6=$WORK/table6
 mkdir -p $W6
 for run in bm25 splade dense; do cp $T/$run.tsv $W6; done
 fuse() { # RETRIEVER RETRIEVER DEPTH FROM TO
-  python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl --top-k $3 --out $5/$1-$2.tsv \
+  python 02_retrieve.py fuse $D --top-k $3 --out $5/$1-$2.tsv \
     $4/$1.tsv $4/$2.tsv
 }
 PAIRS=("bm25 splade" "bm25 dense" "splade dense")

@@ -38,7 +38,7 @@ for split in train dev test; do
     refuse "$DATA: no qrels.$split.tsv; data/download.py split draws dev from train"
 done
 
-fuse() { python 02_retrieve.py fuse $D --corpus $DATA/corpus.jsonl "$@"; }
+fuse() { python 02_retrieve.py fuse $D "$@"; }
 
 stage "1, 2  BM25, MiniLM, SPLADE, none of them fine-tuned; their fusions"
 python 01_index.py $D
@@ -88,14 +88,14 @@ mine() { python 02_retrieve.py mine $D --split $TRAIN "$@"; }
 python 02_retrieve.py $D --split $TRAIN --retrievers dense --index $W/index-tuned \
   --top-k $COSINES --restrict $W/tuned/$TRAIN/hybrid.tsv --out $W/tuned/cosines
 # Both take claims without evidence, too, and hardly a target is clipped.
-mine $W/tuned/cosines/dense.tsv --targets score --middle 0.53 --scale 1.6 --from-top $COSINES \
-  --keep-claims-without-evidence --out $W/train/cosines.jsonl
+mine $W/tuned/cosines/dense.tsv --shape scores --middle 0.53 --scale 1.6 --from-top $COSINES \
+  --out $W/train/cosines.jsonl
 train $W/train/cosines.jsonl --model $W/models/encoder --loss bce --lr 1e-4 --epochs 1 \
   --out $W/models/cosines
 BASE=$W/models/cosines
 if [ $SCORES -gt 0 ]; then
-  mine $W/$TRAIN/tuned-z.tsv --targets score --middle 2 --scale 0.16 --from-top $SCORES \
-    --keep-claims-without-evidence --out $W/train/scores.jsonl
+  mine $W/$TRAIN/tuned-z.tsv --shape scores --middle 2 --scale 0.16 --from-top $SCORES \
+    --out $W/train/scores.jsonl
   train $W/train/scores.jsonl --model $W/models/cosines --loss bce --lr 1e-4 --epochs 1 \
     --out $W/models/scores
   BASE=$W/models/scores

@@ -59,8 +59,8 @@ student() {
   judge feedback-$2 bm25 100 verifier-$2
   rerank monot5 $MONO_T5
   rerank $1 $R/monot5.tsv --verdicts $R/feedback-$2.tsv --alpha $3
-  python 02_retrieve.py mine $D $R/$1.tsv --targets score --middle 0.5 --scale 1 --from-top 20 \
-    --gold --keep-claims-without-evidence --out $R/$1.jsonl
+  python 02_retrieve.py mine $D $R/$1.tsv --shape scores --middle 0.5 --scale 1 --from-top 20 \
+    --gold --out $R/$1.jsonl
   python 03_rerank.py train $D $R/$1.jsonl --model $SCIBERT --loss l1 --lr 1e-5 --batch-size 64 \
     --epochs 40 --patience 3 --dev-run $WORK/dev/bm25.tsv --dev-depth 100 --out $WORK/models/$1 \
     $(small --epochs 1 --max-length 96 --batch-size 16)
