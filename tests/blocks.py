@@ -6,7 +6,8 @@ import re
 import sys
 from pathlib import Path
 
-SCRIPTS = sorted(Path(__file__).resolve().parent.parent.glob("0[1-6]_*.py"))
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = [*sorted(ROOT.glob("0[1-6]_*.py")), ROOT / "recipes/tools/kit.py"]
 BLOCK = re.compile(r"^# --- (.+) \(same in .+\)\n.*?^# --- end of \1\n", re.DOTALL | re.MULTILINE)
 
 def blocks_of(text):

@@ -1,0 +1,304 @@
+"""
+What the programs in recipes/ share: the helpers of the six scripts, and asking a language model.
+
+The last two blocks are copies of those in the scripts (python tests/blocks.py --fix). While requests
+to a language model wait, a program writes them and ends with exit status 3; the same call goes on
+when their replies are there. No reply that is on disk is asked for again.
+"""
+import argparse
+import contextlib
+import csv
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = ["claim_id", "abstract_id"]
+RUN = [*PAIR, "rank", "score"]
+LABELS = ("SUPPORTS", "REFUTES", "NEI")
+AGAIN = "\n\nThe last reply could not be read. Keep to the form that is asked for."
+THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
+ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
+
+def run_program(doc, jobs):
+    """Run a job of a program; doc: its docstring, for --help; jobs: as for command_line."""
+    globals()["__doc__"] = doc
+    NEUTRAL.update({"requests", "retry_errors"})
+    run(command_line(jobs))
+
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    columns = ["claim_id", "claim"]
+    return dict(read_table(path, columns)[columns].to_numpy())
+
+def plain(text):
+    """Return a text on one line, without tags of prompts and control characters."""
+    tags = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"
+    return " ".join(re.sub(rf"{tags}|[\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", text).split())
+
+# -------------------- Language model
+def request_of(prompt, args):
+    """Return a request of the OpenAI Batch API; its custom_id is the sha256 of its body."""
+    body = {"model": args.model, "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0, "max_tokens": args.max_tokens, **args.extra}
+    body = {name: value for name, value in body.items() if value is not None}
+    name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+def reply_of(record):
+    """Return the text of a reply without thoughts, None if it was cut or failed, and the error."""
+    response = record.get("response") or {}
+    error = record.get("error") or response["body"].get("error")
+    if error or response.get("status_code", 200) >= 400:
+        return None, json.dumps(error or response)[:500]
+    choice = response["body"]["choices"][0]
+    cut = choice.get("finish_reason") == "length"
+    return None if cut else THOUGHTS.sub(" ", choice["message"]["content"] or ""), None
+
+def read_replies(path):
+    """Return {custom_id: (text, error)}; an error replaces no completion."""
+    replies, unusable = {}, 0
+    lines = open(path, encoding="utf-8-sig", errors="replace") if Path(path).exists() else ()
+    for line in lines:
+        try:
+            record = json.loads(line)
+            name, reply = record["custom_id"], reply_of(record)
+        except ODD:
+            unusable += bool(line.strip())
+        else:
+            if not reply[1] or replies.get(name, reply)[1]:
+                replies[name] = reply
+    if unusable:
+        warn(path, f"{unusable} lines are no replies, such as a last one that was torn")
+    return replies
+
+def wait(requests, args):
+    """Write the requests that wait, say how to answer them, and end with exit status 3."""
+    Path(args.requests).parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(request) + "\n" for request in requests]
+    Path(args.requests).write_text("".join(lines), encoding="utf-8")
+    words = ["ask", args.requests, "--replies", args.replies]
+    words += ["--model", args.model] + ["--retry-errors"] * args.retry_errors
+    print(f"{len(lines)} requests wait, of about {sum(map(len, lines)) // 4} tokens. Run this again "
+          f"when {args.replies} has replies, from OpenAI's batch queue or by")
+    print(f"python 04_llm_rerank.py {shlex.join(words)}")
+    print(json.dumps({"made": [args.requests], "waiting": len(lines)}))
+    sys.exit(3)
+
+def answers_to(prompts, read, args):
+    """Return what read makes of the reply to each prompt, None where there is none, and counts.
+
+    What read returns None for, or the token limit has cut, is asked once more, in other words. A
+    request that failed is asked again only with --retry-errors.
+    """
+    replies, used, waiting, answers, errors = read_replies(args.replies), set(), {}, [], []
+    if args.retry_errors:
+        replies = {name: reply for name, reply in replies.items() if not reply[1]}
+    for prompt in prompts:
+        answer = error = None
+        for request in (request_of(prompt, args), request_of(prompt + AGAIN, args)):
+            name = request["custom_id"]
+            if name not in replies:
+                waiting[name] = request
+                break
+            used.add(name)
+            text, error = replies[name]
+            answer = None if text is None else read(text)
+            if error or answer is not None:
+                break
+        answers.append(answer)
+        errors.append(error)
+    if others := len(replies) - len(used):
+        warn(args.replies, f"{others} replies belong to other requests: another --model, prompt or "
+             "--extra, or claims that are no longer there")
+    if waiting:
+        wait(waiting.values(), args)
+    failed = len(errors) - errors.count(None)
+    useless = answers.count(None) - failed
+    if failed and failed == len(errors):
+        fail(args.replies, f"all requests failed, the first with {errors[0]}; change --model or "
+             "--extra, or try --retry-errors")
+    if useless + failed:
+        warn(args.replies, f"{useless} useless and {failed} failed replies to {len(prompts)} "
+             "prompts; see --max-tokens, --retry-errors")
+    return answers, {"useless": useless, "failed": failed, "unknown_replies": others}
+
+def add_model(add, max_tokens):
+    """Add the flags of a program that asks a language model."""
+    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
+        help="its name at the endpoint (or LLM_MODEL), or a local folder")
+    add("--max-tokens", type=int, default=max_tokens, help="of a reply")
+    add("--extra", type=json.loads, default={}, help="JSON of parameters; null drops one")
+    add("--retry-errors", action="store_true", help="ask again what failed")
+
+# --- helpers (same in all six scripts)
+START, WARNINGS = time.monotonic(), []
+NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # flags that change no output
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
+PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+
+def warn(where, what):
+    """Print a line on stderr, and keep it for the sidecars."""
+    WARNINGS.append(f"warning: {where}: {what}")
+    print(WARNINGS[-1], file=sys.stderr)
+
+def fail(where, what):
+    """Bad input or usage: one line on stderr, exit status 2."""
+    print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
+    sys.exit(2)
+
+def read_table(path, columns, **known):
+    """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
+
+    known: {column: values that it may hold}. The first bad row ends the script.
+    """
+    import pandas as pd
+    try:
+        table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
+                            encoding="utf-8-sig")
+    except ValueError as error:  # empty, not UTF-8, a row with more fields than the header
+        fail(path, f"{error}; data/convert.py reads other formats")
+    if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
+        fail(f"{path}:1", f"columns {', '.join(table)}, wanted {', '.join(columns)} and as many "
+             "fields in every row; data/convert.py reads other formats")
+    if "claim" in columns:  # pandas puts quotation marks around those that hold one, and doubles it
+        table["claim"] = table["claim"].str.replace(
+            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
+    ids = [column for column in columns if column.endswith("_id")]
+    bad = {f"{column} is empty": table[column] == "" for column in columns}
+    bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
+    bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    if "rank" in columns:
+        table[["rank", "score"]] = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce")
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
+        bad["score is not a finite number"] = ~np.isfinite(table["score"])
+        bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
+    for what, rows in bad.items():
+        if rows.any():
+            row = rows.idxmax()
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+    return table.reset_index(drop=True)
+
+def read_corpus(path):
+    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    corpus = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                name = str(record["abstract_id"])
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+            if name in corpus:
+                fail(f"{path}:{number}", f"a second abstract {name}; remove one")
+            corpus[name] = record | {"abstract": record.get("abstract") or ""}
+    if empty := sum(not record["abstract"] for record in corpus.values()):
+        warn(path, f"{empty} abstracts without text")
+    return corpus
+
+def digest(path):
+    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    path, total = Path(path), hashlib.sha256()
+    if path.is_dir() and Path(f"{path}.meta.json").exists():
+        path = Path(f"{path}.meta.json")
+    for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
+        with one.open("rb") as file:
+            hashlib.file_digest(file, lambda: total)  # which it adds to
+    return total.hexdigest()
+
+def task_of(args, *inputs, models=()):
+    """Return what decides an output: arguments, and the sha256 of inputs; a hub model has none."""
+    for path in inputs:
+        if not Path(path).exists():
+            fail(path, "not found; name another one, or run the script that makes it")
+    paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
+    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+
+def up_to_date(args, task, *outs):
+    """Return whether this very task has made all outs, which then stay as they are."""
+    made, script = [], Path(sys.argv[0])
+    for out in outs:
+        meta = Path(f"{out}.meta.json")
+        if Path(out).is_dir() and not meta.exists():
+            fail(out, "this script did not make the folder that is there; give another --out")
+        made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
+    if args.force or not all(task.items() <= one.items() for one in made):
+        return False
+    for out, one in zip(outs, made):
+        edited = f" (made by another version of {script.name}; --force makes it again)"
+        print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
+    return True
+
+@contextlib.contextmanager
+def written(path, task, **facts):
+    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(new, ignore_errors=True)
+    yield new
+    meta.write_text("{}")  # vouches for nothing while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    new.replace(path)
+    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+            "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
+    new.replace(meta)
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    def _get_help_string(self, action):  # no "(default: None)"
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+def command_line(jobs):
+    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
+    for function, add_flags in jobs.items():
+        name, sentence = function.__name__, function.__doc__.splitlines()[0]
+        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
+        job.set_defaults(function=function, job=name)
+        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
+        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
+        job.add_argument("--force", action="store_true", help="make outputs again")
+        add_flags(job.add_argument)
+    given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
+    args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
+    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    for name, value in vars(args).items():
+        if isinstance(value, str):  # default values have these fields
+            value = value.replace("{data}", args.data).replace("{work}", args.work)
+            setattr(args, name, value.replace("{split}", args.split))
+    return args
+
+def run(args):
+    """Run the job, and print its result as one line of JSON."""
+    try:
+        print(json.dumps(args.function(args)))
+    except Exception as error:
+        if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
+            raise
+        fail(getattr(error, "filename", None) or args.job, error)
+# --- end of helpers
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold text; the items of a list are joined by commas."""
+    texts = []
+    for value in map(record.get, fields):
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
+        texts.append(", ".join(filter(None, known)))
+    return separator.join(filter(None, texts))
+# --- end of texts
