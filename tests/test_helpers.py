@@ -29,8 +29,9 @@ def test_ids_are_strings_and_claims_lose_the_quotation_marks_of_pandas(tmp_path)
     table.to_csv(path, sep="\t", index=False)
     found = KIT.read_table(path, CLAIMS)
     assert found.values.tolist() == table.values.tolist()
-    tsv(path, CLAIMS, [(1, '"open'), (2, 'Polar "bears'), (3, '"Ice" melts')])
-    assert KIT.read_table(path, CLAIMS)["claim"].tolist() == ['"open', 'Polar "bears', '"Ice" melts']
+    claims = ['"open', 'Polar "bears', '"Ice" melts']
+    tsv(path, CLAIMS, enumerate(claims))
+    assert KIT.read_table(path, CLAIMS)["claim"].tolist() == claims
     path.write_bytes(b"\xef\xbb\xbfclaim_id\tclaim\r\n1\tice\r\n")  # as Windows saves it
     assert KIT.read_table(path, CLAIMS).values.tolist() == [["1", "ice"]]
 
@@ -106,7 +107,8 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
         made = json.loads(Path("sub/out.meta.json").read_text())
         assert Path("sub/out").read_text() == text and made["rows"] == 1 and not new.exists()
         assert made["command"] == ["script.py"] and made["script"] == KIT.digest("script.py")
-    assert KIT.up_to_date(ARGS, task, "sub/out") and capsys.readouterr().out == "up to date: sub/out\n"
+    assert KIT.up_to_date(ARGS, task, "sub/out")
+    assert capsys.readouterr().out == "up to date: sub/out\n"
     Path("script.py").write_text("2")  # the kit is made to be edited
     assert KIT.up_to_date(ARGS, task, "sub/out")
     assert capsys.readouterr().out == ("up to date: sub/out (made by another version of script.py; "
