@@ -440,7 +440,7 @@ def read_table(path, columns, **known):
     bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column].astype(object), errors="coerce")
+            table[column] = pd.to_numeric(table[column], errors="coerce")
         table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
         bad["score is not a finite number"] = ~np.isfinite(table["score"])
         bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
