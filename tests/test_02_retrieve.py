@@ -172,7 +172,7 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     assert fusion["value"] == pytest.approx((1 / ideal + 1) / 3)
     assert sum(fusion["weights"]) == pytest.approx(1) and fusion["runs"] == ["a.tsv", "b.tsv"]
     alone = (1 / np.log2(3) / ideal + 1) / 3  # b.tsv
-    assert f"{alone:.4f}  zscore, k = 0, weights 0.0 1.0\n" in done.stdout
+    assert f"{alone:.4f}  rrf, k = 1, weights 0.0 1.0\n" in done.stdout
     facts(call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--fusion", "f.json", "--out", "c.tsv", cwd=toy))
     runs = [pd.DataFrame(rows, columns=RUN) for rows in (first, second)]
     by_hand = KIT.fuse_runs(runs, fusion["weights"], fusion["method"], fusion["rrf_k"])
