@@ -42,11 +42,11 @@ POOLS = {  # labels of what may be a negative; None: unjudged
 
 # -------------------- Search: scores of all abstracts for each claim
 def search_bm25(folder, meta, claims, args):
-    """Yield the BM25 scores of each claim. A repeated term counts repeatedly."""
+    """Return the BM25 scores of each claim, a generator. A repeated term counts repeatedly."""
     import bm25s
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-    for terms in tokenise(claims, return_ids=False, **meta["analyser"]):
-        yield bm25.get_scores_from_ids(bm25.get_tokens_ids(terms))
+    rows = map(bm25.get_tokens_ids, tokenise(claims, return_ids=False, **meta["analyser"]))
+    return map(bm25.get_scores_from_ids, rows)
 
 def encode_claims(meta, claims, args):
     """Return the embeddings of claims (claims, dimensions) by the model of an index."""

@@ -96,8 +96,8 @@ def both_searches(folder):
     bare.retrieve(tokens, k=10, show_progress=False)  # compiles
 
     def ours(k):
-        scored, _ = names["search_bm25"](index, meta, claims, None)  # loads, then scores lazily
-        return timed(lambda: [(scores, names["top_k"](scores, k)) for scores in scored])
+        scored = names["search_bm25"](index, meta, claims, None)  # loads, then scores lazily
+        return timed(lambda: [(scores, names["best_rows"](scores, 0, k)) for scores in scored])
 
     result = {}
     for k in (600, 1000, 5000):
