@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["filelock==4.2.11", "numpy==2.4.6", "pandas==3.1.1"]
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
 Score abstracts that nobody has judged, as ClimateCheck 2026 does after Ev2R (Akhtar et al. 2025).
@@ -30,20 +30,18 @@ Example, where a.tsv and b.tsv are runs or verdicts
     python 05_classify.py --run work/demo/test/pool.run.tsv --out proxy.tsv
     python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --model gpt-4.1
 """
-import os
 import re
-import runpy
+import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+from tools import kit
+from tools.kit import PAIR
 
-ROOT = Path(__file__).resolve().parent.parent
-KIT = SimpleNamespace(**runpy.run_path(str(ROOT / "05_classify.py")))  # files, requests, replies
-TABLES = SimpleNamespace(**runpy.run_path(str(ROOT / "06_evaluate.py")))
-PAIR = ["claim_id", "abstract_id"]
+CHANCES = ["p_supports", "p_refutes", "p_nei"]
 OF_CLAIM = {"Ev2R": "max", "Verification": "mean"}  # what a claim has of its abstracts
+RESAMPLES = 2000  # of claims, and of swaps between two runs
 COUNTS = ("first_facts", "first_supported", "second_facts", "second_supported")
 PROMPT = """Two abstracts have been found for one claim. How much of each does the other one say?
 
@@ -72,14 +70,6 @@ def counts_of(reply):
     facts, supported, others, others_supported = counts
     return counts if supported <= facts and others_supported <= others else None
 
-def compared(claim, first, second, args):
-    """Dialogue: return the four counts about two abstracts, or None."""
-    prompt = PROMPT.format(claim=KIT.plain(claim), first=KIT.plain(first), second=KIT.plain(second))
-    bodies = [KIT.body_of([{"role": "user", "content": text}], 4096, args)
-              for text in (prompt, prompt + KIT.AGAIN)]
-    counts, _ = yield from KIT.ask_twice(*map(KIT.request_of, bodies), counts_of)
-    return counts
-
 # -------------------- Scores
 def f1_of(facts, supported, others, others_supported):
     """Return the harmonic mean of precision and recall."""
@@ -88,8 +78,8 @@ def f1_of(facts, supported, others, others_supported):
 
 def chance_of(labels, table):
     """Return the probability of a label for each row of verdicts, NaN where there is no label."""
-    chances = np.column_stack([table[KIT.COLUMNS], np.full(len(table), np.nan)])
-    return chances[np.arange(len(table)), pd.Index(KIT.LABELS).get_indexer(labels)]  # -1: NaN
+    chances = np.column_stack([table[CHANCES], np.full(len(table), np.nan)])
+    return chances[np.arange(len(table)), pd.Index(kit.LABELS).get_indexer(labels)]  # -1: NaN
 
 def score_pairs(pairs, comparisons, counts):
     """Return verdicts on pairs with gold_id, expected label, reference, proxy and Ev2R.
@@ -107,10 +97,47 @@ def score_run(run, table, claims):
     rows = run.merge(table.dropna(), on=PAIR)
     verified = (chance_of(rows["label"], rows) + (rows["label"] == rows["expected"])) / 2
     means = rows.assign(Verification=verified).groupby("claim_id").agg(OF_CLAIM).reindex(claims)
-    parts = {TABLES.CONFUSION: np.zeros((len(claims), 3, 3))}  # for 06, which compares labels, too
-    for name, values in means.items():
-        parts[name] = np.stack(TABLES.mean_of(values, values.notna()), axis=-1)
-    return parts
+    return {name: np.stack([values.fillna(0), values.notna()], axis=-1)
+            for name, values in means.items()}
+
+# -------------------- Comparison of runs: stacks [runs, claims, 2] of a measure
+def quotient(sums):
+    """Return numerators / denominators, NaN where there is nothing to divide by."""
+    with np.errstate(invalid="ignore"):
+        return sums[..., 0] / sums[..., 1]
+
+def intervals(stack, seed):
+    """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs]."""
+    claims, rng = stack.shape[1], np.random.default_rng(seed)
+    draws = rng.multinomial(claims, np.full(claims, 1 / claims), size=RESAMPLES)
+    with warnings.catch_warnings(action="ignore"):  # of a run without any value
+        return np.nanquantile(quotient(np.tensordot(draws, stack, (1, 1))), (0.025, 0.975), axis=0)
+
+def randomisation(stack, seed):
+    """Two-sided p of paired randomisation against the first run (Smucker et al. 2007)."""
+    swaps = np.random.default_rng(seed).integers(0, 2, size=(RESAMPLES, stack.shape[1]))
+    sums, moved = stack.sum(1), np.tensordot(swaps, stack - stack[0], (1, 1))
+    swapped = np.abs(quotient(sums - moved) - quotient(sums[0] + moved))
+    values = quotient(sums)
+    as_large = swapped >= np.abs(values - values[0]) - 1e-12
+    return (1 + as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
+
+def holm(p):
+    """p-values corrected for several comparisons (Holm 1979); NaN does not count."""
+    ordered = p.dropna().sort_values()
+    stepped = (ordered * np.arange(len(ordered), 0, -1)).cummax()
+    return stepped.clip(upper=1).reindex(p.index)
+
+def compare(parts, measure, seed):
+    """Return a table of a measure by run; parts: {run: what score_run returns}."""
+    stack = np.stack([one[measure] for one in parts.values()])
+    low, high = intervals(stack, seed)
+    table = pd.DataFrame({"measure": measure, "run": list(parts), "value": quotient(stack.sum(1)),
+                          "low": low, "high": high})
+    table["difference"] = table["value"] - table["value"].iloc[0]
+    table.loc[0, "difference"] = np.nan
+    p = pd.Series(randomisation(stack, seed)).mask(table["difference"].isna())
+    return table.assign(p_randomisation=p, p_holm=holm(p))
 
 # -------------------- The job
 def unjudged(table, qrels):
@@ -121,72 +148,60 @@ def unjudged(table, qrels):
 
 def read_proxies(paths):
     """Return the probabilities of pairs; of a pair in several files, those of the first."""
-    tables = [KIT.read_table(path, [*PAIR, *KIT.COLUMNS]) for path in paths]
-    table = pd.concat(tables).drop_duplicates(PAIR)[[*PAIR, *KIT.COLUMNS]]
-    chances = table[KIT.COLUMNS].apply(pd.to_numeric, errors="coerce")
-    return table.assign(**chances.where((chances >= 0) & (chances <= 1))).dropna()
+    tables = [kit.read_table(path, [*PAIR, *CHANCES]) for path in paths]
+    table = pd.concat(tables).drop_duplicates(PAIR)[[*PAIR, *CHANCES]]
+    return table.astype(dict.fromkeys(CHANCES, float))
 
 def read_run(path, pairs, qrels, args):
     """Return the unjudged rows of a run; one that is not among the pairs is refused."""
-    run = TABLES.read_run(path).reindex(columns=[*KIT.RUN, "label"])
-    TABLES.refuse_foreign(path, run["claim_id"], qrels["claim_id"], "claims")
+    run = kit.read_table(path, kit.RUN).reindex(columns=[*kit.RUN, "label"])
+    if not run["claim_id"].isin(qrels["claim_id"]).any():
+        kit.fail(path, f"none of its claims is in {args.qrels}; name files of one split")
     run = unjudged(run[run["rank"] <= args.depth], qrels)[[*PAIR, "label"]]
     names, known = (table["claim_id"] + " " + table["abstract_id"] for table in (run, pairs))
     for name in names[~names.isin(known)]:
-        KIT.fail(path, f"{name} is neither judged nor in {args.pool} with a verdict: pool it, too")
+        kit.fail(path, f"{name} is neither judged nor in {args.pool} with a verdict: pool it, too")
     return run
-
-def compare(pairs, qrels, claims, texts, args):
-    """Return the scores of pairs and counts for the provenance, or end while requests wait."""
-    gold = qrels.set_axis(["claim_id", "gold_id", "expected"], axis=1)
-    comparisons = pairs[PAIR].merge(gold, on="claim_id")
-    names = comparisons[[*PAIR, "gold_id"]].to_numpy()
-    def begin():
-        return [compared(claims[claim], texts[r][1], texts[g][1], args) for claim, r, g in names]
-    counts, facts = KIT.converse(begin, KIT.ask_04, args)
-    table, missing = score_pairs(pairs, comparisons, counts), counts.count(None)
-    if missing:
-        TABLES.warn(args.replies, f"no counts for {missing} of {len(counts)} comparisons; "
-                    f"{table['Ev2R'].isna().sum()} abstracts have none, and are left out")
-    return table, facts | {"comparisons": len(counts), "missing": missing}
 
 def score(args):
     """Compare the unjudged abstracts of runs with gold abstracts, and score the runs by it."""
     files = [args.pool, args.qrels, args.claims, args.corpus, *args.verdicts, *args.runs]
-    task = KIT.task_of(args, *files, *filter(os.path.exists, [args.replies]))
+    task = kit.task_of(args, *files, models=[args.replies])
     details = str(Path(args.out).with_suffix(".pairs.tsv"))
-    if KIT.up_to_date(args, task, args.out, details):
+    if not args.retry_errors and kit.up_to_date(args, task, args.out, details):
         return {"made": []}
-    claims, texts = KIT.read_texts(args)
+    claims = kit.read_claims(args.claims)
+    texts = {name: kit.plain(kit.text_of(record, ["abstract"]))
+             for name, record in kit.read_corpus(args.corpus).items()}
     known = {"claim_id": claims, "abstract_id": texts}
-    qrels = KIT.read_table(args.qrels, KIT.QRELS, label=KIT.LABELS, **known)[KIT.QRELS]
-    pool = KIT.read_table(args.pool, PAIR, **known)[PAIR]
+    qrels = kit.read_table(args.qrels, [*PAIR, "label"], label=kit.LABELS, **known)
+    pool = kit.read_table(args.pool, PAIR, **known)[PAIR]
     pairs = unjudged(pool, qrels).merge(read_proxies(args.verdicts), on=PAIR)
     if pairs.empty:
-        KIT.fail(args.pool, "no unjudged pair with a verdict, of a claim with evidence")
+        kit.fail(args.pool, "no unjudged pair with a verdict, of a claim with evidence")
     runs = {path: read_run(path, pairs, qrels, args) for path in args.runs}
-    table, facts = compare(pairs, qrels, claims, texts, args)
+    gold = qrels[[*PAIR, "label"]].set_axis(["claim_id", "gold_id", "expected"], axis=1)
+    comparisons = pairs[PAIR].merge(gold, on="claim_id")
+    prompts = [PROMPT.format(claim=kit.plain(claims[claim]), first=texts[first], second=texts[gold])
+               for claim, first, gold in comparisons[[*PAIR, "gold_id"]].to_numpy()]
+    counts, facts = kit.answers_to(prompts, counts_of, args)
+    table = score_pairs(pairs, comparisons, counts)
+    if left_out := int(table["Ev2R"].isna().sum()):
+        kit.warn(args.replies, f"{left_out} abstracts without any counts are left out")
     judged = qrels.loc[qrels["label"] != "NEI", "claim_id"].unique()
     parts = {path: score_run(run, table, judged) for path, run in runs.items()}
-    cells = TABLES.compare(parts, list(OF_CLAIM), 2000, args.seed)
-    figures = pd.DataFrame({field: cell.unstack() for field, cell in cells.items()})
-    figures = figures.rename_axis(["measure", "run"]).reset_index()
+    figures = pd.concat([compare(parts, measure, args.seed) for measure in OF_CLAIM])
     print(figures.to_string(index=False, na_rep="-", float_format="%.3f"))
-    counted = {path: int(one["Ev2R"][:, 1].sum()) for path, one in parts.items()}
-    facts |= {"pool": len(pool), "pairs": len(pairs), "claims": counted}
-    return TABLES.save(task, {args.out: figures, details: table}, **facts)
+    facts |= {"pool": len(pool), "pairs": len(pairs), "comparisons": len(counts),
+              "missing": counts.count(None), "left_out": left_out}
+    facts["claims"] = {path: int(one["Ev2R"][:, 1].sum()) for path, one in parts.items()}
+    for path, one in {args.out: figures, details: table}.items():
+        with kit.written(path, task, **facts) as new:
+            one.to_csv(new, sep="\t", index=False, lineterminator="\n")
+    return {"made": [args.out, details], **facts}
 
 # -------------------- Command line
-def resolve(args):
-    """Return the arguments as the job uses them."""
-    args.force = args.force or args.retry_errors
-    return args
-
-def main():
-    parser, jobs = KIT.command_line(score)
-    jobs["score"].set_defaults(backend="none", structured=False, identity={}, dry_run=False,
-                               temperature=0, max_tokens=0)
-    add = jobs["score"].add_argument_group("inputs, outputs and language model").add_argument
+def add_score(add):
     add("runs", nargs="+", help="runs, or verdicts for Verification; first the baseline")
     add("--verdicts", nargs="+", required=True, help="of a classifier, for the proxy")
     add("--pool", default="{work}/{split}/pool.tsv", help="unjudged pairs")
@@ -196,11 +211,12 @@ def main():
     add("--out", default="{work}/{split}/ev2r.tsv", help="the table; scores of pairs go beside it")
     add("--requests", default="{work}/{split}/ev2r.requests.jsonl", help="requests that wait")
     add("--replies", default="{work}/{split}/ev2r.replies.jsonl", help="all replies")
-    add("--depth", type=KIT.between(1, kind=int), default=10, help="ranks of a run that count")
-    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2", help="its name")
-    add("--extra", type=KIT.json_object, default={}, help="JSON of parameters; null drops one")
-    add("--retry-errors", action="store_true", help="ask again what failed for good")
-    KIT.finish(resolve, KIT.arguments_of(parser, jobs))
+    add("--depth", type=int, default=10, help="ranks of a run that count")
+    add("--seed", type=int, default=13, help="of the resamples")
+    kit.add_model(add, max_tokens=4096)
+
+def main():
+    kit.run(kit.arguments(__doc__, {score: add_score}))
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,7 @@ import json
 import shutil
 from pathlib import Path
 
-from files import digest, read_corpus
+from kit import digest, read_corpus
 
 def main():
     parser = argparse.ArgumentParser(

@@ -16,7 +16,7 @@ import argparse
 from pathlib import Path
 
 import pandas as pd
-from files import read_corpus, read_table, text_of
+from kit import read_corpus, read_table, text_of
 
 FIELDS = ["title", "abstract", "authors", "journal", "source"]
 

@@ -1,9 +1,9 @@
 """
 What the programs in recipes/ share: the helpers of the six scripts, and asking a language model.
 
-The last two blocks are copies of those in the scripts (python tests/blocks.py --fix). While requests
-to a language model wait, a program writes them and ends with exit status 3; the same call goes on
-when their replies are there. No reply that is on disk is asked for again.
+While requests to a language model wait, a program writes them and ends with exit status 3; the same
+call goes on when their replies are there. No reply that is on disk is asked for again. The last two
+blocks are copies of those in the scripts (python tests/blocks.py --fix).
 """
 import argparse
 import contextlib
@@ -28,11 +28,11 @@ AGAIN = "\n\nThe last reply could not be read. Keep to the form that is asked fo
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
 
-def run_program(doc, jobs):
-    """Run a job of a program; doc: its docstring, for --help; jobs: as for command_line."""
+def arguments(doc, jobs):
+    """Return the arguments of a program; doc: its docstring, for --help; jobs: see command_line."""
     globals()["__doc__"] = doc
     NEUTRAL.update({"requests", "retry_errors"})
-    run(command_line(jobs))
+    return command_line(jobs)
 
 def read_claims(path):
     """Return {claim_id: claim}."""
@@ -87,8 +87,8 @@ def wait(requests, args):
     Path(args.requests).write_text("".join(lines), encoding="utf-8")
     words = ["ask", args.requests, "--replies", args.replies]
     words += ["--model", args.model] + ["--retry-errors"] * args.retry_errors
-    print(f"{len(lines)} requests wait, of about {sum(map(len, lines)) // 4} tokens. Run this again "
-          f"when {args.replies} has replies, from OpenAI's batch queue or by")
+    print(f"{len(lines)} requests wait, about {sum(map(len, lines)) // 4} tokens. Answer them by "
+          "OpenAI's batch queue or the next line, and run the same command again")
     print(f"python 04_llm_rerank.py {shlex.join(words)}")
     print(json.dumps({"made": [args.requests], "waiting": len(lines)}))
     sys.exit(3)

@@ -22,7 +22,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from files import read_corpus, read_table, text_of
+from kit import read_corpus, read_table, text_of
 from tqdm.auto import tqdm
 
 def lemmas_of(texts, nlp):

@@ -16,7 +16,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from files import text_of
+from kit import text_of
 
 COLOURS = {"S": 32, "R": 31, "D": 33, "N": 2}  # by the first letter of a label or verdict
 

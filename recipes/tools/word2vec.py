@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from files import read_corpus, read_table, text_of
+from kit import read_corpus, read_table, text_of
 
 def means_of(texts, vectors):
     """Return the mean vector of each text's known words, at unit length; zeros without any."""
