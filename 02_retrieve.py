@@ -140,7 +140,8 @@ def retrieve(args):
     runs = [search(kind, claims, task["inputs"][args.corpus], args) for kind in kinds]
     runs = [write_run(run, out, task, args.top_k, len(claims)) for run, out in zip(runs, outs)]
     if len(runs) > 1:
-        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k)
+        ids = json.loads((indexes[0] / "abstract_ids.json").read_bytes())
+        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, ids)
         write_run(fused, outs[-1], task, args.top_k, len(claims))
     return {"made": outs, "claims": len(claims)}
 
@@ -175,11 +176,13 @@ def combined(table, weights, method):
     terms = np.sort(table.to_numpy() * weights, axis=1)  # the same terms give the same sum
     return METHODS[method][1](terms, axis=1)
 
-def fuse_runs(runs, weights, method, k):
-    """Return a table of PAIR and score, best first; ties in the order of the runs."""
+def fuse_runs(runs, weights, method, k, ids):
+    """Return a table of PAIR and score, best first; ties in the order of ids, else of the runs."""
+    import pandas as pd
     table = points_table(runs, method, k)
     fused = table.index.to_frame(index=False).assign(score=combined(table, weights, method))
-    return fused.iloc[np.lexsort((-fused["score"], fused["claim_id"].factorize()[0]))]
+    place = pd.Index(ids).get_indexer(fused["abstract_id"])
+    return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
 
 def check_claims(tables):
     """Refuse claim_ids {path: ids} that have none in common; warn of claims that one lacks."""
@@ -194,7 +197,8 @@ def check_claims(tables):
 def fuse(args):
     """Fuse run files into one run."""
     weights, method, k = args.weights or [1] * len(args.runs), args.method, args.rrf_k
-    task = task_of(args, *args.runs, *filter(None, [args.fusion]))
+    corpus = [path for path in [f"{args.data}/corpus.jsonl"] if Path(path).exists()]
+    task = task_of(args, *args.runs, *corpus, *filter(None, [args.fusion]))
     if up_to_date(args, task, args.out):
         return {"made": []}
     if args.fusion:
@@ -206,7 +210,8 @@ def fuse(args):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
     runs = [read_table(path, RUN) for path in args.runs]
     check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
-    fused = fuse_runs(runs, weights, method, k)
+    ids = [name for path in corpus for name in read_corpus(path)]
+    fused = fuse_runs(runs, weights, method, k, ids)
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
 
@@ -251,8 +256,7 @@ def fit(args):
     tables = {path: run["claim_id"] for path, run in zip(args.runs, runs)}
     check_claims(tables | {args.qrels: evidence["claim_id"]})
     settings = sorted(tqdm(fusions(runs, evidence, args.measure), "fit"), key=lambda one: -one[0])
-    alone = [setting for setting in settings if max(setting[3]) == 1]
-    for value, method, k, weights in settings[:10] + alone[:1]:  # last, the best run alone
+    for value, method, k, weights in settings[:10]:
         print(f"{value:.4f}  {method}, k = {k}, weights {' '.join(map(str, weights))}")
     fusion = {"measure": args.measure, "runs": [Path(path).name for path in args.runs]}
     fusion |= dict(zip(["value", "method", "rrf_k", "weights"], settings[0]))
@@ -345,8 +349,6 @@ def mine(args):
             short += len(negatives[0]) < args.hard
         else:
             skipped += 1
-    if short:
-        warn(args.out, f"{short} claims have fewer hard negatives than --hard; see --from-top")
     facts = {"examples": len(examples), "claims_without_evidence": skipped, "claims_short": short}
     with written(args.out, task, **facts) as new:
         new.write_text("".join(json.dumps(example) + "\n" for example in examples))
@@ -568,10 +570,7 @@ def tokenise(texts, name, normalise, stemmer, **options):
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name), a model of sentence-transformers; it reads safetensors and runs no code.
-
-    dtype: fp32, bf16, fp16, or auto: half precision on a GPU, else fp32.
-    """
+    """Return load(name); it reads safetensors and runs no code. auto: half precision on a GPU."""
     import torch
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
