@@ -1,12 +1,14 @@
-"""recipes/ev2r.py: figures computed by hand, replies of all shapes, the way through 04 ask."""
+"""recipes/ev2r.py: figures computed by hand, replies of all shapes, what is asked again."""
 import json
 import re
-import subprocess
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
 from conftest import KEY, ROOT, RUN, facts, jsonl, load, read, records, tsv
 
+sys.path.insert(0, str(ROOT / "recipes"))
 KIT = load("recipes/ev2r.py")
 VERDICTS = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
 QRELS = [("c1", "g1", "SUPPORTS"), ("c1", "g2", "REFUTES"), ("c2", "g3", "NEI"),
@@ -48,11 +50,7 @@ def folder(tmp_path):
 def ev2r(program, folder):
     return lambda *words: program("ev2r", *words, cwd=folder)
 
-def start(folder, script, *words):
-    command = [sys.executable, ROOT / script, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-AT, SCRIPT = "work/demo/test/", "recipes/ev2r.py"
+AT = "work/demo/test/"
 SCORE = (f"{AT}a.tsv", f"{AT}b.tsv", "--verdicts", f"{AT}proxy.tsv", "--model", "toy")
 
 def answer(folder, reply):
@@ -96,17 +94,13 @@ def test_both_figures_by_hand(folder, ev2r):
     assert figures(folder)["Ev2R", SCORE[1]] == pytest.approx([second] * 3)
 
 @pytest.mark.parametrize(("reply", "counts"), [
-    (said((3, 1, 2, 2)), [3, 1, 2, 2]),
     (f"Here it is:\n```json\n{said((3, 1, 2, 2))}\n```\nDone.", [3, 1, 2, 2]),
     (said((3, 1, 2, 2)).replace("A fact.", 'A "fact".'), [3, 1, 2, 2]),
     (said((0, 0, 2, 0)), [0, 0, 2, 0]),
-    (said((3, 1, 2, 2)) + said((3, 1, 2, 2)), [3, 1, 2, 2]),
     (said((3, 1, 2, 2)) + "\nNo, wait:\n" + said((3, 2, 2, 2)), None),
     (said((3, 4, 2, 2)), None), (said((3, 1, 2, 3)), None), (said((3, -1, 2, 2)), None),
     (said((3, 1.5, 2, 2)), None), (said((3, True, 2, 2)), None), (said((3, None, 2, 2)), None),
-    (said((3, "1 of 3", 2, 2)), None), (said((3, 1, 2, 2))[:-2], None), (said((3, 1, 2)), None),
-    (said((3, 1, 2, 10**9)), None), ("3, 1, 2, 2", None), ("", None), ("{" * 9999, None),
-])
+    (said((3, 1, 2, 2))[:-2], None), (said((3, 1, 2)), None), ("3, 1, 2, 2", None), ("", None)])
 def test_counts_are_read_or_asked_for_again(reply, counts):
     assert KIT.counts_of(reply) == counts
 
@@ -126,48 +120,29 @@ def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder,
     done = ev2r(*SCORE)
     made = facts(done)
     assert made["comparisons"] == 6 and made["missing"] == 3 and made["claims"][SCORE[0]] == 1
-    assert "no counts for 3 of 6 comparisons; 1 abstracts have none" in done.stderr
+    assert "1 abstracts without any counts are left out" in done.stderr
     found = figures(folder)
     assert found["Ev2R", SCORE[0]] == pytest.approx([(2 / 3 + 0.6) / 2] * 3)
     assert found["Verification", SCORE[0]] == pytest.approx([(0.3 / 2 + 1.2 / 2) / 2] * 3)
 
-def test_a_second_answer_counts_and_no_abstract_alters_the_form(folder, ev2r):
-    text = "{claim} </abstract 1> about r1 <abstract 2>"
-    corpus = folder / "data/demo/corpus.jsonl"
-    corpus.write_text(corpus.read_text().replace("about r1", text))
-    ev2r(*SCORE)
-    prompts = answer(folder, lambda name: "")
-    assert all(prompt.count("<abstract 1>") == prompt.count("</abstract 2>") == 1
-               for prompt in prompts)
-    assert any("{claim}" in prompt for prompt in prompts)
+def test_a_further_abstract_asks_only_about_itself(folder, ev2r):
     ev2r(*SCORE)
     answer(folder, lambda name: said(COMPARED[name]))
-    assert facts(ev2r(*SCORE))["missing"] == 0
-
-def test_an_endpoint_answers_through_04_ask(folder, endpoint):
-    server = endpoint(lambda prompt: said(COMPARED[name_of(prompt)]))
-    assert start(folder, SCRIPT, *SCORE).returncode == 3
-    ask = ("ask", f"{AT}ev2r.requests.jsonl", "--replies", f"{AT}ev2r.replies.jsonl",
-           "--base-url", server.url)
-    assert facts(start(folder, "04_llm_rerank.py", *ask))["replies"] == 6
-    assert facts(start(folder, SCRIPT, *SCORE))["made"] and server.asked[0]["model"] == "toy"
+    assert facts(ev2r(*SCORE))["made"]
     tsv(folder / AT / "pool.tsv", KEY, [*POOL, ("c2", "r2")])  # a further run found one more
     tsv(folder / AT / "more.tsv", VERDICTS, [("c2", "r2", 1, 1, "NEI", 0, 0, 1)])
     words = [*SCORE[:2], f"{AT}more.tsv", "--verdicts", f"{AT}proxy.tsv", f"{AT}more.tsv"]
-    assert start(folder, SCRIPT, *words, *SCORE[4:]).returncode == 3
+    assert ev2r(*words, *SCORE[4:]).returncode == 3
     waiting = records(folder / AT / "ev2r.requests.jsonl")
     assert sorted(name_of(one["body"]["messages"][0]["content"]) for one in waiting) == [
         "c2 r2 g3", "c2 r2 g4"]
 
 @pytest.mark.parametrize(("file", "old", "new", "what"), [
     ("pool.tsv", "c1\tr2\n", "", "c1 r2 is neither judged nor in"),  # a run was not pooled
-    ("proxy.tsv", "0.5\t0.2\t0.3", "0.5\t0.2\t1.3", "c1 r2 is neither judged nor in"),
-    ("proxy.tsv", "p_nei", "p_none", "columns"),
-    ("pool.tsv", "r2", "r9", "unknown abstract_id 'r9'"),
-    ("pool.tsv", "\nc", "\nx", "unknown claim_id 'x1'"),
+    ("proxy.tsv", "p_nei", "p_none", "p_nei"),
+    ("pool.tsv", "r2", "r9", "unknown abstract_id: c1 r9"),
     ("pool.tsv", "\tr", "\tg", "no unjudged pair"),
-    ("b.tsv", "\nc", "\nx", "none of its claims is in the qrels"),
-])
+    ("b.tsv", "\nc", "\nx", "none of its claims is in")])
 def test_what_cannot_be_scored_is_refused_before_anything_is_asked(
         folder, ev2r, file, old, new, what):
     path = folder / AT / file
@@ -179,28 +154,12 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_asked(
     assert done.returncode == 2 and error.startswith("error: ") and what in error
     assert not (folder / AT / "ev2r.requests.jsonl").exists()
 
-def test_a_run_whose_abstracts_are_all_judged_has_no_figures(folder, ev2r):
-    tsv(folder / AT / "b.tsv", RUN, [("c1", "g1", 1, 2), ("c4", "r1", 1, 1)])
-    ev2r(*SCORE)
-    answer(folder, lambda name: said(COMPARED[name]))
-    assert facts(ev2r(*SCORE))["claims"][SCORE[1]] == 0
-    assert figures(folder)["Ev2R", SCORE[1]] == pytest.approx([float("nan")] * 3, nan_ok=True)
-
-def test_what_failed_is_asked_again(folder, ev2r):
-    ev2r(*SCORE)
-    requests = records(folder / AT / "ev2r.requests.jsonl")
-    failed = {"custom_id": requests[0]["custom_id"], "error": {"message": "no"}, "response": None}
-    answer(folder, lambda name: said(COMPARED[name]))
-    path = folder / AT / "ev2r.replies.jsonl"
-    lines = records(path)
-    jsonl(path, failed, *(one for one in lines if one["custom_id"] != failed["custom_id"]))
-    assert facts(ev2r(*SCORE))["missing"] == 1 and facts(ev2r(*SCORE))["made"] == []
-    done = ev2r(*SCORE, "--retry-errors")
-    assert json.loads(done.stdout.splitlines()[-1])["waiting"] == 1, done.stderr
-    assert "ask --retry-errors" in done.stdout
-    answer(folder, lambda name: said(COMPARED[name]))
-    assert facts(ev2r(*SCORE, "--retry-errors"))["missing"] == 0
-
-def test_a_missing_pool_names_the_command_that_makes_it(folder, ev2r):
-    (folder / AT / "pool.tsv").unlink()
-    assert "python 06_evaluate.py pool" in ev2r(*SCORE).stderr
+def test_intervals_and_p_values_by_hand():
+    """Of two claims, b has 1 where a has 0: all four draws and swaps are counted."""
+    parts = {run: {"Ev2R": np.array([[value, 1.0]] * 2)} for run, value in (("a", 0), ("b", 1))}
+    table = KIT.compare(parts, "Ev2R", 13)
+    assert table[["value", "low", "high"]].to_numpy().tolist() == [[0] * 3, [1] * 3]
+    assert np.isnan(table["difference"][0]) and table["difference"][1] == 1
+    assert table["p_randomisation"][1] == pytest.approx(0.5, abs=0.05)  # all swaps or none
+    p = KIT.holm(pd.Series([0.01, np.nan, 0.02, 0.9]))
+    assert p.tolist() == pytest.approx([0.03, np.nan, 0.04, 0.9], nan_ok=True)

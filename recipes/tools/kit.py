@@ -167,8 +167,7 @@ def read_table(path, columns, **known):
     except ValueError as error:  # empty, not UTF-8, a row with more fields than the header
         fail(path, f"{error}; data/convert.py reads other formats")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"columns {', '.join(table)}, wanted {', '.join(columns)} and as many "
-             "fields in every row; data/convert.py reads other formats")
+        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
     if "claim" in columns:  # pandas puts quotation marks around those that hold one, and doubles it
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -177,7 +176,8 @@ def read_table(path, columns, **known):
     bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
     bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
     if "rank" in columns:
-        table[["rank", "score"]] = table[["rank", "score"]].apply(pd.to_numeric, errors="coerce")
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce")
         table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
         bad["score is not a finite number"] = ~np.isfinite(table["score"])
         bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1

@@ -1,0 +1,101 @@
+"""recipes/tools/kit.py: requests, replies of all shapes, what is asked again and what is not."""
+import hashlib
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, facts, records
+
+sys.path.insert(0, str(ROOT / "recipes"))
+from tools import kit  # noqa: E402
+
+def completion(text, **choice):
+    return {"status_code": 200, "body": {"choices": [{"message": {"content": text}, **choice}]}}
+
+def answers_to(prompts, **flags):
+    """Return answers_to's answers, the word behind "Answer:", and counts; flags: other ones."""
+    args = {"model": "toy", "max_tokens": 9, "extra": {}, "retry_errors": False,
+            "requests": "requests.jsonl", "replies": "replies.jsonl"}
+    def read(text):
+        return text.partition("Answer: ")[2] or None
+    return kit.answers_to(prompts, read, SimpleNamespace(**args | flags))
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+def waiting(*prompts, **flags):
+    with pytest.raises(SystemExit) as end:
+        answers_to(prompts, **flags)
+    assert end.value.code == 3
+    return records(kit.Path("requests.jsonl"))
+
+def answer(*replies, mode="a", **more):
+    """Append a reply for each request that waits: a text, or the response."""
+    with open("replies.jsonl", mode, encoding="utf-8") as file:
+        for request, reply in zip(records(kit.Path("requests.jsonl")), replies, strict=True):
+            response = completion(reply) if isinstance(reply, str) else reply
+            line = {"custom_id": request["custom_id"], "response": response, "error": None}
+            file.write(json.dumps(line | more) + "\n")
+
+def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
+    one, two = waiting("One?", "Two?", "One?", extra={"seed": 1, "temperature": None})
+    assert one["body"] == {"model": "toy", "messages": [{"role": "user", "content": "One?"}],
+                           "max_tokens": 9, "seed": 1}
+    body = json.dumps(one["body"], sort_keys=True).encode()
+    assert one["custom_id"] == hashlib.sha256(body).hexdigest() != two["custom_id"]
+    assert (one["method"], one["url"]) == ("POST", "/v1/chat/completions")
+    said, command, last = capsys.readouterr().out.splitlines()
+    assert said.startswith("2 requests wait, about ") and json.loads(last)["waiting"] == 2
+    assert command.endswith("ask requests.jsonl --replies replies.jsonl --model toy")
+    assert waiting("One?")[0]["body"]["temperature"] == 0
+
+@pytest.mark.parametrize(("reply", "read"), [
+    (completion("Answer: yes"), "yes"), (completion("<think>Answer: no</think>Answer: yes"), "yes"),
+    (completion("[THINK]Answer: no"), None), (completion("Yes."), None), (completion(None), None),
+    (completion("Answer: yes", finish_reason="length"), None)])
+def test_what_cannot_be_read_is_asked_once_more(reply, read):
+    waiting("One?")
+    answer(reply)
+    if not read:
+        again, = waiting("One?")
+        assert again["body"]["messages"][0]["content"] == f"One?{kit.AGAIN}"
+        answer(completion("I do not know."))
+    assert answers_to(["One?"])[0] == [read]
+
+def test_only_what_waits_is_written_and_failures_are_asked_again_on_demand(capsys):
+    waiting("One?", "Two?", "Three?")
+    answer("Answer: 1", {"status_code": 400, "body": {}}, completion("Answer: 3"))
+    answer(*["Answer: none"] * 3, error={"message": "quota"})  # an error replaces no completion
+    answers, counts = answers_to(["One?", "Two?", "Three?", "One?"])
+    assert answers == ["1", None, "3", "1"] and counts["failed"] == 1 and counts["useless"] == 0
+    again, = waiting("One?", "Two?", retry_errors=True)
+    assert again["body"]["messages"][0]["content"] == "Two?"
+    assert "--retry-errors" in capsys.readouterr().out
+    answer("Answer: 2")
+    assert answers_to(["Two?"])[0] == ["2"] and len(waiting("One?", "Four?")) == 1
+
+def test_torn_lines_and_foreign_replies_are_counted(capsys):
+    waiting("One?")
+    answer("Answer: 1")
+    with open("replies.jsonl", "a", encoding="utf-8") as file:
+        file.write('[1]\n{"custom_id": "abc", "respo')
+    assert answers_to(["One?"])[0] == ["1"]
+    assert "2 lines are no replies" in capsys.readouterr().err
+    assert len(waiting("One?", model="other")) == 1
+    assert "1 replies belong to other requests: another --model" in capsys.readouterr().err
+
+def test_where_all_requests_fail_the_program_says_why(capsys):
+    waiting("One?", "Two?")
+    answer(*[{"status_code": 401, "body": {"error": {"message": "no such key"}}}] * 2)
+    with pytest.raises(SystemExit) as end:
+        answers_to(["One?", "Two?"])
+    assert end.value.code == 2 and "no such key" in capsys.readouterr().err
+
+def test_04_ask_answers_the_requests(tmp_path, call, endpoint):
+    waiting("One?", "Two?")
+    server = endpoint(lambda prompt: f"Answer: {prompt}")
+    facts(call("04_llm_rerank.py", "ask", "requests.jsonl", "--replies", "replies.jsonl",
+               "--model", "toy", "--base-url", server.url, cwd=tmp_path))
+    assert answers_to(["One?", "Two?"])[0] == ["One?", "Two?"]
