@@ -193,7 +193,7 @@ def merge_runs(args, folders):
             file.writelines(line for place, line in enumerate(lines) if place in found)
     if len(kinds) > 1:
         runs = [str(out / f"{kind}.tsv") for kind in kinds]
-        words = ["--rrf-k", flags.rrf_k, "--top-k", str(flags.top_k), "--force"]
+        words = ["--data", args.data, "--rrf-k", flags.rrf_k, "--top-k", str(flags.top_k)]
         subprocess.run([sys.executable, args.script, "fuse", *runs, *words, "--out",
                         str(out / "hybrid.tsv")], stdout=subprocess.DEVNULL, check=True)
 

@@ -84,7 +84,7 @@ def test_torn_lines_and_foreign_replies_are_counted(capsys):
     assert answers_to(["One?"])[0] == ["1"]
     assert "2 lines are no replies" in capsys.readouterr().err
     assert len(waiting("One?", model="other")) == 1
-    assert "1 replies belong to other requests: another --model" in capsys.readouterr().err
+    assert "1 replies belong to other requests, as of another --model" in capsys.readouterr().err
 
 def test_where_all_requests_fail_the_program_says_why(capsys):
     waiting("One?", "Two?")

@@ -1,9 +1,7 @@
 """
 What the programs in recipes/ share: the helpers of the six scripts, and asking a language model.
 
-While requests to a language model wait, a program writes them and ends with exit status 3; the same
-call goes on when their replies are there. No reply that is on disk is asked for again. The last two
-blocks are copies of those in the scripts (python tests/blocks.py --fix).
+While requests wait, a program writes them and ends with status 3; the same call reads the replies.
 """
 import argparse
 import contextlib
@@ -26,7 +24,6 @@ RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 AGAIN = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
-ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
 
 def arguments(doc, jobs):
     """Return the arguments of a program; doc: its docstring, for --help; jobs: see command_line."""
@@ -36,8 +33,7 @@ def arguments(doc, jobs):
 
 def read_claims(path):
     """Return {claim_id: claim}."""
-    columns = ["claim_id", "claim"]
-    return dict(read_table(path, columns)[columns].to_numpy())
+    return dict(read_table(path, ["claim_id", "claim"]).set_index("claim_id")["claim"])
 
 def plain(text):
     """Return a text on one line, without tags of prompts and control characters."""
@@ -61,21 +57,22 @@ def reply_of(record):
         return None, json.dumps(error or response)[:500]
     choice = response["body"]["choices"][0]
     cut = choice.get("finish_reason") == "length"
-    return None if cut else THOUGHTS.sub(" ", choice["message"]["content"] or ""), None
+    return None if cut else THOUGHTS.sub(" ", choice["message"].get("content") or ""), None
 
-def read_replies(path):
+def read_replies(args):
     """Return {custom_id: (text, error)}; an error replaces no completion."""
-    replies, unusable = {}, 0
-    lines = open(path, encoding="utf-8-sig", errors="replace") if Path(path).exists() else ()
-    for line in lines:
+    path, replies, unusable = Path(args.replies), {}, 0
+    for line in path.open(encoding="utf-8-sig", errors="replace") if path.exists() else ():
         try:
             record = json.loads(line)
-            name, reply = record["custom_id"], reply_of(record)
-        except ODD:
+            name, (text, error) = record["custom_id"], reply_of(record)
+        except (LookupError, TypeError, ValueError, AttributeError):  # torn, or of another form
             unusable += bool(line.strip())
-        else:
-            if not reply[1] or replies.get(name, reply)[1]:
-                replies[name] = reply
+            continue
+        if not error:
+            replies[name] = text, None
+        elif not args.retry_errors:
+            replies.setdefault(name, (None, error))
     if unusable:
         warn(path, f"{unusable} lines are no replies, such as a last one that was torn")
     return replies
@@ -87,21 +84,14 @@ def wait(requests, args):
     Path(args.requests).write_text("".join(lines), encoding="utf-8")
     words = ["ask", args.requests, "--replies", args.replies]
     words += ["--model", args.model] + ["--retry-errors"] * args.retry_errors
-    print(f"{len(lines)} requests wait, about {sum(map(len, lines)) // 4} tokens. Answer them by "
-          "OpenAI's batch queue or the next line, and run the same command again")
+    print(f"{len(lines)} requests wait, about {sum(map(len, lines)) // 4} tokens; to answer them:")
     print(f"python 04_llm_rerank.py {shlex.join(words)}")
     print(json.dumps({"made": [args.requests], "waiting": len(lines)}))
     sys.exit(3)
 
 def answers_to(prompts, read, args):
-    """Return what read makes of the reply to each prompt, None where there is none, and counts.
-
-    What read returns None for, or the token limit has cut, is asked once more, in other words. A
-    request that failed is asked again only with --retry-errors.
-    """
-    replies, used, waiting, answers, errors = read_replies(args.replies), set(), {}, [], []
-    if args.retry_errors:
-        replies = {name: reply for name, reply in replies.items() if not reply[1]}
+    """Return what read makes of the reply to each prompt, None after two that it cannot read."""
+    replies, used, waiting, answers, errors = read_replies(args), set(), {}, [], []
     for prompt in prompts:
         answer = error = None
         for request in (request_of(prompt, args), request_of(prompt + AGAIN, args)):
@@ -117,24 +107,20 @@ def answers_to(prompts, read, args):
         answers.append(answer)
         errors.append(error)
     if others := len(replies) - len(used):
-        warn(args.replies, f"{others} replies belong to other requests: another --model, prompt or "
-             "--extra, or claims that are no longer there")
+        warn(args.replies, f"{others} replies belong to other requests, as of another --model")
     if waiting:
         wait(waiting.values(), args)
     failed = len(errors) - errors.count(None)
     useless = answers.count(None) - failed
     if failed and failed == len(errors):
-        fail(args.replies, f"all requests failed, the first with {errors[0]}; change --model or "
-             "--extra, or try --retry-errors")
+        fail(args.replies, f"all requests failed: {errors[0]}; see --model, --retry-errors")
     if useless + failed:
-        warn(args.replies, f"{useless} useless and {failed} failed replies to {len(prompts)} "
-             "prompts; see --max-tokens, --retry-errors")
+        warn(args.replies, f"{useless} useless and {failed} failed replies; see --max-tokens, "
+             "--retry-errors")
     return answers, {"useless": useless, "failed": failed, "unknown_replies": others}
 
 def add_model(add, max_tokens):
-    """Add the flags of a program that asks a language model."""
-    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
-        help="its name at the endpoint (or LLM_MODEL), or a local folder")
+    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2", help="its name")
     add("--max-tokens", type=int, default=max_tokens, help="of a reply")
     add("--extra", type=json.loads, default={}, help="JSON of parameters; null drops one")
     add("--retry-errors", action="store_true", help="ask again what failed")
