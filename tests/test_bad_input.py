@@ -1,8 +1,8 @@
 """Bad input of all six scripts: exit status 2, one line that says where and what, no file touched.
 
 bad_input.tsv has the commands, what file x holds (| is a tab, ; the end of a line), and a part of
-the error. Bad tables are in test_02_retrieve.py (the kit's own, which all scripts read alike) and
-test_06_evaluate.py (other people's formats), what a server may do in test_04_llm_rerank.py.
+the error. Bad tables, which all scripts read alike, are in test_helpers.py, other people's formats in
+test_convert.py, what a server may do in test_04_llm_rerank.py.
 """
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, t
 FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
 
 @pytest.mark.parametrize("broken", [
-    {"tokenizer.json": ""}, {"model.safetensors": "torn"},
+    {"model.safetensors": "torn"},
     {"model.safetensors": "", "pytorch_model.bin": "cos\nmkdir\n(Vpwned\ntR."},  # a pickle
     {"config.json": json.dumps({"model_type": "odd", "auto_map": FOREIGN}),
      "evil.py": "import os; os.mkdir('pwned')"}])

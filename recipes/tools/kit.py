@@ -252,7 +252,7 @@ def command_line(jobs):
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
         job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
-        job.error = lambda message, name=name: fail(script, f"{message}; see {name} --help")
+        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
         job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
         job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
