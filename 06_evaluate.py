@@ -15,7 +15,6 @@ Prints  the table, what explains it, and counts; the last line is JSON
 Examples
     python 06_evaluate.py --report work/demo/test/report.html
     python 06_evaluate.py a.tsv b.tsv --measures climatecheck2026 trec P@5
-    python 06_evaluate.py submission work/demo/test/verdicts.tsv --task climatecheck2025
 """
 import argparse
 import contextlib
