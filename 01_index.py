@@ -83,13 +83,16 @@ def index_bm25(texts, folder, args):
     return {"analyser": analyser}, {"without_terms": tokens.ids.count([])}
 
 # -------------------- Dense and SPLADE
-def open_encoder(load, model, args, dtype, query=None, document=None):
-    """Return an encoder with these prompts, or its own, that reads at most --max-length tokens."""
-    encoder = open_model(load, model, args, dtype, prompts={"query": query, "document": document})
-    if document is None and not encoder.prompts["document"]:
+def open_encoder(load, model, args, dtype, dense=True):
+    """Return an encoder with the length and, if it is dense, prompts and pooling of the flags."""
+    prompts = {"query": args.query_prompt, "document": args.document_prompt} if dense else None
+    encoder = open_model(load, model, args, dtype, prompts=prompts)
+    if dense and args.document_prompt is None and not encoder.prompts["document"]:
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
     if args.max_length < (encoder.max_seq_length or np.inf) < np.inf:
-        encoder.max_seq_length = args.max_length  # static embeddings have no limit
+        encoder.max_seq_length = args.max_length  # that of static embeddings stays infinite
+    if dense and args.pooling == "chunks":
+        pool_chunks(encoder)
     return encoder
 
 def pool_chunks(encoder):
@@ -101,26 +104,23 @@ def pool_chunks(encoder):
     encoder.register_forward_hook(pool_windows)
 
 def pool_windows(encoder, _, features):
-    """Pool the windows of each text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3).
-
-    Example: texts of 900 and 40 tokens in windows of 512 are three rows, of the texts 0, 0 and 1.
-    """
+    """Pool the windows of each text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
     import torch
-    text_of_row = features["overflow_to_sample_mapping"]
+    text_of_row = features["overflow_to_sample_mapping"]  # 0, 0, 1: the first has two windows
     starts = (text_of_row.diff().nonzero()[:, 0] + 1).tolist()
     texts = features["sentence_embedding"].tensor_split(starts)
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
 def save_shard(path, vectors):
-    """Save dense vectors with length 1 in half precision, sparse ones by their rows."""
+    """Save sparse vectors, or dense ones with length 1 in half precision."""
     from scipy import sparse
     from torch.nn.functional import normalize
     if not vectors.is_sparse:
         return np.savez(path, normalize(vectors).half().numpy())
-    places, weights = vectors.coalesce().indices().numpy(), vectors.coalesce().values().numpy()
-    matrix = sparse.coo_array((weights, places), vectors.shape)
-    sparse.save_npz(path, matrix.tocsr(), compressed=False)
+    vectors = vectors.coalesce()
+    weights, places = vectors.values().numpy(), vectors.indices().numpy()
+    sparse.save_npz(path, sparse.coo_array((weights, places), vectors.shape), compressed=False)
 
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Return the path of each shard, encoded unless it is in the folder parts."""
@@ -151,22 +151,18 @@ def count_truncated(encoder, texts):
 def index_dense(texts, folder, args):
     """Save the embeddings of texts."""
     from sentence_transformers import SentenceTransformer
-    encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype,
-                           args.query_prompt, args.document_prompt)
-    length, truncated = encoder.max_seq_length, 0
-    if args.pooling == "chunks":
-        pool_chunks(encoder)
-    else:
-        truncated = count_truncated(encoder, texts)
+    encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
     shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
-    return {"max_length": length if length < np.inf else None}, {"truncated": truncated}
+    length = encoder.max_seq_length if encoder.max_seq_length < np.inf else None
+    truncated = 0 if args.pooling == "chunks" else count_truncated(encoder, texts)
+    return {"max_length": length}, {"truncated": truncated}
 
 def index_splade(texts, folder, args):
     """Save the weights of terms in texts (Formal et al. 2021)."""
     from scipy import sparse
     from sentence_transformers import SparseEncoder
-    encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype)
+    encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, dense=False)
     batch_size = max(1, args.batch_size // 4)  # logits of 8 x 512 tokens take 0.5 GB
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
@@ -208,8 +204,9 @@ def index(args):
 def nearest(vectors, k):
     """Return the k other rows with the highest cosine to each row (rows, k), nearest first."""
     import torch
+    from tqdm.auto import tqdm
     vectors, found = torch.nn.functional.normalize(vectors), []  # fp16 has moved their lengths
-    for rows in torch.arange(len(vectors)).split(256):  # 0.4 GB with 394,269 abstracts
+    for rows in tqdm(torch.arange(len(vectors)).split(256)):  # 0.4 GB with 394,269 abstracts
         cosines = vectors[rows] @ vectors.T
         cosines[range(len(rows)), rows] = -2
         found.append(cosines.topk(k).indices.int().cpu())
@@ -294,10 +291,7 @@ def train(args):
         fail(args.examples, "no tuple has a negative, which triplets need; see mine --hard")
     used, given = (sum(len(row) - 2 for row in some) for some in (rows, tuples))
     facts = {"examples": len(tuples), "rows": len(rows), "negatives_left_out": given - used}
-    encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32",
-                           args.query_prompt, args.document_prompt)
-    if args.pooling == "chunks":
-        pool_chunks(encoder)
+    encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
     loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
     if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
         loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
@@ -340,7 +334,8 @@ def add_index(add):
     add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
     add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
     add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu", help="of SPLADE")
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="see open_model")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="of the models; auto: half precision on a GPU, else fp32")
     add("--batch-size", type=int, default=32, help="texts at a time; of SPLADE a quarter")
     add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU if there is one)")
 

@@ -7,20 +7,20 @@
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs, verdicts and qrels; for the page also claims, corpus and claims.jsonl
-Writes  metrics.tsv, .tex; .json: intervals, p-values and counts, too; .claims.tsv: by claim
-        --report: a page with every claim's rankings; submission: a table and its zip
-Prints  the table, what explains it, and counts; the last line is JSON
+Reads   runs, verdicts, qrels; for the page also claims, corpus, claims.jsonl
+Writes  metrics.tsv, .tex, .json (intervals, p-values, counts, too), .claims.tsv (by claim); a page
+        with all rankings; submission: a table and its zip
+Prints  the table, what explains it, counts; the last line is JSON
 
 Examples
     python 06_evaluate.py --report work/demo/test/report.html
     python 06_evaluate.py a.tsv b.tsv --measures climatecheck2026 trec P@5
+    python 06_evaluate.py submission --task climatecheck2025
 """
 import argparse
 import contextlib
 import csv
 import hashlib
-import html
 import io
 import json
 import re
@@ -38,7 +38,7 @@ PAIR, CLAIM = ["claim_id", "abstract_id"], ["claim_id", "claim"]  # columns
 RUN, QRELS = [*PAIR, "rank", "score"], [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
-MEASURES = {  # sets of measures
+MEASURES = {
     "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
     "climatecheck2026": "R@2, R@5, B-Pref, Retrieval 2026, Judged@5, P, R, F1, Verification 2026",
     "checkthat": "MRR@1, MRR@5, MRR@10, R@5, R@10",
@@ -50,17 +50,19 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Subtask II": (np.sum, ["F1", "R@10"]),
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
     "Verification 2026": (np.sum, ["F1", "R@5"])}
-STANCE, CONFUSION = ("P", "R", "F1", "macro F1"), "confusion"  # of confusion matrices
-PER_CLAIM = ["R@5", "Success@1"]  # always in .claims.tsv: for the page, for McNemar's test
+STANCE, CONFUSION = ("P", "R", "F1", "macro F1"), "confusion"
+PER_CLAIM = ["R@5", "Success@1"]  # for the page, for McNemar's test
 NOTES = {  # what a table may show: what explains it
     r"^\*\*": "Bold: the best run. Italics: the second best.",
     "†": "† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).",
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
     "^pooled": "Pooled R@k is a mean over pairs.",
     "^Judged": "Judged@k is a mean over all claims.",
-    "^B-Pref($|@)": "B-Pref has n / R; claims need rows, evidence and NEI.",
-    "^(P|R|F1)$": "P, R and F1 of labels are weighted by support."}
-UNJUDGED, NOTHING = -1, -2  # an abstract without a judgement; no abstract at this rank
+    "^B-Pref($|@)": "B-Pref has n / R; claims need rows, evidence, NEI.",
+    "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
+    "^macro": "Macro F1 is not weighted.",
+    "^abstract": "Abstract P, R, F1: evidence with the right label."}
+UNJUDGED, NOTHING = -1, -2  # of labels by rank
 TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "climatecheck2026-narratives": 10,
          "checkthat4b": 5}  # abstracts per claim
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
@@ -68,23 +70,23 @@ warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no val
 
 # -------------------- Runs beside judgements
 def judged_rows(path, qrels):
-    """Return the rows of a run for the claims of the qrels, and counts of what is missing."""
+    """Return the rows of a run for claims of the qrels, and counts of what is missing."""
     run = read_table(path, RUN)
     if "label" in run:
         read_table(path, RUN, label=LABELS)  # which refuses other labels
     for column in PAIR:
         if not run[column].isin(qrels[column]).any():
-            fail(path, f"no {column} of it is in the qrels; name files of one data set")
-    wanted, given = set(qrels["claim_id"]), set(run["claim_id"])
-    run = run[run["claim_id"].isin(wanted)]
+            fail(path, f"no {column} is in the qrels; name others")
+    claims, given = set(qrels["claim_id"]), set(run["claim_id"])
+    run = run[run["claim_id"].isin(claims)]
     first = run.loc[run["rank"] <= 10, PAIR]
-    return run, {"claims without rows": len(wanted - given), "unknown claims": len(given - wanted),
+    return run, {"claims without rows": len(claims - given), "unknown claims": len(given - claims),
                  "unjudged of first 10": round(1 - len(first.merge(qrels)) / len(first), 3)}
 
 def judgements(run, qrels):
-    """Return claims, their numbers R of relevant and N of other abstracts, labels by rank."""
+    """Return claims, R relevant and N other abstracts of each, labels by rank."""
     relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
-    R, places = relevant.sum(), {label: place for place, label in enumerate(LABELS)}
+    R, places = relevant.sum(), dict(zip(LABELS, range(3)))
     rows, ranks = R.index.get_indexer(run["claim_id"]), run["rank"].to_numpy(int) - 1
     labels = np.full((len(R), ranks.max() + 1), NOTHING, np.int8)
     said = labels.copy()
@@ -96,7 +98,7 @@ def judgements(run, qrels):
 
 # -------------------- Measures of a claim
 # A fraction (numerator, denominator), both [claims], of gold labels [claims, ranks]. A run's value
-# is the sum of numerators / the sum of denominators: with denominator 0, a claim does not count.
+# is the sum of numerators / that of denominators; with denominator 0, a claim does not count.
 def evidence(labels):
     return (labels == 0) | (labels == 1)  # SUPPORTS or REFUTES
 
@@ -132,22 +134,22 @@ def abstract_level(gold):
 
 def trec_fraction(name, run, qrels, gold):
     """A measure of ir-measures; ranks stand in for scores. Judged@k is of all claims."""
-    import ir_measures
+    from ir_measures import iter_calc, parse_measure
     ids = {"claim_id": "query_id", "abstract_id": "doc_id"}
     judged = qrels.rename(columns=ids).assign(relevance=(qrels["label"] != "NEI").astype(int))
     try:
-        measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
-        run = run[run["rank"] <= measure.params.get("cutoff", np.inf)]  # to save time
+        measure = parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         ranked = run.rename(columns=ids).assign(score=-run["rank"].astype(float))
-        values = ir_measures.iter_calc([measure], judged, ranked)
-        found = {one.query_id: one.value for one in values}
-    except Exception:  # of many kinds: no such measure, parameter or package
+        if at_k := re.fullmatch(r"\w+@(\d+)", name):  # saves time
+            ranked = ranked[ranked["rank"] <= int(at_k[1])]
+        found = {claim: value for claim, _, value in iter_calc([measure], judged, ranked)}
+    except Exception:
         fail("--measures", f"cannot compute {name!r}; see --help")
     counted = (gold.R > 0) | name.startswith("Judged")
     return mean_of([found.get(claim, 0.0) for claim in gold.claims], counted)
 
 def confusion(labels, said):
-    """Confusion matrix of each claim, [claims, 3 gold, 3 given labels]."""
+    """Confusion matrices [claims, gold, given]."""
     matrices = np.zeros((len(labels), 3, 3))
     rows, ranks = np.nonzero((labels >= 0) & (said >= 0))
     np.add.at(matrices, (rows, labels[rows, ranks], said[rows, ranks]), 1)
@@ -163,7 +165,7 @@ def stance_scores(matrices):
     return [*weighted, np.nanmean(f1, axis=-1)]
 
 # -------------------- Measures of a run
-# parts: {measure: its fractions [claims, 2], CONFUSION: confusion matrices [claims, 3, 3]}
+# parts: {measure: its fractions [claims, 2], CONFUSION: matrices [claims, 3, 3]}
 def parts_of_measures(run, qrels, names, depth):
     """Return the parts of measures; stance and B-Pref see the first depth ranks."""
     gold = judgements(run, qrels)
@@ -181,7 +183,7 @@ def parts_of_measures(run, qrels, names, depth):
     return parts
 
 def values_of(sums, names):
-    """Return values of measures [..., names] from parts that are summed over claims."""
+    """Return values [..., names] from parts, summed over claims or not."""
     known = {name: part[..., 0] / part[..., 1] for name, part in sums.items() if name != CONFUSION}
     known |= zip(STANCE, stance_scores(sums[CONFUSION]))
     for name in set(COMPOSED) & set(names):
@@ -189,7 +191,7 @@ def values_of(sums, names):
         known[name] = compose([known[member] for member in members], axis=0)
     return np.stack([known[name] for name in names], axis=-1)
 
-# -------------------- Comparison of runs (stacks: {measure: [runs, claims, ...]}, their parts)
+# -------------------- Comparison of runs (stacks: {measure: [runs, claims, ...]})
 def intervals(stacks, names, resamples, seed):
     """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs, measures]."""
     claims, rng = stacks[CONFUSION].shape[1], np.random.default_rng(seed)
@@ -205,7 +207,7 @@ def randomisation(stacks, names, resamples, seed):
     moved = {name: np.tensordot(swaps, stack - stack[0], (1, 1)) for name, stack in stacks.items()}
     these = values_of({name: sums[name] - moved[name] for name in sums}, names)
     those = values_of({name: sums[name][0] + moved[name] for name in sums}, names)
-    swapped, values = np.abs(these - those), values_of(sums, names)  # NaN: no value, no count
+    swapped, values = np.abs(these - those), values_of(sums, names)  # NaN does not count
     as_large = swapped >= np.abs(values - values[0]) - 1e-12
     return (1 + as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
 
@@ -216,7 +218,7 @@ def holm(p):
     return stepped.clip(upper=1).reindex(p.index)
 
 def compare(parts, names, resamples, seed):
-    """Return {field: table [runs, measures]} from {run: its parts}; the first is the baseline."""
+    """Return {field: table [runs, measures]} from {run: its parts}."""
     import pandas as pd
     first, *_ = parts.values()
     stacks = {name: np.stack([one[name] for one in parts.values()]) for name in first}
@@ -230,8 +232,8 @@ def compare(parts, names, resamples, seed):
     return cells | {"p_holm": cells["p"].apply(holm)}
 
 # -------------------- Tables
-def texts_of(cells, best, second, sign, bounds=""):
-    """Return the table as texts; patterns mark the best and second, a sign what is significant."""
+def texts_of(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
+    """Return cells as texts; patterns mark the best and second."""
     values = cells["value"]
     texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, sign, "")
     places = values.round(3).rank(method="dense", ascending=False)
@@ -240,7 +242,7 @@ def texts_of(cells, best, second, sign, bounds=""):
     return (texts + bounds).mask(values.isna(), "-").reset_index(names="run")
 
 def markdown(texts):
-    """Return a table of texts in Markdown, names of runs escaped, and below it what explains it."""
+    """Return a table of texts in Markdown, and what explains it."""
     names = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
     lines = [""] * (len(texts) + 2)
     for name, column in texts.assign(run=names).items():
@@ -252,9 +254,9 @@ def markdown(texts):
     return "|\n".join([*lines, ""]) + "\n".join(["", *notes])
 
 def tables_of(cells, parts, claims, counts):
-    """Return {ending: content} of the files with numbers; claims: of the qrels."""
+    """Return {ending: content} of the files with numbers."""
     import pandas as pd
-    tex = texts_of(cells, r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
+    tex = texts_of(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
     tex = tex.hide(axis="index").format(escape="latex", subset=["run"])
     numbers, by_claim = {"counts": counts}, {}
     for field, cell in cells.items():
@@ -269,22 +271,24 @@ def tables_of(cells, parts, claims, counts):
 
 # -------------------- Report
 PAGE = """<!doctype html>
-<meta charset="utf-8"><title>@TITLE@</title>
+<meta charset="utf-8">
 <style>
-body { font: 15px/1.5 sans-serif; max-width: 1240px; margin: auto; padding: 1rem }
-pre { overflow: auto } small { color: #66717e; display: block }
+body { font: 15px/1.5 sans-serif; max-width: 80rem; margin: auto }
+pre { overflow: auto } small { color: #667; display: block }
 .runs { display: flex; gap: .7rem; overflow: auto } .runs > div { flex: 1 0 15rem }
-.hit { margin: .3rem 0; font-size: .82rem; background: #f1f3f5 } .missed { border: 1px dashed }
-.SUPPORTS { background: #d5efde } .REFUTES { background: #fbd9d2 } .NEI { background: #fbf0c4 }
+.hit { margin: .3rem 0; font-size: .8rem; background: #eee } .missed { border: 1px dashed }
+.SUPPORTS { background: #cfd } .REFUTES { background: #fcc } .NEI { background: #ffc }
 </style>
-<h1>@TITLE@</h1><pre>@TABLE@</pre>@PLOT@
-<p>Numbers: R@5. Gold: <b class="SUPPORTS">SUPPORTS</b> <b class="REFUTES">REFUTES</b>
-<b class="NEI">NEI</b>. Dashed: evidence that ten ranks miss.</p>
-<input id="search" placeholder="Search"><select id="order"><option value="-1">all</option></select>
+<h1 id="title"></h1><pre id="table"></pre>%s
+<p>R@5 stands below a claim. Dashed: evidence that ten ranks miss. Gold:
+<b class="SUPPORTS">SUPPORTS</b> <b class="REFUTES">REFUTES</b> <b class="NEI">NEI</b></p>
+<input id="search" placeholder="Search"><select id="order"></select>
 <small id="count"></small><div id="claims"></div>
-<script id="json" type="application/json">@DATA@</script>
+<script id="json" type="application/json">%s</script>
 <script>  // an element with an id is a global name
 const data = JSON.parse(json.textContent), runs = data.runs, abstracts = new Map(data.abstracts);
+document.title = title.textContent = data.title;
+table.textContent = data.table;
 const safe = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt()};`);  // no markup
 function hit([, id, gold, rank, said], claim) {
   const [title, text] = abstracts.get(id), missed = rank > 10 ? "missed" : "";
@@ -298,20 +302,20 @@ for (const claim of data.claims) {
   const recalls = runs.map(([run], n) => `${run} ${claim.recall[n]?.toFixed(2) ?? "–"}`);
   const column = ([run, rows]) => `<div><b>${safe(run)}</b>` +
     rows.filter(row => row[0] === claim.id).map(row => hit(row, claim)).join("") + "</div>";
+  claim.text = `${claim.id} · ${claim.claim} ${claim.verdict}`;
   claim.node = document.createElement("details");
-  claim.node.dataset.text = `${claim.id} ${claim.claim} ${claim.verdict}`.toLowerCase();
-  claim.node.innerHTML = `<summary>${safe(claim.claim)}
-    <small>${safe([claim.id, claim.verdict, ...recalls].join(" · "))}</small></summary>`;
+  claim.node.innerHTML = `<summary>${safe(claim.text)}
+    <small>${safe(recalls.join(" · "))}</small></summary>`;
   claim.node.addEventListener("toggle", () => claim.node.insertAdjacentHTML("beforeend",
     `<div class="runs">${runs.map(column).join("")}</div>`), {once: true});
 }
-runs.forEach(([run], n) => order.append(new Option("missed most by " + run, n)));
-order.append(new Option("lost most from first to last run", runs.length));
+order.append(new Option("as in the qrels", -1),
+  ...runs.map(([run], n) => new Option("missed most by " + run, n)));
 search.oninput = order.onchange = () => {
-  const n = Number(order.value), word = search.value.toLowerCase();
-  const key = ({recall}) => recall[0] === null ? 2 : recall[n] ?? recall.at(-1) - recall[0];
-  const found = data.claims.filter(({node}) => node.dataset.text.includes(word));
-  if (n >= 0) found.sort((a, b) => key(a) - key(b));  // claims without evidence come last
+  const n = order.value, word = search.value.toLowerCase();
+  const key = ({recall}) => recall[n] ?? 2;  // claims without evidence come last
+  const found = data.claims.filter(one => one.text.toLowerCase().includes(word));
+  found.sort((a, b) => n < 0 ? 0 : key(a) - key(b));
   claims.replaceChildren(...found.map(claim => claim.node));
   count.textContent = `${found.length} of ${data.claims.length} claims`;
 };
@@ -320,7 +324,7 @@ search.oninput();
 """
 
 def side_by_side(run, qrels):
-    """Return [claim, abstract, gold, rank, said] of ten ranks, then of the evidence they miss."""
+    """Return [claim, abstract, gold, rank, said] of ten ranks, then of evidence they miss."""
     both = run.rename(columns={"label": "said"}).merge(qrels, how="outer").fillna({"rank": 1e9})
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])]
     both = both.reindex(columns=[*QRELS, "rank", "said"]).sort_values("rank", kind="stable")
@@ -332,25 +336,24 @@ def plot(runs, qrels):
     text = io.StringIO()
     with rc_context({"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}):
         axes = figure.Figure((9, 4), layout="constrained").subplots()
-        for number, run in enumerate(runs.values()):
+        for number, run in enumerate(runs.values()):  # there are ten colours
             gold = judgements(run, qrels)
             found = evidence(gold.labels)[gold.R > 0].cumsum(1) / gold.R[gold.R > 0, None]
-            style = ("-", "--", ":")[number // 10 % 3]  # there are ten colours
-            axes.semilogx(range(1, found.shape[1] + 1), found.mean(0), style)
+            axes.semilogx(range(1, found.shape[1] + 1), found.mean(0), "-:"[number // 10 % 2])
         axes.set(xlabel="k", ylabel="R@k")
         axes.figure.legend(axes.lines, list(runs), loc="outside right upper")
         axes.figure.savefig(text, format="svg", metadata={"Date": None})
     return re.search("<svg.*", text.getvalue(), re.DOTALL)[0]
 
 def report(args, runs, qrels, parts, cells):
-    """Return the page; runs: {run: its table}; parts: {run: parts of measures}."""
+    """Return the page; runs: {run: its table}; parts: {run: its parts}."""
     texts, corpus = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy()), read_corpus(args.corpus)
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     recalls = np.stack([one["R@5"] for one in parts.values()], axis=1)  # [claims, runs, 2]
     abstracts, claims, verdicts = {}, [], {}
     if Path(args.aggregated).exists():
-        lines = Path(args.aggregated).read_text(encoding="utf-8").splitlines()
-        verdicts = {one["claim_id"]: one for one in map(json.loads, lines)}
+        with open(args.aggregated, encoding="utf-8") as file:
+            verdicts = {one["claim_id"]: one for one in map(json.loads, file)}
     for _, name, *_ in sum(rows.values(), []):
         known = corpus.get(name, {})
         abstracts[name] = [str(known.get(field) or "") for field in ("title", "abstract")]
@@ -358,27 +361,25 @@ def report(args, runs, qrels, parts, cells):
         known = verdicts.get(claim, {"verdict": "", "evidence": []})
         recall = [value if counted else None for value, counted in values]
         claims.append(known | {"id": claim, "claim": texts.get(claim, ""), "recall": recall})
-    data = {"runs": list(rows.items()), "claims": claims, "abstracts": list(abstracts.items())}
     bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
-    table = markdown(texts_of(cells, "**{}**", "*{}*", "†", bounds))
-    title = f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims"
-    fields = {"TITLE": html.escape(title), "TABLE": html.escape(table), "PLOT": plot(runs, qrels),
-              "DATA": json.dumps(data).replace("<", "\\u003c")}
-    return re.sub("@([A-Z]+)@", lambda match: fields[match[1]], PAGE)
+    data = {"title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
+            "table": markdown(texts_of(cells, bounds)), "claims": claims,
+            "runs": list(rows.items()), "abstracts": list(abstracts.items())}
+    return PAGE % (plot(runs, qrels), json.dumps(data).replace("<", "\\u003c"))
 
 # -------------------- Jobs
 def evaluate(args):
-    """Score runs with every measure asked for, and compare them with the first."""
+    """Score runs with measures, and compare them with the first."""
     folder, names, parts, counts, runs = f"{args.work}/{args.split}", [], {}, {}, {}
     stages = [f"{folder}/{stage}.tsv" for stage in STAGES]
     paths = args.runs or [path for path in stages if Path(path).exists()]
     stems = [Path(path).stem for path in paths]
     if not paths:
-        fail(folder, "no run of a stage; name runs, or make some by 02_retrieve.py")
+        fail(folder, "no run; make one by 02_retrieve.py, or name some")
     for word in args.measures:
         names += MEASURES[word].split(", ") if word in MEASURES else [word]
     names = list(dict.fromkeys(names))
-    gold = Path(args.qrels).stem.removeprefix("qrels.")  # others have their own metrics
+    gold = Path(args.qrels).stem.removeprefix("qrels.")
     out = Path(args.out or f"{folder}/metrics{f'-{gold}' * (gold != args.split)}.tsv")
     task = task_of(args, args.qrels, *paths, *[args.claims, args.corpus] * bool(args.report))
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
@@ -388,7 +389,7 @@ def evaluate(args):
         parts[name] = parts_of_measures(run, qrels, [*names, *PER_CLAIM], args.depth)
         runs |= {name: run} if args.report else {}
     cells = compare(parts, names, args.resamples, args.seed)
-    known = cells["value"].notna().any()  # measures that some run has a value of
+    known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, known] for field, cell in cells.items()}
     outs = tables_of(cells, parts, qrels["claim_id"].unique(), counts)
     outs = {str(out.with_suffix(ending)): text for ending, text in outs.items()}
@@ -397,9 +398,9 @@ def evaluate(args):
     for path, text in outs.items():
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
-    print(markdown(texts_of(cells, "**{}**", "*{}*", "†")))
-    for name, count in counts.items():
-        print(f"{name}: {', '.join(f'{number} {what}' for what, number in count.items())}")
+    print(markdown(texts_of(cells)))
+    for name, one in counts.items():
+        print(f"{name}:", *[f"{count} {what}" for what, count in one.items()], sep="  ")
     return {"made": list(outs), "runs": len(parts)}
 
 def submission(args):
@@ -422,43 +423,42 @@ def submission(args):
         run = run.rename_axis("post_id").rename("preds").reset_index()
     else:
         run = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
-    for path in codes:  # the same in all rows of a claim
+    for path in codes:
         known = read_table(path, ["claim_id", "codes"]).set_index("claim_id")["codes"]
+        for claim in claims[~claims.isin(known.index)]:
+            fail(path, f"no codes for claim {claim}; see narratives.py")
         run["narrative"] = run["claim_id"].map(known)
-        for claim in run["claim_id"][run["narrative"].isna()]:
-            fail(path, f"no codes for claim {claim}; make them by recipes/narratives.py")
     text = run.to_csv(sep=sep, index=False)
     with written(outs[0], task) as new:
         new.write_text(text, encoding="utf-8")
     with written(outs[1], task) as new, zipfile.ZipFile(new, "w") as archive:
-        name = zipfile.ZipInfo(f"predictions{ending}")  # without a time: the same bytes again
+        name = zipfile.ZipInfo(f"predictions{ending}")  # has no time: the same bytes again
         archive.writestr(name, text, zipfile.ZIP_DEFLATED)
     return {"made": outs, "rows": len(run)}
 
 # -------------------- Command line
 def add_evaluate(add):
-    measures = f"{', '.join([*MEASURES, *COMPOSED])}, {'@k, '.join(RANKED)}@k, {', '.join(STANCE)}"
-    add("runs", nargs="*", help="the baseline first (default: those of the stages in WORK/SPLIT)")
+    add("runs", nargs="*", help="the baseline first (default: those in WORK/SPLIT)")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page")
-    add("--aggregated", default="{work}/{split}/claims.jsonl", help="verdicts on claims, if any")
-    add("--out", help="table (default: WORK/SPLIT/metrics.tsv; other --qrels: metrics-NAME.tsv)")
-    add("--report", metavar="PAGE", help="HTML page to write")
+    add("--aggregated", default="{work}/{split}/claims.jsonl", help="verdicts on claims")
+    add("--out", help="table (default: WORK/SPLIT/metrics.tsv, or metrics-QRELS.tsv)")
+    add("--report", metavar="PAGE", help="HTML page")
     add("--measures", nargs="+", default=["climatecheck2025"],
-        help=f"{measures}, abstract P, R, F1, or any of ir-measures, such as nDCG@10, MRR@5, AP")
-    add("--depth", type=int, default=10, help="ranks that P, R, F1 and B-Pref see")
-    add("--resamples", type=int, default=2000, help="for intervals and p-values")
+        help=", ".join([*MEASURES, *COMPOSED, *STANCE, "pooled R@k, or any of ir-measures"]))
+    add("--depth", type=int, default=10, help="ranks that labels and B-Pref see")
+    add("--resamples", type=int, default=2000, help="for intervals, p-values")
     add("--seed", type=int, default=13, help="of resampling")
 
 def add_submission(add):
     add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="run or verdicts")
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims; all must have rows")
+    add("--claims", default="{data}/claims.{split}.tsv", help="all must have rows")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
     add("--narratives", default="{work}/{split}/narratives.tsv", help="codes of claims")
-    add("--out", help="table; its zip goes beside it (default: WORK/SPLIT/TASK/predictions)")
+    add("--out", help="table or zip (default: WORK/SPLIT/TASK/predictions)")
     add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
-    add("--top-k", type=int, help="abstracts per claim (default: the task's)")
+    add("--top-k", type=int, help="per claim (default: the task's)")
 
 def main():
     run(command_line({evaluate: add_evaluate, submission: add_submission}))

@@ -19,14 +19,14 @@ four counts, or with more supported facts than facts, is asked for once more; th
 for r, and an r without any g is left out: missing, not 0. The organisers' code stops at a reply
 that is no JSON, and takes a missing count as 0.
 
-Reads   the pool of 06_evaluate.py, verdicts of 05_classify.py --model on its pairs, runs
+Reads   the pool of tools/pool.py, verdicts of 05_classify.py --model on its pairs, runs
 Writes  ev2r.tsv: both figures by run, with intervals; ev2r.pairs.tsv: what they are made of;
         ev2r.requests.jsonl: what waits, with exit status 3, for 04_llm_rerank.py ask; nothing in
         ev2r.replies.jsonl is asked again, whatever the runs, but failures by --retry-errors
 Prints  the table; the last line is JSON
 
 Example, where a.tsv and b.tsv are runs or verdicts
-    python 06_evaluate.py pool a.tsv b.tsv
+    python recipes/tools/pool.py a.tsv b.tsv
     python 05_classify.py --run work/demo/test/pool.run.tsv --out proxy.tsv
     python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --model gpt-4.1
 """

@@ -209,17 +209,19 @@ def merge(args):
 # -------------------- Jobs
 def run(args):
     """Cut, run all shards or one, merge. Return the facts of each shard."""
-    clock, numbers = [time.monotonic()], range(1, args.shards + 1)
+    clock = [time.monotonic()]
+    numbers = [args.only] if args.only else range(1, args.shards + 1)
     if args.parts:
-        cut_run(args, [args.only] if args.only else numbers)
+        cut_run(args, numbers)
     elif not args.only:
         cut_corpus(args)
     clock.append(time.monotonic())
     if args.only is None:
         done = dict(on_cluster(args))
-    else:
-        numbers = [args.only] if args.only else numbers if args.job != "index" else []
+    elif args.only or args.job != "index":
         done = {number: run_shard(args, number) for number in numbers}
+    else:
+        done = {}
     clock.append(time.monotonic())
     for number, facts in sorted(done.items()):
         if "error" in facts:

@@ -19,7 +19,7 @@ QRELS=${GIVEN:-$QRELS}
 P=$WORK
 
 stage "1  The pool: unjudged pairs among the first ranks, with their best rank and number of runs"
-python 06_evaluate.py pool $D "$@" --pool-depth ${DEPTH:-10} --agreement ${AGREEMENT:-1} \
+python recipes/tools/pool.py pool $D "$@" --pool-depth ${DEPTH:-10} --agreement ${AGREEMENT:-1} \
   --qrels "$QRELS" --out $P/pool.tsv
 if [ ! -e $P/labelled.tsv ]; then
   echo "label $P/pool.tsv, keep it as $P/labelled.tsv, and call this again"
@@ -27,7 +27,7 @@ if [ ! -e $P/labelled.tsv ]; then
 fi
 
 stage "2  The judgements with the new labels"
-python 06_evaluate.py merge $D $P/labelled.tsv --qrels "$QRELS" --out $P/qrels.tsv
+python recipes/tools/pool.py merge $D $P/labelled.tsv --qrels "$QRELS" --out $P/qrels.tsv
 
 stage "3  Recall, B-Pref and Judged@10 before and after"
 python 06_evaluate.py $D "$@" --out $P/before.tsv --qrels "$QRELS"

@@ -26,7 +26,7 @@ TUPLES="--hard 1" ENCODER="--lr 2e-5 --batch-size 32"
 COSINES=5 SCORES=0 LABELS="--hard 1 --easy 1" EPOCHS=1 MARGIN="--hard 1 --easy 1"
 TURNS=5  # epochs of the classifier that begins with the cross-encoder's weights
 case $NAME in
-  scifact) FORM=-cited PUBLISHED="--published scifact" ;;  # a cited abstract is relevant: BEIR
+  scifact) FORM=-cited PUBLISHED=scifact ;;  # a cited abstract is relevant: BEIR
   climate-fever)
     LENGTH=80 PAIR=96 DEPTH=30 TURNS=3 TUPLES="--hard 0" ENCODER=
     COSINES=32 SCORES=26 LABELS="--hard 6 --easy 2" EPOCHS=2 MARGIN="--hard 2 --easy 1" ;;
@@ -163,7 +163,9 @@ python 06_evaluate.py $D --split $TEST --resamples 10000 --report $W/$TEST/repor
   --out $W/$TEST/table.tsv $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv \
   $W/$TEST/{hybrid,z,rrf-3,z-3,fitted}.tsv $W/$TEST/tuned-{dense,hybrid,z,fitted}.tsv \
   $W/$TEST/{cross-encoder,blended,margin,margin-blended,ensemble,graph,all-fitted}.tsv \
-  --measures R@2 R@5 R@10 nDCG@10 $PUBLISHED
-python 06_evaluate.py $D --out $W/test/stance.tsv --aggregated $W/test/claims.jsonl \
-  $W/test/stance.{entropy,warm,adjusted}.tsv --measures P R F1 "macro F1"
+  --measures R@2 R@5 R@10 nDCG@10
+[ -z "$PUBLISHED" ] || python recipes/tools/published.py $W/$TEST/table.json $PUBLISHED
+python 06_evaluate.py $D --out $W/test/stance.tsv $W/test/stance.{entropy,warm,adjusted}.tsv \
+  --measures P R F1 "macro F1"
+python recipes/tools/verdicts.py $W/test/claims.jsonl $DATA/qrels.test.tsv
 python 06_evaluate.py $D --out $W/test/verdicts-table.tsv $W/test/verdicts.tsv --measures verirel

@@ -25,7 +25,8 @@ figures() {
   read -r folder split judged table <<< "$2"
   on $folder $split
   python 06_evaluate.py $E $(printf "$R/%s.tsv " "${@:3}") --qrels $folder/qrels.$judged.tsv \
-    --measures verirel --published "verirel:$table" --out $R/$1.$judged.tsv
+    --measures verirel --out $R/$1.$judged.tsv
+  python recipes/tools/published.py $R/$1.$judged.json "verirel:$table"
 }
 all_figures() { for table in "${TABLES[@]}"; do figures $1 "$table" "${@:2}"; done; }
 index() { python 01_index.py $E --indexes bm25; }

@@ -2,27 +2,24 @@
 import itertools
 import json
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import zipfile
-from types import SimpleNamespace
 
 import ir_measures
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import KEY, ROOT, RUN, TOY, facts, load, read, tsv
+from conftest import KEY, ROOT, RUN, facts, load, tsv
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
+from sklearn.metrics import precision_recall_fscore_support
 
 SCRIPT, KIT = "06_evaluate.py", load("06_evaluate.py")
 QRELS, LABELS = [*KEY, "label"], {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
 NAMES = "abcdefghijklmnopqrst"  # of abstracts
-TEST_QRELS = read(TOY / "qrels.test.tsv").values.tolist()
+HYBRID = "work/demo/test/hybrid.tsv"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as the script does itself
 
 def table_of(**claims):
@@ -85,9 +82,6 @@ def measure(run, qrels, *names, depth=10):
     pytest.param("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract R", 1 / 3, id="abstract_R"),
     pytest.param("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract F1",
                  1 / 3, id="abstract_F1"),
-    # Chapelle et al. 2009, grades up to 4: a hit stops the reader with 1/16
-    pytest.param("a-1: x a; b-1: b", "a-1: a:S; b-1: b:S", "ERR@10",
-                 3 / 64, id="err_grades_up_to_4"),
     pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "AP", 3 / 4, id="ap"),
     pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "MAP", 3 / 4, id="map"),
     pytest.param("p: x a; q: b", "p: a:S; q: b:S n:N", "RR", 3 / 4, id="rr"),
@@ -193,9 +187,9 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
     qrels = table_of(**{f"c{place}": drawn(7) for place in range(8)})
     a, b = (table_of(**{f"c{place}": drawn(12) for place in range(8)}) for _ in "ab")
     parts, cells = compared({"a": a, "b": b, "c": a}, qrels, names)
-    for field in ("difference", "p_randomisation", "p_holm"):
+    for field in ("difference", "p", "p_holm"):
         assert cells[field].loc["a"].isna().all()
-    assert (cells["p_randomisation"].loc["c"] == 1).all()  # the same run
+    assert (cells["p"].loc["c"] == 1).all()  # the same run
     turns = np.array(list(itertools.product((0, 1), repeat=8)))  # 256 ways to swap eight claims
     these, those = {}, {}
     for name, first in parts["a"].items():
@@ -203,9 +197,9 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
         these[name], those[name] = first.sum(0) + moved, parts["b"][name].sum(0) - moved
     apart = abs(KIT.values_of(these, names) - KIT.values_of(those, names))
     exact = np.mean(apart >= apart[0] - 1e-12, axis=0)
-    found = cells["p_randomisation"].loc["b", names].tolist()
+    found = cells["p"].loc["b", names].tolist()
     assert found == pytest.approx(exact, abs=0.02)
-    recalls = KIT.quotients(parts["b"])["R@5"]
+    recalls = np.divide(*parts["b"]["R@5"].T)
     theirs = stats.bootstrap((recalls[~np.isnan(recalls)],), np.mean, method="percentile", rng=5)
     found = tuple(cells[field].loc["b", "R@5"] for field in ("low", "high"))
     assert found == pytest.approx(tuple(theirs.confidence_interval), abs=0.015)
@@ -214,7 +208,7 @@ def test_there_is_no_p_value_where_the_first_run_has_no_value():
     qrels, run = table_of(c="a:S b:R", d="b:S"), table_of(c="a:S b:S", d="b:S")
     runs = {"unlabelled": run.drop(columns="label"), "labelled": run}
     _, cells = compared(runs, qrels, ["abstract P"], resamples=50)
-    for field in ("p_randomisation", "p_holm"):
+    for field in ("p", "p_holm"):
         assert cells[field]["abstract P"].isna().all()
 
 def test_swaps_that_leave_no_value_do_not_make_p_smaller():
@@ -222,7 +216,7 @@ def test_swaps_that_leave_no_value_do_not_make_p_smaller():
     qrels = table_of(c="a:S n:N", d="a:S n:N")
     _, cells = compared({"first": table_of(c="a n"), "other": table_of(d="n a")}, qrels, ["B-Pref"])
     assert cells["difference"].loc["other", "B-Pref"] == -1
-    assert cells["p_randomisation"].loc["other", "B-Pref"] == 1
+    assert cells["p"].loc["other", "B-Pref"] == 1
 
 def test_holm():
     holm = KIT.holm(pd.Series([0.01, 0.04, 0.03, np.nan])).tolist()
@@ -251,240 +245,101 @@ def test_wilcoxon_and_mcnemar(tmp_path):
     done = subprocess.run([*command, "--measures", "nDCG"], capture_output=True, text=True)
     assert done.returncode == 2 and "no measure nDCG; it has MRR@5, Success@1" in done.stderr
 
+# ---------------------------------------------------------------- Tables
 def test_tables_mark_best_and_second_and_escape_names():
     values = pd.DataFrame({"R@5": [.1, .3, .2], "F1": [np.nan, .5, .5]}, ["a_b|<i>&$", "x", "y"])
     p = pd.DataFrame({"R@5": [np.nan, .01, .2], "F1": [np.nan] * 3}, values.index)
     cells = {"value": values, "low": values - .1, "high": values + .1, "p_holm": p}
-    assert KIT.markdown(KIT.texts_of(cells, "**{}**", "*{}*"), "run").splitlines()[1:5] == [
+    shown = KIT.markdown(KIT.texts_of(cells)).splitlines()
+    assert shown[1:5] == [
         "| --------------- | ---------- | ----- |",
         r"| a\_b\|\<i\>\&\$ | 0.100      | -     |",
         "| x               | **0.300†** | 0.500 |", "| y               | *0.200*    | 0.500 |"]
-    tex, page = KIT.latex(cells), KIT.html_table(cells)
+    parts = {run: {"R@5": np.ones((1, 2)), "confusion": np.ones((1, 3, 3))} for run in values.index}
+    tex = KIT.tables_of(cells, parts, ["c"], {})[".tex"]
     assert r"a\_b|<i>\&\$ & 0.100 & - \\" in tex and r"\textbf{0.300$^\dagger$} & 0.500 \\" in tex
-    assert "a_b|&lt;i&gt;&amp;$" in page and "<b>0.300†</b><small>0.200–0.400</small>" in page
 
-def test_outputs_agree_and_are_the_same_the_second_time(toy, call):
+def test_tables_explain_only_what_they_show():
+    values = pd.DataFrame({"R@5": [.1, .3]}, ["x", "y"])
+    cells = {"value": values, "p_holm": values + 1}
+    notes = KIT.markdown(KIT.texts_of(cells)).split("\n\n")[1]
+    assert notes == ("Bold: the best run. Italics: the second best.\n"
+                     "Means are over claims with evidence.")
+    cells = {field: cell.set_axis(["pooled R@5"], axis=1) for field, cell in cells.items()}
+    notes = KIT.markdown(KIT.texts_of(cells))
+    assert "Pooled" in notes and "Means are" not in notes and "B-Pref" not in notes
+    cells["p_holm"] *= 0
+    assert "† differs" in KIT.markdown(KIT.texts_of(cells))
+
+def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     tsv(toy / "work/demo/test/bm25.tsv", RUN, [("c3", "0003", 1, 2), ("c3", "0001", 2, 1)])
     rows = [("c4", "0004", 1, 2, "REFUTES"), ("c5", "0009", 1, 2, "NEI"), ("c9", "1", 1, 2, "NEI")]
     tsv(toy / "a.tsv", [*RUN, "label"], rows)
     words = (SCRIPT, "work/demo/test/bm25.tsv", "a.tsv", "--out", "out/m.tsv")
     done = call(*words, cwd=toy)
-    values = facts(done)["runs"]
-    assert list(values) == ["bm25", "a"] and values == json.loads((toy / "out/m.json").read_text())
-    assert values["bm25"]["R@2"] == pytest.approx(1 / 6) and "F1" not in values["bm25"]
+    assert facts(done)["runs"] == 2 and len(done.stdout.splitlines()[-1]) < 200
+    numbers = json.loads((toy / "out/m.json").read_text())
+    values, counts = numbers["value"], numbers["counts"]
+    assert values["bm25"]["R@2"] == pytest.approx(1 / 6) and values["bm25"]["F1"] is None
     assert values["a"]["R@5"] == pytest.approx(1 / 6) and values["a"]["F1"] == 1
-    assert "bm25.tsv: 2 claims" in done.stderr and "1 others are left out" in done.stderr
-    table, cells, claims, curves = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t")
-                                    for name in ("", ".cells", ".claims", ".curves"))
-    shown = cells[(cells["measure"] == "R@5") & (cells["run"] == "bm25")].iloc[0]
-    assert shown["low"] - 1e-9 <= shown["value"] == table["R@5"][0] <= shown["high"] + 1e-9
-    assert claims.groupby("run", sort=False)["R@5"].mean().tolist() == table["R@5"].tolist()
-    assert curves.iloc[1].tolist() == ["bm25", 2, 1 / 6, 1 / 3]
-    again = call(*words, cwd=toy)
-    assert "up to date" in again.stdout and facts(again)["runs"] == values
-    assert again.stderr == done.stderr and again.stdout.startswith("up to date")
-    lines = [line for line in again.stdout.splitlines() if not line.startswith("up to date: ")]
-    assert lines[:-1] == done.stdout.splitlines()[:-1] and lines[0].startswith("| run ")
-    assert list(facts(call(SCRIPT, cwd=toy))["runs"]) == ["bm25", "hybrid"]  # of the pipeline
+    assert numbers["low"]["a"]["R@5"] <= 1 / 6 <= numbers["high"]["a"]["R@5"]
+    assert 0 < numbers["p"]["a"]["R@5"] <= numbers["p_holm"]["a"]["R@5"] <= 1
+    assert counts["bm25"] == {"claims without rows": 2, "unknown claims": 0,
+                              "unjudged of first 10": 0}
+    assert "a:  1 claims without rows  1 unknown claims  0.0 unjudged of first" in done.stdout
+    table, claims = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t") for name in ("", ".claims"))
+    means = claims.groupby("run", sort=False)[["R@5", "Success@1"]].mean()
+    assert means["R@5"].tolist() == table["R@5"].tolist() and means.loc["a", "Success@1"] == 1 / 3
+    again = call(*words, cwd=toy)  # the one job that is always done again
+    assert again.stdout == done.stdout
+    assert call(SCRIPT, cwd=toy).stdout.count("\nhybrid:") == 1  # bm25 and hybrid are there
+    words = ("--qrels", "q.tsv", "--resamples", 10)
+    tsv(toy / "q.tsv", QRELS, [("c3", "0001", "SUPPORTS")])
+    assert facts(call(SCRIPT, *words, cwd=toy))["made"][0] == "work/demo/test/metrics-q.tsv"
 
-def test_metrics_by_other_qrels_have_their_own_files(toy, call):
-    tsv(toy / "data/demo/qrels.test-cited.tsv", QRELS, [("c3", "0001", "SUPPORTS")])
-    own = facts(call(SCRIPT, cwd=toy))
-    kept = (toy / "work/demo/test/metrics.tsv").read_bytes()
-    words = ("--qrels", "data/demo/qrels.test-cited.tsv")
-    other = facts(call(SCRIPT, *words, "--resamples", 10, cwd=toy))
-    assert other["made"][0] == "work/demo/test/metrics-test-cited.tsv" != own["made"][0]
-    assert (toy / "work/demo/test/metrics.tsv").read_bytes() == kept
-    assert facts(call(SCRIPT, "--qrels", "./data/demo/qrels.test.tsv", cwd=toy))["made"]  # anew
-    assert facts(call(SCRIPT, *words, "--out", "m.tsv", cwd=toy))["made"][0] == "m.tsv"
+MEASURE = {"RANKED = {": """def first_half(labels, gold):
+    \"\"\"Share of evidence among the first half of the ranks\"\"\"
+    half = labels[:, : labels.shape[1] // 2]
+    return mean_of(evidence(half).sum(1) / gold.R, gold.R > 0)
 
-# ---------------------------------------------------------------- Further columns and rows
-def test_condensed_lists_by_hand():
-    qrels = table_of(c="a:S b:R n:N", d="e:S m:N")[QRELS]
-    run = table_of(c="x n y a b", d="x y")
-    names = ("R@2", "B-Pref", "MRR@5", "P@2", "Judged@5")
-    plain = {"R@2": 0, "B-Pref": 0, "MRR@5": 1 / 4 / 2, "P@2": 0, "Judged@5": 3 / 5 / 2}
-    assert measure(run, qrels, *names, depth=3) == pytest.approx(plain)
-    kept = KIT.condensed(run, qrels)  # c: n a b; d found nothing, which is not to be left out
-    assert kept[["abstract_id", "rank"]].values.tolist() == [
-        ["n", 1], ["a", 2], ["b", 3], ["x", 1], ["y", 2]]
-    wanted = {"R@2": 1 / 2 / 2, "B-Pref": (1 / 2 + 1 / 2) / 2 / 2, "MRR@5": 1 / 2 / 2,
-              "P@2": 1 / 2 / 2, "Judged@5": 1 / 2}
-    assert measure(kept, qrels, *names, depth=3) == pytest.approx(wanted)
+RANKED = {"Half": first_half, """}
 
-def views(toy, call):
-    """Evaluate two runs with further columns and groups; return the values and the call."""
-    tsv(toy / "claims.tsv", ["claim_id", "claim", "lang"],
-        [("p", "x", "de"), ("q", "y", "en"), ("r", "z", "de")])
-    tsv(toy / "q.tsv", QRELS, [("p", "0001", "SUPPORTS"), ("p", "0002", "NEI"),
-                               ("q", "0003", "REFUTES"), ("r", "0004", "SUPPORTS")])
-    tsv(toy / "s.tsv", [*QRELS, "judge"], [
-        ("p", "0001", "SUPPORTS", "m"), ("p", "0002", "SUPPORTS", "m"),
-        ("q", "0003", "REFUTES", "m"), ("r", "0005", "SUPPORTS", "m"), ("z", "1", "NEI", "m")])
-    for name, rows in (("a", ["p 0009", "p 0001", "q 0003", "r 0005"]), ("b", ["q 0003"])):
-        rows = [row.split() for row in rows]
-        ranks = [1 + (row == ["p", "0001"]) for row in rows]
-        tsv(toy / f"{name}.tsv", RUN, [(*row, k, -k) for row, k in zip(rows, ranks)])
-    done = call(SCRIPT, "a.tsv", "b.tsv", "--qrels", "q.tsv", "--claims", "claims.tsv",
-                "--measures", "R@1", "F1", "--condensed", "--silver", "s.tsv", "--by", "lang",
-                "--out", "m.tsv", "--resamples", 50, cwd=toy)
-    return facts(done), done
+def test_a_measure_in_the_registry_is_computed(toy, call):
+    words = (HYBRID, "--measures", "Half@4", "R@2", "--out", "m.tsv")
+    facts(call(SCRIPT, *words, cwd=toy, edits=MEASURE))
+    table = pd.read_csv(toy / "m.tsv", sep="\t")
+    assert table["Half@4"].tolist() == table["R@2"].tolist() != [0]
 
-def test_further_columns_stand_beside_the_normal_ones(toy, call):
-    found, done = views(toy, call)
-    a = {"R@1": 1 / 3, "R@1 condensed": 2 / 3,  # q; and p without 0009
-         "R@1 silver": (0 + 1 + 1 / 2) / 3}  # r: 0004, which a lacks, and 0005
-    assert found["runs"]["a"] == pytest.approx(a)
-    assert "s.tsv: 1 labels on claims without gold are left out" in done.stderr
-    assert list(pd.read_csv(toy / "m.tsv", sep="\t")) == ["run", *a]
-    assert list(pd.read_csv(toy / "m.claims.tsv", sep="\t"))[:4] == [
-        "run", "claim_id", "R@1", "R@5"]
-    again, shown = views(toy, call)
-    assert again["made"] == [] and again["silver"] == found["silver"]
-    assert shown.stdout.splitlines()[-20:-1] == done.stdout.splitlines()[-20:-1]
+# ---------------------------------------------------------------- The page
+def data_of(page):
+    return json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
 
-def test_measures_by_group_have_a_row_a_run_and_group(toy, call):
-    _, done = views(toy, call)
-    rows = pd.read_csv(toy / "m.groups.tsv", sep="\t").to_numpy().tolist()
-    assert [row[:3] for row in rows] == [
-        ["a", "de", 2], ["a", "en", 1], ["b", "de", 2], ["b", "en", 1]]
-    assert [row[3:] for row in rows] == [
-        [0, 1 / 2, (0 + 1 / 2) / 2], [1, 1, 1], [0, 0, 0], [1, 1, 1]]
-    assert "| a   | de    | 2      | 0.000 | 0.500         | 0.250      |" in done.stdout
-    tsv(toy / "claims.tsv", ["claim_id", "claim", "lang"], [("p", "x", "de")])
-    words = ("a.tsv", "--qrels", "q.tsv", "--claims", "claims.tsv", "--by")
-    done = call(SCRIPT, *words, "lang", "--out", "n.tsv", cwd=toy)
-    assert facts(done) and "claims.tsv: lacks 2 of 3 judged claims" in done.stderr
-    done = call(SCRIPT, *words, "tongue", "--out", "n.tsv", cwd=toy)
-    assert done.returncode == 2 and "no column tongue in claims.tsv; it has claim_id, claim, lang" \
-        in done.stderr
-    assert facts(call(SCRIPT, *words, "claim_id", "--out", "n.tsv", cwd=toy))
+def test_the_report_shows_texts_as_texts(toy, call):
+    evil = "</script><script>document.title = 'gotcha'</script><b>bold</b> @DATA@"
+    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("c3", evil), ("c4", "sun")])
+    tsv(toy / "<u>x.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "NEI")])
+    (toy / "claims.jsonl").write_text('{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
+                                      '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
+    words = (HYBRID, "<u>x.tsv", "--report", "report.html", "--aggregated", "claims.jsonl")
+    facts(call(SCRIPT, *words, "--resamples", 100, cwd=toy))
+    page = (toy / "report.html").read_text()
+    assert page.count("<svg") == 1
+    assert not re.findall(r"(?:src|href)=\"(?!#)", page)
+    assert "gotcha'</script>" not in page and "<u>" not in page
+    data = data_of(page)
+    assert data["title"] == "demo, test: 3 judged claims"
+    assert data["claims"][0]["claim"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
+    assert data["claims"][0]["verdict"] == "DISPUTED"
+    rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 1e9, ""]]  # one missed
+    assert [row for row in dict(data["runs"])["<u>x"] if row[0] == "c3"] == rows
 
-def test_agreement_of_silver_with_gold_by_hand(toy, call):
-    gold = table_of(p="a:S b:S c:R d:N", q="e:S")[QRELS]
-    silver = table_of(p="a:S b:R c:R d:N x:S")[QRELS].assign(judge="m")
-    row = KIT.agreement(silver, gold).to_dict("records")[0]
-    chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
-    assert row == pytest.approx({"judge": "m", "pairs": 5, "with_gold": 4, "agreement": 3 / 4,
-                                 "kappa": (3 / 4 - chance) / (1 - chance), "kappa_relevance": 1})
-    asked = SimpleNamespace(condensed=False, silver="s.tsv")
-    _, judged = KIT.views_of(asked, None, gold, silver)[" silver"]
-    added = [["p", "x", "SUPPORTS"]]  # b keeps its gold label
-    assert judged.values.tolist() == gold.values.tolist() + added
-    found, done = views(toy, call)
-    assert found["silver"][0]["with_gold"] == 3 and found["silver"][0]["agreement"] == 2 / 3
-    assert "| m     | 4     | 3         | 0.667     | 0.500 | 0.000           |" in done.stdout
+def test_the_page_shows_ten_ranks_and_the_evidence_behind_them():
+    run, qrels = table_of(c=" ".join(NAMES[:14])), table_of(c="a:N k:S l:N z:R")[QRELS]
+    rows = [(name, rank, label) for _, name, label, rank, _ in KIT.side_by_side(run, qrels)]
+    ten = [(name, rank, "NEI" if name == "a" else "") for rank, name in enumerate(NAMES[:10], 1)]
+    assert rows == [*ten, ("k", 11, "SUPPORTS"), ("z", 1e9, "REFUTES")]
 
-def test_silver_judgements_are_kept_apart_from_gold(toy, call, refused):
-    header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-    tsv(toy / "verdicts.tsv", header, [("c3", "0001", 1, 2, "NEI", .1, .1, .8),
-                                       ("c3", "0012", 2, 1, "REFUTES", .1, .8, .1)])
-    done = facts(call(SCRIPT, "merge", "verdicts.tsv", "--judge", "a\tmodel", cwd=toy))
-    assert done["made"] == ["work/demo/test/qrels.silver.tsv"] and done["labels"] == 2
-    path = toy / done["made"][0]
-    assert path.read_text().splitlines() == [
-        "claim_id\tabstract_id\tlabel\tjudge", "c3\t0001\tNEI\ta model",
-        "c3\t0012\tREFUTES\ta model"]
-    for model in ("verdicts.tsv", done["made"][0]):
-        refused(toy, SCRIPT, "merge", model, said="do not join the qrels; name it by --judge")
-    refused(toy, SCRIPT, "--silver", "data/demo/qrels.test.tsv", said="wanted claim_id, abstract_id"
-            ", label, judge")
-    done = call(SCRIPT, "--qrels", done["made"][0], cwd=toy)
-    assert facts(done) and "silver judgements stand in for gold" in done.stderr
-
-# ---------------------------------------------------------------- Numbers that mean little
-def test_a_run_with_few_judged_abstracts_is_named_and_one_with_many_is_not(toy, call):
-    tsv(toy / "many.tsv", RUN, [(claim, name, 1, 1) for claim, name, _ in TEST_QRELS[::3]])
-    rows = [(claim, f"{rank:04}", rank, -rank) for claim in ("c3", "c4", "c5")
-            for rank in range(7, 11)]  # 0007 to 0010: three of twelve are judged
-    tsv(toy / "few.tsv", RUN, [(*row[:2], row[2] - 6, row[3]) for row in rows])
-    done = call(SCRIPT, "many.tsv", "few.tsv", "--out", "m.tsv", cwd=toy)
-    assert facts(done)["runs"]["few"]["Judged@10"] == 3 / 12
-    warned = [line for line in done.stderr.splitlines() if "ranks are judged" in line]
-    assert len(warned) == 1 and warned[0].startswith("warning: few.tsv: 25% of the first 10 ranks")
-    assert warned[0].endswith("python 06_evaluate.py pool few.tsv --data data/demo --work "
-                              "work/demo --split test")
-
-def test_advice_quotes_paths_for_the_shell(toy, call):
-    (toy / "data/demo").rename(toy / "data/it's")
-    tsv(toy / "a (b).tsv", RUN, [("c3", "0001", 1, 9), *(("c3", f"{k:04}", k, -k) for k in (2, 3)),
-                                 *(("c3", f"x{k}", k, -k) for k in range(4, 11))])
-    done = call(SCRIPT, "a (b).tsv", "--data", "data/it's", "--out", "m.tsv", cwd=toy)
-    advice = re.search("what to judge: (.*)", done.stderr)[1]
-    assert shlex.split(advice)[:5] == ["python", SCRIPT, "pool", "a (b).tsv", "--data"]
-    assert shlex.split(advice)[5] == "data/it's"
-    done = call(SCRIPT, "--data", "data/it's", cwd=toy)
-    words = shlex.split(re.search("make some by: (.*)", done.stderr)[1])
-    assert words == ["python", "02_retrieve.py", "--data", "data/it's", "--work", "work/it's",
-                     "--split", "test"]
-
-@pytest.mark.parametrize(("row", "said"), [
-    (("3", "0001", 1, 1), "none of its claims is in the qrels: '3' here, 'c3' there"),
-    (("c3", "1", 1, 1), "none of its abstracts is in the qrels: '1' here, '0001' there")])
-def test_a_run_of_another_data_set_is_refused_with_both_spellings(toy, refused, row, said):
-    tsv(toy / "other.tsv", RUN, [row])
-    refused(toy, SCRIPT, "other.tsv", "--out", "m.tsv", said=f"other.tsv: {said}")
-
-def test_judged_abstracts_that_are_nowhere_are_counted(toy, call):
-    path = toy / "data/demo/qrels.test.tsv"
-    path.write_text(path.read_text() + "c3\t99\tSUPPORTS\nc4\t99\tNEI\nc5\t98\tREFUTES\n")
-    done = call(SCRIPT, "--out", "m.tsv", cwd=toy)
-    assert "2 of 11 judged abstracts are neither in data/demo/corpus.jsonl nor in a run, such as " \
-        "'99'" in done.stderr and facts(done)
-    (toy / "data/demo/corpus.jsonl").unlink()
-    done = call(SCRIPT, "--out", "m.tsv", cwd=toy)
-    assert "neither" not in done.stderr and facts(done)  # runs alone cannot tell
-
-def test_labels_beside_qrels_that_may_know_relevance_only(toy, call):
-    tsv(toy / "v.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "REFUTES")])
-    for judged, warned in ((TEST_QRELS, False), (TEST_QRELS[:3], True)):
-        tsv(toy / "q.tsv", QRELS, judged)
-        done = call(SCRIPT, "v.tsv", "--qrels", "q.tsv", "--out", "m.tsv", cwd=toy)
-        assert facts(done) and ("no pair of q.tsv is REFUTES" in done.stderr) == warned
-
-def test_published_figures_stand_beside_measured_ones(toy, call):
-    tsv(toy / "recipes" / "published.tsv", ["system", "table", "row", "measure", "value"],
-        [("mine", "A", "hybrid", "R@5", 0.25), ("mine", "A", "other", "R@5", 0.5),
-         ("mine", "B", "hybrid", "R@5", 0.75)])
-    words = ("work/demo/test/hybrid.tsv", "--measures", "R@5", "--resamples", 10, "--out", "m.tsv")
-    for name, figure in (("mine", 0.25), ("mine:B", 0.75)):
-        facts(call(SCRIPT, *words, "--published", name, cwd=toy))
-        table = pd.read_csv(toy / "m.tsv", sep="\t")
-        assert list(table) == ["run", "R@5", "R@5 published"]
-        assert list(table["run"]) == ["hybrid"]  # rows without a run are left out
-        assert table["R@5 published"].tolist() == [figure]
-
-def test_what_was_pooled_and_labelled_is_merged(toy, call):
-    tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0011", 2, 2), ("c4", "0012", 1, 1)])
-    tsv(toy / "b.tsv", RUN, [("c3", "0010", 1, 3), ("c3", "0011", 2, 2), ("c3", "0009", 3, 1)])
-    facts(call(SCRIPT, "pool", "a.tsv", "b.tsv", "--pool-depth", 2, "--out", "pool.tsv", cwd=toy))
-    pool = read(toy / "pool.tsv")
-    wanted = [["c3", "0010"], ["c3", "0011"], ["c4", "0012"]]  # in the order of the corpus
-    assert pool[KEY].values.tolist() == wanted and (pool["abstract"] != "").all()
-    as_run = [["c3", "0010", "1", "-1"], ["c3", "0011", "2", "-2"], ["c4", "0012", "1", "-1"]]
-    assert read(toy / "pool.run.tsv")[RUN].astype(str).values.tolist() == as_run
-    pool["label"] = ["NEI", "", "REFUTES"]
-    pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
-    done = call(SCRIPT, "merge", "labelled.tsv", "--out", "more.tsv", cwd=toy)
-    assert facts(done)["without_label"] == 1
-    added = [[*wanted[0], "NEI"], [*wanted[2], "REFUTES"]]
-    merged = read(toy / "more.tsv")[QRELS].values.tolist()
-    assert sorted(merged) == sorted(TEST_QRELS + added)
-    assert [row[0] for row in merged] == ["c3"] * 4 + ["c4"] * 4 + ["c5"] * 3  # claim by claim
-
-def test_a_pool_can_ask_for_the_agreement_of_runs(toy, call, refused):
-    rows = {"a": ["0001", "0010", "0011"], "b": ["0012", "0011", "0010"], "c": ["0012"]}
-    for name, found in rows.items():
-        ranked = enumerate(found, 1)
-        tsv(toy / f"{name}.tsv", RUN, [("c3", abstract, k, -k) for k, abstract in ranked])
-    runs = ("a.tsv", "b.tsv", "c.tsv")
-    for least, pairs in ((1, ["0010", "0011", "0012"]), (2, ["0012"]), (3, [])):
-        words = ("--pool-depth", 2, "--agreement", least, "--out", "p.tsv")
-        done = facts(call(SCRIPT, "pool", *runs, *words, cwd=toy))  # b has 0010 third: too deep
-        assert read(toy / "p.tsv")["abstract_id"].tolist() == pairs
-        assert done["pairs"] == len(pairs) and done["judged_already"] == (least == 1)
-    refused(toy, SCRIPT, "pool", *runs, "--agreement", 4, said="4 runs, but there are 3")
-
+# ---------------------------------------------------------------- Submissions
 @pytest.mark.parametrize(("task", "text"), [
     ("climatecheck2026", "claim_id,abstract_id,rank,label\nc3,d1,1,Supports\nc3,d2,2,Refutes\n"),
     ("checkthat4b", "post_id\tpreds\nc3\t['d1', 'd2']\n")])
@@ -500,14 +355,12 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
     with zipfile.ZipFile(archive) as zipped:
         assert zipped.namelist() == [file.name] and zipped.read(file.name) == file.read_bytes()
     facts(call(*words, cwd=toy))
-    assert facts(call(*words, "--out", "sub.zip", cwd=toy))["made"] == [
-        f"sub{file.suffix}", "sub.zip"]  # the table is made with its zip
-    assert (toy / f"sub{file.suffix}").read_bytes() == file.read_bytes()
     assert len(set(re.findall(r"d\d+", file.read_text()))) == (5 if task == "checkthat4b" else 10)
+    assert "up to date" in call(*words, cwd=toy).stdout
 
 def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call, refused):
-    rows = [(claim, f"00{rank:02}", rank, -rank) for claim in ("c3", "c4", "c5")
-            for rank in (1, 2)]
+    claims = ("c3", "c4", "c5")
+    rows = [(claim, f"00{rank:02}", rank, -rank) for claim in claims for rank in (1, 2)]
     tsv(toy / "v.tsv", RUN, rows)
     header, codes = ["claim_id", "codes"], [("c5", "0_0"), ("c3", "1_4;5_2"), ("c4", "2_1")]
     words = (SCRIPT, "submission", "v.tsv", "--task", "climatecheck2026-narratives", "--top-k", 2,
@@ -518,132 +371,12 @@ def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call,
     facts(call(*words, cwd=toy))
     table = pd.read_csv(toy / "s.csv", dtype=str)
     assert list(table) == [*RUN[:3], "narrative"]
-    assert table.groupby("claim_id", sort=False)["narrative"].agg(list).to_dict() == {
-        "c3": ["1_4;5_2"] * 2, "c4": ["2_1"] * 2, "c5": ["0_0"] * 2}
+    assert table["narrative"].tolist() == ["1_4;5_2"] * 2 + ["2_1"] * 2 + ["0_0"] * 2
 
-# ---------------------------------------------------------------- Verdicts on claims
-def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(capsys):
-    qrels = table_of(a="x:S y:N", b="x:R", c="x:R y:S", d="x:N", e="x:S", f="x:R")
-    gold = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION", "SUPPORTED", "REFUTED"]
-    assert KIT.gold_verdicts(qrels).to_dict() == dict(zip("abcdef", gold))
-    given = ["SUPPORTED", "SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION", "REFUTED", ""]
-    verdicts = {claim: {"verdict": verdict} for claim, verdict in zip("abcdeg", given)}
-    verdicts["g"] = {"verdict": "REFUTED"}  # no such claim; there is none on f
-    scores = KIT.score_verdicts("claims.jsonl", verdicts, qrels)
-    assert scores["accuracy"] == accuracy_score(gold, given) == 2 / 6
-    right, both = np.array([1, 0, 0, 1]), np.array([2 + 2, 2 + 2, 1 + 0, 1 + 1])
-    assert scores["macro_f1"] == pytest.approx(np.mean(2 * right / both))
-    assert scores["macro_f1"] == pytest.approx(
-        f1_score(gold, given, average="macro", labels=KIT.VERDICTS))
-    assert scores["counts"]["REFUTED"] == {
-        "SUPPORTED": 1, "REFUTED": 0, "DISPUTED": 0, "NOT ENOUGH INFORMATION": 0, "none": 1}
-    assert "1 judged claims without a verdict count as wrong, 1 verdicts on other claims" in (
-        capsys.readouterr().err)
-    only = {claim: {"verdict": "SUPPORTED"} for claim in "ae"}  # verdicts that do not occur
-    scores = KIT.score_verdicts("claims.jsonl", only, qrels[qrels["claim_id"].isin(["a", "e"])])
-    assert scores["accuracy"] == scores["macro_f1"] == 1
-
-def test_verdicts_are_printed_and_kept_where_there_are_some(toy, call, refused):
-    line = '{{"claim_id": "{}", "verdict": "{}", "evidence": []}}\n'
-    path = toy / "work/demo/test/claims.jsonl"  # c3 is supported, c4 and c5 are refuted
-    path.write_text(line.format("c3", "SUPPORTED") + line.format("c4", "DISPUTED"))
-    done = call(SCRIPT, cwd=toy)
-    assert facts(done)["claims"]["accuracy"] == 1 / 3
-    assert "claims.jsonl: accuracy 0.333, macro F1 0.333." in done.stdout
-    again = call(SCRIPT, cwd=toy)
-    assert facts(again)["claims"] == facts(done)["claims"]
-    assert again.stdout.splitlines()[-9:-1] == done.stdout.splitlines()[-9:-1]
-    for text, said in ((line.format("c9", "SUPPORTED"),
-                        "none of its claims is in the qrels: 'c9' here, 'c3' there"),
-                       (line.format("c3", "TRUE"), "claims.jsonl:1: not a verdict"),
-                       (line.format("c3", "REFUTED") * 2, "claims.jsonl:2: not a verdict")):
-        path.write_text(text)
-        refused(toy, SCRIPT, "--force", "--aggregated", path, said=said)
-
-def test_verdicts_that_nobody_named_are_left_out_if_they_are_on_other_claims(toy, call):
-    path = toy / "work/demo/test/claims.jsonl"
-    path.write_text('{"claim_id": "c9", "verdict": "SUPPORTED", "evidence": []}\n')
-    for _ in range(2):  # the second call is up to date
-        done = call(SCRIPT, cwd=toy)
-        assert "claims" not in facts(done)
-        assert "claims.jsonl: left out, as none of its claims is in" in done.stderr
-
-# ---------------------------------------------------------------- The page
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-
-def data_of(page):
-    return json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
-
-def clicked(folder, page, script):
-    """Return the page as a browser has it after the script; skip the test without a browser."""
-    if not BROWSER:
-        pytest.skip("no Chromium: the scripts of the page are not tested")
-    path = folder / "clicked.html"
-    path.write_text(page.replace("</html>", f"<script>{script}</script></html>"))
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-               f"--user-data-dir={folder / 'profile'}", path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-def test_the_report_shows_texts_as_texts(toy, call):
-    evil = "</script><script>document.title = 'gotcha'</script><b>bold</b> @DATA@"
-    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("c3", evil), ("c4", "sun")])
-    tsv(toy / "<u>x.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "NEI")])
-    (toy / "claims.jsonl").write_text('{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
-                                      '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
-    words = ("work/demo/test/hybrid.tsv", "<u>x.tsv", "--report", "report.html", "--aggregated")
-    done = call(SCRIPT, *words, "claims.jsonl", "--resamples", 100, cwd=toy)
-    page = (toy / "report.html").read_text()
-    assert facts(done) and "claims.test.tsv: lacks 1 of 3 judged claims" in done.stderr
-    assert "<h1>demo, test: 3 judged claims, 2 of them with text</h1>" in page
-    assert not re.findall(r"(?:src|href)=\"(?!#)", page) and page.count("<svg") == 1
-    assert "gotcha'</script>" not in page and "<u>" not in page
-    data = data_of(page)
-    assert data["claims"][0]["text"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
-    rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 0, ""]]  # one missed
-    assert [row for row in dict(data["runs"])["<u>x"] if row[0] == "c3"] == rows
-    seen = clicked(toy, page, """search.value = 'disputed'; search.oninput();
-        const claim = data.claims[0].node; claim.open = true; claim.ontoggle();
-        document.title = count.textContent""")
-    assert "<title>1 of 2 claims</title>" in seen and "&lt;b&gt;bold&lt;/b&gt;" in seen
-    assert '<mark class="">Body mass</mark>' in seen and "said NEI" in seen
-
-def test_the_page_shows_ten_ranks_and_the_evidence_behind_them():
-    run, qrels = table_of(c=" ".join(NAMES[:14])), table_of(c="a:N k:S l:N z:R")[QRELS]
-    rows = [(name, rank, label) for _, name, label, rank, _ in KIT.side_by_side(run, qrels)]
-    ten = [(name, rank, "NEI" if name == "a" else "") for rank, name in enumerate(NAMES[:10], 1)]
-    assert rows == [*ten, ("z", 0, "REFUTES"), ("k", 11, "SUPPORTS")]
-
-@pytest.mark.parametrize("number", [1, 19, 40])
-def test_the_curves_of_many_runs_have_room_beside_their_names(number):
-    curve = pd.DataFrame({"k": [1, 10, 100], "recall": [0.1, 0.5, 0.9]})
-    picture = KIT.plot({f"run {n}": SimpleNamespace(curve=curve) for n in range(number)})
-    height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', picture)[1])
-    frame = re.search('id="patch_2">(.*?)</g>', picture, re.DOTALL)[1]
-    y = [float(corner) for corner in re.findall(r"[ML] \S+ (\S+)", frame)]
-    assert max(y) - min(y) > 0.8 * height
-
-def test_names_of_runs_and_abstracts_mean_nothing_to_the_page(toy, call):
-    """Integers are no order, constructor and __proto__ no properties, _ hides no line of a plot."""
-    record = '{{"abstract_id": "{}", "abstract": "It melts."}}\n'
-    (toy / "data/demo/corpus.jsonl").write_text("".join(map(record.format, ("constructor", "b"))))
-    tsv(toy / "data/demo/qrels.test.tsv", QRELS, [
-        ("c3", "constructor", "SUPPORTS"), ("c3", "__proto__", "SUPPORTS"), ("c4", "b", "NEI")])
-    tsv(toy / "10.tsv", RUN, [("c3", "constructor", 1, 2), ("c3", "__proto__", 2, 1)])
-    tsv(toy / "2.tsv", RUN, [("c3", "b", 1, 1)])
-    tsv(toy / "_x.tsv", RUN, [("c3", "constructor", 1, 1)])
-    runs = ("10.tsv", "2.tsv", "_x.tsv")
-    facts(call(SCRIPT, *runs, "--report", "r.html", "--out", "m.tsv", cwd=toy))
-    page = (toy / "r.html").read_text()
-    assert ">_x</text>" in page[:page.index("application/json")]
-    data = data_of(page)
-    assert [name for name, _ in data["runs"]] == ["10", "2", "_x"]
-    assert [claim["recall"] for claim in data["claims"]] == [[1, 0, 1 / 2], [None] * 3]
-    seen = clicked(toy, page, """const claim = data.claims[0].node; claim.open = true;
-        claim.ontoggle(); order.value = 1; order.onchange();
-        document.title = data.claims[0].node.textContent""")
-    title = re.search("<title>(.*?)</title>", seen, re.S)[1]
-    assert "10 1.00" in title and "2 0.00" in title and "_x 0.50" in title and "It melts." in title
-
-def test_verdicts_that_are_named_must_be_there(toy, refused):
-    refused(toy, SCRIPT, "work/demo/test/hybrid.tsv", "--aggregated", "nowhere.jsonl",
-            said="nowhere.jsonl: no such file")
+def test_a_run_of_another_data_set_is_refused(toy, refused):
+    tsv(toy / "x.tsv", RUN, [("x9", "0001", 1, 1)])
+    refused(toy, SCRIPT, "x.tsv", said="x.tsv: no claim_id is in the qrels")
+    tsv(toy / "y.tsv", RUN, [("c3", "1", 1, 1)])
+    refused(toy, SCRIPT, "y.tsv", said="y.tsv: no abstract_id is in the qrels")
+    tsv(toy / "z.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "TRUE")])
+    refused(toy, SCRIPT, "z.tsv", said="z.tsv:2: unknown label: c3 0001")

@@ -10,7 +10,7 @@ import tomllib
 
 import pandas as pd
 import pytest
-from blocks import SCRIPTS, blocks_of, main, with_blocks
+from blocks import blocks_of, main, with_blocks
 from conftest import KEY, LABELS, ROOT, read, records
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}

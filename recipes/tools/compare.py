@@ -5,7 +5,7 @@
 """
 Run a command of compare.sh and keep what it took; print the table of all.
 
-Reads   table: metrics.tsv and its cells, runs and indexes with their provenance, rows/*.json
+Reads   table: metrics.tsv and .json, runs and indexes with their provenance, rows/*.json
 Writes  run: ROW.json (error, GPU memory, energy) and ROW.json.log (all that the command printed)
         table: WORK/compare.tsv
 Prints  run: one line; table: a line for each run, and one for each model that failed
@@ -127,10 +127,10 @@ def total(values):
 def table(args):
     """Write and print the table."""
     import pandas as pd
-    metrics, names, rows = args.work / "metrics.tsv", {"run": str}, []
-    values = pd.read_csv(metrics, sep="\t", dtype=names).set_index("run")
-    cells = pd.read_csv(args.work / "metrics.cells.tsv", sep="\t", dtype=names)
-    p = cells.pivot(index="run", columns="measure", values="p_holm")
+    metrics, rows = args.work / "metrics.tsv", []
+    values = pd.read_csv(metrics, sep="\t", dtype={"run": str}).set_index("run")
+    numbers = json.loads((args.work / "metrics.json").read_bytes())
+    p = pd.DataFrame(numbers["p_holm"]).T.astype(float)
     paths = {Path(path).stem: path for path in provenance(metrics)["arguments"]["runs"]}
     for name in dict.fromkeys([*values.index, *args.names]):
         kept = records(args.work, name)

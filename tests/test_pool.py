@@ -1,0 +1,98 @@
+"""recipes/tools: pool.py, published.py, verdicts.py."""
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+from conftest import KEY, ROOT, RUN, TOY, facts, read, tsv
+from sklearn.metrics import accuracy_score, f1_score
+
+TOOLS = ROOT / "recipes" / "tools"
+QRELS = [*KEY, "label"]
+TEST_QRELS = read(TOY / "qrels.test.tsv")[QRELS].values.tolist()
+sys.path.insert(0, str(TOOLS))
+import published
+import verdicts
+
+@pytest.fixture
+def tool(toy):
+    """tool("pool.py", "merge", ...): the program as a process in the folder of the toy."""
+    def run_tool(name, *args):
+        command = [sys.executable, str(TOOLS / name), *map(str, args)]
+        return subprocess.run(command, cwd=toy, capture_output=True, text=True, check=False)
+    return run_tool
+
+def test_what_was_pooled_and_labelled_is_merged(toy, tool):
+    tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0011", 2, 2), ("c4", "0012", 1, 1)])
+    tsv(toy / "b.tsv", RUN, [("c3", "0010", 1, 3), ("c3", "0011", 2, 2), ("c3", "0009", 3, 1)])
+    words = ("pool", "a.tsv", "b.tsv", "--pool-depth", 2, "--out", "pool.tsv")
+    assert facts(tool("pool.py", *words))["judged_already"] == 1
+    pool = read(toy / "pool.tsv")
+    wanted = [["c3", "0010"], ["c3", "0011"], ["c4", "0012"]]  # in the order of the corpus
+    assert pool[KEY].values.tolist() == wanted and (pool["abstract"] != "").all()
+    as_run = [["c3", "0010", "1", "-1"], ["c3", "0011", "2", "-2"], ["c4", "0012", "1", "-1"]]
+    assert read(toy / "pool.run.tsv")[RUN].astype(str).values.tolist() == as_run
+    pool["label"] = ["NEI", "", "REFUTES"]
+    pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
+    done = tool("pool.py", "merge", "labelled.tsv", "--out", "more.tsv")
+    assert facts(done)["without_label"] == 1 and facts(done)["added"] == 2
+    merged = read(toy / "more.tsv")[QRELS].values.tolist()
+    assert sorted(merged) == sorted([*TEST_QRELS, [*wanted[0], "NEI"], [*wanted[2], "REFUTES"]])
+    assert [row[0] for row in merged] == ["c3"] * 4 + ["c4"] * 4 + ["c5"] * 3  # claim by claim
+    words = (*words[:-1], "few.tsv", "--agreement", 2)
+    assert facts(tool("pool.py", *words))["pairs"] == 1
+    assert read(toy / "few.tsv")[KEY].values.tolist() == wanted[1:2]
+    tsv(toy / "other.tsv", QRELS, [("c3", "0001", "NEI")])
+    done = tool("pool.py", "merge", "other.tsv")
+    assert done.returncode == 2 and "other.tsv:2: the qrels have another label" in done.stderr
+
+def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
+    header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
+    rows = [("c3", "0001", 1, 9, "SUPPORTS", 1, 0, 0), ("c3", "0002", 2, 8, "REFUTES", 0, 1, 0),
+            ("c3", "0003", 3, 7, "NEI", 0, 0, 1), ("c4", "0004", 1, 9, "REFUTES", 0, 1, 0),
+            ("c4", "0012", 2, 8, "NEI", 0, 0, 1)]
+    tsv(toy / "v.tsv", header, rows)
+    done = tool("pool.py", "merge", "v.tsv")
+    assert done.returncode == 2 and "name it by --judge" in done.stderr
+    done = facts(tool("pool.py", "merge", "v.tsv", "--judge", "m"))
+    assert done["made"] == ["work/demo/test/qrels.silver.tsv"] and done["labels"] == 5
+    row = facts(tool("pool.py", "agreement", done["made"][0]))["judges"][0]
+    chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
+    assert row == pytest.approx({"judge": "m", "pairs": 5, "with_gold": 4, "agreement": 3 / 4,
+                                 "kappa": (3 / 4 - chance) / (1 - chance), "kappa_relevance": 1})
+
+def test_published_figures_stand_beside_measured_ones(tmp_path):
+    figures = published.figures_of("ant_bridge")
+    assert figures.loc["verdicts", "R@2"] == pytest.approx(0.2185, abs=1e-4)
+    values = pd.DataFrame({"R@2": [0.5, None], "x": [1, 2]}, index=["verdicts", "mine"])
+    shown = published.beside(values, figures)
+    assert shown.to_dict() == {"R@2": {"verdicts": "0.500 (0.2185)"}}
+    with pytest.raises(SystemExit):
+        published.figures_of("nobody")
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({"value": {"verdicts": {"R@2": 0.5, "F1": None}}}))
+    command = [sys.executable, TOOLS / "published.py", path, "ant_bridge"]
+    shown = subprocess.check_output(command, text=True)
+    assert "0.500 (0.2185)" in shown and "- (0.7253)" in shown
+
+def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy, tool):
+    labels = {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
+    rows = [(claim, name, labels[name]) for claim, names in zip("abcdef", "SN R RS N S R".split())
+            for name in names]
+    qrels = pd.DataFrame(rows, columns=QRELS)
+    gold = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION", "SUPPORTED", "REFUTED"]
+    assert verdicts.gold_verdicts(qrels).to_dict() == dict(zip("abcdef", gold))
+    said = ["SUPPORTED", "SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION", "REFUTED", ""]
+    given = pd.Series(said[:5], list("abcde"))  # none on f
+    accuracy, macro_f1, counts = verdicts.scores_of(given, verdicts.gold_verdicts(qrels))
+    assert accuracy == accuracy_score(gold, said) == 2 / 6
+    wanted = f1_score(gold, said, average="macro", labels=verdicts.VERDICTS)
+    assert macro_f1 == pytest.approx(wanted) and counts.loc["REFUTED", "none"] == 1
+    (toy / "c.jsonl").write_text('{"claim_id": "c3", "verdict": "SUPPORTED", "evidence": []}\n')
+    done = tool("verdicts.py", "c.jsonl", "data/demo/qrels.test.tsv")
+    assert "Verdicts on 3 claims: accuracy 0.333" in done.stdout
+    assert "2 judged claims have no verdict" in done.stderr
+    (toy / "c.jsonl").write_text("[]\n")
+    done = tool("verdicts.py", "c.jsonl", "data/demo/qrels.test.tsv")
+    assert done.returncode == 2 and done.stderr.startswith("error: c.jsonl: no verdicts of 05")
