@@ -1,8 +1,8 @@
 """Bad input of all six scripts: exit status 2, one line that says where and what, no file touched.
 
 bad_input.tsv has the commands, what file x holds (| is a tab, ; the end of a line), and a part of
-the error. Bad tables, which all scripts read alike, are in test_helpers.py, other people's formats in
-test_convert.py, what a server may do in test_04_llm_rerank.py.
+the error. Bad tables, which all scripts read alike, are in test_helpers.py, other people's formats
+in test_convert.py, what a server may do in test_04_llm_rerank.py.
 """
 import json
 import shutil

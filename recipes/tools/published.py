@@ -3,56 +3,55 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Print measured figures beside the published ones of recipes/published.tsv.
+Print measured figures beside the published ones of a system.
 
-Reads   metrics.json of 06_evaluate.py, recipes/published.tsv
-Prints  for each run and measure that have a published figure: measured (published)
+Reads   metrics.json of 06_evaluate.py; recipes/published.tsv
+Prints  a table of the runs that have published figures: measured, and published in brackets
 
-Examples
-    python recipes/tools/published.py work/climatecheck2025/efc/test/metrics.json efc
-    python recipes/tools/published.py work/scifact/verirel/test/metrics.json "verirel:SciFact-Open"
+Example
+    python recipes/tools/published.py work/demo/test/metrics.json ant_bridge
 """
 import argparse
 import json
+from pathlib import Path
 
 import pandas as pd
 from kit import ROOT, fail
 
-FIGURES = ROOT / "recipes" / "published.tsv"
-
 def figures_of(system):
-    """Return {(run, measure): published figure} of SYSTEM, that is its first table, or SYSTEM:TABLE."""
-    figures = pd.read_csv(FIGURES, sep="\t", keep_default_na=False)
+    """Return the figures of SYSTEM's first table, or of SYSTEM:TABLE, [rows, measures]."""
+    figures = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t")
     tables = figures["system"] + ":" + figures["table"]
     chosen = tables[(tables == system) | (figures["system"] == system)][:1]
     if chosen.empty:
-        fail(FIGURES, f"no figures of {system}")
-    return figures[tables.isin(chosen)].set_index(["row", "measure"])["value"].to_dict()
+        fail(system, "no figures of it in recipes/published.tsv")
+    return figures[tables.isin(chosen)].pivot(index="row", columns="measure", values="value")
 
 def beside(values, figures):
-    """Return a table of texts: measured (published), by run and measure."""
-    table = {}
-    for run, measured in values.items():
-        for measure, value in measured.items():
-            if (run, measure) in figures and value is not None:
-                text = f"{value:.4g} ({figures[run, measure]:.4g})"
-                table.setdefault(measure, {})[run] = text
-    return pd.DataFrame(table).fillna("")
+    """Return texts "measured (published)" [runs, measures] where there is a published figure."""
+    names = [name for name in values if name in figures]
+    runs = [run for run in values.index if run in figures.index]
+    table = pd.DataFrame("", index=runs, columns=names)
+    for run in runs:
+        for name in names:
+            measured, published = values.loc[run, name], figures.loc[run, name]
+            if pd.notna(published):
+                shown = "-" if pd.isna(measured) else f"{measured:.3f}"
+                table.loc[run, name] = f"{shown} ({published:.4g})"
+    return table.loc[:, (table != "").any()]
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("metrics", help="metrics.json")
-    parser.add_argument("system", help="SYSTEM or SYSTEM:TABLE")
+    parser.add_argument("metrics", type=Path, help="metrics.json")
+    parser.add_argument("system", help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv")
     args = parser.parse_args()
-    try:
-        with open(args.metrics, encoding="utf-8") as file:
-            values = json.load(file)["value"]
-    except (OSError, ValueError, KeyError) as error:
-        fail(args.metrics, f"no metrics.json of 06_evaluate.py: {error}")
+    if not args.metrics.exists():
+        fail(args.metrics, "not found; 06_evaluate.py makes it")
+    values = pd.DataFrame(json.loads(args.metrics.read_bytes())["value"]).T.astype(float)
     table = beside(values, figures_of(args.system))
-    print(f"{args.system}: measured (published)")
-    print("no run here has published figures" if table.empty else table.to_string())
+    print(f"\nPublished figures in brackets ({args.system}):")
+    print("none of these runs has one" if table.empty else table.to_string())
 
 if __name__ == "__main__":
     main()

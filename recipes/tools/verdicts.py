@@ -3,13 +3,13 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Score verdicts on claims against the verdicts that the labels of their gold evidence give.
+Compare verdicts on claims with those that the labels of gold evidence give.
 
-A claim with evidence for and against it is DISPUTED; one without evidence has NOT ENOUGH
-INFORMATION. A judged claim without a verdict counts as wrong; verdicts on other claims do not count.
+Gold is SUPPORTED or REFUTED if all evidence of a claim has that label, DISPUTED if it has both, and
+NOT ENOUGH INFORMATION without any. A judged claim without a verdict counts as wrong.
 
-Reads   claims.jsonl of 05_classify.py aggregate, qrels
-Prints  accuracy, macro F1 over the verdicts that occur, the confusion matrix; the last line is JSON
+Reads   claims.jsonl of 05_classify.py --aggregate, and qrels
+Prints  accuracy, macro F1 over the verdicts that occur, and counts
 
 Example
     python recipes/tools/verdicts.py work/demo/test/claims.jsonl data/demo/qrels.test.tsv
@@ -19,42 +19,26 @@ import json
 
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR, fail, read_table
+from kit import LABELS, PAIR, fail, read_table, warn
 
-VERDICTS = ("SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION")
+VERDICTS = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION"]
 
 def gold_verdicts(qrels):
     """Return the verdict on each claim that the labels of its evidence give."""
-    supported, refuted = ((qrels["label"] == label).groupby(qrels["claim_id"], sort=False).any()
+    claims = qrels["claim_id"]
+    supported, refuted = ((qrels["label"] == label).groupby(claims, sort=False).any()
                           for label in LABELS[:2])
     cases = [supported & refuted, supported, refuted]
-    verdicts = np.select(cases, VERDICTS[2:3] + VERDICTS[:2], VERDICTS[3])
-    return pd.Series(verdicts, supported.index)
+    return pd.Series(np.select(cases, ["DISPUTED", *VERDICTS[:2]], VERDICTS[3]), supported.index)
 
-def read_verdicts(path):
-    """Return a series of verdicts by claim."""
-    verdicts = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                one = json.loads(line)
-                claim, verdict = str(one["claim_id"]), one["verdict"]
-            except (ValueError, LookupError, TypeError):
-                claim = verdict = None
-            if verdict not in VERDICTS or claim in verdicts:
-                fail(f"{path}:{number}", "no verdict of 05_classify.py aggregate, or a second one")
-            verdicts[claim] = verdict
-    return pd.Series(verdicts)
-
-def score(given, gold):
-    """Return counts, accuracy and macro F1, and the confusion matrix of verdicts by claim."""
-    matrix = pd.crosstab(gold, given.reindex(gold.index, fill_value="none"))
-    matrix = matrix.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
-    right, both = np.diag(matrix), matrix.sum(axis=1) + matrix.sum()[list(VERDICTS)]
-    f1 = 2 * right[both > 0] / both[both > 0]
-    return {"claims": len(gold), "missing": int(matrix["none"].sum()),
-            "unknown": int((~given.index.isin(gold.index)).sum()),
-            "accuracy": float(right.sum() / len(gold)), "macro_f1": float(f1.mean())}, matrix
+def scores_of(given, gold):
+    """Return accuracy, macro F1 and the table of counts, [gold verdicts, given ones]."""
+    counts = pd.crosstab(gold, given.reindex(gold.index, fill_value="none"))
+    counts = counts.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
+    counts = counts.rename_axis(index="gold", columns="given")
+    right, both = np.diag(counts), counts.sum(axis=1) + counts.sum()[VERDICTS]
+    with np.errstate(invalid="ignore"):
+        return right.sum() / len(gold), np.nanmean(2 * right / both), counts
 
 def main():
     parser = argparse.ArgumentParser(
@@ -63,16 +47,20 @@ def main():
     parser.add_argument("qrels", help="judged pairs")
     args = parser.parse_args()
     try:
-        given = read_verdicts(args.verdicts)
-        gold = gold_verdicts(read_table(args.qrels, [*PAIR, "label"], label=LABELS))
-    except OSError as error:
-        fail(error.filename, error.strerror)
+        with open(args.verdicts, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        given = pd.Series({str(line["claim_id"]): line["verdict"] for line in lines})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(args.verdicts, f"no verdicts of 05_classify.py --aggregate: {error}")
+    gold = gold_verdicts(read_table(args.qrels, [*PAIR, "label"], label=LABELS))
     if not given.index.isin(gold.index).any():
-        fail(args.verdicts, f"none of its claims is in {args.qrels}; name files of one data set")
-    scores, matrix = score(given, gold)
-    print("Gold verdicts by row, given ones by column:")
-    print(matrix.rename_axis(None).rename_axis(None, axis=1).to_string())
-    print(json.dumps(scores))
+        fail(args.verdicts, "none of its claims is in the qrels; name files of one split")
+    if missing := (~gold.index.isin(given.index)).sum():
+        warn(args.verdicts, f"{missing} judged claims have no verdict, and count as wrong")
+    accuracy, macro_f1, counts = scores_of(given, gold)
+    print(f"\nVerdicts on {len(gold)} claims: accuracy {accuracy:.3f}, macro F1 {macro_f1:.3f}. "
+          "Gold by row, given by column:")
+    print(counts.to_string())
 
 if __name__ == "__main__":
     main()
