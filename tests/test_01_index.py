@@ -152,7 +152,7 @@ def test_kill_9_in_the_middle_of_encoding_changes_no_byte(toy, call, killed, kin
 
 def test_neighbours_equal_brute_force(toy, call):
     facts(call(SCRIPT, "--indexes", "dense", cwd=toy))
-    facts(call(SCRIPT, "graph", "--neighbours", 3, cwd=toy, edits=SMALL))
+    facts(call(SCRIPT, "graph", "--neighbours", 3, cwd=toy, edits={"split(256)": "split(5)"}))
     vectors = np.load(toy / INDEX / "dense/embeddings.npy").astype(float)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = vectors @ vectors.T

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import KEY, LABELS, cases, facts, jsonl, kill_before, tiny, tsv
 
-SMALL = {"01": {"SHARD = 4096": "SHARD = 4"}, "03": {"GROUP = 1024": "GROUP = 4"},
-         "05": {"SHARD = 2048": "SHARD = 4"}}
+SMALL = {"03": {"GROUP = 1024": "GROUP = 4"}, "05": {"SHARD = 2048": "SHARD = 4"}}
 STATEMENTS = {"shard": "new.rename(shard)", "score": "scores, cut = score(",
-              "save": "last = {name: value",
-              "end": "log = [line for line in trainer.state.log_history"}
+              "save": "last = {name: value"}
 NLI = ["contradiction", "neutral", "entailment"]
 TRAIN = "--lr 1e-3 --max-length 24 --batch-size 8"
 
@@ -42,7 +40,6 @@ def test_kill_9_changes_no_byte_and_no_work_is_done_twice(
     words += TRAIN.split() * ("train" in words)
     small = SMALL[script[:2]]
     whole = facts(call(script, *words, "--out", "whole", cwd=ready, edits=small))
-    assert len(whole.get("dev_ndcg_at_10", [])) < 1 + 4  # patience ended it
     words += ["--out", "killed"]
     assert killed(script, *words, cwd=ready, edits=small | kill)
     [parts] = ready.glob("**/*.parts")
