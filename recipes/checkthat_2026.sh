@@ -78,6 +78,7 @@ for split in $DEV test; do
 done
 fuse blended fused rerank
 
+shopt -s nullglob
 RUNS="dense bm25 bm25-english hybrid fused rerank blended"
 # by_language SPLIT RUNS: WORK/SPLIT/LANGUAGE/ with the judgements and the measures of a language
 by_language() {

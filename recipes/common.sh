@@ -90,16 +90,18 @@ ask() {
 # table MEASURES RUNS: the table with the published figures of $SYSTEM, where the test split has
 # judgements
 table() {
+  local word last= out=$T/metrics.tsv
+  for word in "$@"; do
+    if [ "$last" = --out ]; then out=$word; fi
+    last=$word
+  done
   if [ -e "$QRELS" ]; then
-    python 06_evaluate.py $D "${@:2}" --measures $1 | tee $WORK/table.txt
-    python recipes/tools/published.py "$(made_in $WORK/table.txt)" "$SYSTEM"
+    python 06_evaluate.py $D "${@:2}" --measures $1
+    python recipes/tools/published.py ${out%.tsv}.json "$SYSTEM"
   else
     echo "no table without $QRELS, which the organisers keep (data/README.md)"
   fi
 }
-
-# made_in FILE: the metrics.json that 06_evaluate.py names in the last line of its output
-made_in() { tail -n 1 $1 | grep -o '[^"]*\.json' | head -n 1; }
 
 # further WORD QRELS: end the recipe here, unless it was called with the word tables
 further() {
