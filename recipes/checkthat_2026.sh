@@ -20,7 +20,9 @@ if [ ! -e $DATA/qrels.dev.tsv ]; then
   DEV=train
 fi
 V=$WORK/$DEV
-LANGUAGE=$(head -n 1 $DATA/claims.$DEV.tsv | tr '\t' '\n' | grep -nx language | cut -d : -f 1 || true)
+# the number of the column language, if there is one
+LANGUAGE=$(awk -F '\t' '{ for (i = 1; i <= NF; i++) if ($i == "language") print i; exit }' \
+  $DATA/claims.$DEV.tsv)
 
 stage "1  Indexes: BM25, and an encoder that reads all three languages"
 python 01_index.py $D --indexes bm25 dense --dense-model $ENCODER $(small --max-length 64)

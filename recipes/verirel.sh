@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Deng, Wang and Stevenson, "+VeriRel: Verification Feedback to Enhance Document Retrieval for
-# Scientific Fact Checking" (CIKM 2025). For one A100. It learns from SciFact, for the sets in TESTS.
+# Scientific Fact Checking" (CIKM 2025). For one A100. It learns from SciFact. Tests: TESTS.
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/verirel.sh tables
 . "$(dirname "$0")/common.sh" scifact
 MONO_T5=$(model castorini/monot5-3b-msmarco-10k $CROSS)
