@@ -31,7 +31,7 @@ SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 CROSS_ENCODER=$(model Qwen/Qwen3-Reranker-$RERANKER $CAUSAL)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $NLI)
 TASK="Given a claim from social media, retrieve abstracts of studies that support or refute it"
-ON="--device ${DEVICE:-auto}"
+ON=${DEVICE:+--device $DEVICE}
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 
 stage "1  Indexes: BM25, Qwen3-Embedding with an instruction before the claim, SPLADE-v3"

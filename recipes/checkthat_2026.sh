@@ -92,8 +92,8 @@ by_language() {
       print > (out "/qrels.tsv") }' $DATA/claims.$1.tsv $DATA/qrels.$1.tsv
   for qrels in $WORK/$1/*/qrels.tsv; do
     echo "$1, $(basename $(dirname $qrels))"
-    python 06_evaluate.py $D --split $1 --qrels $qrels --out ${qrels%qrels.tsv}metrics.tsv \
-      --measures checkthat $(printf "$WORK/$1/%s.tsv " "${@:2}")
+    python 06_evaluate.py $D --split $1 $(printf "$WORK/$1/%s.tsv " "${@:2}") --qrels $qrels \
+      --out ${qrels%qrels.tsv}metrics.tsv --measures checkthat
   done
 }
 stage "6  On dev, by language: MRR@5 of every run; comparisons are with the encoder alone"
