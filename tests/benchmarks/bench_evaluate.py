@@ -48,14 +48,14 @@ def make(folder, runs, claims, depth):
 def ours(folder, paths, *flags):
     """Return seconds, peak MiB and {run: {measure: value}} of the script."""
     begun, files = time.monotonic(), ["--qrels", folder / "qrels.tsv", "--out", folder / "m.tsv"]
-    files += ["--data", folder]  # without a corpus
-    command = [sys.executable, ROOT / "06_evaluate.py", *paths, *files, *flags, "--force"]
+    files += ["--data", folder]
+    command = [sys.executable, ROOT / "06_evaluate.py", *paths, *files, *flags]
     child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
-    output = child.stdout.read()
+    child.stdout.read()
     _, status, usage = os.wait4(child.pid, 0)
     if status:
         sys.exit("06_evaluate.py failed")
-    values = json.loads(output.splitlines()[-1])["runs"]
+    values = json.loads((folder / "m.json").read_bytes())["value"]
     return time.monotonic() - begun, usage.ru_maxrss // 1024, values
 
 def theirs(folder, paths):
