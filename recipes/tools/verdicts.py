@@ -58,7 +58,8 @@ def main():
     if missing := (~gold.index.isin(given.index)).sum():
         warn(args.verdicts, f"{missing} judged claims have no verdict, and count as wrong")
     accuracy, macro_f1, counts = scores_of(given, gold)
-    print(f"\nVerdicts on {len(gold)} claims: accuracy {accuracy:.3f}, macro F1 {macro_f1:.3f}")
+    print(f"\nVerdicts on {len(gold)} claims: accuracy {accuracy:.3f}, macro F1 {macro_f1:.3f}. "
+          "Gold by row, given by column:")
     print(counts.to_string())
 
 if __name__ == "__main__":
