@@ -55,7 +55,7 @@ ask $T/llm python 04_llm_rerank.py $D $ANSWERS --run $T/pointwise.tsv --depth 20
 stage "5  Stance: the language model; an NLI model votes, too: the mean of their probabilities"
 ask $T/verdicts python 05_classify.py llm $D $ANSWERS $(small --max-words 40)
 python 05_classify.py $D $ON --model $DEBERTA --out $T/nli.tsv $(small --max-length 128)
-python 05_classify.py combine $D $T/verdicts.tsv $T/nli.tsv --out $T/combined.tsv
+python recipes/tools/verdicts.py mean $T/verdicts.tsv $T/nli.tsv --out $T/combined.tsv
 
 stage "6  The table and the submission"
 [ ! -e $DATA/qrels.test.tsv ] || python 06_evaluate.py $D \

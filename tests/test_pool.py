@@ -96,3 +96,17 @@ def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy,
     (toy / "c.jsonl").write_text("[]\n")
     done = tool("verdicts.py", "c.jsonl", "data/demo/qrels.test.tsv")
     assert done.returncode == 2 and done.stderr.startswith("error: c.jsonl: no verdicts of 05")
+
+def test_verdicts_are_averaged(toy, tool):
+    header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
+    tsv(toy / "a.tsv", header, [("c3", "1", 1, 2, "NEI", .2, .3, .5),
+                                ("c3", "2", 2, 1, "NEI", 0, 0, 1)])
+    tsv(toy / "b.tsv", header, [("c3", "2", 1, 2, "NEI", 0, 0, 1),
+                                ("c3", "1", 2, 1, "REFUTES", .1, .8, .1)])
+    assert facts(tool("verdicts.py", "mean", "a.tsv", "b.tsv", "--out", "m.tsv"))["pairs"] == 2
+    means = read(toy / "m.tsv")
+    assert means[KEY[1]].tolist() == ["1", "2"] and means["label"].tolist() == ["REFUTES", "NEI"]
+    assert means.loc[0, "p_supports":].tolist() == pytest.approx([.15, .55, .3])
+    tsv(toy / "b.tsv", header, [("c3", "1", 1, 2, "NEI", 0, 0, 1)])
+    done = tool("verdicts.py", "mean", "a.tsv", "b.tsv", "--out", "n.tsv")
+    assert done.returncode == 2 and "b.tsv: other pairs than in a.tsv" in done.stderr
