@@ -38,20 +38,7 @@ DEPTH=${DEPTH:-100}
 [ -n "${RUN:=}" ] || RETRIEVERS=${RETRIEVERS:-bm25}
 runs=($RUN)
 
-# row NAME: set $as to the model's row, which is also the name of its files. A name that is taken,
-# as by a model that is both a retriever and a reranker, gets a number.
-rows="rrf $(for run in $RUN; do basename $run .tsv; done)"
-first=$rows
-row() {
-  local plain=${1//[\/:]/_} number=1
-  as=$plain
-  while [[ " $rows " == *" $as "* ]]; do
-    number=$((number + 1))
-    as=$plain-$number
-  done
-  rows="$rows $as"
-}
-
+rows=""  # a model's row, which is also the name of its files
 # try NAME COMMAND: run it and keep in rows/NAME.json what it took, or its error
 try() {
   local status=0
@@ -62,7 +49,8 @@ try() {
 
 stage "1, 2  Every retriever: its index, and its best $DEPTH"
 for name in ${RETRIEVERS:=}; do
-  row $name
+  as=${name//[\/:]/_}
+  rows="$rows $as"
   case $name in
     bm25) kind=bm25 how="" ;;
     splade:*) kind=splade how="--splade-model ${name#splade:}" ;;
@@ -87,7 +75,8 @@ RUN=${RUN:-${runs[0]}}
 
 stage "3  Every reranker on the first $DEPTH of $RUN"
 for name in ${MODELS:=}; do
-  row $name
+  as=${name//[\/:]/_}
+  rows="$rows $as"
   try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH ${FLAGS:-} \
     --out $T/$as.tsv &&
   runs+=($T/$as.tsv)
@@ -96,4 +85,4 @@ done
 stage "6  The table"
 python 06_evaluate.py $D "${runs[@]}" --measures ${MEASURES:-R@2 R@5 R@10 nDCG@10} \
   --out $WORK/metrics.tsv > /dev/null
-python recipes/tools/compare.py table $WORK ${rows#"$first"}
+python recipes/tools/compare.py table $WORK $rows
