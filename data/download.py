@@ -25,7 +25,6 @@ split: a share of a folder's training claims becomes a dev split, in a folder of
 """
 import argparse
 import json
-import math
 import os
 import re
 import shutil
@@ -33,7 +32,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import unicodedata
 import urllib.request
 import zipfile
 from collections import Counter
@@ -41,8 +39,7 @@ from pathlib import Path
 
 import convert
 import published
-from convert import LABELS, RELEVANT, fail, printable, sha256, warn
-from published import as_id
+from convert import LABELS, RELEVANT, as_id, fail, printable, sha256, warn
 
 DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # no code, no pickles
@@ -162,21 +159,9 @@ def unpack(archive, folder):
             tar.extract(member, folder)
 
 # ---------------------------------------------------------------- Data sets: writing
-def storable(record, left_out):
-    """Return the fields of a record that are texts (NFC) or finite numbers; count the others."""
-    kept = {}
-    for name, value in record.items():
-        if isinstance(value, str):
-            kept[name] = unicodedata.normalize("NFC", value)
-        elif isinstance(value, (int, float)) and math.isfinite(value):
-            kept[name] = value
-        elif value is not None:
-            left_out[f"fields {name} that are neither text nor number"] += 1
-    return kept
-
 def write_corpus(path, found, left_out):
     """Write the records among found to corpus.jsonl; return their ids, and {split: rows}."""
-    known, splits = set(), {}
+    known, splits, fields = set(), {}, {}
     with open(path, "w", encoding="utf-8", errors="replace") as file:
         for split, row in found:
             if split is not None:
@@ -187,8 +172,10 @@ def write_corpus(path, found, left_out):
                 left_out["duplicate records" if name else "records without an abstract_id"] += 1
                 continue
             known.add(name)
-            record = storable(row | {"abstract_id": name}, left_out)
+            record = convert.storable(row | {"abstract_id": name}, fields)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    left_out.update({f"fields {name} that are neither text nor number": number
+                     for name, number in fields.items()})
     return known, splits
 
 def claims_of(split, table, left_out):

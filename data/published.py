@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 
 import convert
-from convert import RELEVANT, fail, sha256
+from convert import RELEVANT, as_id, fail, sha256
 
 SEED = 13  # of the CLIMATE-FEVER splits that results are published on
 # All names in a pickled table of texts, numbers and dates, in pandas 1.5 to 3 and numpy 1 and 2
@@ -86,10 +86,9 @@ def rows(path, *wanted):
             for batch in table.iter_batches(10_000):  # a whole corpus takes gigabytes
                 yield from batch.to_pylist()
         elif path.suffix in (".tsv", ".csv"):
-            columns, table, _ = convert.read_rows(path)
-            demand(path, columns, *wanted)
-            for row in table.values():
-                yield dict(zip(columns, row))
+            table = convert.read_table(path)
+            demand(path, list(table), *wanted)
+            yield from table.to_dict("records")
         else:
             yield from json_rows(path, wanted)
     except (ValueError, TypeError, RecursionError, OSError) as error:  # pyarrow's are among them
@@ -114,15 +113,6 @@ def unpickle(path, allowed):
         return TableUnpickler(file).load().to_dict("records")
 
 # ---------------------------------------------------------------- Rows
-def as_id(value):
-    """Return 7, 7.0 (an integer in a column with gaps) and " 7" as "7", None as ""."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    name = "" if value is None else str(value).strip()
-    if convert.torn(name):
-        fail(repr(name), "an id holds a tab or a line break; fix the published file")
-    return name
-
 def renamed(row, **names):
     """Return some fields of a row under our names; names: {our name: theirs}."""
     return {ours: row.get(theirs) for ours, theirs in names.items()}
@@ -137,24 +127,11 @@ def papers(table, key, text="abstract"):
     for row in table:
         if isinstance(row.get("metadata"), dict):  # SciFact-Open: year, venue
             row = row.pop("metadata") | row
-        sentences = row[text] if isinstance(row[text], list) else [row[text]]
-        abstract = " ".join(one for one in sentences if isinstance(one, str))
-        record = {"abstract_id": row[key], "title": row.get("title"), "abstract": abstract}
-        rest = {name: value for name, value in row.items() if name not in (key, text)}
-        yield None, record | rest | record  # in this order, and ours win
+        yield None, convert.paper(row, key, text)
 
 def corpus_of(source, pattern, key, text="abstract"):
     """Yield the records of the one corpus file in JSON Lines."""
     yield from papers(rows(only(source, pattern), key, text), key, text)
-
-def evidence_label(where, evidence):
-    """Return the label of a claim's evidence in an abstract, NEI without any."""
-    if isinstance(evidence, list):  # the rationales of an abstract share a label
-        evidence = evidence[0] if evidence else None
-    if evidence is None:
-        return "NEI"
-    demand(where, evidence, "label")
-    return evidence["label"]
 
 # ---------------------------------------------------------------- Data sets
 def read_climatecheck(source, args):
@@ -197,11 +174,9 @@ def read_scifact(source, args):
         for row in rows(path, "id", "claim", *labelled):
             claim = {"claim_id": row["id"], "claim": row["claim"]}
             yield split, claim
-            cited, evidence = row.get("cited_doc_ids", ()), row.get("evidence", {})
-            for name in dict.fromkeys(map(str, cited)):  # a claim may cite one twice
+            for name in dict.fromkeys(map(str, row.get("cited_doc_ids", ()))):
                 yield f"{split}-cited", claim | {"abstract_id": name, "label": RELEVANT}
-            for name in dict.fromkeys([*map(str, cited), *evidence]):
-                label = evidence_label(f"{path}, claim {row['id']}", evidence.get(name))
+            for name, label in convert.evidence_of(row).items():
                 yield split, {"claim_id": row["id"], "abstract_id": name, "label": label}
     yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
@@ -214,12 +189,11 @@ def read_scifact_open(source, args):
     for row in rows(path, "id", "claim", "evidence"):
         claim = {"claim_id": row["id"], "claim": row["claim"]}
         yield "test", claim
-        for name, evidence in row["evidence"].items():
-            label = evidence_label(f"{path}, claim {row['id']}", evidence)
+        for name, label in convert.evidence_of(row).items():
             judged = claim | {"abstract_id": name, "label": label}
             yield "test", judged
-            if evidence.get("provenance") in ("citation", "pooling"):
-                yield evidence["provenance"], judged
+            if row["evidence"][name].get("provenance") in ("citation", "pooling"):
+                yield row["evidence"][name]["provenance"], judged
     yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
 def read_check_covid(source, args):
@@ -320,16 +294,15 @@ def read_trec(source, args):
                         "as many splits, each once")
     grades = []
     for split, topics, qrels in zip(args.split, args.topics, args.qrels):
-        for number, line in enumerate(convert.read_text(topics).split("\n"), 1):
+        for number, line in enumerate(Path(topics).read_text("utf-8-sig").split("\n"), 1):
             name, tab, text = line.partition("\t")
             if line.strip() and not tab:
                 fail(f"{topics}:{number}", "no tab between id and text; fix the line")
             yield split, {"claim_id": name, "claim": text}
-        columns, table, _ = convert.read_rows(qrels)
-        if columns != convert.TREC[4]:
+        table = convert.read_table(qrels)
+        if list(table) != convert.TREC[4]:
             fail(f"{qrels}:1", "not the four fields of TREC: topic 0 document grade")
-        for row in table.values():
-            row = dict(zip(columns, row))
+        for row in table.to_dict("records"):
             grades.append(row["relevance"])
             yield split, row | {"label": convert.grade_label(row["relevance"])}
     convert.warn_of_grades(args.name, grades)

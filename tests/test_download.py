@@ -346,7 +346,7 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     train = tmp_path / "in/scifact/data/claims_train.jsonl"
     good = train.read_text()
     for old, new, said in (('"evidence"', '"evidence": null, "x"', "schema"),
-                           ('"label"', '"verdict"', "no label"), ("CONTRADICT", "MAYBE", "MAYBE")):
+                           ('"label"', '"verdict"', "'label'"), ("CONTRADICT", "MAYBE", "MAYBE")):
         train.write_text(good.replace(old, new))
         refused(kit(*words), said)
     assert sorted(path.name for path in kit.data.iterdir()) == [
