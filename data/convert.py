@@ -186,16 +186,14 @@ def rows_of(path, text, delimiter):
         fail(f"{path}:{line}", f"{error}; fix its quotation marks")
 
 def read_json(path):
-    """Return {line: record} of JSON Lines."""
-    records = {}
+    """Yield (line, record) of JSON Lines."""
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             try:
                 if line.strip():
-                    records[number] = {**json.loads(line)}
+                    yield number, {**json.loads(line)}
             except (ValueError, TypeError) as error:
                 fail(f"{path}:{number}", f"no JSON object ({error}); fix the line")
-    return records
 
 def read_table(path):
     """Return a table of texts under the names of its columns; the index holds line numbers."""
@@ -280,7 +278,7 @@ def translated(path, theirs):
     """Read a table of any format under our column names, with our ranks and labels."""
     import pandas as pd
     if Path(path).suffix in (".jsonl", ".json"):
-        records = read_json(path)
+        records = dict(read_json(path))
         table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
         table = table.where(table.notna(), None)
     else:

