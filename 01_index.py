@@ -303,6 +303,7 @@ def train(args):
     facts |= fit(
         st.SentenceTransformerTrainer, st.SentenceTransformerTrainingArguments, encoder, data, loss,
         evaluator, "dev_cosine_ndcg@10", parts_of(args.out, task), args, prompts=prompts,
+        gradient_accumulation_steps=args.accumulate,
         warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
         batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates")
     trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
@@ -590,9 +591,9 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
                          "load_best_model_at_end": True}
         how = arguments(
             str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
-            per_device_train_batch_size=args.batch, gradient_accumulation_steps=args.accumulate,
-            use_cpu=model.device.type == "cpu", save_strategy="epoch", save_total_limit=2,
-            logging_strategy="epoch", logging_nan_inf_filter=False, report_to="none",
+            per_device_train_batch_size=args.batch, use_cpu=model.device.type == "cpu",
+            save_strategy="epoch", save_total_limit=2, logging_strategy="epoch",
+            logging_nan_inf_filter=False, report_to="none",
             restore_callback_states_from_checkpoint=True, **settings)
         training = trainer(model, how, data, loss=loss, evaluator=evaluator, callbacks=callbacks)
         training.train(resume_from_checkpoint=newest_checkpoint(folder))

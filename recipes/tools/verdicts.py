@@ -73,7 +73,7 @@ def mean(args):
         chances = first[PAIR].merge(table, how="left")[CHANCES].apply(pd.to_numeric)
         if chances.isna().any(axis=None) or len(table) != len(first):
             fail(path, f"other pairs than in {args.verdicts[0]}; label the same run")
-        total += chances.to_numpy()
+        total = total + chances.to_numpy()
     chances = total / len(tables)
     labels = np.array(LABELS, object)[chances.argmax(axis=1)]
     means = first[RUN].assign(label=labels, **dict(zip(CHANCES, chances.T)))
