@@ -520,7 +520,7 @@ def run(args):
         fail(getattr(error, "filename", None) or args.job, error)
 # --- end of helpers
 
-# --- texts (same in 01, 03, 04, 05 and 06)
+# --- texts (same in 01 and recipes/tools/kit.py)
 def text_of(record, fields=("title", "abstract"), separator=" "):
     """Join the fields of a record that hold text; the items of a list are joined by commas."""
     texts = []

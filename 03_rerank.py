@@ -43,8 +43,9 @@ GROUP = 1024  # pairs that are scored and stored at once; 20 times as many on se
 # -------------------- Inputs
 def read_texts(claims, corpus):
     """Return {claim_id: claim} and {abstract_id: title and abstract} of two files."""
-    table, corpus = read_table(claims, CLAIM), read_corpus(corpus)
-    return dict(table[CLAIM].values), {name: text_of(corpus[name]) for name in corpus}
+    texts = {name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
+             for name, one in read_corpus(corpus).items()}
+    return dict(read_table(claims, CLAIM)[CLAIM].values), texts
 
 def default_run(folder):
     """Return the path of hybrid.tsv, else of the one run of 02_retrieve.py in a folder."""
@@ -537,17 +538,6 @@ def run(args):
             raise
         fail(getattr(error, "filename", None) or args.job, error)
 # --- end of helpers
-
-# --- texts (same in 01, 03, 04, 05 and 06)
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold text; the items of a list are joined by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
-        texts.append(", ".join(filter(None, known)))
-    return separator.join(filter(None, texts))
-# --- end of texts
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):

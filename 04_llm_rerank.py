@@ -303,7 +303,8 @@ def rerank(args):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
-    texts = {name: text_of(record) for name, record in read_corpus(args.corpus).items()}
+    texts = {name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
+             for name, one in read_corpus(args.corpus).items()}
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     seen = run[run["rank"] <= args.depth]
     if args.method == "listwise":
@@ -507,17 +508,6 @@ def run(args):
             raise
         fail(getattr(error, "filename", None) or args.job, error)
 # --- end of helpers
-
-# --- texts (same in 01, 03, 04, 05 and 06)
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold text; the items of a list are joined by commas."""
-    texts = []
-    for value in map(record.get, fields):
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
-        texts.append(", ".join(filter(None, known)))
-    return separator.join(filter(None, texts))
-# --- end of texts
 
 # --- requests (same in 04 and 05)
 # The script has AGAIN, for prompts whose reply could not be read, and answer(requests, args).

@@ -24,7 +24,8 @@ rerank() { # RUN NAME
 rerank dense rerank
 
 stage "5  Stance: Yi-1.5-9B-Chat-16K as a climate-change expert, zero-shot"
-python 05_classify.py llm $D --run $T/rerank.tsv --strategy verifier $YI --out $T/verdicts.tsv
+python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/expert.txt $YI \
+  --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
@@ -34,7 +35,7 @@ further "${1:-}"
 stage "tables  The cross-encoder behind BM25 alone"
 rerank bm25 bm25-rerank
 stage "tables  The prompt without the organisers' definitions"
-python 05_classify.py llm $D --run $T/rerank.tsv --strategy zero-shot-one-step $YI \
+python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/one-step.txt $YI \
   --out $T/one-step.tsv $(small --top-k 2)
 table climatecheck2025 $T/{verdicts,bm25,dense,bm25-rerank,one-step}.tsv --out $T/tables.tsv
 remarks

@@ -43,11 +43,12 @@ fuse() { # K NAME
 fuse 6 rerank
 
 stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON"
-label() { # STRATEGY NAME FLAGS
-  python 05_classify.py llm $D --run $T/rerank.tsv --strategy $1 --temperature 0 \
-    --max-tokens 1024 --structured $GPT_OSS --out $T/$2.tsv "${@:3}"
+P=recipes/prompts
+label() { # NAME FLAGS
+  python 05_classify.py llm $D --run $T/rerank.tsv --max-tokens 1024 --structured $GPT_OSS \
+    --out $T/$1.tsv "${@:2}"
 }
-label zero-shot-one-step verdicts
+label verdicts --prompt $P/one-step.txt
 
 stage "6  The table and the submission"
 table climatecheck2026 $T/{bm25,rerank,verdicts}.tsv
@@ -56,7 +57,8 @@ further "${1:-}"
 
 stage "tables  Each reranker alone; fusion with k = 60; stance in two steps"
 fuse 60 rerank-k60
-label zero-shot-two-step two-step $(small --top-k 2)
+label two-step --strategy two-step --prompt $P/two-step-evidence.txt $P/two-step-direction.txt \
+  $(small --top-k 2)
 table climatecheck2026 $T/{verdicts,two-step,bm25}.tsv $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv \
   --out $T/tables.tsv
 remarks

@@ -74,7 +74,7 @@ llm() {
 }
 
 # ask OUT COMMAND: a stage of 04 or 05 that writes OUT.tsv. With --backend none vLLM answers its
-# requests: $JUDGE is the model, $VLLM more flags. A dialogue is at most four requests long.
+# requests: $JUDGE is the model, $VLLM more flags. Each round of questions is a call.
 ask() {
   for round in 1 2 3 4 5; do
     local status=0

@@ -55,17 +55,17 @@ rerank $T/hybrid.tsv rerank
 
 stage "4  RankGPT: GPT-4.1 orders the 20 in one window; alpha = 0.4 (eq. 4, 5)"
 rankgpt() { # ALPHA NAME FLAGS
-  python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha $1 --top-k 10 --temperature 0 \
+  python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha $1 --top-k 10 \
     --replies $T/llm.replies.jsonl --out $T/$2.tsv "${@:3}" $(small --depth 5 --max-words 20)
 }
 SHOTS="--fewshot 6 $(small --fewshot 1)"
 rankgpt 0.4 llm $SHOTS
 
 stage "5  Stance: GPT-4.1, zero-shot hybrid"
-label() { # STRATEGY NAME FLAGS
-  python 05_classify.py llm $D $GPT --strategy $1 --temperature 0 --out $T/$2.tsv "${@:3}"
+label() { # NAME FLAGS
+  python 05_classify.py llm $D $GPT --out $T/$1.tsv "${@:2}"
 }
-label zero-shot-hybrid verdicts
+label verdicts
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,splade,dense,hybrid,rerank,llm,verdicts}.tsv
@@ -73,15 +73,16 @@ python 06_evaluate.py submission $D --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Table 3: the other prompts"
-ROWS=verdicts
-for strategy in $(few zero-shot-one-step zero-shot-two-step few-shot-hybrid); do
-  label $strategy $strategy $(small --top-k 2)
-  ROWS="$ROWS $strategy"
-done
+P=recipes/prompts
+label zero-shot-one-step --prompt $P/one-step.txt $(small --top-k 2)
+label zero-shot-two-step --strategy two-step \
+  --prompt $P/two-step-evidence.txt $P/two-step-direction.txt $(small --top-k 2)
+label few-shot-hybrid $SHOTS $(small --top-k 2)
+ROWS="verdicts zero-shot-one-step zero-shot-two-step few-shot-hybrid"
 stage "tables  Table 3: three classifiers, two of which know SciFact; encoder frozen, focal loss"
 classifier() { # NAME MODEL
-  python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced --loss focal \
-    --alphas counts --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \
+  python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced --loss weighted-focal \
+    --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \
     --out $WORK/models/$1 $(small --epochs 1 --max-length 96)
   python 05_classify.py $D --model $WORK/models/$1 --out $T/$1.tsv $(small --max-length 96)
   ROWS="$ROWS $1"

@@ -150,9 +150,7 @@ adjust=$(awk 'NR > 1 && $2 > best { best = $2; name = $1 }
   END { sub("adjust-", "", name); print name + 0 }' $W/dev/adjust.tsv)
 label test test/judged entropy stance.entropy
 label test test/judged warm stance.warm
-# Calibrated, small classifiers are seldom sure of more than half: every label counts for a claim.
-label test test/judged warm stance.adjusted --adjust $adjust --evidence-from 0 \
-  --aggregate $W/test/claims.jsonl
+label test test/judged warm stance.adjusted --adjust $adjust --aggregate $W/test/claims.jsonl
 label test $TEST/all-fitted warm verdicts --top-k 3 --adjust $adjust
 
 stage "6  Tables; in one of them, a run's name tells it from the others"
