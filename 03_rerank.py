@@ -403,10 +403,7 @@ def fail(where, what):
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
-
-    known: {column: values that it may hold}. The first bad row ends the script.
-    """
+    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
@@ -573,10 +570,7 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train with a checkpoint an epoch in folder, from the newest one on. Return losses and curve.
-
-    trainer, arguments: classes. With an evaluator, the epoch with the highest measure is kept.
-    """
+    """Train from the newest checkpoint in folder on; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
     gpu, curve, callbacks = model.device.type == "cuda", [], []
@@ -603,9 +597,8 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
 
 def save_model(model, folder):
     """Save a trained model; its tokenizer without the truncation and padding of training."""
-    if hasattr(model.tokenizer, "backend_tokenizer"):
-        model.tokenizer.backend_tokenizer.no_truncation()
-        model.tokenizer.backend_tokenizer.no_padding()
+    model.tokenizer.backend_tokenizer.no_truncation()
+    model.tokenizer.backend_tokenizer.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
 

@@ -10,7 +10,7 @@
 Rerank candidates with a large language model (RankGPT). Job ask: answer a file of requests.
 
 Reads   rerank.tsv, claims and corpus; ask: requests of the OpenAI Batch API
-Writes  llm.tsv; beside it llm.replies.jsonl: what has a reply there is never asked again
+Writes  llm.tsv; beside it llm.replies.jsonl, from which no reply is asked for again
         --backend none: llm.requests.jsonl; exit status 3 while requests wait
 Prints  how many requests wait; the last line is JSON, with counts of replies
 
@@ -115,8 +115,9 @@ def windows(n, size, step):
     ends = [n, *range(n - step, size - step, -step)]
     return [slice(max(0, end - size), end) for end in ends if end > 1]
 
-def listwise(seen, template, claims, texts, turns, args):
+def listwise(seen, template, claims, texts, shots, args):
     """Return the new rank, from 0, of each row of a run; a window is one round over all claims."""
+    turns = few_shot(shots, template, claims, texts, args) if shots else []
     orders = {claim: rows["abstract_id"].tolist() for claim, rows in seen.groupby("claim_id")}
     spans = {claim: windows(len(orders[claim]), args.window, args.step) for claim in orders}
     for turn in range(max(map(len, spans.values()), default=0)):
@@ -134,7 +135,7 @@ def listwise(seen, template, claims, texts, turns, args):
             orders[claim][window] = first + [name for name in names if name not in first]
     return [orders[claim].index(name) for claim, name in seen[PAIR].to_numpy()]
 
-def pointwise(seen, template, claims, texts, args):
+def pointwise(seen, template, claims, texts, _, args):
     """Return -P(YES) of each row: P(YES) / (P(YES) + P(NO)); without logprobs 1 or 0, else 0.5."""
     questions, keys, read = [], [], functools.partial(label_in, labels=("YES", "NO"))
     for claim, name in seen[PAIR].to_numpy():
@@ -145,12 +146,9 @@ def pointwise(seen, template, claims, texts, args):
         keys.append(-chances["YES"] if chances else {"YES": -1, "NO": 0, None: -0.5}[answer])
     return keys
 
-# -------------------- Scores
+# -------------------- Scores: Kiepura & Lam 2025, eq. 4 and 5
 def fuse(before, sort_keys, alpha):
-    """Return alpha min-max(scores before) + (1 - alpha) (1 - (r - 1) / (n - 1)); r: rank by keys.
-
-    Kiepura & Lam 2025, eq. 4 and 5. The lowest key is first; equal scores before are 0.
-    """
+    """Return alpha min-max(before) + (1 - alpha) (1 - (r - 1) / (n - 1)); r: rank by sort keys."""
     llm, steps = np.empty(len(before)), np.arange(len(before)) / max(1, len(before) - 1)
     llm[np.argsort(sort_keys, kind="stable")] = 1 - steps
     return alpha * (np.asarray(before) - min(before)) / (np.ptp(before) or 1) + (1 - alpha) * llm
@@ -223,9 +221,8 @@ def load_local(name, device):
     """Return tokenizer and model of a hub id, a folder, or a GGUF file, perhaps in a folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     options, place = {"trust_remote_code": False}, name
-    for file in [Path(name), *Path(name).glob("*.gguf")]:
-        if file.suffix == ".gguf":
-            place, options["gguf_file"] = str(file.parent), file.name
+    for file in [*Path(name).glob("*.gguf")] or [Path(name)] * name.endswith(".gguf"):
+        place, options["gguf_file"] = str(file.parent), file.name
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side="left", **options)
         model = AutoModelForCausalLM.from_pretrained(
@@ -307,12 +304,8 @@ def rerank(args):
              for name, one in read_corpus(args.corpus).items()}
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     seen = run[run["rank"] <= args.depth]
-    if args.method == "listwise":
-        turns = few_shot(shots, template, claims, texts, args) if shots else []
-        keys = listwise(seen, template, claims, texts, turns, args)
-    else:
-        keys = pointwise(seen, template, claims, texts, args)
-    run = fuse_run(run, seen, keys, args)
+    order = listwise if args.method == "listwise" else pointwise
+    run = fuse_run(run, seen, order(seen, template, claims, texts, shots, args), args)
     with written(args.out, task, rows=len(run), **COUNTS) as new:
         run[RUN].to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     return {"made": [args.out], "rows": len(run), **COUNTS}
@@ -373,10 +366,7 @@ def fail(where, what):
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
-
-    known: {column: values that it may hold}. The first bad row ends the script.
-    """
+    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
@@ -634,25 +624,21 @@ def label_in(text, labels):
             found.append(known.get(words))
     return found[-1] if {*found} <= {found[-1], None} else None  # no line above is another label
 
-def begun_by(token, known):
-    """Return the label whose spellings a token begins, None if there is none, or several."""
+def begun_by(token, labels):
+    """Return the labels whose names a token begins."""
     word = words_of(token["token"])
-    begun = {known[name] for name in known if name.startswith(word)}
-    rest = begun.pop() if len(begun) == 1 and word not in ("i", "in", "no") else None
-    return known.get(word, rest)
+    return [name for name in labels if word and name.lower().startswith(word)]
 
 def chances_of(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one; None, if not of label."""
-    known = spellings(labels)
     for token in (logprobs or {}).get("content") or []:
-        if begun_by(token, known):
-            sums = collections.Counter(dict.fromkeys(labels, 0.0))
+        if begun_by(token, labels):
+            sums = dict.fromkeys(labels, 0.0)
             for one in token.get("top_logprobs") or [token]:
-                sums[begun_by(one, known)] += math.exp(one["logprob"])
-            del sums[None]
-            if sums[label] < max(sums.values()):
-                return None
-            return {name: sums[name] / sum(sums.values()) for name in labels}
+                for name in begun_by(one, labels):
+                    sums[name] += math.exp(one["logprob"])
+            total = sum(sums.values()) * (sums[label] == max(sums.values()))
+            return {name: sums[name] / total for name in sums} if total else None
 
 def draw_examples(shots, claims, texts, number):
     """Return {claim_id: claim}, and qrels of claims not asked about, an abstract for each label."""
@@ -688,13 +674,12 @@ def add_requests(add):
     add("--max-words", type=int, default=0, help="truncate abstracts in prompts; 0: never")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
     add("--structured", action="store_true", help="ask for JSON that follows a schema")
-    add("--extra", type=json.loads, default={}, help="JSON of parameters; null drops one")
+    add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="JSON of parameters")
 
 def add_model(add):
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
-    add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
-    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
-        help="name at the endpoint, folder, hub id or GGUF file; or LLM_MODEL")
+    add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
+    add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="name; or LLM_MODEL")
     add("--concurrency", type=int, default=16, help="calls at a time")
     add("--timeout", type=float, default=120, help="seconds per call")
     add("--batch-size", type=int, default=8, help="prompts at a time, local models")

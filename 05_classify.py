@@ -13,12 +13,11 @@ Reads   a run (llm.tsv, else rerank.tsv, else hybrid.tsv), claims, corpus; train
 Writes  verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
         train: models/classifier/; llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl
         aggregate, --aggregate FILE: JSON lines, a verdict per claim with its evidence
-Prints  counts; the last line is JSON
+Prints  JSON with counts
 
 Examples
     python 05_classify.py --aggregate work/demo/test/claims.jsonl
-    python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli --top-k 10
-    python 05_classify.py train --loss cross-entropy --sampler shuffle
+    python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli
     python 05_classify.py llm --model gpt-4.1 --prompt recipes/prompts/reasoning.txt
 """
 import argparse
@@ -45,9 +44,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 COLUMNS = ["p_supports", "p_refutes", "p_nei"]
 HEADS = (  # how names of a model's outputs begin, in the order of LABELS
     ("support", "entail"), ("refut", "contradict"), ("nei", "neutral", "notenough", "insufficient"))
-LENGTH = 512     # tokens of a pair
-CALIBRATE = 30   # with fewer held-out pairs, the temperature is 1
-DISPUTE = 0.25   # least share of the weaker side of a disputed claim
+DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
 
 # -------------------- Inputs
@@ -64,12 +61,10 @@ def read_texts(claims, corpus):
              for name, one in read_corpus(corpus).items()}
     return dict(read_table(claims, CLAIM)[CLAIM].values), texts
 
-def read_run(path, args):
-    """Return the first rows of each claim of a run, and their pairs (claim, text)."""
-    claims, texts = read_texts(args.claims, args.corpus)
+def read_run(path, args, claims, texts):
+    """Return the first rows of each claim of a run."""
     run = read_table(path, RUN, claim_id=claims, abstract_id=texts)[RUN]
-    run = run[run["rank"] <= (args.top_k or len(run))]
-    return run, pairs_of(run, claims, texts)
+    return run[run["rank"] <= (args.top_k or len(run))]
 
 def pairs_of(table, claims, texts):
     """Return (claim, text) for each row of a table."""
@@ -78,8 +73,7 @@ def pairs_of(table, claims, texts):
 # -------------------- Classify
 def head_order(config):
     """Return the places of LABELS among a model's outputs, None if it has other outputs."""
-    names = [str(config.id2label[place]).lower() for place in range(config.num_labels)]
-    names = [re.sub("[^a-z]", "", name) for name in names]
+    names = [re.sub("[^a-z]", "", str(name).lower()) for _, name in sorted(config.id2label.items())]
     order = [place for begins in HEADS for place, name in enumerate(names)
              if name.startswith(begins)]
     return order if sorted(order) == [0, 1, 2] == list(range(len(names))) else None
@@ -90,7 +84,7 @@ def limit_length(model, length):
     second = getattr(model.config, "stance_claim_first", False)  # NLI models read the claim last
     model[0].processing_kwargs = {"text": {"truncation": "only_second" if second else "only_first"}}
 
-def open_classifier(name, args, length=LENGTH, dtype="auto"):
+def open_classifier(name, args, length=512, dtype="auto"):
     """Return a CrossEncoder with the three labels in any order and spelling."""
     from sentence_transformers import CrossEncoder
     model = open_model(CrossEncoder, name, args, dtype)
@@ -102,8 +96,7 @@ def open_classifier(name, args, length=LENGTH, dtype="auto"):
 def inputs_of(model, pairs):
     """Return pairs in a model's order, long claims cut to half of the tokens; count truncations."""
     room = model.max_seq_length - model.tokenizer.num_special_tokens_to_add(pair=True)
-    encode = functools.partial(
-        model.tokenizer, add_special_tokens=False, truncation=False, verbose=False)
+    encode = functools.partial(model.tokenizer, add_special_tokens=False, verbose=False)
     inputs, truncated, order = [], 0, getattr(model.config, "stance_claim_first", False)
     for claim, text in pairs:
         coded = encode(claim)
@@ -155,9 +148,10 @@ def classify(args):
     path, facts = run_of(args), {"made": []}
     task = task_of(args, path, args.claims, args.corpus, models=[args.model])
     if not up_to_date(args, task, args.out):
-        run, pairs = read_run(path, args)
+        claims, texts = read_texts(args.claims, args.corpus)
+        run = read_run(path, args, claims, texts)
         model = open_classifier(args.model, args, args.max_length, args.dtype)
-        inputs, truncated = inputs_of(model, pairs)
+        inputs, truncated = inputs_of(model, pairs_of(run, claims, texts))
         probabilities = probabilities_of(model, inputs, args, args.adjust)
         facts = write_verdicts(run, probabilities, task, args, truncated=truncated)
     return with_claims(facts, args, args.model, args.device)
@@ -250,47 +244,45 @@ def freeze(model, what):
         elif what != "none" and ("embeddings" in name or layer and int(layer[1]) < int(what)):
             parameter.requires_grad = False
 
-def trainer_of(model, how, data, length, **options):
+def trainer_of(trainer, length, model, how, data, **options):
     """Return a Trainer; while it is made, it tokenises claims alone, which are no pairs."""
-    from sentence_transformers.cross_encoder import CrossEncoderTrainer
     model[0].processing_kwargs = {}
-    trainer = CrossEncoderTrainer(model, how, data, **options)
+    made = trainer(model, how, data, **options)
     limit_length(model, length)
-    return trainer
+    return made
 
 def learn(model, inputs, outputs, held, parts, args):
     """Train; keep the epoch with the best weighted F1 on held-out rows. Return losses and curve."""
     import torch
     from datasets import Dataset
-    from sentence_transformers.cross_encoder import CrossEncoderTrainingArguments, losses
-    from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
+    from sentence_transformers import cross_encoder
+    from sentence_transformers.cross_encoder import evaluation, losses
     (first, second), (rows,), (out,) = zip(*inputs), np.nonzero(~held), np.nonzero(held)
     data = Dataset.from_dict({"first": first, "second": second, "label": outputs})
-    evaluator = len(out) and CrossEncoderClassificationEvaluator(
+    evaluator = len(out) and evaluation.CrossEncoderClassificationEvaluator(
         [inputs[row] for row in out], outputs[out], name="held_out", write_csv=False)
     loss = losses.CrossEntropyLoss(model)
     if args.loss != "cross-entropy":
         weights = loss_weights(np.bincount(outputs[rows], minlength=3), args)
         weights = torch.tensor(weights).float().to(model.device)
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
+    trainer = functools.partial(trainer_of, cross_encoder.CrossEncoderTrainer, args.max_length)
     return fit(
-        functools.partial(trainer_of, length=args.max_length), CrossEncoderTrainingArguments,
-        model, data.select(rows), loss, evaluator or None, "held_out_f1_weighted", parts, args,
-        lr_scheduler_type=args.schedule,
+        trainer, cross_encoder.CrossEncoderTrainingArguments, model, data.select(rows), loss,
+        evaluator or None, "held_out_f1_weighted", parts, args, lr_scheduler_type=args.schedule,
         batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler")
 
 def assess(logits, gold, out):
     """Return F1 on held-out pairs, that of their most frequent label, and the temperature."""
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import f1_score, log_loss
-    best = float(f1_score(gold, logits.argmax(axis=1), average="weighted"))
-    share = np.bincount(gold).max() / len(gold)  # always this label: precision share, recall 1
-    majority = float(share * 2 * share / (1 + share))
+    guess = np.full(len(gold), np.bincount(gold).argmax())
+    best, majority = (float(f1_score(gold, labels, average="weighted"))
+                      for labels in (logits.argmax(axis=1), guess))
     if best <= majority:
-        warn(out, f"held-out F1 {best:.3f}, that of the most frequent label {majority:.3f}; train "
-             "on more pairs, or longer")
+        warn(out, f"held-out F1 {best:.3f}, of the majority label {majority:.3f}; use more pairs")
     log_t = 0.0
-    if len(gold) >= CALIBRATE:  # the temperature with the least cross-entropy
+    if len(gold) >= 30:  # enough for the temperature with the least cross-entropy
         log_t = minimize_scalar(
             lambda log_t: log_loss(gold, calibrated(logits, np.exp(log_t)), labels=range(3)),
             bounds=np.log([0.05, 20])).x
@@ -298,8 +290,8 @@ def assess(logits, gold, out):
 
 def train(args):
     """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    dev = dev if args.dev_split else []
+    names = ("claims", "qrels") if args.dev_split else ()
+    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in names]
     files = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
     task = task_of(args, *files, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -353,24 +345,21 @@ def message(template, pairs, args):
     texts = [(plain(claim), plain(text, args.max_words)) for claim, text in pairs]
     blocks = [f"<pair {number}>\nClaim: {claim}\nAbstract: {text}\n</pair {number}>"
               for number, (claim, text) in enumerate(texts, 1)]
-    content = filled(template, claim=texts[0][0], abstract=texts[0][1], n=len(pairs),
-                     pairs="\n\n".join(blocks))
-    return {"role": "user", "content": content}
+    return {"role": "user", "content": filled(
+        template, claim=texts[0][0], abstract=texts[0][1], n=len(pairs), pairs="\n\n".join(blocks))}
 
 def digits_in(text, n, partly=False):
     """Return the labels of n pairs, in JSON or lines "number: digit"; of some of them if partly."""
     line = r"^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
     said, entries = {}, re.findall(line, text, re.IGNORECASE | re.MULTILINE)
-    digits = field_of(text, "digits")
-    if isinstance(digits, list) and len(digits) == n:
+    if isinstance(digits := field_of(text, "digits"), list) and len(digits) == n:
         entries = enumerate(map(str, digits), 1)
     for number, digit in entries:
         said.setdefault(int(number), set()).add(DIGITS.get(digit))
     labels = [said[k].pop() if len(said.get(k, ())) == 1 else None for k in range(1, n + 1)]
     return labels if partly or all(labels) else None
 
-# Strategies return (label, probabilities) of pairs, None where no reply gives them.
-# shown: (pair, label) of the examples before each question.
+# Strategies return (label, probabilities) of pairs; shown: (pair, label) of examples
 def ask_label(labels, prompts, pairs, shown, args):
     """Ask for one of labels; return (label, probabilities of labels) for each pair."""
     turns, found = [], []
@@ -385,15 +374,13 @@ def ask_label(labels, prompts, pairs, shown, args):
         found.append((label, chances and list(chances.values())))
     return found
 
-def two_steps(prompts, pairs, shown, args):
+def two_steps(prompts, pairs, _, args):
     """Ask for evidence, then for its direction."""
-    kinds = [(pair, "UNKNOWN" if label == "NEI" else "EVIDENCE") for pair, label in shown]
-    first = ask_label(("EVIDENCE", "UNKNOWN"), prompts, pairs, kinds, args)
+    first = ask_label(("EVIDENCE", "UNKNOWN"), prompts, pairs, [], args)
     some = [pair for pair, (label, _) in zip(pairs, first) if label == "EVIDENCE"]
-    shown = [(pair, label) for pair, label in shown if label != "NEI"]
-    second = iter(ask_label(LABELS[:2], prompts[1:], some, shown, args))
-    labels = [next(second)[0] if label == "EVIDENCE" else label and "NEI" for label, _ in first]
-    return [(label, None) for label in labels]
+    second = iter(ask_label(LABELS[:2], prompts[1:], some, [], args))
+    return [(next(second)[0] if label == "EVIDENCE" else label and "NEI", None)
+            for label, _ in first]
 
 def batch(prompts, pairs, _, args):
     """Ask for many labels by a prompt."""
@@ -419,16 +406,10 @@ def answer(waiting, args):
     Path(args.requests).write_text("".join(json.dumps(one) + "\n" for one in waiting))
     words = ["ask", args.requests, "--replies", args.replies, "--model", args.model]
     for name in ("backend", "base_url", "concurrency", "timeout", "batch_size", "device"):
-        if value := vars(args)[name]:
-            words += ["--" + name.replace("_", "-"), str(value)]
+        words += [f"--{name.replace('_', '-')}={vars(args)[name]}"] * bool(vars(args)[name])
     words += ["--retry-errors"] * args.retry_errors
     if status := subprocess.run([sys.executable, script, *words], check=False).returncode:
         sys.exit(status)
-
-def chances_with(label, chances):
-    """Return probabilities (3,) if the label is the likeliest, else 1 for the label."""
-    own = np.eye(3)[LABELS.index(label or "NEI")]
-    return chances if chances and np.argmax(chances) == own.argmax() else own.tolist()
 
 def llm(args):
     """Label the pairs of a run with a language model, which 04_llm_rerank.py asks."""
@@ -436,21 +417,24 @@ def llm(args):
     if len(args.prompt) != count and (args.prompt or args.strategy != "one-step"):
         fail("--prompt", f"--strategy {args.strategy} wants {count}, as in recipes/prompts")
     shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if args.fewshot]
-    files = [path, args.claims, args.corpus, *shots, *args.prompt]
-    task = task_of(args, *files, models=[args.model])
+    inputs = [path, args.claims, args.corpus, *shots, *args.prompt]
+    task = task_of(args, *inputs, models=[args.model])
     if args.retry_errors or not up_to_date(args, task, args.out):
         prompts = [read_prompt(prompt, *names) for prompt in args.prompt] or [PROMPT]
-        (run, pairs), shown = read_run(path, args), []
         claims, texts = read_texts(args.claims, args.corpus)
+        run, shown = read_run(path, args, claims, texts), []
         judged, tables = draw_examples(shots, claims, texts, args.fewshot) if shots else ({}, [])
         for rows in tables:  # an abstract for each label of a training claim
             shown += zip(pairs_of(rows, judged, texts), rows["label"])
-        answers = ask(prompts, pairs, shown, args)
+        answers = ask(prompts, pairs_of(run, claims, texts), shown, args)
         unusable = sum(not label for label, _ in answers)
         if unusable:
             warn(args.replies, f"no reply names a label for {unusable} of {len(answers)} pairs, "
-                 "which become NEI; see --max-tokens, --structured and --retry-errors")
-        chances = [chances_with(*answer) for answer in answers]
+                 "which become NEI; see --structured, --retry-errors")
+        chances = []
+        for label, own in answers:  # without probabilities of its own, a label has 1
+            place = LABELS.index(label or "NEI")
+            chances.append(own if own and np.argmax(own) == place else np.eye(3)[place])
         facts = write_verdicts(run, chances, task, args, unusable=unusable, **COUNTS)
     return with_claims(facts, args, None, None)
 
@@ -464,14 +448,10 @@ def claim_verdict(support, refute):
     return "DISPUTED" if min(share, 1 - share) >= DISPUTE else verdict, round(share, 6)
 
 def best_sentences(model, pairs, labels, args):
-    """Return for each (claim, abstract) the sentence with the highest probability of its label.
-
-    Sentences end with . ? ! before a capital, digit, bracket or quotation mark.
-    """
-    split = []
+    """Return for each (claim, abstract) the sentence with the highest probability of its label."""
+    end, split = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", []  # not that of 3.5 or of e.g. ice
     for claim, text in pairs:
-        sentences = re.split(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", text)
-        split.append([(claim, sentence) for sentence in sentences])
+        split.append([(claim, sentence) for sentence in re.split(end, text)])
     inputs, _ = inputs_of(model, sum(split, []))
     chances, best = iter(probabilities_of(model, inputs, args)), []
     for sentences, label in zip(split, labels):
@@ -492,8 +472,8 @@ def claim_line(name, claim, rows):
 
 def aggregate(args):
     """Write a verdict per claim: probabilities of SUPPORTS and REFUTES labels, summed."""
-    files = [args.verdicts, args.claims, args.corpus]
-    task = task_of(args, *files, models=[args.model] if args.model else [])
+    models = [args.model] if args.model else []
+    task = task_of(args, args.verdicts, args.claims, args.corpus, models=models)
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].values)
@@ -502,25 +482,20 @@ def aggregate(args):
                           abstract_id=texts, label=LABELS)
     chances = [float(row[f"p_{row['label'].lower()}"]) for row in verdicts.to_dict("records")]
     verdicts["probability"], verdicts["sentence"] = chances, None
-    evidence = verdicts["label"] != "NEI"
-    if args.model and evidence.any():
-        rows = verdicts[evidence]
-        sentences = best_sentences(open_classifier(args.model, args),
-                                   pairs_of(rows, claims, texts), rows["label"], args)
-        verdicts.loc[evidence, "sentence"] = sentences
-    lines = [claim_line(name, claim, verdicts[verdicts["claim_id"] == name])
-             for name, claim in claims.items()]
-    with written(args.out, task) as new:
-        new.write_text("".join(lines), encoding="utf-8")
+    rows = verdicts[verdicts["label"] != "NEI"]
+    if args.model and len(rows):
+        pairs, model = pairs_of(rows, claims, texts), open_classifier(args.model, args)
+        verdicts.loc[rows.index, "sentence"] = best_sentences(model, pairs, rows["label"], args)
+    with written(args.out, task) as new, new.open("w", encoding="utf-8") as file:
+        for name, claim in claims.items():
+            file.write(claim_line(name, claim, verdicts[verdicts["claim_id"] == name]))
     return {"made": [args.out], "claims": len(claims)}
 
 def with_claims(facts, args, model, device):
     """Return facts after the job aggregate has made --aggregate, if it is given."""
-    if not args.aggregate:
-        return facts
     flags = {"verdicts": args.out, "out": args.aggregate, "model": model, "device": device}
-    made = aggregate(argparse.Namespace(**vars(args) | flags))["made"]
-    return facts | {"made": facts["made"] + made}
+    claims = aggregate(argparse.Namespace(**vars(args) | flags)) if args.aggregate else {"made": []}
+    return facts | {"made": facts["made"] + claims["made"]}
 
 # -------------------- Command line
 def add_inputs(add):
@@ -537,7 +512,7 @@ def add_run(add, out, top_k):
 def add_classify(add):
     add_run(add, "{work}/{split}/verdicts.tsv", 0)
     add("--model", default="{work}/models/classifier", help="classifier or NLI model")
-    add("--max-length", type=int, default=LENGTH, help="tokens of a pair; a model may read fewer")
+    add("--max-length", type=int, default=512, help="tokens of a pair; a model may read fewer")
     add("--adjust", type=float, default=0.0, help="takes out class shares of training; 1: all")
     add("--batch-size", type=int, default=32, help="pairs at a time")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
@@ -549,10 +524,10 @@ def add_train(add):
     add("--examples", nargs="+", default=[], help="more pairs, of 02 mine --shape labels")
     add("--out", default="{work}/models/classifier", help="model")
     add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
-    add("--max-length", type=int, default=LENGTH, help="tokens of a pair; a model may read fewer")
+    add("--max-length", type=int, default=512, help="tokens of a pair; a model may read fewer")
     add("--freeze", default="none", help="encoder; N: embeddings and N lower layers; none")
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
-        help="focal: gamma 2; weighted: by inverse class frequencies, too")
+        help="focal: gamma 2; weighted: by class counts, too")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="draws of classes")
     add("--epochs", type=float, default=10, help="passes over the pairs")
     add("--lr", type=float, default=5e-5, help="learning rate")
@@ -568,10 +543,9 @@ def add_train(add):
 def add_llm(add):
     add_run(add, "{work}/{split}/llm_verdicts.tsv", 10)
     add("--strategy", choices=STRATEGIES, default="one-step", help="two-step: evidence, direction")
-    add("--prompt", nargs="+", default=[], metavar="FILE", help="own text with {claim}, "
-        "{abstract}; two of two-step; of batch with {n}, {pairs}")
+    add("--prompt", nargs="+", default=[], metavar="FILE", help="own text, as in recipes/prompts")
     add("--pairs-per-prompt", type=int, default=50, help="of batch (Ant Bridge 2025)")
-    add("--fewshot", type=int, default=0, help="claims of the train split shown; not in batch")
+    add("--fewshot", type=int, default=0, help="claims of the train split shown, in one step")
     add_requests(add)
     add_model(add)
 
@@ -605,10 +579,7 @@ def fail(where, what):
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
-
-    known: {column: values that it may hold}. The first bad row ends the script.
-    """
+    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
@@ -775,10 +746,7 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train with a checkpoint an epoch in folder, from the newest one on. Return losses and curve.
-
-    trainer, arguments: classes. With an evaluator, the epoch with the highest measure is kept.
-    """
+    """Train from the newest checkpoint in folder on; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
     gpu, curve, callbacks = model.device.type == "cuda", [], []
@@ -805,9 +773,8 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
 
 def save_model(model, folder):
     """Save a trained model; its tokenizer without the truncation and padding of training."""
-    if hasattr(model.tokenizer, "backend_tokenizer"):
-        model.tokenizer.backend_tokenizer.no_truncation()
-        model.tokenizer.backend_tokenizer.no_padding()
+    model.tokenizer.backend_tokenizer.no_truncation()
+    model.tokenizer.backend_tokenizer.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
 
@@ -936,25 +903,21 @@ def label_in(text, labels):
             found.append(known.get(words))
     return found[-1] if {*found} <= {found[-1], None} else None  # no line above is another label
 
-def begun_by(token, known):
-    """Return the label whose spellings a token begins, None if there is none, or several."""
+def begun_by(token, labels):
+    """Return the labels whose names a token begins."""
     word = words_of(token["token"])
-    begun = {known[name] for name in known if name.startswith(word)}
-    rest = begun.pop() if len(begun) == 1 and word not in ("i", "in", "no") else None
-    return known.get(word, rest)
+    return [name for name in labels if word and name.lower().startswith(word)]
 
 def chances_of(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one; None, if not of label."""
-    known = spellings(labels)
     for token in (logprobs or {}).get("content") or []:
-        if begun_by(token, known):
-            sums = collections.Counter(dict.fromkeys(labels, 0.0))
+        if begun_by(token, labels):
+            sums = dict.fromkeys(labels, 0.0)
             for one in token.get("top_logprobs") or [token]:
-                sums[begun_by(one, known)] += math.exp(one["logprob"])
-            del sums[None]
-            if sums[label] < max(sums.values()):
-                return None
-            return {name: sums[name] / sum(sums.values()) for name in labels}
+                for name in begun_by(one, labels):
+                    sums[name] += math.exp(one["logprob"])
+            total = sum(sums.values()) * (sums[label] == max(sums.values()))
+            return {name: sums[name] / total for name in sums} if total else None
 
 def draw_examples(shots, claims, texts, number):
     """Return {claim_id: claim}, and qrels of claims not asked about, an abstract for each label."""
@@ -990,13 +953,12 @@ def add_requests(add):
     add("--max-words", type=int, default=0, help="truncate abstracts in prompts; 0: never")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
     add("--structured", action="store_true", help="ask for JSON that follows a schema")
-    add("--extra", type=json.loads, default={}, help="JSON of parameters; null drops one")
+    add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="JSON of parameters")
 
 def add_model(add):
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
-    add("--base-url", default=os.environ.get("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
-    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
-        help="name at the endpoint, folder, hub id or GGUF file; or LLM_MODEL")
+    add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
+    add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="name; or LLM_MODEL")
     add("--concurrency", type=int, default=16, help="calls at a time")
     add("--timeout", type=float, default=120, help="seconds per call")
     add("--batch-size", type=int, default=8, help="prompts at a time, local models")

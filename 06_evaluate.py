@@ -480,10 +480,7 @@ def fail(where, what):
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, one row a line; a run by claim and rank, with numbers.
-
-    known: {column: values that it may hold}. The first bad row ends the script.
-    """
+    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,

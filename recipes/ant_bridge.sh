@@ -50,8 +50,8 @@ fuse 6 rerank
 stage "5  Stance: Gemini 2.5 Pro as a climate-change expert, 50 pairs a prompt, a digit each"
 label() { # PAIRS NAME FLAGS
   python 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt $1 \
-    --prompt recipes/prompts/batch.txt --max-tokens 20000 --timeout 600 --extra '{"seed": null}' $GEMINI --out $T/$2.tsv \
-    "${@:3}"
+    --prompt recipes/prompts/batch.txt --max-tokens 20000 --timeout 600 \
+    --extra '{"seed": null}' $GEMINI --out $T/$2.tsv "${@:3}"
 }
 label 50 verdicts
 

@@ -37,9 +37,8 @@ rerank() { # RUN NAME
 rerank dense rerank
 
 stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning"
-python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/reasoning.txt --max-tokens 4096 \
-  --timeout 600 $QWEN \
-  --out $T/verdicts.tsv
+python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/reasoning.txt \
+  --max-tokens 4096 --timeout 600 $QWEN --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv

@@ -81,8 +81,8 @@ label few-shot-hybrid $SHOTS $(small --top-k 2)
 ROWS="verdicts zero-shot-one-step zero-shot-two-step few-shot-hybrid"
 stage "tables  Table 3: three classifiers, two of which know SciFact; encoder frozen, focal loss"
 classifier() { # NAME MODEL
-  python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced --loss weighted-focal \
-    --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \
+  python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced \
+    --loss weighted-focal --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \
     --out $WORK/models/$1 $(small --epochs 1 --max-length 96)
   python 05_classify.py $D --model $WORK/models/$1 --out $T/$1.tsv $(small --max-length 96)
   ROWS="$ROWS $1"

@@ -7,7 +7,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,23 +47,6 @@ def cases(name):
     """Read a table of test cases in this folder, without its header."""
     lines = (ROOT / "tests" / name).read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines[1:]]
-
-def replies(*kinds):
-    """Return (kind, reply, what is read from it) of replies.tsv."""
-    rows = [row for row in cases("replies.tsv") if row[0] in kinds]
-    return [(kind, reply.replace("\\n", "\n"), read) for kind, reply, read in rows]
-
-def content_of(kit, text):
-    """Return the text of a reply as a script reads it from its file, without thoughts."""
-    body = {"choices": [{"message": {"content": text}}]}
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
-        json.dump({"custom_id": "x", "response": {"body": body}}, file)
-        file.flush()
-        return kit.read_replies(file.name)[0]["x"]["content"]
-
-LONG = [begin + middle * 100_000 + end  # a pattern that goes back over them takes hours
-        for begin in ("", "NEI\n", "[", "1. ")
-        for middle in ("x", ".", "\n", "1", "1, ", "i ", "no ") for end in ("", "a")]
 
 @pytest.fixture
 def contents():
@@ -199,8 +181,6 @@ def call(monkeypatch, capsys):
         names = runpy.run_path(script)
         monkeypatch.setitem(sys.modules, "<run_path>", SimpleNamespace(**names))  # to pickle
         done = end_of(names["main"], args, capsys)
-        if "LOCKS" in names:  # of scripts before their rewrite
-            names["LOCKS"].close()
         return done
     return call_script
 

@@ -2,9 +2,9 @@
 Estimate what the recipes cost on one A100: operations of every model pass, hours, GPU memory.
 
 Nothing is measured. Hours are operations / (share of the peak x peak). Stages without a network
-(BM25, fusion, search) take seconds and are left out. Language models at an endpoint are a bill:
-see 04_llm_rerank.py --dry-run and 05_classify.py llm --dry-run. Memory is that of best.sh by size:
-weights, the activations of a batch of the longest texts, and what OVERHEAD assumes.
+(BM25, fusion, search) take seconds and are left out. Language models at an endpoint are a bill: 04
+and 05 llm print their tokens with --backend none. Memory is that of best.sh by size: weights, the
+activations of a batch of the longest texts, and what OVERHEAD assumes.
 
 Prints  tables by recipe and step, of larger corpora, and by step and size; then one line of JSON
 
