@@ -426,11 +426,11 @@ def read_table(path, columns, **known):
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
-    except ValueError as error:  # empty, not UTF-8, a row with more fields than the header
+    except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; data/convert.py reads other formats")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
-    if "claim" in columns:  # pandas puts quotation marks around those that hold one, and doubles it
+        fail(f"{path}:1", f"wanted {', '.join(columns)}; see data/convert.py")
+    if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
@@ -477,10 +477,10 @@ def digest(path):
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs; a hub model has none."""
+    """Return what decides an output: arguments, and the sha256 of inputs."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; name another one, or run the script that makes it")
+            fail(path, "not found; run the script that makes it")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
@@ -491,7 +491,7 @@ def up_to_date(args, task, *outs):
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make the folder that is there; give another --out")
+            fail(out, "this script did not make it; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -507,7 +507,7 @@ def written(path, task, **facts):
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # vouches for nothing while the output is replaced
+    meta.write_text("{}")  # of nothing, while the output is replaced
     shutil.rmtree(path, ignore_errors=True)  # if it is a folder
     new.replace(path)
     versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}

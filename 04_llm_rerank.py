@@ -371,11 +371,11 @@ def read_table(path, columns, **known):
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
-    except ValueError as error:  # empty, not UTF-8, a row with more fields than the header
+    except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; data/convert.py reads other formats")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
-    if "claim" in columns:  # pandas puts quotation marks around those that hold one, and doubles it
+        fail(f"{path}:1", f"wanted {', '.join(columns)}; see data/convert.py")
+    if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
@@ -422,10 +422,10 @@ def digest(path):
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs; a hub model has none."""
+    """Return what decides an output: arguments, and the sha256 of inputs."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; name another one, or run the script that makes it")
+            fail(path, "not found; run the script that makes it")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
@@ -436,7 +436,7 @@ def up_to_date(args, task, *outs):
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make the folder that is there; give another --out")
+            fail(out, "this script did not make it; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -452,7 +452,7 @@ def written(path, task, **facts):
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # vouches for nothing while the output is replaced
+    meta.write_text("{}")  # of nothing, while the output is replaced
     shutil.rmtree(path, ignore_errors=True)  # if it is a folder
     new.replace(path)
     versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
@@ -500,7 +500,7 @@ def run(args):
 # --- end of helpers
 
 # --- requests (same in 04 and 05)
-# The script has AGAIN, for prompts whose reply could not be read, and answer(requests, args).
+# The script has AGAIN, for what could not be read, and answer(requests, args).
 SPELLINGS = {  # of labels, beside their names
     "SUPPORTS": ("support", "supported", "entailment", "entails"),
     "REFUTES": ("refute", "refuted", "contradiction", "contradicts", "contradicted"),
@@ -513,11 +513,11 @@ COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
 NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
 
 def filled(template, **values):
-    """Return a template with {name} replaced by its value; other braces stay, as those of JSON."""
+    """Return a template with {name} replaced by its value; other braces, as JSON's, stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
 
 def read_prompt(path, *names):
-    """Return a prompt file without its lines that begin with #; it has to hold names in braces."""
+    """Return a prompt file without its lines that begin with #; it has to hold {names}."""
     lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).strip()
     if lacking := [name for name in names if f"{{{name}}}" not in text]:
@@ -559,7 +559,7 @@ def read_replies(path):
             name, reply = record["custom_id"], reply_of(record)
             if not reply["error"] or replies.get(name, reply)["error"]:
                 replies[name] = reply
-        except ODD:  # such as a last line that was torn
+        except ODD:  # as a torn last line
             COUNTS["unusable_lines"] += 1
     return replies
 
@@ -576,7 +576,7 @@ def replies_to(requests, args):
         answer(list(waiting.values()), args)
         replies = read_replies(args.replies)
     if lost := waiting.keys() - replies.keys():
-        fail(args.replies, f"{len(lost)} requests have no reply that can be read; see its end")
+        fail(args.replies, f"{len(lost)} requests have no reply; see its end")
     return replies
 
 def answers_to(questions, form, args):
@@ -670,10 +670,10 @@ def with_backend(args):
     return args
 
 def add_requests(add):
-    add("--replies", help="all replies; what has one is not asked (default: beside --out)")
-    add("--max-words", type=int, default=0, help="truncate abstracts in prompts; 0: never")
+    add("--replies", help="replies that are there (default: beside --out)")
+    add("--max-words", type=int, default=0, help="of an abstract; 0: all")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
-    add("--structured", action="store_true", help="ask for JSON that follows a schema")
+    add("--structured", action="store_true", help="ask for JSON by a schema")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="JSON of parameters")
 
 def add_model(add):

@@ -12,7 +12,7 @@ Label claim-abstract pairs SUPPORTS, REFUTES or NEI with a classifier or a langu
 Reads   a run (llm.tsv, else rerank.tsv, else hybrid.tsv), claims, corpus; train: qrels, examples
 Writes  verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
         train: models/classifier/; llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl
-        aggregate, --aggregate FILE: JSON lines, a verdict per claim with its evidence
+        aggregate, --aggregate FILE: verdicts on claims, JSON lines
 Prints  JSON with counts
 
 Examples
@@ -89,12 +89,12 @@ def open_classifier(name, args, length=512, dtype="auto"):
     from sentence_transformers import CrossEncoder
     model = open_model(CrossEncoder, name, args, dtype)
     if not head_order(model.config):
-        fail(name, f"its {model.num_labels} outputs are not {LABELS}; train it by 05_classify.py")
+        fail(name, f"its {model.num_labels} outputs are not {LABELS}; train it")
     limit_length(model, length)
     return model
 
 def inputs_of(model, pairs):
-    """Return pairs in a model's order, long claims cut to half of the tokens; count truncations."""
+    """Return pairs in a model's order, claims cut to half of the tokens; count truncations."""
     room = model.max_seq_length - model.tokenizer.num_special_tokens_to_add(pair=True)
     encode = functools.partial(model.tokenizer, add_special_tokens=False, verbose=False)
     inputs, truncated, order = [], 0, getattr(model.config, "stance_claim_first", False)
@@ -116,7 +116,7 @@ def logits_of(model, inputs, args):
         batch_size=vars(args).get("batch_size", 32))
     logits = np.reshape(logits, (-1, 3)).astype(float)
     if not np.isfinite(logits).all():
-        fail(args.job, "logits are not finite; use --dtype fp32, or train with a lower --lr")
+        fail(args.job, "logits are not finite; use --dtype fp32, or a lower --lr")
     return logits[:, head_order(model.config)]
 
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
@@ -129,7 +129,7 @@ def probabilities_of(model, inputs, args, adjust=0.0):
     temperature = getattr(model.config, "stance_temperature", 1.0)
     shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
     if not all(shares):
-        fail("--adjust", "it needs the class shares that training stores, none of them 0")
+        fail("--adjust", "it needs the class shares that training stores")
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
 
 def write_verdicts(run, probabilities, task, args, **facts):
@@ -158,26 +158,26 @@ def classify(args):
 
 # -------------------- Train
 def read_examples(path, claims, texts):
-    """Return a table of PAIR and label of a file by 02_retrieve.py mine --shape labels."""
+    """Return the table of a file by 02_retrieve.py mine --shape labels."""
     import pandas as pd
     table = pd.read_json(path, lines=True, dtype=False).reindex(columns=QRELS)
     known = table["claim_id"].isin(claims) & table["abstract_id"].isin(texts)
     for row in np.flatnonzero(~(known & table["label"].isin(LABELS)))[:1]:
-        fail(f"{path}:{row + 1}", "no label of a known claim and abstract; mine --shape labels")
+        fail(f"{path}:{row + 1}", "no label of a known pair; mine --shape labels")
     return table
 
 def held_out(table, args):
-    """Return which rows are held out, stratified by label; by claim, claims are kept together."""
+    """Return which rows are held out, stratified by label; by claim, all rows of a claim."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
     kind = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
     held = np.zeros(len(table), dtype=bool)
-    with contextlib.suppress(ValueError, ZeroDivisionError):  # no label has a pair for each fold
+    with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label
         folds = kind(round(1 / args.held_out), shuffle=True, random_state=args.seed)
         held[next(folds.split(table, table["label"], table["claim_id"]))[1]] = True
     return held
 
 def training_pairs(args, dev):
-    """Return pairs, places of their labels, and which are held out; dev: paths of claims, qrels."""
+    """Return pairs, places of labels, and which are held out; dev: paths of claims and qrels."""
     import pandas as pd
     claims, texts = read_texts(args.claims, args.corpus)
     known = {"abstract_id": texts, "label": LABELS}
@@ -198,7 +198,7 @@ def class_weights(counts):
     return 3 * inverse / inverse.sum()
 
 def loss_weights(counts, args):
-    """Return the alphas (3,) of the focal loss, against what is drawn, or (weighted) by counts."""
+    """Return the alphas (3,) of the focal loss, by what is drawn, or (weighted) by counts."""
     drawn = args.loss == "cross-entropy" or args.loss == "focal" and args.sampler == "balanced"
     return np.ones(3) if drawn else class_weights(counts)
 
@@ -236,7 +236,7 @@ def with_head(name, model_kwargs, **options):
     return model
 
 def freeze(model, what):
-    """Freeze "none", "encoder" (all but pooler and head), or embeddings and so many layers."""
+    """Freeze none, the encoder (all but pooler and head), or embeddings and N layers."""
     for name, parameter in model.base_model.named_parameters():
         layer = re.search(r"\blayers?\.(\d+)\.", name)
         if what == "encoder":
@@ -245,14 +245,14 @@ def freeze(model, what):
             parameter.requires_grad = False
 
 def trainer_of(trainer, length, model, how, data, **options):
-    """Return a Trainer; while it is made, it tokenises claims alone, which are no pairs."""
+    """Return a Trainer; while it is made, it tokenises claims alone."""
     model[0].processing_kwargs = {}
     made = trainer(model, how, data, **options)
     limit_length(model, length)
     return made
 
 def learn(model, inputs, outputs, held, parts, args):
-    """Train; keep the epoch with the best weighted F1 on held-out rows. Return losses and curve."""
+    """Train; keep the epoch with the best weighted F1 on held-out rows."""
     import torch
     from datasets import Dataset
     from sentence_transformers import cross_encoder
@@ -273,7 +273,7 @@ def learn(model, inputs, outputs, held, parts, args):
         batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler")
 
 def assess(logits, gold, out):
-    """Return F1 on held-out pairs, that of their most frequent label, and the temperature."""
+    """Return F1 on held-out pairs, of the majority label, and the temperature."""
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import f1_score, log_loss
     guess = np.full(len(gold), np.bincount(gold).argmax())
@@ -282,7 +282,7 @@ def assess(logits, gold, out):
     if best <= majority:
         warn(out, f"held-out F1 {best:.3f}, of the majority label {majority:.3f}; use more pairs")
     log_t = 0.0
-    if len(gold) >= 30:  # enough for the temperature with the least cross-entropy
+    if len(gold) >= 30:  # enough to minimise the cross-entropy
         log_t = minimize_scalar(
             lambda log_t: log_loss(gold, calibrated(logits, np.exp(log_t)), labels=range(3)),
             bounds=np.log([0.05, 20])).x
@@ -341,7 +341,7 @@ def plain(text, words=0):
     return re.sub(r"<\s*/?\s*(abstract|pair|think)\b[^>]*>", " ", text, flags=re.IGNORECASE)
 
 def message(template, pairs, args):
-    """Return the turn of a chat that asks about one pair, as {claim} and {abstract}, or {pairs}."""
+    """Return a turn of a chat: one pair as {claim} and {abstract}, many as {pairs}."""
     texts = [(plain(claim), plain(text, args.max_words)) for claim, text in pairs]
     blocks = [f"<pair {number}>\nClaim: {claim}\nAbstract: {text}\n</pair {number}>"
               for number, (claim, text) in enumerate(texts, 1)]
@@ -349,7 +349,7 @@ def message(template, pairs, args):
         template, claim=texts[0][0], abstract=texts[0][1], n=len(pairs), pairs="\n\n".join(blocks))}
 
 def digits_in(text, n, partly=False):
-    """Return the labels of n pairs, in JSON or lines "number: digit"; of some of them if partly."""
+    """Return the labels of n pairs, in JSON or lines "number: digit"; partly: if some lack."""
     line = r"^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
     said, entries = {}, re.findall(line, text, re.IGNORECASE | re.MULTILINE)
     if isinstance(digits := field_of(text, "digits"), list) and len(digits) == n:
@@ -399,7 +399,7 @@ STRATEGIES = {  # function, number of prompts, and what each of them names
     "two-step": (two_steps, 2, ("claim", "abstract")), "batch": (batch, 1, ("n", "pairs"))}
 
 def answer(waiting, args):
-    """Let 04_llm_rerank.py answer what waits; without it, end with exit status 3."""
+    """Let 04_llm_rerank.py answer what waits; without it, end with status 3."""
     script = Path(sys.argv[0]).with_name("04_llm_rerank.py")
     if args.backend == "none" or not script.exists():
         wait(waiting, args)
@@ -412,7 +412,7 @@ def answer(waiting, args):
         sys.exit(status)
 
 def llm(args):
-    """Label the pairs of a run with a language model, which 04_llm_rerank.py asks."""
+    """Label the pairs of a run with a language model, by 04_llm_rerank.py."""
     (ask, count, names), path, facts = STRATEGIES[args.strategy], run_of(args), {"made": []}
     if len(args.prompt) != count and (args.prompt or args.strategy != "one-step"):
         fail("--prompt", f"--strategy {args.strategy} wants {count}, as in recipes/prompts")
@@ -430,7 +430,7 @@ def llm(args):
         unusable = sum(not label for label, _ in answers)
         if unusable:
             warn(args.replies, f"no reply names a label for {unusable} of {len(answers)} pairs, "
-                 "which become NEI; see --structured, --retry-errors")
+                 "which become NEI; see --structured")
         chances = []
         for label, own in answers:  # without probabilities of its own, a label has 1
             place = LABELS.index(label or "NEI")
@@ -440,7 +440,7 @@ def llm(args):
 
 # -------------------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
-    """Return the verdict on a claim, and the share of support, from summed probabilities."""
+    """Return verdict and share of support, from summed probabilities."""
     if not support + refute:
         return "NOT ENOUGH INFORMATION", None
     share = support / (support + refute)
@@ -448,8 +448,8 @@ def claim_verdict(support, refute):
     return "DISPUTED" if min(share, 1 - share) >= DISPUTE else verdict, round(share, 6)
 
 def best_sentences(model, pairs, labels, args):
-    """Return for each (claim, abstract) the sentence with the highest probability of its label."""
-    end, split = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", []  # not that of 3.5 or of e.g. ice
+    """Return for each (claim, abstract) the sentence with the highest P(label)."""
+    end, split = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", []
     for claim, text in pairs:
         split.append([(claim, sentence) for sentence in re.split(end, text)])
     inputs, _ = inputs_of(model, sum(split, []))
@@ -460,7 +460,7 @@ def best_sentences(model, pairs, labels, args):
     return best
 
 def claim_line(name, claim, rows):
-    """Return the verdict on a claim as a line of JSON; evidence: rows with a label but NEI."""
+    """Return the verdict on a claim as a line of JSON; evidence: rows that are not NEI."""
     counts = {label: int((rows["label"] == label).sum()) for label in LABELS}
     rows = rows[rows["label"] != "NEI"]
     sums = [rows["probability"][rows["label"] == label].sum() for label in LABELS[:2]]
@@ -504,19 +504,19 @@ def add_inputs(add):
 
 def add_run(add, out, top_k):
     add_inputs(add)
-    add("--run", help="run to label (default: llm.tsv, else rerank.tsv, else hybrid.tsv)")
+    add("--run", help="run to label (default: llm, else rerank, else hybrid.tsv)")
     add("--top-k", type=int, default=top_k, help="abstracts per claim; 0: all")
     add("--out", default=out, help="verdicts")
-    add("--aggregate", metavar="FILE", help="make a verdict per claim, too: JSON lines")
+    add("--aggregate", metavar="FILE", help="write verdicts on claims, too")
 
 def add_classify(add):
     add_run(add, "{work}/{split}/verdicts.tsv", 0)
     add("--model", default="{work}/models/classifier", help="classifier or NLI model")
-    add("--max-length", type=int, default=512, help="tokens of a pair; a model may read fewer")
+    add("--max-length", type=int, default=512, help="tokens of a pair, at most")
     add("--adjust", type=float, default=0.0, help="takes out class shares of training; 1: all")
     add("--batch-size", type=int, default=32, help="pairs at a time")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
-    add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU if there is one)")
+    add("--device", nargs="+", help="cpu, cuda:0 cuda:1 (default: a GPU if there is one)")
 
 def add_train(add):
     add_inputs(add)
@@ -524,7 +524,7 @@ def add_train(add):
     add("--examples", nargs="+", default=[], help="more pairs, of 02 mine --shape labels")
     add("--out", default="{work}/models/classifier", help="model")
     add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
-    add("--max-length", type=int, default=512, help="tokens of a pair; a model may read fewer")
+    add("--max-length", type=int, default=512, help="tokens of a pair, at most")
     add("--freeze", default="none", help="encoder; N: embeddings and N lower layers; none")
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
         help="focal: gamma 2; weighted: by class counts, too")
@@ -533,32 +533,32 @@ def add_train(add):
     add("--lr", type=float, default=5e-5, help="learning rate")
     add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
     add("--batch-size", type=int, default=32, dest="batch", help="pairs per batch")
-    add("--held-out", type=float, default=0.1, help="share of pairs that choose the epoch: 1/N")
+    add("--held-out", type=float, default=0.1, help="share that chooses the epoch: 1/N")
     add("--split-by", choices=("claim", "instance"), default="claim", help="unit of the split")
-    add("--dev-split", help="judged pairs of this split do so instead")
-    add("--patience", type=int, default=3, help="epochs without a gain before it stops")
-    add("--seed", type=int, default=13, help="of the split, a new head, and the order of pairs")
-    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU if there is one)")
+    add("--dev-split", help="it chooses instead")
+    add("--patience", type=int, default=3, help="epochs without a gain")
+    add("--seed", type=int, default=13, help="of split, head and order")
+    add("--device", nargs=1, help="cpu, cuda (default: a GPU if there is one)")
 
 def add_llm(add):
     add_run(add, "{work}/{split}/llm_verdicts.tsv", 10)
     add("--strategy", choices=STRATEGIES, default="one-step", help="two-step: evidence, direction")
     add("--prompt", nargs="+", default=[], metavar="FILE", help="own text, as in recipes/prompts")
     add("--pairs-per-prompt", type=int, default=50, help="of batch (Ant Bridge 2025)")
-    add("--fewshot", type=int, default=0, help="claims of the train split shown, in one step")
+    add("--fewshot", type=int, default=0, help="training claims shown, in one step")
     add_requests(add)
     add_model(add)
 
 def add_aggregate(add):
     add("verdicts", nargs="?", default="{work}/{split}/verdicts.tsv", help="verdicts on pairs")
     add_inputs(add)
-    add("--out", default="{work}/{split}/claims.jsonl", help="verdicts on claims: JSON lines")
-    add("--model", help="classifier that picks sentences (default: none are picked)")
-    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU if there is one)")
+    add("--out", default="{work}/{split}/claims.jsonl", help="verdicts on claims")
+    add("--model", help="it picks sentences (default: none)")
+    add("--device", nargs=1, help="cpu, cuda (default: a GPU if there is one)")
 
 def main():
     jobs = {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
-    NEUTRAL.add("aggregate")  # a further output, with its own sidecar
+    NEUTRAL.add("aggregate")  # it has its own sidecar
     args = command_line(jobs)
     run(with_backend(args) if args.job == "llm" else args)
 
@@ -584,11 +584,11 @@ def read_table(path, columns, **known):
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
-    except ValueError as error:  # empty, not UTF-8, a row with more fields than the header
+    except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; data/convert.py reads other formats")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
-    if "claim" in columns:  # pandas puts quotation marks around those that hold one, and doubles it
+        fail(f"{path}:1", f"wanted {', '.join(columns)}; see data/convert.py")
+    if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
@@ -635,10 +635,10 @@ def digest(path):
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs; a hub model has none."""
+    """Return what decides an output: arguments, and the sha256 of inputs."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; name another one, or run the script that makes it")
+            fail(path, "not found; run the script that makes it")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
@@ -649,7 +649,7 @@ def up_to_date(args, task, *outs):
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make the folder that is there; give another --out")
+            fail(out, "this script did not make it; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -665,7 +665,7 @@ def written(path, task, **facts):
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # vouches for nothing while the output is replaced
+    meta.write_text("{}")  # of nothing, while the output is replaced
     shutil.rmtree(path, ignore_errors=True)  # if it is a folder
     new.replace(path)
     versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
@@ -779,7 +779,7 @@ def save_model(model, folder):
 # --- end of training
 
 # --- requests (same in 04 and 05)
-# The script has AGAIN, for prompts whose reply could not be read, and answer(requests, args).
+# The script has AGAIN, for what could not be read, and answer(requests, args).
 SPELLINGS = {  # of labels, beside their names
     "SUPPORTS": ("support", "supported", "entailment", "entails"),
     "REFUTES": ("refute", "refuted", "contradiction", "contradicts", "contradicted"),
@@ -792,11 +792,11 @@ COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
 NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
 
 def filled(template, **values):
-    """Return a template with {name} replaced by its value; other braces stay, as those of JSON."""
+    """Return a template with {name} replaced by its value; other braces, as JSON's, stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
 
 def read_prompt(path, *names):
-    """Return a prompt file without its lines that begin with #; it has to hold names in braces."""
+    """Return a prompt file without its lines that begin with #; it has to hold {names}."""
     lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).strip()
     if lacking := [name for name in names if f"{{{name}}}" not in text]:
@@ -838,7 +838,7 @@ def read_replies(path):
             name, reply = record["custom_id"], reply_of(record)
             if not reply["error"] or replies.get(name, reply)["error"]:
                 replies[name] = reply
-        except ODD:  # such as a last line that was torn
+        except ODD:  # as a torn last line
             COUNTS["unusable_lines"] += 1
     return replies
 
@@ -855,7 +855,7 @@ def replies_to(requests, args):
         answer(list(waiting.values()), args)
         replies = read_replies(args.replies)
     if lost := waiting.keys() - replies.keys():
-        fail(args.replies, f"{len(lost)} requests have no reply that can be read; see its end")
+        fail(args.replies, f"{len(lost)} requests have no reply; see its end")
     return replies
 
 def answers_to(questions, form, args):
@@ -949,10 +949,10 @@ def with_backend(args):
     return args
 
 def add_requests(add):
-    add("--replies", help="all replies; what has one is not asked (default: beside --out)")
-    add("--max-words", type=int, default=0, help="truncate abstracts in prompts; 0: never")
+    add("--replies", help="replies that are there (default: beside --out)")
+    add("--max-words", type=int, default=0, help="of an abstract; 0: all")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
-    add("--structured", action="store_true", help="ask for JSON that follows a schema")
+    add("--structured", action="store_true", help="ask for JSON by a schema")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="JSON of parameters")
 
 def add_model(add):

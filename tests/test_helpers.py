@@ -46,7 +46,7 @@ def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
     assert KIT.read_table(path, RUN).empty
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("", "a.tsv: No columns"), ("claim_id|text;1|ice", "a.tsv:1: wanted claim_id, claim,"),
+    ("", "a.tsv: No columns"), ("claim_id|text;1|ice", "a.tsv:1: wanted claim_id, claim"),
     ("claim_id|claim;1|ice;1|sun", "a.tsv:3: an earlier row has this claim_id: 1"),
     ("claim_id|claim;|ice", "a.tsv:2: claim_id is empty"),
     ("claim_id|claim;1|ice;2", "a.tsv:3: claim is empty: 2"),
@@ -120,7 +120,7 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
 def test_a_folder_is_replaced_only_if_the_kit_made_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
-    assert "mine: this script did not make" in refusal(capsys, KIT.up_to_date, ARGS, {}, "mine")
+    assert "mine: this script did not make it" in refusal(capsys, KIT.up_to_date, ARGS, {}, "mine")
     for name in "ab":
         with KIT.written("index", {}) as new:
             new.mkdir()
