@@ -9,7 +9,7 @@
 """
 Label claim-abstract pairs SUPPORTS, REFUTES or NEI with a classifier or a language model.
 
-Reads   a run (llm.tsv, else rerank.tsv, else hybrid.tsv), claims, corpus; train: qrels, examples
+Reads   a run (llm, else rerank, else hybrid.tsv), claims, corpus; train: qrels, examples
 Writes  verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
         train: models/classifier/; llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl
         aggregate, --aggregate FILE: verdicts on claims, JSON lines
@@ -133,7 +133,7 @@ def probabilities_of(model, inputs, args, adjust=0.0):
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
 
 def write_verdicts(run, probabilities, task, args, **facts):
-    """Write a run with probabilities (pairs, 3) and the likeliest labels; return facts."""
+    """Write a run with probabilities (pairs, 3) and the likeliest labels."""
     probabilities = np.reshape(probabilities, (-1, 3))
     labels = np.array(LABELS, object)[probabilities.argmax(axis=1)]
     counts = {label: int((labels == label).sum()) for label in LABELS}
@@ -289,7 +289,7 @@ def assess(logits, gold, out):
     return {"best_F1": best, "majority_F1": majority, "temperature": float(np.exp(log_t))}
 
 def train(args):
-    """Fine-tune an encoder or an NLI model on the judged pairs of one split."""
+    """Fine-tune an encoder or an NLI model on judged pairs."""
     names = ("claims", "qrels") if args.dev_split else ()
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in names]
     files = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
@@ -527,7 +527,7 @@ def add_train(add):
     add("--max-length", type=int, default=512, help="tokens of a pair, at most")
     add("--freeze", default="none", help="encoder; N: embeddings and N lower layers; none")
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
-        help="focal: gamma 2; weighted: by class counts, too")
+        help="weighted: by class counts")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="draws of classes")
     add("--epochs", type=float, default=10, help="passes over the pairs")
     add("--lr", type=float, default=5e-5, help="learning rate")
