@@ -67,7 +67,7 @@ def read_run(path, args, claims, texts):
     return run[run["rank"] <= (args.top_k or len(run))]
 
 def pairs_of(table, claims, texts):
-    """Return (claim, text) for each row of a table."""
+    """Return (claim, text) of each row."""
     return [(claims[claim], texts[name]) for claim, name in table[PAIR].values]
 
 # -------------------- Classify
@@ -543,7 +543,7 @@ def add_train(add):
 def add_llm(add):
     add_run(add, "{work}/{split}/llm_verdicts.tsv", 10)
     add("--strategy", choices=STRATEGIES, default="one-step", help="two-step: evidence, direction")
-    add("--prompt", nargs="+", default=[], metavar="FILE", help="own text, as in recipes/prompts")
+    add("--prompt", nargs="+", default=[], metavar="FILE", help="as in recipes/prompts")
     add("--pairs-per-prompt", type=int, default=50, help="of batch (Ant Bridge 2025)")
     add("--fewshot", type=int, default=0, help="training claims shown, in one step")
     add_requests(add)
