@@ -411,7 +411,7 @@ def read_table(path, columns, **known):
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; data/convert.py reads other formats")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)

@@ -507,13 +507,13 @@ def add_run(add, out, top_k):
     add("--run", help="run to label (default: llm, else rerank, else hybrid.tsv)")
     add("--top-k", type=int, default=top_k, help="abstracts per claim; 0: all")
     add("--out", default=out, help="verdicts")
-    add("--aggregate", metavar="FILE", help="write verdicts on claims, too")
+    add("--aggregate", metavar="FILE", help="verdicts on claims, too")
 
 def add_classify(add):
     add_run(add, "{work}/{split}/verdicts.tsv", 0)
     add("--model", default="{work}/models/classifier", help="classifier or NLI model")
     add("--max-length", type=int, default=512, help="tokens of a pair, at most")
-    add("--adjust", type=float, default=0.0, help="takes out class shares of training; 1: all")
+    add("--adjust", type=float, default=0.0, help="takes out class shares; 1: all")
     add("--batch-size", type=int, default=32, help="pairs at a time")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     add("--device", nargs="+", help="cpu, cuda:0 cuda:1 (default: a GPU if there is one)")
@@ -587,7 +587,7 @@ def read_table(path, columns, **known):
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; data/convert.py reads other formats")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
