@@ -2,7 +2,6 @@
 import contextlib
 import json
 import os
-import resource
 import runpy
 import shutil
 import subprocess
@@ -148,12 +147,11 @@ def kill_before(statement, time=1, by="__import__('signal').raise_signal(9)"):
 
 @pytest.fixture
 def run():
-    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script alone; limit: bytes of a file."""
-    def run_script(script, *args, cwd, env=None, edits=None, limit=resource.RLIM_INFINITY):
+    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script alone."""
+    def run_script(script, *args, cwd, env=None, edits=None):
         copy(script, cwd, edits)
         return subprocess.run(
             [sys.executable, script, *map(str, args)], cwd=cwd, env=os.environ | (env or {}),
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
             capture_output=True, text=True, check=False)
     return run_script
 
@@ -239,9 +237,6 @@ class Endpoint(BaseHTTPRequestHandler):
     That is a text, or a dict of status, text, headers, raw (bytes in place of a completion),
     sleep (seconds before it answers), drop (hang up without an answer).
     """
-
-    def do_GET(self):  # HTML: a page to log in, no list of models
-        self.send_error(200 if self.path == "/in" else 404)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -101,6 +101,10 @@ def test_the_help_of_a_job_shows_flags_and_their_defaults(script):
         for flag in ("--data DATA", "--work WORK", "--split SPLIT", "--force"):
             assert f"  {flag} " in shown or f"  {flag}\n" in shown, (job, flag)
 
+def test_the_flags_are_few():
+    shown = [help_of(script, job) for script in TEXTS for job in jobs_of(script)]
+    assert sum(len(set(re.findall(r"^  (--[\w-]+)", text, re.M))) for text in shown) <= 320
+
 CALL = r"\bpython ((?:0\d_\w+|data/\w+|recipes/(?:tools/)?\w+|tests/benchmarks/\w+)\.py.*)"
 
 def commands(path):

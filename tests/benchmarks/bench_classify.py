@@ -31,26 +31,25 @@ def speed(args):
     """Label the same pairs both ways, one after the other."""
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
     bench, kit = script(HERE / "bench_rerank.py"), script(ROOT / "05_classify.py")
-    labels, pairs = kit["LABELS"], []
-    for claim, texts in bench["make_pairs"](args.claims, args.depth):
-        pairs += [("", claim, text) for text in texts]
+    labels, (claims, texts, found) = kit["LABELS"], bench["make_texts"](args.claims, args.depth)
+    pairs = [(claims[claim], texts[name]) for claim, names in found.items() for name in names]
     config = BertConfig(**bench["MINI"], id2label=dict(enumerate(labels)), initializer_range=0.1)
-    how = SimpleNamespace(max_length=512, adjust=0.0, device=["auto"], dtype="auto", batch_size=0)
-    how.dtype = kit["precision_of"](how)
+    how = SimpleNamespace(device=None, batch_size=32, job="classify")
     with tempfile.TemporaryDirectory() as folder:
         BertForSequenceClassification(config).save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm", model_max_length=512)
         tokenizer.save_pretrained(folder)
         model = kit["open_classifier"](folder, how)
-        kit["probabilities_of"](model, pairs[:64], how)
+        kit["probabilities_of"](model, kit["inputs_of"](model, pairs[:64])[0], how)
         start = time.monotonic()
-        found = kit["probabilities_of"](model, pairs, how)
+        inputs, _ = kit["inputs_of"](model, pairs)
+        found = kit["probabilities_of"](model, inputs, how)
         ours = time.monotonic() - start
         theirs_model = pipeline("text-classification", model=folder)
-        inputs = [{"text": claim, "text_pair": text} for _, claim, text in pairs]
-        theirs_model(inputs[:64], truncation="only_second")
+        inputs = [{"text": text, "text_pair": claim} for claim, text in pairs]
+        theirs_model(inputs[:64], truncation="only_first")
         start = time.monotonic()
-        predicted = [one["label"] for one in theirs_model(inputs, truncation="only_second")]
+        predicted = [one["label"] for one in theirs_model(inputs, truncation="only_first")]
         ratio = (time.monotonic() - start) / ours
     same = sum(labels[place] == label for place, label in zip(found.argmax(axis=1), predicted))
     print(f"{len(pairs)} pairs: {ratio:.2f} times the pairs per second of the pipeline at its "
@@ -66,11 +65,11 @@ def baselines(args):
     from sklearn.pipeline import make_pipeline
     kit, parts = script(ROOT / "05_classify.py"), {}
     for split in ("train", "test"):
-        paths = {"claims": f"{args.data}/claims.{split}.tsv", "corpus": f"{args.data}/corpus.jsonl"}
-        claims, texts = kit["read_texts"](SimpleNamespace(**paths))
+        paths = f"{args.data}/claims.{split}.tsv", f"{args.data}/corpus.jsonl"
+        claims, texts = kit["read_texts"](*paths)
         qrels = kit["read_table"](f"{args.data}/qrels.{split}.tsv", kit["QRELS"])
         pairs = kit["pairs_of"](qrels, claims, texts)
-        parts[split] = [f"{claim} [SEP] {text}" for _, claim, text in pairs], qrels["label"]
+        parts[split] = [f"{claim} [SEP] {text}" for claim, text in pairs], qrels["label"]
     vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     regression = LogisticRegression(max_iter=1000, class_weight="balanced")
     models = {"majority": DummyClassifier(strategy="most_frequent"),

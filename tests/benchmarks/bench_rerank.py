@@ -12,7 +12,6 @@ Examples
     python tests/benchmarks/bench_rerank.py --claims 10 --depth 20
 """
 import argparse
-import functools
 import json
 import runpy
 import sys
@@ -55,15 +54,14 @@ def make_texts(claims, depth):
 def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
     import torch
-    args = argparse.Namespace(device=["auto"], batch_size=batch_size, max_length=512, prompt=None,
-                              verdicts=None, dtype=dtype, model=folder)
-    model = names["open_reranker"](args)
-    score = functools.partial(names["score_batch"], model, None, args)
-    score([("a claim", "an abstract")] * 64)  # warms up
+    args = argparse.Namespace(
+        device=None, batch_size=batch_size, max_length=512, prompt=None, model=folder)
+    model = names["open_reranker"](names["load_reranker"], args, dtype)
+    model.predict([("a claim", "an abstract")] * 64)  # warms up
     pairs = [(claim, name) for claim, found in candidates.items() for name in found]
     begun = time.monotonic()
     path = Path(folder) / f"{dtype}.jsonl"  # finished groups: none of another precision
-    rows = names["score_resumably"](claims, texts, score, path, pairs)
+    rows = names["score_resumably"](model, claims, texts, args, path, pairs)
     seconds = time.monotonic() - begun
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     return rows, seconds, memory
