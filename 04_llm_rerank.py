@@ -597,7 +597,7 @@ def answers_to(questions, form, args):
     errors = [reply["error"] for _, reply in answers.values() if reply["error"]]
     COUNTS.update(replies=len(answers), unread=len(places), failed=len(errors))
     if errors:
-        tell = fail if len(errors) == len(answers) else warn
+        tell = fail if len(errors) == len(answers) > 1 else warn
         tell(args.replies, f"{len(errors)} of {len(answers)} requests failed, as with {errors[0]}")
     return list(answers.values())
 

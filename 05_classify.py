@@ -359,15 +359,15 @@ def digits_in(text, n, partly=False):
     labels = [said[k].pop() if len(said.get(k, ())) == 1 else None for k in range(1, n + 1)]
     return labels if partly or all(labels) else None
 
-# Strategies return (label, probabilities) of pairs; shown: (pair, label) of examples
 def ask_label(labels, prompts, pairs, shown, args):
-    """Ask for one of labels; return (label, probabilities of labels) for each pair."""
+    """Return (label, probabilities) of pairs; shown: (pair, label) of examples."""
     turns, found = [], []
     for pair, label in shown:
         answer = json.dumps({"label": label}) if args.structured else label
         turns += [message(prompts[0], [pair], args), {"role": "assistant", "content": answer}]
     read, form = functools.partial(label_in, labels=labels), {"type": "string", "enum": [*labels]}
-    questions = [([*turns, message(prompts[0], [pair], args)], 16, read) for pair in pairs]
+    limit = 4096 if args.prompt else 16  # a prompt may ask for reasons
+    questions = [([*turns, message(prompts[0], [pair], args)], limit, read) for pair in pairs]
     for label, reply in answers_to(questions, ("label", form), args):
         alone = len(words_of(reply["text"]).split()) <= 4  # reasoning names other labels, too
         chances = chances_of(reply["logprobs"], labels, label) if label and alone else None
@@ -408,7 +408,7 @@ def answer(waiting, args):
     for name in ("backend", "base_url", "concurrency", "timeout", "batch_size", "device"):
         words += [f"--{name.replace('_', '-')}={vars(args)[name]}"] * bool(vars(args)[name])
     words += ["--retry-errors"] * args.retry_errors
-    if status := subprocess.run([sys.executable, script, *words], check=False).returncode:
+    if status := subprocess.run([sys.executable, script, *words]).returncode:
         sys.exit(status)
 
 def llm(args):
@@ -876,7 +876,7 @@ def answers_to(questions, form, args):
     errors = [reply["error"] for _, reply in answers.values() if reply["error"]]
     COUNTS.update(replies=len(answers), unread=len(places), failed=len(errors))
     if errors:
-        tell = fail if len(errors) == len(answers) else warn
+        tell = fail if len(errors) == len(answers) > 1 else warn
         tell(args.replies, f"{len(errors)} of {len(answers)} requests failed, as with {errors[0]}")
     return list(answers.values())
 

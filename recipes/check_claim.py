@@ -53,8 +53,7 @@ def judge_in(work, data):
     classifier = work / "models" / "classifier"
     if os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
         model = os.environ.get("LLM_MODEL", "gpt-4.1")
-        flags = ["llm", "--backend", "openai", "--model", model]
-        return flags + (["--evidence-model", classifier] if classifier.is_dir() else []), "llm"
+        return ["llm", "--backend", "openai", "--model", model], "llm"
     if not classifier.is_dir():
         kit.fail(classifier, f"no classifier; make it by: python 05_classify.py train --data "
                  f"{data} --work {work}, or set LLM_BASE_URL and LLM_MODEL")
@@ -84,8 +83,10 @@ def judge(claim, args):
         best = folder / "rerank.tsv"
     out = folder / ("llm_verdicts.tsv" if name == "llm" else "verdicts.tsv")
     retry = ["--retry-errors"] * (name == "llm" and meta_of(out).get("failed", 1) > 0)
-    run("05_classify.py", *flags, *retry, *base, "--run", best, "--top-k", args.top, "--out", out,
-        "--aggregate", out.with_suffix(".jsonl"))
+    run("05_classify.py", *flags, *retry, *base, "--run", best, "--top-k", args.top, "--out", out)
+    classifier = args.work / "models" / "classifier"
+    sentences = ["--model", classifier] if classifier.is_dir() else []
+    run("05_classify.py", "aggregate", out, *base, *sentences, "--out", out.with_suffix(".jsonl"))
     return out
 
 # -------------------- Show the answer
