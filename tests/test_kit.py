@@ -175,3 +175,16 @@ def test_nothing_points_at_this_machine():
     for path in filter(lambda path: path.is_file() and path.parent.name != "tests", paths):
         text = path.read_text(encoding="utf-8", errors="replace")
         assert not re.search(r"\.\./shared|(?<![\w.])/(work|root|tmp|opt)/\w", text), path
+
+def test_six_scripts_in_sequence_with_data_alone(toy, call):
+    """From a folder of data to verdicts and a table; stage 4 is left out."""
+    (toy / "data/demo").rename(toy / "data/mine")
+    for script, *words in (
+            ("01_index.py",), ("02_retrieve.py",), ("02_retrieve.py", "--split", "train"),
+            ("02_retrieve.py", "mine"), ("03_rerank.py", "train", "--epochs", 1),
+            ("03_rerank.py",), ("05_classify.py", "train", "--epochs", 1), ("05_classify.py",)):
+        done = call(script, *words, "--data", "data/mine", cwd=toy)
+        assert json.loads(done.stdout.splitlines()[-1])["made"], done.stderr
+    assert "labelling work/mine/test/rerank.tsv" in done.stdout
+    done = call("06_evaluate.py", "--data", "data/mine", cwd=toy)
+    assert done.returncode == 0 and "| verdicts " in done.stdout
