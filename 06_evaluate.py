@@ -58,6 +58,7 @@ NOTES = {  # what a table may show: what explains it
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
     "^pooled": "Pooled R@k is a mean over pairs.",
     "^Judged": "Judged@k is a mean over all claims.",
+    r"\(trec_eval": "B-Pref (trec_eval): n / min(R, N) in place of n / R.",
     "^B-Pref($|@)": "B-Pref has n / R; claims need rows, evidence, NEI.",
     "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
     "^macro": "Macro F1 is not weighted.",
@@ -351,8 +352,9 @@ def report(args, runs, qrels, parts, cells):
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     recalls = np.stack([one["R@5"] for one in parts.values()], axis=1)  # [claims, runs, 2]
     abstracts, claims, verdicts = {}, [], {}
-    if Path(args.aggregated).exists():
-        with open(args.aggregated, encoding="utf-8") as file:
+    aggregated = args.aggregated or f"{args.work}/{args.split}/claims.jsonl"
+    if args.aggregated or Path(aggregated).exists():
+        with open(aggregated, encoding="utf-8") as file:
             verdicts = {one["claim_id"]: one for one in map(json.loads, file)}
     for _, name, *_ in sum(rows.values(), []):
         known = corpus.get(name, {})
@@ -442,7 +444,7 @@ def add_evaluate(add):
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page")
-    add("--aggregated", default="{work}/{split}/claims.jsonl", help="verdicts on claims")
+    add("--aggregated", help="verdicts on claims (default: WORK/SPLIT/claims.jsonl)")
     add("--out", help="table (default: WORK/SPLIT/metrics.tsv, or metrics-QRELS.tsv)")
     add("--report", metavar="PAGE", help="HTML page")
     add("--measures", nargs="+", default=["climatecheck2025"],
