@@ -200,7 +200,7 @@ def with_rest(table, before):
     import pandas as pd
     rest = before[PAIR].merge(table, on=PAIR, how="left")
     rest = rest[rest["score"].isna()]
-    lowest = rest["claim_id"].map(table.groupby("claim_id")["score"].min())
+    lowest = rest["claim_id"].map(table.groupby("claim_id")["score"].min()).astype(float)
     place = 1 + rest.groupby("claim_id").cumcount()
     return pd.concat([table, rest.assign(score=lowest - place)])
 

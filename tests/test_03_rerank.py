@@ -157,6 +157,8 @@ def test_what_stands_behind_depth_follows_where_top_k_asks_for_it(toy, call):
         assert rows["abstract_id"].tolist()[2:] == old[2:5]
         lowest = rows["score"].iloc[1]
         assert rows["score"].tolist()[2:] == pytest.approx([lowest - n for n in (1, 2, 3)])
+    done = call(SCRIPT, "--model", "tiny", "--depth", 9, "--top-k", 2, "--out", "b.tsv", cwd=toy)
+    assert facts(done)["left_out"] == len(before) - 6  # nothing stands behind that depth
 
 def test_the_run_that_is_there_is_reranked(toy, call, refused):
     tiny(toy / "tiny")
