@@ -3,9 +3,9 @@
 # From the repository's root: bash recipes/demo.sh. A second run makes only what is not up to date.
 # With LLM_BASE_URL or OPENAI_API_KEY set, stages 4 and 5 ask that endpoint for LLM_MODEL.
 #
-# Cut short, so that a first run takes less than five minutes on 2 cores: cross-encoder and
-# classifier read 96 tokens of a pair, and are trained for one and three epochs; without an
-# endpoint, stage 4 is run for five claims alone, and stage 5 labels the reranked run.
+# Cut short, so that a first run takes three minutes on 2 cores: cross-encoder and classifier read
+# 96 tokens of a pair, and are trained for one and three epochs; without an endpoint, stage 4 is run
+# for five claims alone, and stage 5 labels the reranked run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 T=work/demo/test
