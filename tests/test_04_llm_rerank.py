@@ -218,7 +218,7 @@ def test_windows_reach_the_top_nothing_is_paid_twice_and_no_key_is_kept(toy, rer
 
 FAULTS = [  # what a server may do, by turns
     {"status": 429, "text": "slow down", "headers": {"Retry-After": "0.2"}}, {"drop": True},
-    {"status": 500, "text": "oops"}, {"raw": b'{"choices": [{"mess'}, {"status": 500, "sleep": 4},
+    {"status": 500, "text": "oops"}, {"raw": b'{"choices": [{"mess'}, {"status": 500, "sleep": 2},
     {"status": 408, "text": "time"}, {"raw": b"<html>busy</html>"}, {"raw": b'{"choices": []}'}]
 ODD = ["", "I'm sorry, I can't help with that.", "x" * 10_000_000, {"text": None}]
 
@@ -233,7 +233,7 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
         return last_first(prompt)
     words = ("--window", 8, "--step", 4, "--depth", 12, "--alpha", 0)
     server, calm = endpoint(moody), endpoint(last_first)
-    made = facts(rerank(server, *words, "--timeout", 2))
+    made = facts(rerank(server, *words, "--timeout", 1))
     assert len(server.asked) > 460 and len(server.answered) == len(set(server.answered))
     assert made["replies"] == 400 and made["unread"] == made["failed"] == 0
     facts(rerank(calm, *words, "--out", "calm.tsv"))
@@ -300,8 +300,10 @@ def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, rerank, endpoin
 
 def test_an_outage_that_outlasts_the_retries_is_no_reply(toy, rerank, endpoint):
     server = endpoint(lambda prompt: {"status": 502, "text": "away"})
-    done = rerank(server, edits={"RETRIES = 6": "RETRIES = 1"})
-    assert done.returncode == 2 and not (toy / REPLIES).exists() and not (toy / OUT).exists()
+    for address in (server, SimpleNamespace(url="http://127.0.0.1:9/v1")):  # nobody is there
+        done = rerank(address, edits={"RETRIES = 6": "RETRIES = 1"})
+        assert done.returncode == 2 and f"error: {address.url}: " in done.stderr
+        assert not (toy / REPLIES).exists() and not (toy / OUT).exists()
     server.reply = last_first
     assert facts(rerank(server))["failed"] == 0
 
