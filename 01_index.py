@@ -15,11 +15,11 @@ Writes  index/KIND/, each with abstract_ids.json (row to id) and meta.json:
             dense/   embeddings.npy: abstracts x dimensions, float16, unit length
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
-        models/encoder/; OUT.parts/ holds shards and checkpoints for an interrupted run to resume
-Prints  counts of each index; the last line is JSON
+        models/encoder/; OUT.parts/: shards and checkpoints, from which a run resumes
+Prints  what is made; the last line is JSON
 
 Examples
-    python 01_index.py --indexes bm25 --analyser nltk --k1 1.2
+    python 01_index.py --indexes bm25 --k1 1.2
     python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --device cuda:0 cuda:1
     python 01_index.py train --loss triplet --epochs 3 --lr 5e-5
 """
@@ -49,7 +49,7 @@ ANALYSERS = {  # a Unicode form, and arguments of bm25s.tokenize
         "normalise": "NFKC", "lower": True, "token_pattern": r"[^\W_]+",
         "stopwords": "english_plus", "stemmer": None},
 }
-FLAGS = {  # what decides an index beside the texts: another --k1 makes no dense index again
+FLAGS = {  # what decides an index, beside texts
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
@@ -58,7 +58,7 @@ SHARD = 4096     # abstracts
 OVERLAP = 50     # tokens that neighbouring windows share: AIRwaves 2025, section 3
 DEV_POOL = 1000  # abstracts that dev claims rank beside judged ones
 
-# -------------------- Texts and BM25
+# ---------- Texts and BM25
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
     corpus, fields = read_corpus(args.corpus), args.fields.split(",")
@@ -80,11 +80,11 @@ def index_bm25(texts, folder, args):
     bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, {term: number for number, term in enumerate(terms)}), False)
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser}, {"without_terms": tokens.ids.count([])}
+    return {"analyser": analyser, "without_terms": tokens.ids.count([])}
 
-# -------------------- Dense and SPLADE
+# ---------- Dense and SPLADE
 def open_encoder(load, model, args, dtype, dense=True):
-    """Return an encoder with the length and, if it is dense, prompts and pooling of the flags."""
+    """Return an encoder with the length, prompts and pooling of the flags."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt} if dense else None
     encoder = open_model(load, model, args, dtype, prompts=prompts)
     if dense and args.document_prompt is None and not encoder.prompts["document"]:
@@ -96,7 +96,7 @@ def open_encoder(load, model, args, dtype, dense=True):
     return encoder
 
 def pool_chunks(encoder):
-    """Let an encoder read a long text in windows, and pool their vectors."""
+    """Let an encoder read long texts in windows, and pool their vectors."""
     settings, stride = encoder[0].processing_kwargs, min(OVERLAP, encoder.max_seq_length // 2)
     windows = {"return_overflowing_tokens": True, "stride": stride}
     encoder[0].processing_kwargs = settings | {"text": settings.get("text", {}) | windows}
@@ -113,7 +113,7 @@ def pool_windows(encoder, _, features):
     return features | {"sentence_embedding": torch.stack(pooled)}
 
 def save_shard(path, vectors):
-    """Save sparse vectors, or dense ones with length 1 in half precision."""
+    """Save sparse vectors, or dense ones of length 1 in half precision."""
     from scipy import sparse
     from torch.nn.functional import normalize
     if not vectors.is_sparse:
@@ -131,22 +131,11 @@ def encode_shards(encoder, texts, batch_size, args, parts):
             vectors = encoder.encode_document(
                 texts[start : start + SHARD], batch_size=batch_size, show_progress_bar=True,
                 pool=pool, convert_to_tensor=True).float().cpu()
-            bad = (~vectors.sum(dim=1).to_dense().isfinite()).nonzero()
-            if len(bad):
-                line = start + int(bad[0]) + 1
-                fail(f"{args.corpus}:{line}", "its vector is not finite; use --dtype fp32")
+            if not vectors.sum().isfinite():
+                fail(args.corpus, "a vector is not finite; use --dtype fp32")
             save_shard(parts / "new.npz", vectors)
             (parts / "new.npz").rename(path)
     return list(shards.values())
-
-def count_truncated(encoder, texts):
-    """Return how many texts, with their prompt, are longer than what an encoder reads."""
-    truncated, prompt, limit = 0, encoder.prompts["document"], encoder.max_seq_length
-    for start in range(0, len(texts) if limit < np.inf else 0, SHARD):
-        shard = [prompt + text for text in texts[start : start + SHARD]]
-        tokens = encoder.tokenizer(shard, truncation=False, verbose=False)["input_ids"]
-        truncated += sum(len(row) > limit for row in tokens)
-    return truncated
 
 def index_dense(texts, folder, args):
     """Save the embeddings of texts."""
@@ -154,9 +143,7 @@ def index_dense(texts, folder, args):
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
     shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
-    length = encoder.max_seq_length if encoder.max_seq_length < np.inf else None
-    truncated = 0 if args.pooling == "chunks" else count_truncated(encoder, texts)
-    return {"max_length": length}, {"truncated": truncated}
+    return {"max_length": encoder.max_seq_length if encoder.max_seq_length < np.inf else None}
 
 def index_splade(texts, folder, args):
     """Save the weights of terms in texts (Formal et al. 2021)."""
@@ -169,10 +156,9 @@ def index_splade(texts, folder, args):
     if args.activation == "relu":
         weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
-    settings = {"max_length": encoder.max_seq_length, "query_prompt": None}
-    return settings, {"truncated": count_truncated(encoder, texts)}
+    return {"max_length": encoder.max_seq_length, "query_prompt": None}
 
-# -------------------- Index
+# ---------- Index
 def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
     build = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
@@ -187,20 +173,19 @@ def index(args):
         texts = texts or read_texts(args)
         folder = parts_of(out, task) / "index"
         folder.mkdir(exist_ok=True)
-        settings, counts = build[kind](list(texts.values()), folder, args)
-        counts = {"abstracts": len(texts)} | counts
-        inputs = {"kind": kind, "corpus": task["inputs"][args.corpus], "model": model,
-                  "model_sha256": task["inputs"].get(model, "")}
+        meta = {"kind": kind, "corpus": task["inputs"][args.corpus], "model": model,
+                "model_sha256": task["inputs"].get(model, ""), "abstracts": len(texts)}
+        meta = flags | meta | build[kind](list(texts.values()), folder, args)
         (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
-        (folder / "meta.json").write_text(json.dumps(flags | inputs | settings | counts, indent=1))
-        with written(out, task, **counts) as new:
+        (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+        with written(out, task) as new:
             folder.rename(new)
         shutil.rmtree(f"{out}.parts")
-        print(f"{out}:", ", ".join(f"{count} {name}" for name, count in counts.items()))
+        print(f"{out}: {len(texts)} abstracts")
         made.append(out)
     return {"made": made}
 
-# -------------------- Graph
+# ---------- Graph
 def nearest(vectors, k):
     """Return the k other rows with the highest cosine to each row (rows, k), nearest first."""
     import torch
@@ -229,9 +214,9 @@ def graph(args):
         (folder / "meta.json").write_text(json.dumps({"kind": "graph", "corpus": corpus}))
     return {"made": [args.out], "abstracts": len(vectors)}
 
-# -------------------- Train
+# ---------- Train
 def read_tuples(path, claims, texts):
-    """Return [(claim, positive, negative, ...)] as texts, from tuples of 02_retrieve.py mine."""
+    """Return texts [(claim, positive, negative, ...)] of 02_retrieve.py mine."""
     tuples = []
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -240,14 +225,11 @@ def read_tuples(path, claims, texts):
                 claim, positive = claims[example["claim_id"]], texts[example["positive"]]
                 tuples.append((claim, positive, *(texts[name] for name in example["negatives"])))
             except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; mine --shape tuples of these claims")
+                fail(f"{path}:{number}", f"{error!r}; see mine --shape tuples")
     return tuples
 
 def rows_of(tuples, loss):
-    """Return rows of one length: of triplets one for each negative.
-
-    Else of the width that keeps most negatives: of 1, 3 and 3, a width of 3 keeps 6.
-    """
+    """Return triplets, one a negative, else rows of the length that keeps most negatives."""
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
     counts = np.array([len(row) - 2 for row in tuples])
@@ -256,7 +238,7 @@ def rows_of(tuples, loss):
     return [row[:length] for row in tuples if len(row) >= length]
 
 def dev_evaluator(paths, prompts, texts, seed):
-    """Return an evaluator: nDCG@10 of dev claims over judged abstracts and DEV_POOL others."""
+    """Return an evaluator: nDCG@10 over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
     from sentence_transformers.util import cos_sim
     claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
@@ -274,7 +256,7 @@ def train(args):
     """Fine-tune the dense encoder on mined examples."""
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     if not all(map(os.path.exists, dev)):
-        print(f"without {' and '.join(dev)} the last epoch is kept")
+        print(f"no dev evaluation: wanted {', '.join(dev)}")
         dev = []
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -288,9 +270,8 @@ def train(args):
     tuples = read_tuples(args.examples, claims, texts)
     rows = rows_of(tuples, args.loss)
     if not rows:
-        fail(args.examples, "no tuple has a negative, which triplets need; see mine --hard")
-    used, given = (sum(len(row) - 2 for row in some) for some in (rows, tuples))
-    facts = {"examples": len(tuples), "rows": len(rows), "negatives_left_out": given - used}
+        fail(args.examples, "no tuple has a negative; see mine --hard")
+    facts = {"examples": len(tuples), "rows": len(rows)}
     encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
     loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
     if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
@@ -313,22 +294,22 @@ def train(args):
     shutil.rmtree(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
-# -------------------- Command line
+# ---------- Command line
 def add_texts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    add("--fields", default="title,abstract", help="fields that make a text, in order")
-    add("--separator", default=" ", help="between two fields, as ' [SEP] '")
-    add("--max-length", type=int, default=512, help="tokens of a text; a model may read fewer")
+    add("--fields", default="title,abstract", help="fields of a text")
+    add("--separator", default=" ", help="between fields")
+    add("--max-length", type=int, default=512, help="tokens of a text, at most")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="long texts, dense")
-    add("--query-prompt", help="dense: before a claim, as 'query: ' (default: the model's)")
-    add("--document-prompt", help="dense: before an abstract (default: the model's)")
+    add("--query-prompt", help="before a claim, as 'query: ' (default: the model's)")
+    add("--document-prompt", help="before an abstract (default: the model's)")
 
 def add_index(add):
     add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to make")
     add("--out", default="{work}/index", help="folder of the indexes")
     add_texts(add)
     add("--analyser", choices=ANALYSERS, default="default", help="BM25: how texts become terms")
-    add("--language", default="english", help="BM25: of stopwords and stems, as german")
+    add("--language", default="english", help="BM25: of stopwords, stems")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene", help="variant of idf")
     add("--k1", type=float, default=1.5, help="BM25: term-frequency saturation")
     add("--b", type=float, default=0.75, help="BM25: length normalisation, 0: none")
@@ -336,20 +317,20 @@ def add_index(add):
     add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
     add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu", help="of SPLADE")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-        help="of the models; auto: half precision on a GPU, else fp32")
+        help="precision; auto: half on a GPU")
     add("--batch-size", type=int, default=32, help="texts at a time; of SPLADE a quarter")
-    add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU if there is one)")
+    add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU, if any)")
 
 def add_graph(add):
     add("--index", default="{work}/index/dense", help="dense index")
     add("--out", default="{work}/index/graph", help="graph")
     add("--neighbours", type=int, default=10, help="neighbours of an abstract")
-    add("--device", help="cpu, mps, cuda:0 (default: a GPU if there is one)")
+    add("--device", help="cpu, cuda:0 (default: a GPU, if any)")
 
 def add_train(add):
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl", help="tuples of 02 mine")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims of the examples")
-    add("--model", default="data/models/minilm", help="a SentenceTransformer to start from")
+    add("--model", default="data/models/minilm", help="a SentenceTransformer")
     add("--out", default="{work}/models/encoder", help="model")
     add_texts(add)
     add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="mnrl: in-batch negatives")
@@ -359,10 +340,10 @@ def add_train(add):
     add("--lr", type=float, default=7e-6, help="learning rate")
     add("--batch-size", type=int, default=64, dest="batch", help="examples per batch")
     add("--accumulate", type=int, default=1, help="batches per optimiser step")
-    add("--dev-split", default="dev", help="it chooses the best epoch; none: the last one")
-    add("--patience", type=int, default=2, help="epochs without a gain before it stops")
-    add("--seed", type=int, default=13, help="of the order of examples, and the dev abstracts")
-    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU if there is one)")
+    add("--dev-split", default="dev", help="it chooses the epoch; none: the last")
+    add("--patience", type=int, default=2, help="epochs without a gain")
+    add("--seed", type=int, default=13, help="of order and dev abstracts")
+    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU, if any)")
 
 def main():
     run(command_line({index: add_index, graph: add_graph, train: add_train}))
@@ -374,25 +355,25 @@ SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it 
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
-    """Print a line on stderr, and keep it for the sidecars."""
+    """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
+    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
     except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; data/convert.py reads other formats")
+        fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -413,7 +394,7 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -425,22 +406,20 @@ def read_corpus(path):
             if name in corpus:
                 fail(f"{path}:{number}", f"a second abstract {name}; remove one")
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    if empty := sum(not record["abstract"] for record in corpus.values()):
-        warn(path, f"{empty} abstracts without text")
     return corpus
 
 def digest(path):
-    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
     if path.is_dir() and Path(f"{path}.meta.json").exists():
         path = Path(f"{path}.meta.json")
     for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
         with one.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # which it adds to
+            hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs."""
+    """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
             fail(path, "not found; run the script that makes it")
@@ -449,12 +428,12 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs, which then stay as they are."""
+    """Return whether this very task has made all outs."""
     made, script = [], Path(sys.argv[0])
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make it; give another --out")
+            fail(out, "not made by this script; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -465,50 +444,50 @@ def up_to_date(args, task, *outs):
 
 @contextlib.contextmanager
 def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
     path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # of nothing, while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    meta.write_text("{}")  # while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
-    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
             "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
 def command_line(jobs):
-    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job = choices.add_parser(name, help=sentence, description=sentence)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
+        job.add_argument("--work", help="what is made of it (default: work/NAME)")
         job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
         job.add_argument("--force", action="store_true", help="make outputs again")
         add_flags(job.add_argument)
+        for flag in job._actions:
+            known = flag.default not in (None, False, argparse.SUPPRESS)
+            flag.help += " (default: %(default)s)" * known
     given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
     args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, str):  # default values have these fields
-            value = value.replace("{data}", args.data).replace("{work}", args.work)
-            setattr(args, name, value.replace("{split}", args.split))
+        for field in ("data", "work", "split") if isinstance(value, str) else ():
+            value = value.replace(f"{{{field}}}", vars(args)[field])
+        setattr(args, name, value)
     return args
 
 def run(args):
-    """Run the job, and print its result as one line of JSON."""
+    """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -541,18 +520,17 @@ def tokenise(texts, name, normalise, stemmer, **options):
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name); it reads safetensors and runs no code. auto: half precision on a GPU."""
+    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
              "auto": half if gpu else torch.float32}
-    print(f"loading {name}", file=sys.stderr)
     try:
         return load(str(name), device=device, trust_remote_code=False, **options,
                     model_kwargs={"dtype": types[dtype], "use_safetensors": True})
-    except Exception as error:  # of many kinds: no such model, no network, damaged files
+    except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/download.py models, hub")
 # --- end of models
 
@@ -567,13 +545,13 @@ def parts_of(out, task):
     return folder
 
 def newest_checkpoint(folder):
-    """Return the newest checkpoint of a Trainer, which writes trainer_state.json last, or None."""
+    """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train from the newest checkpoint in folder on; keep the best epoch. Return losses, curve."""
+    """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
     gpu, curve, callbacks = model.device.type == "cuda", [], []
@@ -599,7 +577,7 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
 def save_model(model, folder):
-    """Save a trained model; its tokenizer without the truncation and padding of training."""
+    """Save a model; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)

@@ -15,7 +15,6 @@ Prints  counts of each file; the last line is JSON
 
 Examples
     python 02_retrieve.py --limit 5
-    python 02_retrieve.py --retrievers dense --restrict work/demo/test/bm25.tsv --out work/demo/few
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
     python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
     python 02_retrieve.py mine --shape tuples --hard 5 --easy 10
@@ -40,28 +39,28 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 POOLS = {  # labels of what may be a negative; None: unjudged
     "both": ("NEI", None), "nei": ("NEI",), "unjudged": (None,), "any-nei": ("NEI", None)}
 
-# -------------------- Search: scores of all abstracts for each claim
+# ---------- Search: scores of all abstracts for each claim
 def search_bm25(folder, meta, claims, args):
-    """Return the BM25 scores of each claim, a generator. A repeated term counts repeatedly."""
+    """Yield BM25 scores. A repeated term counts repeatedly."""
     import bm25s
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
     rows = map(bm25.get_tokens_ids, tokenise(claims, return_ids=False, **meta["analyser"]))
     return map(bm25.get_scores_from_ids, rows)
 
 def encode_claims(meta, claims, args):
-    """Return the embeddings of claims (claims, dimensions) by the model of an index."""
+    """Return the embeddings of claims (claims, dimensions)."""
     import sentence_transformers as st
     load = st.SparseEncoder if meta["kind"] == "splade" else st.SentenceTransformer
     model = meta["model"]
     if Path(model).exists() and digest(model) != meta["model_sha256"]:
-        fail(model, f"it has changed since the {meta['kind']} index was made; make that again")
+        fail(model, f"it has changed since the {meta['kind']} index was made; see 01_index.py")
     encoder = open_model(load, model, args)
     if meta["max_length"]:  # static embeddings have no limit
         encoder.max_seq_length = meta["max_length"]
     return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
 def search_splade(folder, meta, claims, args):
-    """Yield the inner products of term weights."""
+    """Yield inner products of term weights."""
     from scipy.sparse import load_npz
     vectors = encode_claims(meta, claims, args).cpu().coalesce()
     (rows, terms), weights = vectors.indices().numpy(), vectors.values().numpy()
@@ -72,7 +71,7 @@ def search_splade(folder, meta, claims, args):
         yield index[:, terms[rows == row]] @ weights[rows == row]
 
 def search_dense(folder, meta, claims, args):
-    """Yield the cosines, exact, in float32: inner products of unit vectors, block by block."""
+    """Yield cosines, exact, in float32: inner products of unit vectors."""
     import torch
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
@@ -80,35 +79,34 @@ def search_dense(folder, meta, claims, args):
         blocks = [part @ block.to(part.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(blocks, dim=1).cpu().numpy()
 
-# What yields the scores (abstracts,) of each claim, and the score of nothing in common
+# What yields scores (abstracts,) of each claim, and the score of nothing in common
 SEARCH = {"bm25": (search_bm25, 0), "dense": (search_dense, -np.inf), "splade": (search_splade, 0)}
 
 def best_rows(scores, lowest, k):
     """Return the k best rows with a score above lowest; ties, also at the cut, in their order."""
     k = min(k, len(scores))
-    height = max(1, len(scores) // (4 * k))  # maxima of blocks: a fifth of the time of all scores
+    height = max(1, len(scores) // (4 * k))  # with maxima of blocks: a fifth of the time
     maxima = scores[: len(scores) // height * height].reshape(height, -1).max(axis=0)
     rows = np.flatnonzero((scores >= np.partition(maxima, -k)[-k]) & (scores > lowest))
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
-# -------------------- Retrieve
+# ---------- Retrieve
 def search(kind, claims, corpus, args):
-    """Return PAIR and score of the best abstracts of each claim in one index, best first."""
+    """Return a table of PAIR and score: each claim's best abstracts in an index."""
     import pandas as pd
     folder, (scores_of, lowest), found = Path(args.index, kind), SEARCH[kind], []
     meta = json.loads((folder / "meta.json").read_bytes())
     if meta["corpus"] != corpus:
-        fail(folder, "the corpus has changed since it was made; make it again by 01_index.py")
+        fail(folder, "the corpus has changed since then; see 01_index.py")
     ids = np.array(json.loads((folder / "abstract_ids.json").read_bytes()), object)
     if args.restrict:
         run = read_table(args.restrict, RUN, abstract_id=ids)
-        check_claims({args.claims: claims["claim_id"], args.restrict: run["claim_id"]})
         rows = pd.Series(pd.Index(ids).get_indexer(run["abstract_id"]))
         candidates = rows.groupby(run["claim_id"]).agg(list)
     all_scores = scores_of(folder, meta, claims["claim"].tolist(), args)
     for claim, scores in zip(claims["claim_id"], all_scores):
         if not np.isfinite(scores).all():
-            fail(folder, "scores are not finite; make the index again with --dtype fp32")
+            fail(folder, "scores are not finite; index with --dtype fp32")
         if args.restrict:
             scores[np.delete(np.arange(len(ids)), candidates.get(claim, []))] = lowest
         rows = best_rows(scores, lowest, args.top_k)
@@ -119,10 +117,10 @@ def write_run(run, path, task, top_k, claims):
     """Write and return the first top_k rows of each claim of a table without ranks."""
     run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
     run = run.loc[run["rank"] <= top_k, RUN]
-    facts = {"rows": len(run), "claims_without_rows": claims - run["claim_id"].nunique()}
-    with written(path, task, **facts) as new:
-        run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    print(f"{path}: {len(run)} rows, {claims} claims, {facts['claims_without_rows']} without rows")
+    with written(path, task) as new:
+        run.to_csv(new, sep="\t", index=False, float_format="%.9g")
+    lacking = claims - run["claim_id"].nunique()
+    print(f"{path}: {len(run)} rows, {claims} claims, {lacking} without rows")
     return run
 
 def retrieve(args):
@@ -145,7 +143,7 @@ def retrieve(args):
         write_run(fused, outs[-1], task, args.top_k, len(claims))
     return {"made": outs, "claims": len(claims)}
 
-# -------------------- Fuse
+# ---------- Fuse
 def reciprocal_rank(run, k):
     """1 / (k + rank)"""
     return 1 / (k + run["rank"])
@@ -159,14 +157,14 @@ def inverse_rank(run, _):
     """1 / rank"""
     return 1 / run["rank"]
 
-# The points of a run's rows, how those of several runs are combined, and the k that fit tries
+# The points of a run's rows, how they are combined, and the k that fit tries
 METHODS = {
     "zscore": (zscore, np.nansum, [0]),
     "rrf": (reciprocal_rank, np.nansum, [1, 6, 15, 60]),  # Cormack et al. 2009
     "union": (inverse_rank, np.nanmax, [])}  # the best rank: weights mean nothing
 
 def points_table(runs, method, k):
-    """Return points (pairs, runs) by claim_id and abstract_id; NaN where a run lacks a pair."""
+    """Return points (pairs, runs), indexed by PAIR; NaN where a run lacks a pair."""
     import pandas as pd
     points = [METHODS[method][0](run, k).set_axis(run.set_index(PAIR).index) for run in runs]
     return pd.concat(points, axis=1)
@@ -177,7 +175,7 @@ def combined(table, weights, method):
     return METHODS[method][1](terms, axis=1)
 
 def fuse_runs(runs, weights, method, k, ids):
-    """Return a table of PAIR and score, best first; ties in the order of ids, else of the runs."""
+    """Return a table of PAIR and score, best first; ties by ids, else by the runs."""
     import pandas as pd
     table = points_table(runs, method, k)
     fused = table.index.to_frame(index=False).assign(score=combined(table, weights, method))
@@ -185,11 +183,11 @@ def fuse_runs(runs, weights, method, k, ids):
     return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
 
 def check_claims(tables):
-    """Refuse claim_ids {path: ids} that have none in common; warn of claims that one lacks."""
+    """Refuse {path: claim_ids} without any in common; warn of what one lacks."""
     claims = {path: set(ids) for path, ids in tables.items()}
     somewhere = set.union(*claims.values())
     if somewhere and not set.intersection(*claims.values()):
-        fail(", ".join(claims), "no claim is in all of them; name files of one split")
+        fail(", ".join(claims), "no claim in common; name files of one split")
     for path, ids in claims.items():
         if ids != somewhere:
             warn(path, f"{len(somewhere - ids)} of {len(somewhere)} claims are not in it")
@@ -205,9 +203,9 @@ def fuse(args):
         fitted = json.loads(Path(args.fusion).read_bytes())
         weights, method, k = fitted["weights"], fitted["method"], fitted["rrf_k"]
         if fitted["runs"] != [Path(path).name for path in args.runs]:
-            fail(args.fusion, f"it fuses {', '.join(fitted['runs'])}; name these, in this order")
+            fail(args.fusion, f"name {', '.join(fitted['runs'])}, in this order")
     if len(weights) != len(args.runs):
-        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one a run")
+        fail("--weights", f"{len(weights)} for {len(args.runs)} runs")
     runs = [read_table(path, RUN) for path in args.runs]
     check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
     ids = [name for path in corpus for name in read_corpus(path)]
@@ -215,9 +213,9 @@ def fuse(args):
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
 
-# -------------------- Fit the weights of a fusion
+# ---------- Fit the weights of a fusion
 def grid(count):
-    """Return all weights in tenths, each row [count] with sum 1, the most even ones first."""
+    """Return all weights in tenths, rows [count] with sum 1, the most even first."""
     cuts = itertools.combinations(range(9 + count), count - 1)  # of ten tenths into count parts
     rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
@@ -229,7 +227,7 @@ def fusions(runs, evidence, measure):
         measure = ir_measures.parse_measure(measure)
         cutoff = measure["cutoff"]
     except (KeyError, NameError, ValueError):
-        fail("--measure", f"{measure} is no measure of ir-measures with a cutoff")
+        fail("--measure", f"{measure} is no measure with a cutoff")
     qrels = evidence.set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1)
     scorer = ir_measures.evaluator([measure], qrels)
     for method, (_, _, constants) in METHODS.items():
@@ -264,18 +262,18 @@ def fit(args):
         new.write_text(json.dumps(fusion, indent=1) + "\n")
     return {"made": [args.out], **fusion}
 
-# -------------------- Mine training examples
+# ---------- Mine training examples
 def draw(names, count, order, rng, unwanted=()):
-    """Return count of names (best first): the best, the worst, or random ones not unwanted."""
+    """Return count of names (best first); random ones are not unwanted."""
     if order == "random":
         rows = rng.choice(len(names), min(count + len(unwanted), len(names)), False)
         return [names[row] for row in rows if names[row] not in unwanted][:count]
     return names[:count] if order == "best" else names[::-1][:count]
 
 def negatives_of(labels, ranked, corpus, nei, args):
-    """Return what hard negatives and what easy ones are drawn from, and what is not easy.
+    """Return what hard and easy negatives are drawn from, and what is not easy.
 
-    labels: {abstract_id: label} of a claim; ranked: its abstracts, best first; nei: of all claims.
+    labels: {abstract_id: label} of a claim; ranked: its abstracts; nei: of all claims.
     """
     pool = POOLS[args.pool]
     ranked = list(dict.fromkeys([*ranked, *labels]))  # last, what the run lacks
@@ -285,9 +283,9 @@ def negatives_of(labels, ranked, corpus, nei, args):
     return top, rest, {name for name in labels if labels[name] not in pool}.union(first)
 
 def examples_of(claim, evidence, negatives, args):
-    """Yield the examples of a claim: evidence and negatives; of labels negatives alone.
+    """Yield examples: evidence and negatives; of labels negatives alone.
 
-    Pairs draw --hard and --easy negatives a claim; tuples and labels for each evidence abstract.
+    --hard and --easy count by claim in pairs, else by evidence abstract.
     """
     top, rest, not_easy = negatives
     rng = np.random.default_rng([args.seed, *claim.encode()])  # other claims change no draw
@@ -325,14 +323,14 @@ def by_claim(table, column):
     return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
 
 def mine(args):
-    """Write training examples: evidence, and negatives drawn from a run and the corpus."""
+    """Write training examples: evidence, and negatives of a run and the corpus."""
     if args.shape == "scores" and None in (args.middle, args.scale):
         fail("--shape scores", "it needs --middle and --scale")
     reads_run = args.hard > 0 and args.pool != "any-nei"
     task = task_of(args, args.qrels, args.corpus, *[args.run] * reads_run)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    corpus, ranked, examples, skipped, short = list(read_corpus(args.corpus)), {}, [], 0, 0
+    corpus, ranked, examples, skipped = list(read_corpus(args.corpus)), {}, [], 0
     qrels = read_table(args.qrels, [*PAIR, "label"], abstract_id=corpus, label=LABELS)
     if reads_run:
         ranked = by_claim(read_table(args.run, RUN, abstract_id=corpus), "score")
@@ -346,26 +344,25 @@ def mine(args):
         elif evidence:
             negatives = negatives_of(labels, scores, corpus, nei, args)
             examples += examples_of(claim, evidence, negatives, args)
-            short += len(negatives[0]) < args.hard
         else:
             skipped += 1
-    facts = {"examples": len(examples), "claims_without_evidence": skipped, "claims_short": short}
+    facts = {"examples": len(examples), "claims_without_evidence": skipped}
     with written(args.out, task, **facts) as new:
         new.write_text("".join(json.dumps(example) + "\n" for example in examples))
     return {"made": [args.out], **facts}
 
-# -------------------- Command line
+# ---------- Command line
 def add_retrieve(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts that were indexed")
     add("--index", default="{work}/index", help="folder of the indexes")
     add("--out", default="{work}/{split}", help="folder of the runs")
-    add("--retrievers", nargs="+", choices=SEARCH, help="default: the indexes that are there")
+    add("--retrievers", nargs="+", choices=SEARCH, help="default: those in --index")
     add("--restrict", metavar="RUN", help="score only the candidates of this run")
-    add("--limit", type=int, metavar="N", help="the first N claims alone, for a first try")
+    add("--limit", type=int, metavar="N", help="the first N claims")
     add("--top-k", type=int, default=100, help="abstracts per claim")
     add("--rrf-k", type=int, default=60, help="k of reciprocal rank fusion")
-    add("--device", nargs="+", help="cpu, cuda:0, mps (default: a GPU where there is one)")
+    add("--device", nargs="+", help="cpu, cuda:0, mps (default: a GPU, if any)")
 
 def add_fuse(add):
     points = "; ".join(f"{name}: {method[0].__doc__}" for name, method in METHODS.items())
@@ -378,10 +375,10 @@ def add_fuse(add):
     add("--top-k", type=int, default=100, help="abstracts per claim")
 
 def add_fit(add):
-    add("runs", nargs="+", help="runs of judged claims, of models that have not seen them")
+    add("runs", nargs="+", help="runs of judged claims, unseen by models")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--out", default="{work}/{split}/fusion.json", help="method and weights, for fuse")
-    add("--measure", default="nDCG@10", help="what to maximise, of ir-measures, with a cutoff")
+    add("--out", default="{work}/{split}/fusion.json", help="for fuse")
+    add("--measure", default="nDCG@10", help="to maximise, of ir-measures")
 
 def add_mine(add):
     add("run", nargs="?", default="{work}/{split}/hybrid.tsv", help="source of hard negatives")
@@ -389,13 +386,13 @@ def add_mine(add):
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, source of easy negatives")
     add("--out", default="{work}/{split}/examples.jsonl", help="training examples")
     add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
-        help="pairs and scores are for 03, tuples for 01 and 03, labels for 05")
+        help="pairs, scores: for 03, tuples: 01, 03, labels: 05")
     add("--hard", type=int, default=4, help="negatives from the top of the run (examples_of)")
     add("--easy", type=int, default=0, help="random negatives from the rest of the corpus")
     add("--from-top", type=int, default=50, help="ranks that hard negatives come from")
     add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
     add("--pool", choices=POOLS, default="both",
-        help="what may be a negative; any-nei: hard ones are NEI of any claim, no run is read")
+        help="what may be negative; any-nei: hard ones are NEI of any claim")
     add("--middle", type=float, help="scores: the score with target 0.5")
     add("--scale", type=float, help="scores: target per unit of the score")
     add("--gold", action="store_true", help="scores: evidence has the target 1")
@@ -411,25 +408,25 @@ SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it 
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
-    """Print a line on stderr, and keep it for the sidecars."""
+    """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
+    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
     except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; data/convert.py reads other formats")
+        fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -450,7 +447,7 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -462,22 +459,20 @@ def read_corpus(path):
             if name in corpus:
                 fail(f"{path}:{number}", f"a second abstract {name}; remove one")
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    if empty := sum(not record["abstract"] for record in corpus.values()):
-        warn(path, f"{empty} abstracts without text")
     return corpus
 
 def digest(path):
-    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
     if path.is_dir() and Path(f"{path}.meta.json").exists():
         path = Path(f"{path}.meta.json")
     for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
         with one.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # which it adds to
+            hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs."""
+    """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
             fail(path, "not found; run the script that makes it")
@@ -486,12 +481,12 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs, which then stay as they are."""
+    """Return whether this very task has made all outs."""
     made, script = [], Path(sys.argv[0])
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make it; give another --out")
+            fail(out, "not made by this script; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -502,50 +497,50 @@ def up_to_date(args, task, *outs):
 
 @contextlib.contextmanager
 def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
     path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # of nothing, while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    meta.write_text("{}")  # while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
-    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
             "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
 def command_line(jobs):
-    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job = choices.add_parser(name, help=sentence, description=sentence)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
+        job.add_argument("--work", help="what is made of it (default: work/NAME)")
         job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
         job.add_argument("--force", action="store_true", help="make outputs again")
         add_flags(job.add_argument)
+        for flag in job._actions:
+            known = flag.default not in (None, False, argparse.SUPPRESS)
+            flag.help += " (default: %(default)s)" * known
     given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
     args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, str):  # default values have these fields
-            value = value.replace("{data}", args.data).replace("{work}", args.work)
-            setattr(args, name, value.replace("{split}", args.split))
+        for field in ("data", "work", "split") if isinstance(value, str) else ():
+            value = value.replace(f"{{{field}}}", vars(args)[field])
+        setattr(args, name, value)
     return args
 
 def run(args):
-    """Run the job, and print its result as one line of JSON."""
+    """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -567,18 +562,17 @@ def tokenise(texts, name, normalise, stemmer, **options):
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name); it reads safetensors and runs no code. auto: half precision on a GPU."""
+    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
              "auto": half if gpu else torch.float32}
-    print(f"loading {name}", file=sys.stderr)
     try:
         return load(str(name), device=device, trust_remote_code=False, **options,
                     model_kwargs={"dtype": types[dtype], "use_safetensors": True})
-    except Exception as error:  # of many kinds: no such model, no network, damaged files
+    except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/download.py models, hub")
 # --- end of models
 

@@ -11,7 +11,7 @@ Rerank the candidates of a run with a cross-encoder, or train one.
 
 Reads   a run, claims, corpus; train: examples.jsonl of 02_retrieve.py mine, and a dev split
 Writes  rerank.tsv; train: models/reranker/
-        OUT.parts/: finished groups and checkpoints, from which an interrupted run resumes
+        OUT.parts/: finished groups and checkpoints, from which a run resumes
 Prints  how many candidates were left out; the last line is JSON
 
 Examples
@@ -38,9 +38,9 @@ CLAIM, PAIR = ["claim_id", "claim"], ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
-GROUP = 1024  # pairs that are scored and stored at once; 20 times as many on several devices
+GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
 
-# -------------------- Inputs
+# ---------- Inputs
 def read_texts(claims, corpus):
     """Return {claim_id: claim} and {abstract_id: title and abstract} of two files."""
     texts = {name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
@@ -53,12 +53,12 @@ def default_run(folder):
     return next(filter(os.path.exists, paths), paths[0])
 
 def read_columns(path, columns, pairs):
-    """Return the sum of columns of a table for each row of pairs, which it must hold."""
+    """Return the sum of columns of a table for each row of pairs."""
     import pandas as pd
     table = pairs[PAIR].merge(read_table(path, [*PAIR, *columns]), on=PAIR, how="left")
     total = table[columns].apply(pd.to_numeric, errors="coerce").sum(axis=1, skipna=False)
     for claim, name in table.loc[total.isna(), PAIR].values[:1]:
-        fail(path, f"no {columns[0]} of claim {claim}, abstract {name}; make it from --run")
+        fail(path, f"no {columns[0]} of claim {claim}, abstract {name}")
     return total
 
 def read_graph(folder, inputs, args):
@@ -66,13 +66,13 @@ def read_graph(folder, inputs, args):
     meta, ids = (json.loads(Path(folder, f"{name}.json").read_bytes())
                  for name in ("meta", "abstract_ids"))
     if meta["corpus"] != inputs[args.corpus]:
-        fail(folder, "the corpus has changed since it was made; make it again by 01_index.py")
+        fail(folder, "the corpus has changed since then; see 01_index.py")
     neighbours = np.load(Path(folder, "neighbours.npy"))[:, : args.neighbours]
     return dict(zip(ids, np.array(ids, object)[neighbours].tolist()))
 
-# -------------------- Models
+# ---------- Models
 def mono_t5(name, device, model_kwargs, **options):
-    """Load monoT5. It scores by the logit of true minus that of false; the sigmoid is P(true)."""
+    """Load monoT5; a score is the logit of true minus that of false."""
     import torch
     from sentence_transformers import CrossEncoder
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -101,7 +101,7 @@ def load_reranker(name, **options):
     kind = str(AutoConfig.from_pretrained(name, trust_remote_code=False).architectures)
     load = mono_t5 if "ConditionalGeneration" in kind else CrossEncoder
     if load is CrossEncoder and "Classification" not in kind and "CausalLM" not in kind:
-        fail(name, "it has no head that scores; 03_rerank.py train makes a reranker of it")
+        fail(name, "no head that scores; see 03_rerank.py train")
     model = load(name, **options)
     if not model.keep_in_fp32_modules:  # in half precision, abstracts get equal scores
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
@@ -109,20 +109,20 @@ def load_reranker(name, **options):
     return model
 
 def open_reranker(load, args, dtype):
-    """Return load's model, which scores by logits, with the length and the prompt of the flags."""
+    """Return load's model, which scores by logits, with the flags' length and prompt."""
     import torch
     model = open_model(load, args.model, args, dtype)
     if model.num_labels != 1:
-        fail(args.model, f"{model.num_labels} labels, a reranker has one; see 05_classify.py")
+        fail(args.model, f"{model.num_labels} labels; see 05_classify.py")
     model.activation_fn = torch.nn.Identity()  # a sigmoid would make large logits 1
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     if args.prompt is not None:
         model.prompts["own"], model.default_prompt_name = args.prompt, "own"
     return model
 
-# -------------------- Truncation
+# ---------- Truncation
 def first_tokens(tokenizer, texts, limits):
-    """Return texts without the tokens beyond their limits, and how many tokens they have."""
+    """Return texts cut to limits of tokens, and how many they have."""
     coded = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
     counts = [len(row) for row in coded["input_ids"]]
     ends = [coded.token_to_chars(row, limit - 1).end if counts[row] > limit else None
@@ -130,9 +130,9 @@ def first_tokens(tokenizer, texts, limits):
     return [text[:end] for text, end in zip(texts, ends)], np.minimum(counts, limits)
 
 def truncate(model, pairs):
-    """Return (claim, abstract) pairs that a model reads whole, and which ones are truncated.
+    """Return pairs that a model reads whole, and which ones are truncated.
 
-    Abstracts are truncated; claims only where they fill more than half of the tokens.
+    A claim loses only what fills more than half of the tokens.
     """
     prompt, short = model.prompts.get(model.default_prompt_name), []
     room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
@@ -144,9 +144,9 @@ def truncate(model, pairs):
         short += zip(claims, texts)
     return short, [new != old for new, old in zip(short, pairs)]
 
-# -------------------- Scores
+# ---------- Scores
 def score_resumably(model, claims, texts, args, path, pairs):
-    """Return rows (claim_id, abstract_id, score, truncated); path holds groups of finished ones."""
+    """Return rows (claim_id, abstract_id, score, truncated); path holds finished groups."""
     from tqdm.auto import tqdm
     devices = args.device if len(args.device or ()) > 1 else None  # a list starts processes
     finished, size = {}, GROUP * (20 if devices else 1)
@@ -169,7 +169,7 @@ def score_resumably(model, claims, texts, args, path, pairs):
     return [finished[pair] for pair in pairs]
 
 def score_with_graph(score, pairs, graph, args):
-    """Score pairs; with a graph, then neighbours of the best in rounds (AlexUNLP-FMT 2025)."""
+    """Score pairs, then in rounds neighbours of the best (AlexUNLP-FMT 2025)."""
     import pandas as pd
     rows, columns = score(pairs), [*PAIR, "score", "truncated"]
     for _ in range(args.rounds if graph else 0):
@@ -180,14 +180,14 @@ def score_with_graph(score, pairs, graph, args):
         rows += score([pair for pair in near if pair not in seen])
     return pd.DataFrame(rows, columns=columns)
 
-# -------------------- Rerank
+# ---------- Rerank
 def combo_score(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
     from scipy.special import expit
     return (1 - alpha) * expit(logits) + alpha * stance
 
 def blend_first_stage(table, weight):
-    """(1 - weight) z(score) + weight z(first) in each claim; what first lacks counts lowest."""
+    """(1 - weight) z(score) + weight z(first) by claim; what first lacks counts lowest."""
     claims, scores = table["claim_id"], table[["score", "first"]]
     above = (scores - scores.groupby(claims).transform("min")).fillna(0)
     by_claim = above.groupby(claims)
@@ -196,7 +196,7 @@ def blend_first_stage(table, weight):
     return (1 - weight) * z["score"] + weight * z["first"]
 
 def with_rest(table, before):
-    """Append what has no score in its old order, at the claim's lowest score - 1, - 2, ..."""
+    """Append what has no score, in its old order, at the lowest score - 1, - 2, ..."""
     import pandas as pd
     rest = before[PAIR].merge(table, on=PAIR, how="left")
     rest = rest[rest["score"].isna()]
@@ -209,7 +209,7 @@ def rerank(args):
     source = args.run or default_run(f"{args.work}/{args.split}")
     is_run = args.model.endswith(".tsv")
     if args.graph and (is_run or args.verdicts):
-        fail("--graph", "neighbours have no verdicts, and no score in a run; leave one out")
+        fail("--graph", "not with --verdicts, or a run as --model")
     files = [source, args.claims, args.corpus, *filter(None, [args.graph, args.verdicts])]
     task = task_of(args, *files, *[args.model] * is_run, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -241,14 +241,14 @@ def rerank(args):
     run = run.loc[run["rank"] <= (args.top_k or len(run)), RUN]
     facts |= {"rows": len(run), "left_out": len(before) - len(before.merge(run, on=PAIR))}
     with written(args.out, task, **facts) as new:
-        run.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+        run.to_csv(new, sep="\t", index=False, float_format="%.9g")
     shutil.rmtree(f"{args.out}.parts", ignore_errors=True)
     print(f"{args.out}: {len(run)} rows, {facts['left_out']} of {len(before)} candidates left out")
     return {"made": [args.out], **facts}
 
-# -------------------- Train
+# ---------- Train
 def read_examples(path, claims, texts, loss):
-    """Return rows (claim, text, target), for the margin loss (claim, positive, negative, -1)."""
+    """Return rows (claim, text, target), for margin (claim, positive, negative, -1)."""
     rows = []
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -265,11 +265,11 @@ def read_examples(path, claims, texts, loss):
                 else:
                     rows.append((claim, texts[example["abstract_id"]], float(example["target"])))
             except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; mine pairs, or tuples, of these claims")
+                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine")
     return list(dict.fromkeys(rows))  # positives of tuples are repeated
 
 def training_table(model, rows):
-    """Return {column: values} of rows, texts truncated, and how many texts are truncated."""
+    """Return {column: values} of rows, and how many texts are truncated."""
     claims, *columns, labels = zip(*rows)
     table, count = {}, 0
     for place, texts in enumerate(columns):
@@ -293,7 +293,7 @@ def loss_of(model, args):
     return loss
 
 def dev_evaluator(model, paths, texts, depth):
-    """Return an evaluator: nDCG@10 of dev claims with evidence; paths: claims, qrels, run."""
+    """Return an evaluator: nDCG@10 of claims with evidence; paths: claims, qrels, run."""
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
     claims, samples = dict(read_table(paths[0], CLAIM)[CLAIM].values), []
     known = {"claim_id": claims, "abstract_id": texts}
@@ -315,7 +315,7 @@ def train(args):
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     dev.append(args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv")
     if not all(map(os.path.exists, dev)):
-        print(f"no dev evaluation without {', '.join(dev)}")
+        print(f"no dev evaluation: wanted {', '.join(dev)}")
         dev = []
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -341,28 +341,28 @@ def train(args):
     shutil.rmtree(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
-# -------------------- Command line
+# ---------- Command line
 def add_shared(add, **model):
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
     add("--model", **model)
-    add("--max-length", type=int, default=512, help="tokens of a pair; a model may read fewer")
+    add("--max-length", type=int, default=512, help="tokens of a pair, at most")
     add("--prompt", help="instruction (default: the model's own)")
 
 def add_rerank(add):
-    add("--run", help="run to rerank (default: hybrid.tsv, else the one that 02 made)")
+    add("--run", help="run to rerank (default: hybrid.tsv, else another of 02)")
     add("--out", default="{work}/{split}/rerank.tsv", help="reranked run")
     add_shared(add, default="{work}/models/reranker", help="reranker; or a RUN.tsv: its scores")
     add("--depth", type=int, default=20, help="candidates per claim that are scored")
     add("--top-k", type=int, help="abstracts per claim, beyond --depth in their old order")
     add("--batch-size", type=int, default=32, help="pairs at a time")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-        help="precision, fp32 in the last layer; auto: half on a GPU, else fp32")
-    add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU if there is one)")
-    add("--first-stage", type=float, default=0, help="weight of --run's scores; both as z-scores")
-    add("--verdicts", help="of --run: P(SUPPORTS) + P(REFUTES) joins the sigmoid of the score")
+        help="precision; auto: half on a GPU")
+    add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU, if any)")
+    add("--first-stage", type=float, default=0, help="weight of --run's z-scores")
+    add("--verdicts", help="of --run: P(SUP) + P(REF) joins the score's sigmoid")
     add("--alpha", type=float, default=0.5, help="weight of --verdicts")
-    add("--graph", help="of 01_index.py: neighbours of the best candidates join them")
+    add("--graph", help="of 01_index.py: neighbours join candidates")
     add("--rounds", type=int, default=20, help="graph: rounds at most")
     add("--neighbours", type=int, default=10, help="graph: neighbours of an abstract")
     add("--beam", type=int, default=30, help="graph: the best of a claim in each round")
@@ -376,12 +376,12 @@ def add_train(add):
     add("--epochs", type=float, default=3, help="passes over the examples")
     add("--lr", type=float, default=2e-5, help="learning rate")
     add("--batch-size", type=int, default=16, dest="batch", help="rows per batch")
-    add("--dev-split", default="dev", help="it chooses the best epoch; none: the last one is kept")
+    add("--dev-split", default="dev", help="it chooses the epoch; none: the last")
     add("--dev-run", help="candidates of dev (default: WORK/DEV_SPLIT/hybrid.tsv)")
-    add("--dev-depth", type=int, default=20, help="how many of a claim are scored")
-    add("--patience", type=int, default=2, help="epochs without a gain before it stops")
-    add("--seed", type=int, default=13, help="of the order of examples, and of a new head")
-    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU if there is one)")
+    add("--dev-depth", type=int, default=20, help="how many are scored")
+    add("--patience", type=int, default=2, help="epochs without a gain")
+    add("--seed", type=int, default=13, help="of order and new head")
+    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU, if any)")
 
 def main():
     run(command_line({rerank: add_rerank, train: add_train}))
@@ -393,25 +393,25 @@ SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it 
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
-    """Print a line on stderr, and keep it for the sidecars."""
+    """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
+    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
     except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; data/convert.py reads other formats")
+        fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -432,7 +432,7 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -444,22 +444,20 @@ def read_corpus(path):
             if name in corpus:
                 fail(f"{path}:{number}", f"a second abstract {name}; remove one")
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    if empty := sum(not record["abstract"] for record in corpus.values()):
-        warn(path, f"{empty} abstracts without text")
     return corpus
 
 def digest(path):
-    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
     if path.is_dir() and Path(f"{path}.meta.json").exists():
         path = Path(f"{path}.meta.json")
     for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
         with one.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # which it adds to
+            hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs."""
+    """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
             fail(path, "not found; run the script that makes it")
@@ -468,12 +466,12 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs, which then stay as they are."""
+    """Return whether this very task has made all outs."""
     made, script = [], Path(sys.argv[0])
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make it; give another --out")
+            fail(out, "not made by this script; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -484,50 +482,50 @@ def up_to_date(args, task, *outs):
 
 @contextlib.contextmanager
 def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
     path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # of nothing, while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    meta.write_text("{}")  # while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
-    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
             "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
 def command_line(jobs):
-    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job = choices.add_parser(name, help=sentence, description=sentence)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
+        job.add_argument("--work", help="what is made of it (default: work/NAME)")
         job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
         job.add_argument("--force", action="store_true", help="make outputs again")
         add_flags(job.add_argument)
+        for flag in job._actions:
+            known = flag.default not in (None, False, argparse.SUPPRESS)
+            flag.help += " (default: %(default)s)" * known
     given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
     args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, str):  # default values have these fields
-            value = value.replace("{data}", args.data).replace("{work}", args.work)
-            setattr(args, name, value.replace("{split}", args.split))
+        for field in ("data", "work", "split") if isinstance(value, str) else ():
+            value = value.replace(f"{{{field}}}", vars(args)[field])
+        setattr(args, name, value)
     return args
 
 def run(args):
-    """Run the job, and print its result as one line of JSON."""
+    """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -538,18 +536,17 @@ def run(args):
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name); it reads safetensors and runs no code. auto: half precision on a GPU."""
+    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
              "auto": half if gpu else torch.float32}
-    print(f"loading {name}", file=sys.stderr)
     try:
         return load(str(name), device=device, trust_remote_code=False, **options,
                     model_kwargs={"dtype": types[dtype], "use_safetensors": True})
-    except Exception as error:  # of many kinds: no such model, no network, damaged files
+    except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/download.py models, hub")
 # --- end of models
 
@@ -564,13 +561,13 @@ def parts_of(out, task):
     return folder
 
 def newest_checkpoint(folder):
-    """Return the newest checkpoint of a Trainer, which writes trainer_state.json last, or None."""
+    """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train from the newest checkpoint in folder on; keep the best epoch. Return losses, curve."""
+    """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
     gpu, curve, callbacks = model.device.type == "cuda", [], []
@@ -596,7 +593,7 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
 def save_model(model, folder):
-    """Save a trained model; its tokenizer without the truncation and padding of training."""
+    """Save a model; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)

@@ -11,13 +11,12 @@ Rerank candidates with a large language model (RankGPT). Job ask: answer a file 
 
 Reads   rerank.tsv, claims and corpus; ask: requests of the OpenAI Batch API
 Writes  llm.tsv; beside it llm.replies.jsonl, from which no reply is asked for again
-        --backend none: llm.requests.jsonl; exit status 3 while requests wait
-Prints  how many requests wait; the last line is JSON, with counts of replies
+        --backend none: llm.requests.jsonl, and exit status 3
+Prints  how many requests wait; the last line is JSON
 
 Examples
     python 04_llm_rerank.py --model gpt-4.1 --fewshot 6
     python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model google/gemma-3-27b-it
-    python 04_llm_rerank.py --method pointwise --prompt mine.txt
     python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl
 """
 import argparse
@@ -40,14 +39,14 @@ import numpy as np
 
 ALPHA = 0.4  # weight of the score before the LLM, Kiepura & Lam 2025, eq. 5
 WINDOW, STEP = 20, 10  # Sun et al. 2023 (RankGPT), section 3.2
-RETRIES = 6  # of a call, by the openai package, which waits longer each time
+RETRIES = 6  # of a call, by the openai package
 CLAIM, PAIR = ["claim_id", "claim"], ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 STORING = threading.Lock()
 
-# -------------------- Prompts
+# ---------- Prompts
 PROMPT = """You judge scientific abstracts for fact-checkers.
 
 Claim: {claim}
@@ -61,7 +60,7 @@ Claim, once more: {claim}
 
 {answer} Write nothing else."""
 AGAIN = "\n\nThe last reply could not be read. Keep to the form that is asked for."
-METHODS = {  # task, form of the answer, examples of answers, name and JSON schema of the answer
+METHODS = {  # task, form of the answer, examples, name and JSON schema of the answer
     "listwise": (
         "Order the {n} abstracts by how much they tell us about whether the claim is true.",
         "Answer with the marks of {wanted} abstracts, best first, like this: {example}.",
@@ -71,13 +70,13 @@ METHODS = {  # task, form of the answer, examples of answers, name and JSON sche
         ["YES", "NO"], ("label", {"type": "string", "enum": ["YES", "NO"]}))}
 
 def answer_text(answer, args):
-    """Return an answer in the form that is asked for: YES, [2] > [1], with --structured JSON."""
+    """Return an answer as it is asked for: YES, [2] > [1], with --structured JSON."""
     if args.structured:
         return json.dumps({METHODS[args.method][3][0]: answer})
     return answer if isinstance(answer, str) else " > ".join(f"[{number}]" for number in answer)
 
 def prompt_of(template, claim, texts, args):
-    """Return the question about a claim and texts. [1] in a text becomes (1): it is no mark."""
+    """Return a question. [1] in a text becomes (1): it is no mark."""
     (task, answer, examples, _), lines, n = METHODS[args.method], [], len(texts)
     for number, text in enumerate(texts, 1):
         text = " ".join(text.split()[: args.max_words or None])
@@ -89,7 +88,7 @@ def prompt_of(template, claim, texts, args):
         example=" or ".join(answer_text(one, args) for one in examples))
 
 def few_shot(shots, template, claims, texts, args):
-    """Return turns: prompts about judged claims and gold orders, which put evidence first."""
+    """Return turns: prompts about judged claims, and orders with evidence first."""
     judged, tables = draw_examples(shots, claims, texts, args.fewshot)
     turns = []
     for rows in tables:
@@ -100,9 +99,9 @@ def few_shot(shots, template, claims, texts, args):
         turns.append({"role": "assistant", "content": answer_text(order.tolist(), args)})
     return turns
 
-# -------------------- Orders
+# ---------- Orders
 def order_in(text, n):
-    """Return the places, from 0, that a reply names: in JSON, in brackets, or if it is no more."""
+    """Return the places, from 0, that a reply names in JSON or brackets, or is made of."""
     brackets = " ".join(re.findall(r"\[([^][]*)\]", text))
     plain = re.fullmatch(r"(abstract|[\d\s>,;])*", text, re.IGNORECASE)
     for part in (str(field_of(text, "order")), brackets, text if plain else ""):
@@ -111,12 +110,12 @@ def order_in(text, n):
             return [k - 1 for k in dict.fromkeys(numbers) if 1 <= k <= n] or None
 
 def windows(n, size, step):
-    """Return the slice of each window, from the bottom of n candidates up to the top."""
+    """Return the slice of each window, from the bottom of n candidates to the top."""
     ends = [n, *range(n - step, size - step, -step)]
     return [slice(max(0, end - size), end) for end in ends if end > 1]
 
 def listwise(seen, template, claims, texts, shots, args):
-    """Return the new rank, from 0, of each row of a run; a window is one round over all claims."""
+    """Return the new place of each row of a run; a window is one round over all claims."""
     turns = few_shot(shots, template, claims, texts, args) if shots else []
     orders = {claim: rows["abstract_id"].tolist() for claim, rows in seen.groupby("claim_id")}
     spans = {claim: windows(len(orders[claim]), args.window, args.step) for claim in orders}
@@ -136,7 +135,7 @@ def listwise(seen, template, claims, texts, shots, args):
     return [orders[claim].index(name) for claim, name in seen[PAIR].to_numpy()]
 
 def pointwise(seen, template, claims, texts, _, args):
-    """Return -P(YES) of each row: P(YES) / (P(YES) + P(NO)); without logprobs 1 or 0, else 0.5."""
+    """Return -P(YES) / (P(YES) + P(NO)) of each row; without logprobs -1, 0, or -0.5."""
     questions, keys, read = [], [], functools.partial(label_in, labels=("YES", "NO"))
     for claim, name in seen[PAIR].to_numpy():
         prompt = prompt_of(template, claims[claim], [texts[name]], args)
@@ -146,7 +145,7 @@ def pointwise(seen, template, claims, texts, _, args):
         keys.append(-chances["YES"] if chances else {"YES": -1, "NO": 0, None: -0.5}[answer])
     return keys
 
-# -------------------- Scores: Kiepura & Lam 2025, eq. 4 and 5
+# ---------- Scores: Kiepura & Lam 2025, eq. 4 and 5
 def fuse(before, sort_keys, alpha):
     """Return alpha min-max(before) + (1 - alpha) (1 - (r - 1) / (n - 1)); r: rank by sort keys."""
     llm, steps = np.empty(len(before)), np.arange(len(before)) / max(1, len(before) - 1)
@@ -154,7 +153,7 @@ def fuse(before, sort_keys, alpha):
     return alpha * (np.asarray(before) - min(before)) / (np.ptp(before) or 1) + (1 - alpha) * llm
 
 def fuse_run(run, seen, sort_keys, args):
-    """Return the run by fused score, ties by its rank; what was not seen follows, below 0."""
+    """Return the run by fused score, ties by rank; what was not seen follows, below 0."""
     run = run.assign(score=float(args.depth) - run["rank"])
     for _, rows in seen.assign(sort_key=sort_keys).groupby("claim_id"):
         before, keys = rows[["score", "sort_key"]].to_numpy().T
@@ -163,13 +162,13 @@ def fuse_run(run, seen, sort_keys, args):
     run = run.iloc[order].groupby("claim_id", sort=False).head(args.top_k)
     return run.assign(rank=run.groupby("claim_id").cumcount() + 1)
 
-# -------------------- Backend openai
+# ---------- Backend openai
 def without_key(text):
     """Return a text without the API key, which a server may quote."""
     return text.replace(API_KEY, "***") if API_KEY else text
 
 def store(path, request, body, error=None):
-    """Append a reply to a file, on disk when this returns. A torn last line stays alone."""
+    """Append a reply to a file, on disk at once. A torn last line stays alone."""
     response = body and {"status_code": 200, "body": body}
     record = {"custom_id": request["custom_id"], "response": response, "error": error}
     with STORING, open(path, "a+b") as file:
@@ -180,7 +179,7 @@ def store(path, request, body, error=None):
         os.fsync(file.fileno())
 
 def refuse_torn(response):
-    """Have the client retry what is no completion in JSON, as a page of HTML with status 200."""
+    """Have the client retry what is no completion, as a page with status 200."""
     try:
         completion = not response.is_success or json.loads(response.read())["choices"]
     except ODD:
@@ -188,7 +187,7 @@ def refuse_torn(response):
     response.status_code = response.status_code if completion else 520
 
 def fetch(request, client, errors, args):
-    """Store the completion of a request, or why the server refuses it for good."""
+    """Store a completion, or why the server refuses a request for good."""
     import openai
     body = request["body"]
     try:
@@ -203,7 +202,7 @@ def fetch(request, client, errors, args):
         errors.append(without_key(f"{error} ({type(error.__cause__).__name__})"))
 
 def ask_endpoint(waiting, args):
-    """Answer requests by an OpenAI-compatible server; what outlasts all retries ends the run."""
+    """Answer requests by an OpenAI-compatible server; what outlasts retries ends the run."""
     import openai
     from tqdm.contrib.concurrent import thread_map
     client, errors = openai.OpenAI(
@@ -215,10 +214,10 @@ def ask_endpoint(waiting, args):
     for error in errors[:1]:
         fail(args.base_url or "openai", f"{error}; check address and key, or run again to go on")
 
-# -------------------- Backend transformers
+# ---------- Backend transformers
 @functools.cache
 def load_local(name, device):
-    """Return tokenizer and model of a hub id, a folder, or a GGUF file, perhaps in a folder."""
+    """Return tokenizer and model of a hub id, a folder, or a GGUF file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     options, place = {"trust_remote_code": False}, name
     for file in [*Path(name).glob("*.gguf")] or [Path(name)] * name.endswith(".gguf"):
@@ -227,7 +226,7 @@ def load_local(name, device):
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side="left", **options)
         model = AutoModelForCausalLM.from_pretrained(
             place, dtype="auto", device_map=device or "auto", use_safetensors=True, **options)
-    except Exception as error:  # of many kinds: no such model, no network, damaged files
+    except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/download.py models, hub")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer, model
@@ -239,16 +238,16 @@ def enum_of(body):
     return [text for field in fields for text in field.get("enum", [])]
 
 def choice_of(enum, logprobs):
-    """Return the choice of a chat completion: the likeliest of enum, with the logprobs of all."""
+    """Return a choice of a chat completion: the likeliest of enum, with all logprobs."""
     if not np.isfinite(logprobs).all():
-        fail("--model", "its output is no number; use --device cpu, or a GPU that has bf16")
+        fail("--model", "its output is no number; use --device cpu")
     top = [{"token": text, "logprob": logprob} for text, logprob in zip(enum, logprobs)]
     best = top[np.argmax(logprobs)]
     return {"message": {"content": best["token"]},
             "logprobs": {"content": [best | {"top_logprobs": top}]}}
 
 def generate(bodies, device):
-    """Return a greedy choice of a chat completion for each body; of an enum by first tokens."""
+    """Return a greedy choice of a chat completion a body; of an enum by first tokens."""
     import torch
     name, limit, enum = bodies[0]["model"], bodies[0].get("max_tokens") or 1024, enum_of(bodies[0])
     tokenizer, model = load_local(name, device)
@@ -263,7 +262,7 @@ def generate(bodies, device):
     if enum:
         first = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in enum]
         if len(set(first)) < len(first):
-            fail(name, f"{' and '.join(enum)} begin with the same token; take another model")
+            fail(name, f"{' and '.join(enum)} begin with one token; take another model")
         rows = out.logits[0].float().log_softmax(-1)[:, first].tolist()
         return [choice_of(enum, row) for row in rows]
     tokens = out.sequences[:, batch["input_ids"].shape[1] :].cpu()
@@ -272,7 +271,7 @@ def generate(bodies, device):
             for text, end in zip(tokenizer.batch_decode(tokens, skip_special_tokens=True), ended)]
 
 def ask_local(waiting, args):
-    """Answer requests in this process, in batches of equal parameters, the longest first."""
+    """Answer requests in batches of equal parameters, the longest first."""
     from tqdm.auto import tqdm
     groups, size = collections.defaultdict(list), args.batch_size
     for request in sorted(waiting, key=lambda one: -len(str(one["body"]["messages"]))):
@@ -284,16 +283,16 @@ def ask_local(waiting, args):
         for request, choice in zip(batch, choices):
             store(args.replies, request, {"choices": [choice]})
 
-# -------------------- Jobs
+# ---------- Jobs
 def answer(waiting, args):
     """Have replies to requests added to --replies, by --backend."""
     {"openai": ask_endpoint, "transformers": ask_local, "none": wait}[args.backend](waiting, args)
 
 def rerank(args):
-    """Order the candidates of each claim by a language model, and fuse with the run's scores."""
+    """Order candidates by a language model, and fuse with the run's scores."""
     shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if args.fewshot]
     if not 1 <= args.step <= args.window or shots and args.method == "pointwise":
-        fail(args.method, "wanted --step from 1 to --window, and --fewshot in listwise alone")
+        fail(args.method, "wanted --step up to --window, --fewshot in listwise alone")
     inputs = [args.run, args.claims, args.corpus, *shots, *filter(None, [args.prompt])]
     task = task_of(args, *inputs, models=[args.model])
     if not args.retry_errors and up_to_date(args, task, args.out):
@@ -307,11 +306,11 @@ def rerank(args):
     order = listwise if args.method == "listwise" else pointwise
     run = fuse_run(run, seen, order(seen, template, claims, texts, shots, args), args)
     with written(args.out, task, rows=len(run), **COUNTS) as new:
-        run[RUN].to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+        run[RUN].to_csv(new, sep="\t", index=False, float_format="%.9g")
     return {"made": [args.out], "rows": len(run), **COUNTS}
 
 def ask(args):
-    """Answer the requests of a file (OpenAI Batch API) that have no reply yet."""
+    """Answer requests (OpenAI Batch API) that have no reply yet."""
     try:
         with open(args.requests, encoding="utf-8-sig") as file:
             requests = [json.loads(line) for line in file]
@@ -323,7 +322,7 @@ def ask(args):
     failed = sum(replies[one["custom_id"]]["error"] is not None for one in requests)
     return {"made": [args.replies], "replies": len(requests), "failed": failed, **COUNTS}
 
-# -------------------- Command line
+# ---------- Command line
 def add_rerank(add):
     add("--run", default="{work}/{split}/rerank.tsv", help="run to rerank")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
@@ -331,13 +330,13 @@ def add_rerank(add):
     add("--out", default="{work}/{split}/llm.tsv", help="fused run")
     add("--depth", type=int, default=20, help="candidates per claim")
     add("--top-k", type=int, default=10, help="abstracts kept per claim")
-    add("--method", choices=METHODS, default="listwise", help="order windows, or judge each alone")
+    add("--method", choices=METHODS, default="listwise", help="order windows, or judge each")
     add("--window", type=int, default=WINDOW, help="abstracts per prompt")
     add("--step", type=int, default=STEP, help="stride of the window, in abstracts")
     add("--best", type=int, default=0, help="ask for the N best of a window; 0: for all")
     add("--alpha", type=float, default=ALPHA, help="weight of the run's score")
-    add("--fewshot", type=int, default=0, help="claims of the train split shown as examples")
-    add("--prompt", metavar="FILE", help="own text: {claim}, {abstracts}; {n}, {wanted}, {example}")
+    add("--fewshot", type=int, default=0, help="claims of train shown as examples")
+    add("--prompt", metavar="FILE", help="with {claim}, {abstracts}; {n}, {wanted}, {example}")
     add_requests(add)
     add_model(add)
 
@@ -356,25 +355,25 @@ SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it 
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
-    """Print a line on stderr, and keep it for the sidecars."""
+    """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
+    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
     except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; data/convert.py reads other formats")
+        fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -395,7 +394,7 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -407,22 +406,20 @@ def read_corpus(path):
             if name in corpus:
                 fail(f"{path}:{number}", f"a second abstract {name}; remove one")
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    if empty := sum(not record["abstract"] for record in corpus.values()):
-        warn(path, f"{empty} abstracts without text")
     return corpus
 
 def digest(path):
-    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
     if path.is_dir() and Path(f"{path}.meta.json").exists():
         path = Path(f"{path}.meta.json")
     for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
         with one.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # which it adds to
+            hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs."""
+    """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
             fail(path, "not found; run the script that makes it")
@@ -431,12 +428,12 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs, which then stay as they are."""
+    """Return whether this very task has made all outs."""
     made, script = [], Path(sys.argv[0])
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make it; give another --out")
+            fail(out, "not made by this script; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -447,50 +444,50 @@ def up_to_date(args, task, *outs):
 
 @contextlib.contextmanager
 def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
     path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # of nothing, while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    meta.write_text("{}")  # while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
-    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
             "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
 def command_line(jobs):
-    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job = choices.add_parser(name, help=sentence, description=sentence)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
+        job.add_argument("--work", help="what is made of it (default: work/NAME)")
         job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
         job.add_argument("--force", action="store_true", help="make outputs again")
         add_flags(job.add_argument)
+        for flag in job._actions:
+            known = flag.default not in (None, False, argparse.SUPPRESS)
+            flag.help += " (default: %(default)s)" * known
     given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
     args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, str):  # default values have these fields
-            value = value.replace("{data}", args.data).replace("{work}", args.work)
-            setattr(args, name, value.replace("{split}", args.split))
+        for field in ("data", "work", "split") if isinstance(value, str) else ():
+            value = value.replace(f"{{{field}}}", vars(args)[field])
+        setattr(args, name, value)
     return args
 
 def run(args):
-    """Run the job, and print its result as one line of JSON."""
+    """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -500,12 +497,12 @@ def run(args):
 # --- end of helpers
 
 # --- requests (same in 04 and 05)
-# The script has AGAIN, for what could not be read, and answer(requests, args).
+# The script has AGAIN and answer(requests, args).
 SPELLINGS = {  # of labels, beside their names
-    "SUPPORTS": ("support", "supported", "entailment", "entails"),
-    "REFUTES": ("refute", "refuted", "contradiction", "contradicts", "contradicted"),
+    "SUPPORTS": ("support", "supported", "entailment"),
+    "REFUTES": ("refute", "refuted", "contradiction"),
     "NEI": ("neutral", "not enough information", "not enough info", "notenoughinfo",
-            "not enough evidence", "insufficient information", "insufficient evidence")}
+            "insufficient evidence")}
 BEFORE = "^((so|the|my|final|label|answer|verdict|is) )+"  # a label in the last line
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
@@ -513,19 +510,19 @@ COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
 NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
 
 def filled(template, **values):
-    """Return a template with {name} replaced by its value; other braces, as JSON's, stay."""
+    """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
 
 def read_prompt(path, *names):
-    """Return a prompt file without its lines that begin with #; it has to hold {names}."""
+    """Return a prompt file that holds {names}, without its lines that begin with #."""
     lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).strip()
     if lacking := [name for name in names if f"{{{name}}}" not in text]:
-        fail(path, f"it needs {{{lacking[0]}}} where that text belongs")
+        fail(path, f"it needs {{{lacking[0]}}}")
     return text
 
 def request_of(messages, limit, form, args):
-    """Return a request of the OpenAI Batch API; form: name and JSON schema of its answer."""
+    """Return a request of the OpenAI Batch API; form: name and schema of its answer."""
     body = {"model": args.model, "messages": messages, "temperature": 0.0, "seed": 13}
     body["max_tokens"] = args.max_tokens or limit
     if "enum" in form[1]:
@@ -540,7 +537,7 @@ def request_of(messages, limit, form, args):
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 def reply_of(record):
-    """Return text ("" if it was cut), error and logprobs of a line of Batch API output."""
+    """Return text ("" if cut), error and logprobs of a line of Batch API output."""
     response = record.get("response") or {}
     error = record.get("error") or response["body"].get("error")
     if error or response.get("status_code", 200) >= 400:
@@ -551,7 +548,7 @@ def reply_of(record):
             "logprobs": None if thoughts else choice.get("logprobs")}
 
 def read_replies(path):
-    """Return {custom_id: reply} of a file, if it exists; an error replaces no completion."""
+    """Return {custom_id: reply} of a file; an error replaces no completion."""
     replies, COUNTS["unusable_lines"] = {}, 0
     for line in Path(path).read_bytes().splitlines() if Path(path).exists() else ():
         try:
@@ -580,7 +577,7 @@ def replies_to(requests, args):
     return replies
 
 def answers_to(questions, form, args):
-    """Return [(answer, reply)] to questions (messages, limit, reader), unread ones asked twice."""
+    """Return [(answer, reply)] to questions (messages, limit, reader); asks twice."""
     answers, places = {}, range(len(questions))
     for words in ("", AGAIN):
         requests = {}
@@ -598,7 +595,7 @@ def answers_to(questions, form, args):
     COUNTS.update(replies=len(answers), unread=len(places), failed=len(errors))
     if errors:
         tell = fail if len(errors) == len(answers) > 1 else warn
-        tell(args.replies, f"{len(errors)} of {len(answers)} requests failed, as with {errors[0]}")
+        tell(args.replies, f"{len(errors)} of {len(answers)} requests failed: {errors[0]}")
     return list(answers.values())
 
 def field_of(text, name):
@@ -609,7 +606,7 @@ def field_of(text, name):
         return None
 
 def words_of(text):
-    """Return the words of a text, in lower case; of the marks, ? ~ [ ] stay: they say something."""
+    """Return the words of a text in lower case, and ? ~ [ ], which say something."""
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 def spellings(labels):
@@ -617,7 +614,7 @@ def spellings(labels):
     return {name.lower(): label for label in labels for name in (label, *SPELLINGS.get(label, ()))}
 
 def label_in(text, labels):
-    """Return the label in the JSON field label, else alone in the last line; None if in doubt."""
+    """Return the label in the JSON field label, else alone in the last line, or None."""
     field, known, found = field_of(text, "label"), spellings(labels), [None]
     for line in [field] if isinstance(field, str) else text.splitlines():
         if words := re.sub(BEFORE, "", words_of(line)):
@@ -630,7 +627,7 @@ def begun_by(token, labels):
     return [name for name in labels if word and name.lower().startswith(word)]
 
 def chances_of(logprobs, labels, label):
-    """Return {label: probability} at the first token that begins one; None, if not of label."""
+    """Return {label: probability} at the first token that begins one, if of label."""
     for token in (logprobs or {}).get("content") or []:
         if begun_by(token, labels):
             sums = dict.fromkeys(labels, 0.0)
@@ -641,7 +638,7 @@ def chances_of(logprobs, labels, label):
             return {name: sums[name] / total for name in sums} if total else None
 
 def draw_examples(shots, claims, texts, number):
-    """Return {claim_id: claim}, and qrels of claims not asked about, an abstract for each label."""
+    """Return {claim_id: claim}, and qrels of claims not asked about, one of each label."""
     judged = dict(read_table(shots[0], CLAIM)[CLAIM].values)
     qrels = read_table(shots[1], [*PAIR, "label"], claim_id=judged, abstract_id=texts, label=LABELS)
     asked = qrels["claim_id"].map(judged).map(words_of).isin(map(words_of, claims.values()))
@@ -650,18 +647,18 @@ def draw_examples(shots, claims, texts, number):
     tables = [rows for _, rows in drawn.groupby("claim_id", sort=False)
               if len(rows) > 1 and "NEI" in set(rows["label"])]
     if len(tables) < number:
-        fail(shots[1], f"only {len(tables)} claims have evidence and NEI; lower --fewshot")
+        fail(shots[1], f"{len(tables)} claims have evidence and NEI; lower --fewshot")
     return judged, sorted(tables, key=len, reverse=True)[:number]
 
 def wait(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
     Path(args.requests).write_text("".join(json.dumps(one) + "\n" for one in waiting))
-    print(f"{args.requests} waits for replies in {args.replies}, by any batch engine; then go on")
+    print(f"{args.requests} waits for {args.replies}, by any batch engine")
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
 
 def with_backend(args):
-    """Return the arguments with who answers, and the paths of requests and replies."""
+    """Return the arguments with the backend, and the paths of requests and replies."""
     remote = args.base_url or os.environ.get("OPENAI_API_KEY")
     args.backend = args.backend or ("openai" if remote else "transformers")
     if "out" in args:
@@ -670,7 +667,7 @@ def with_backend(args):
     return args
 
 def add_requests(add):
-    add("--replies", help="replies that are there (default: beside --out)")
+    add("--replies", help="default: beside --out")
     add("--max-words", type=int, default=0, help="of an abstract; 0: all")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema")
@@ -679,11 +676,11 @@ def add_requests(add):
 def add_model(add):
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
     add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
-    add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="name; or LLM_MODEL")
+    add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="or LLM_MODEL")
     add("--concurrency", type=int, default=16, help="calls at a time")
     add("--timeout", type=float, default=120, help="seconds per call")
     add("--batch-size", type=int, default=8, help="prompts at a time, local models")
-    add("--device", help="of local models (default: a GPU where there is one)")
+    add("--device", help="of local models (default: a GPU, if any)")
     add("--retry-errors", action="store_true", help="ask again what failed")
 # --- end of requests
 

@@ -47,7 +47,7 @@ HEADS = (  # how names of a model's outputs begin, in the order of LABELS
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
 
-# -------------------- Inputs
+# ---------- Inputs
 def run_of(args):
     """Return the path of --run, else of the last run that was made."""
     paths = [f"{args.work}/{args.split}/{name}.tsv" for name in ("llm", "rerank", "hybrid")]
@@ -70,16 +70,16 @@ def pairs_of(table, claims, texts):
     """Return (claim, text) of each row."""
     return [(claims[claim], texts[name]) for claim, name in table[PAIR].values]
 
-# -------------------- Classify
+# ---------- Classify
 def head_order(config):
-    """Return the places of LABELS among a model's outputs, None if it has other outputs."""
+    """Return the places of LABELS among a model's outputs, None if it has others."""
     names = [re.sub("[^a-z]", "", str(name).lower()) for _, name in sorted(config.id2label.items())]
     order = [place for begins in HEADS for place, name in enumerate(names)
              if name.startswith(begins)]
     return order if sorted(order) == [0, 1, 2] == list(range(len(names))) else None
 
 def limit_length(model, length):
-    """Truncate pairs to so many tokens, the abstract only; a model may read fewer."""
+    """Truncate pairs to so many tokens, the abstract only."""
     model.max_seq_length = min(model.max_seq_length or length, length)
     second = getattr(model.config, "stance_claim_first", False)  # NLI models read the claim last
     model[0].processing_kwargs = {"text": {"truncation": "only_second" if second else "only_first"}}
@@ -94,7 +94,7 @@ def open_classifier(name, args, length=512, dtype="auto"):
     return model
 
 def inputs_of(model, pairs):
-    """Return pairs in a model's order, claims cut to half of the tokens; count truncations."""
+    """Return pairs in a model's order, claims cut to half of the tokens, and a count."""
     room = model.max_seq_length - model.tokenizer.num_special_tokens_to_add(pair=True)
     encode = functools.partial(model.tokenizer, add_special_tokens=False, verbose=False)
     inputs, truncated, order = [], 0, getattr(model.config, "stance_claim_first", False)
@@ -110,13 +110,12 @@ def inputs_of(model, pairs):
 def logits_of(model, inputs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
     import torch
-    devices = args.device if len(args.device or ()) > 1 else None  # a list starts processes
     logits = model.predict(
-        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True, device=devices,
+        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True,
         batch_size=vars(args).get("batch_size", 32))
     logits = np.reshape(logits, (-1, 3)).astype(float)
     if not np.isfinite(logits).all():
-        fail(args.job, "logits are not finite; use --dtype fp32, or a lower --lr")
+        fail(args.job, "logits are not finite; see --dtype, --lr")
     return logits[:, head_order(model.config)]
 
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
@@ -129,7 +128,7 @@ def probabilities_of(model, inputs, args, adjust=0.0):
     temperature = getattr(model.config, "stance_temperature", 1.0)
     shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
     if not all(shares):
-        fail("--adjust", "it needs the class shares that training stores")
+        fail("--adjust", "it needs class shares, which training stores")
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
 
 def write_verdicts(run, probabilities, task, args, **facts):
@@ -140,7 +139,7 @@ def write_verdicts(run, probabilities, task, args, **facts):
     facts = {"made": [args.out], "pairs": len(run), "labels": counts, **facts}
     verdicts = run.assign(label=labels, **dict(zip(COLUMNS, probabilities.T)))
     with written(args.out, task, **facts) as new:
-        verdicts.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+        verdicts.to_csv(new, sep="\t", index=False, float_format="%.9g")
     return facts
 
 def classify(args):
@@ -156,18 +155,18 @@ def classify(args):
         facts = write_verdicts(run, probabilities, task, args, truncated=truncated)
     return with_claims(facts, args, args.model, args.device)
 
-# -------------------- Train
+# ---------- Train
 def read_examples(path, claims, texts):
     """Return the table of a file by 02_retrieve.py mine --shape labels."""
     import pandas as pd
     table = pd.read_json(path, lines=True, dtype=False).reindex(columns=QRELS)
     known = table["claim_id"].isin(claims) & table["abstract_id"].isin(texts)
     for row in np.flatnonzero(~(known & table["label"].isin(LABELS)))[:1]:
-        fail(f"{path}:{row + 1}", "no label of a known pair; mine --shape labels")
+        fail(f"{path}:{row + 1}", "no label of a known pair")
     return table
 
 def held_out(table, args):
-    """Return which rows are held out, stratified by label; by claim, all rows of a claim."""
+    """Return which rows are held out, stratified by label; by claim, all of a claim."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
     kind = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
     held = np.zeros(len(table), dtype=bool)
@@ -177,7 +176,7 @@ def held_out(table, args):
     return held
 
 def training_pairs(args, dev):
-    """Return pairs, places of labels, and which are held out; dev: paths of claims and qrels."""
+    """Return pairs, places of labels, and which are held out; dev: claims, qrels."""
     import pandas as pd
     claims, texts = read_texts(args.claims, args.corpus)
     known = {"abstract_id": texts, "label": LABELS}
@@ -198,12 +197,12 @@ def class_weights(counts):
     return 3 * inverse / inverse.sum()
 
 def loss_weights(counts, args):
-    """Return the alphas (3,) of the focal loss, by what is drawn, or (weighted) by counts."""
-    drawn = args.loss == "cross-entropy" or args.loss == "focal" and args.sampler == "balanced"
-    return np.ones(3) if drawn else class_weights(counts)
+    """Return the alphas (3,) of the focal loss, by draws, or (weighted) by counts."""
+    equal = args.loss == "cross-entropy" or args.loss == "focal" and args.sampler == "balanced"
+    return np.ones(3) if equal else class_weights(counts)
 
 def seen_shares(counts, args):
-    """Return the class shares that training sees (3,): what is drawn, times its loss weight."""
+    """Return the class shares that training sees (3,): draws times loss weights."""
     seen = (counts > 0 if args.sampler == "balanced" else counts) * loss_weights(counts, args)
     return seen / seen.sum()
 
@@ -213,7 +212,7 @@ def focal(logits, labels, weights, gamma=2.0):
     return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
 
 def balanced(dataset, seed, generator, batch_size, **options):
-    """Return batches with equally frequent classes, drawn anew in each epoch."""
+    """Return batches of equally frequent classes, drawn anew each epoch."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
     labels = np.array(dataset["label"])
@@ -223,7 +222,7 @@ def balanced(dataset, seed, generator, batch_size, **options):
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
 def with_head(name, model_kwargs, **options):
-    """Return a CrossEncoder with its own head for the three labels, else with a new one."""
+    """Return a CrossEncoder with its own head for the labels, else a new one."""
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -236,7 +235,7 @@ def with_head(name, model_kwargs, **options):
     return model
 
 def freeze(model, what):
-    """Freeze none, the encoder (all but pooler and head), or embeddings and N layers."""
+    """Freeze none, the encoder without pooler, or embeddings and N layers."""
     for name, parameter in model.base_model.named_parameters():
         layer = re.search(r"\blayers?\.(\d+)\.", name)
         if what == "encoder":
@@ -245,7 +244,7 @@ def freeze(model, what):
             parameter.requires_grad = False
 
 def trainer_of(trainer, length, model, how, data, **options):
-    """Return a Trainer; while it is made, it tokenises claims alone."""
+    """Return a Trainer; while made, it tokenises claims alone."""
     model[0].processing_kwargs = {}
     made = trainer(model, how, data, **options)
     limit_length(model, length)
@@ -280,7 +279,7 @@ def assess(logits, gold, out):
     best, majority = (float(f1_score(gold, labels, average="weighted"))
                       for labels in (logits.argmax(axis=1), guess))
     if best <= majority:
-        warn(out, f"held-out F1 {best:.3f}, of the majority label {majority:.3f}; use more pairs")
+        warn(out, f"held-out F1 {best:.3f}, of the majority label {majority:.3f}")
     log_t = 0.0
     if len(gold) >= 30:  # enough to minimise the cross-entropy
         log_t = minimize_scalar(
@@ -318,7 +317,7 @@ def train(args):
     shutil.rmtree(f"{args.out}.parts")
     return {"made": [args.out], **facts}
 
-# -------------------- Language model
+# ---------- Language model
 AGAIN = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 PROMPT = """Claim: {claim}
 
@@ -336,12 +335,12 @@ claim, the label is SUPPORTS; if it directly refutes it, the label is REFUTES.
 Answer with one label, SUPPORTS, REFUTES or NEI, and write nothing else."""
 
 def plain(text, words=0):
-    """Return the first words (0: all) of a text on one line, without tags of the prompts."""
+    """Return the first words (0: all) of a text, without tags of the prompts."""
     text = " ".join(text.split()[: words or None])
     return re.sub(r"<\s*/?\s*(abstract|pair|think)\b[^>]*>", " ", text, flags=re.IGNORECASE)
 
 def message(template, pairs, args):
-    """Return a turn of a chat: one pair as {claim} and {abstract}, many as {pairs}."""
+    """Return a turn: one pair as {claim} and {abstract}, many as {pairs}."""
     texts = [(plain(claim), plain(text, args.max_words)) for claim, text in pairs]
     blocks = [f"<pair {number}>\nClaim: {claim}\nAbstract: {text}\n</pair {number}>"
               for number, (claim, text) in enumerate(texts, 1)]
@@ -349,7 +348,7 @@ def message(template, pairs, args):
         template, claim=texts[0][0], abstract=texts[0][1], n=len(pairs), pairs="\n\n".join(blocks))}
 
 def digits_in(text, n, partly=False):
-    """Return the labels of n pairs, in JSON or lines "number: digit"; partly: if some lack."""
+    """Return the labels of n pairs, in JSON or lines "1: 2"; partly: if some lack."""
     line = r"^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
     said, entries = {}, re.findall(line, text, re.IGNORECASE | re.MULTILINE)
     if isinstance(digits := field_of(text, "digits"), list) and len(digits) == n:
@@ -360,7 +359,7 @@ def digits_in(text, n, partly=False):
     return labels if partly or all(labels) else None
 
 def ask_label(labels, prompts, pairs, shown, args):
-    """Return (label, probabilities) of pairs; shown: (pair, label) of examples."""
+    """Return (label, probabilities) of pairs; shown: examples (pair, label)."""
     turns, found = [], []
     for pair, label in shown:
         answer = json.dumps({"label": label}) if args.structured else label
@@ -412,10 +411,10 @@ def answer(waiting, args):
         sys.exit(status)
 
 def llm(args):
-    """Label the pairs of a run with a language model, by 04_llm_rerank.py."""
+    """Label the pairs of a run with a language model."""
     (ask, count, names), path, facts = STRATEGIES[args.strategy], run_of(args), {"made": []}
     if len(args.prompt) != count and (args.prompt or args.strategy != "one-step"):
-        fail("--prompt", f"--strategy {args.strategy} wants {count}, as in recipes/prompts")
+        fail("--prompt", f"{args.strategy} wants {count}, as in recipes/prompts")
     shots = [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels") if args.fewshot]
     inputs = [path, args.claims, args.corpus, *shots, *args.prompt]
     task = task_of(args, *inputs, models=[args.model])
@@ -429,8 +428,7 @@ def llm(args):
         answers = ask(prompts, pairs_of(run, claims, texts), shown, args)
         unusable = sum(not label for label, _ in answers)
         if unusable:
-            warn(args.replies, f"no reply names a label for {unusable} of {len(answers)} pairs, "
-                 "which become NEI; see --structured")
+            warn(args.replies, f"{unusable} of {len(answers)} pairs have no label, and become NEI")
         chances = []
         for label, own in answers:  # without probabilities of its own, a label has 1
             place = LABELS.index(label or "NEI")
@@ -438,9 +436,9 @@ def llm(args):
         facts = write_verdicts(run, chances, task, args, unusable=unusable, **COUNTS)
     return with_claims(facts, args, None, None)
 
-# -------------------- Aggregate: verdicts on claims
+# ---------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
-    """Return verdict and share of support, from summed probabilities."""
+    """Return verdict and share of support of summed probabilities."""
     if not support + refute:
         return "NOT ENOUGH INFORMATION", None
     share = support / (support + refute)
@@ -448,7 +446,7 @@ def claim_verdict(support, refute):
     return "DISPUTED" if min(share, 1 - share) >= DISPUTE else verdict, round(share, 6)
 
 def best_sentences(model, pairs, labels, args):
-    """Return for each (claim, abstract) the sentence with the highest P(label)."""
+    """Return the sentence of each abstract with the highest P(label)."""
     end, split = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", []
     for claim, text in pairs:
         split.append([(claim, sentence) for sentence in re.split(end, text)])
@@ -460,7 +458,7 @@ def best_sentences(model, pairs, labels, args):
     return best
 
 def claim_line(name, claim, rows):
-    """Return the verdict on a claim as a line of JSON; evidence: rows that are not NEI."""
+    """Return the verdict on a claim as a line of JSON."""
     counts = {label: int((rows["label"] == label).sum()) for label in LABELS}
     rows = rows[rows["label"] != "NEI"]
     sums = [rows["probability"][rows["label"] == label].sum() for label in LABELS[:2]]
@@ -471,7 +469,7 @@ def claim_line(name, claim, rows):
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 def aggregate(args):
-    """Write a verdict per claim: probabilities of SUPPORTS and REFUTES labels, summed."""
+    """Write a verdict per claim, by sums of probabilities of its labels."""
     models = [args.model] if args.model else []
     task = task_of(args, args.verdicts, args.claims, args.corpus, models=models)
     if up_to_date(args, task, args.out):
@@ -492,19 +490,19 @@ def aggregate(args):
     return {"made": [args.out], "claims": len(claims)}
 
 def with_claims(facts, args, model, device):
-    """Return facts after the job aggregate has made --aggregate, if it is given."""
+    """Return facts after aggregate has made --aggregate, if given."""
     flags = {"verdicts": args.out, "out": args.aggregate, "model": model, "device": device}
     claims = aggregate(argparse.Namespace(**vars(args) | flags)) if args.aggregate else {"made": []}
     return facts | {"made": facts["made"] + claims["made"]}
 
-# -------------------- Command line
+# ---------- Command line
 def add_inputs(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
 
 def add_run(add, out, top_k):
     add_inputs(add)
-    add("--run", help="run to label (default: llm, else rerank, else hybrid.tsv)")
+    add("--run", help="default: llm, else rerank, else hybrid.tsv")
     add("--top-k", type=int, default=top_k, help="abstracts per claim; 0: all")
     add("--out", default=out, help="verdicts")
     add("--aggregate", metavar="FILE", help="verdicts on claims, too")
@@ -516,16 +514,16 @@ def add_classify(add):
     add("--adjust", type=float, default=0.0, help="takes out class shares; 1: all")
     add("--batch-size", type=int, default=32, help="pairs at a time")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
-    add("--device", nargs="+", help="cpu, cuda:0 cuda:1 (default: a GPU if there is one)")
+    add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
 
 def add_train(add):
     add_inputs(add)
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--examples", nargs="+", default=[], help="more pairs, of 02 mine --shape labels")
+    add("--examples", nargs="+", default=[], help="of mine --shape labels")
     add("--out", default="{work}/models/classifier", help="model")
     add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
     add("--max-length", type=int, default=512, help="tokens of a pair, at most")
-    add("--freeze", default="none", help="encoder; N: embeddings and N lower layers; none")
+    add("--freeze", default="none", help="none; encoder; N: embeddings, N layers")
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
         help="weighted: by class counts")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="draws of classes")
@@ -533,12 +531,12 @@ def add_train(add):
     add("--lr", type=float, default=5e-5, help="learning rate")
     add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
     add("--batch-size", type=int, default=32, dest="batch", help="pairs per batch")
-    add("--held-out", type=float, default=0.1, help="share that chooses the epoch: 1/N")
+    add("--held-out", type=float, default=0.1, help="share that chooses the epoch")
     add("--split-by", choices=("claim", "instance"), default="claim", help="unit of the split")
     add("--dev-split", help="it chooses instead")
     add("--patience", type=int, default=3, help="epochs without a gain")
     add("--seed", type=int, default=13, help="of split, head and order")
-    add("--device", nargs=1, help="cpu, cuda (default: a GPU if there is one)")
+    add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
 
 def add_llm(add):
     add_run(add, "{work}/{split}/llm_verdicts.tsv", 10)
@@ -554,7 +552,7 @@ def add_aggregate(add):
     add_inputs(add)
     add("--out", default="{work}/{split}/claims.jsonl", help="verdicts on claims")
     add("--model", help="it picks sentences (default: none)")
-    add("--device", nargs=1, help="cpu, cuda (default: a GPU if there is one)")
+    add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
 
 def main():
     jobs = {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
@@ -569,25 +567,25 @@ SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it 
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
-    """Print a line on stderr, and keep it for the sidecars."""
+    """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
+    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
     except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; data/convert.py reads other formats")
+        fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -608,7 +606,7 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -620,22 +618,20 @@ def read_corpus(path):
             if name in corpus:
                 fail(f"{path}:{number}", f"a second abstract {name}; remove one")
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    if empty := sum(not record["abstract"] for record in corpus.values()):
-        warn(path, f"{empty} abstracts without text")
     return corpus
 
 def digest(path):
-    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
     if path.is_dir() and Path(f"{path}.meta.json").exists():
         path = Path(f"{path}.meta.json")
     for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
         with one.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # which it adds to
+            hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs."""
+    """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
             fail(path, "not found; run the script that makes it")
@@ -644,12 +640,12 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs, which then stay as they are."""
+    """Return whether this very task has made all outs."""
     made, script = [], Path(sys.argv[0])
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make it; give another --out")
+            fail(out, "not made by this script; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -660,50 +656,50 @@ def up_to_date(args, task, *outs):
 
 @contextlib.contextmanager
 def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
     path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # of nothing, while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    meta.write_text("{}")  # while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
-    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
             "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
 def command_line(jobs):
-    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job = choices.add_parser(name, help=sentence, description=sentence)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
+        job.add_argument("--work", help="what is made of it (default: work/NAME)")
         job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
         job.add_argument("--force", action="store_true", help="make outputs again")
         add_flags(job.add_argument)
+        for flag in job._actions:
+            known = flag.default not in (None, False, argparse.SUPPRESS)
+            flag.help += " (default: %(default)s)" * known
     given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
     args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, str):  # default values have these fields
-            value = value.replace("{data}", args.data).replace("{work}", args.work)
-            setattr(args, name, value.replace("{split}", args.split))
+        for field in ("data", "work", "split") if isinstance(value, str) else ():
+            value = value.replace(f"{{{field}}}", vars(args)[field])
+        setattr(args, name, value)
     return args
 
 def run(args):
-    """Run the job, and print its result as one line of JSON."""
+    """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -714,18 +710,17 @@ def run(args):
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name); it reads safetensors and runs no code. auto: half precision on a GPU."""
+    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
              "auto": half if gpu else torch.float32}
-    print(f"loading {name}", file=sys.stderr)
     try:
         return load(str(name), device=device, trust_remote_code=False, **options,
                     model_kwargs={"dtype": types[dtype], "use_safetensors": True})
-    except Exception as error:  # of many kinds: no such model, no network, damaged files
+    except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/download.py models, hub")
 # --- end of models
 
@@ -740,13 +735,13 @@ def parts_of(out, task):
     return folder
 
 def newest_checkpoint(folder):
-    """Return the newest checkpoint of a Trainer, which writes trainer_state.json last, or None."""
+    """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train from the newest checkpoint in folder on; keep the best epoch. Return losses, curve."""
+    """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
     gpu, curve, callbacks = model.device.type == "cuda", [], []
@@ -772,19 +767,19 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
 def save_model(model, folder):
-    """Save a trained model; its tokenizer without the truncation and padding of training."""
+    """Save a model; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
 
 # --- requests (same in 04 and 05)
-# The script has AGAIN, for what could not be read, and answer(requests, args).
+# The script has AGAIN and answer(requests, args).
 SPELLINGS = {  # of labels, beside their names
-    "SUPPORTS": ("support", "supported", "entailment", "entails"),
-    "REFUTES": ("refute", "refuted", "contradiction", "contradicts", "contradicted"),
+    "SUPPORTS": ("support", "supported", "entailment"),
+    "REFUTES": ("refute", "refuted", "contradiction"),
     "NEI": ("neutral", "not enough information", "not enough info", "notenoughinfo",
-            "not enough evidence", "insufficient information", "insufficient evidence")}
+            "insufficient evidence")}
 BEFORE = "^((so|the|my|final|label|answer|verdict|is) )+"  # a label in the last line
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
@@ -792,19 +787,19 @@ COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
 NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
 
 def filled(template, **values):
-    """Return a template with {name} replaced by its value; other braces, as JSON's, stay."""
+    """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
 
 def read_prompt(path, *names):
-    """Return a prompt file without its lines that begin with #; it has to hold {names}."""
+    """Return a prompt file that holds {names}, without its lines that begin with #."""
     lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("#")).strip()
     if lacking := [name for name in names if f"{{{name}}}" not in text]:
-        fail(path, f"it needs {{{lacking[0]}}} where that text belongs")
+        fail(path, f"it needs {{{lacking[0]}}}")
     return text
 
 def request_of(messages, limit, form, args):
-    """Return a request of the OpenAI Batch API; form: name and JSON schema of its answer."""
+    """Return a request of the OpenAI Batch API; form: name and schema of its answer."""
     body = {"model": args.model, "messages": messages, "temperature": 0.0, "seed": 13}
     body["max_tokens"] = args.max_tokens or limit
     if "enum" in form[1]:
@@ -819,7 +814,7 @@ def request_of(messages, limit, form, args):
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 def reply_of(record):
-    """Return text ("" if it was cut), error and logprobs of a line of Batch API output."""
+    """Return text ("" if cut), error and logprobs of a line of Batch API output."""
     response = record.get("response") or {}
     error = record.get("error") or response["body"].get("error")
     if error or response.get("status_code", 200) >= 400:
@@ -830,7 +825,7 @@ def reply_of(record):
             "logprobs": None if thoughts else choice.get("logprobs")}
 
 def read_replies(path):
-    """Return {custom_id: reply} of a file, if it exists; an error replaces no completion."""
+    """Return {custom_id: reply} of a file; an error replaces no completion."""
     replies, COUNTS["unusable_lines"] = {}, 0
     for line in Path(path).read_bytes().splitlines() if Path(path).exists() else ():
         try:
@@ -859,7 +854,7 @@ def replies_to(requests, args):
     return replies
 
 def answers_to(questions, form, args):
-    """Return [(answer, reply)] to questions (messages, limit, reader), unread ones asked twice."""
+    """Return [(answer, reply)] to questions (messages, limit, reader); asks twice."""
     answers, places = {}, range(len(questions))
     for words in ("", AGAIN):
         requests = {}
@@ -877,7 +872,7 @@ def answers_to(questions, form, args):
     COUNTS.update(replies=len(answers), unread=len(places), failed=len(errors))
     if errors:
         tell = fail if len(errors) == len(answers) > 1 else warn
-        tell(args.replies, f"{len(errors)} of {len(answers)} requests failed, as with {errors[0]}")
+        tell(args.replies, f"{len(errors)} of {len(answers)} requests failed: {errors[0]}")
     return list(answers.values())
 
 def field_of(text, name):
@@ -888,7 +883,7 @@ def field_of(text, name):
         return None
 
 def words_of(text):
-    """Return the words of a text, in lower case; of the marks, ? ~ [ ] stay: they say something."""
+    """Return the words of a text in lower case, and ? ~ [ ], which say something."""
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 def spellings(labels):
@@ -896,7 +891,7 @@ def spellings(labels):
     return {name.lower(): label for label in labels for name in (label, *SPELLINGS.get(label, ()))}
 
 def label_in(text, labels):
-    """Return the label in the JSON field label, else alone in the last line; None if in doubt."""
+    """Return the label in the JSON field label, else alone in the last line, or None."""
     field, known, found = field_of(text, "label"), spellings(labels), [None]
     for line in [field] if isinstance(field, str) else text.splitlines():
         if words := re.sub(BEFORE, "", words_of(line)):
@@ -909,7 +904,7 @@ def begun_by(token, labels):
     return [name for name in labels if word and name.lower().startswith(word)]
 
 def chances_of(logprobs, labels, label):
-    """Return {label: probability} at the first token that begins one; None, if not of label."""
+    """Return {label: probability} at the first token that begins one, if of label."""
     for token in (logprobs or {}).get("content") or []:
         if begun_by(token, labels):
             sums = dict.fromkeys(labels, 0.0)
@@ -920,7 +915,7 @@ def chances_of(logprobs, labels, label):
             return {name: sums[name] / total for name in sums} if total else None
 
 def draw_examples(shots, claims, texts, number):
-    """Return {claim_id: claim}, and qrels of claims not asked about, an abstract for each label."""
+    """Return {claim_id: claim}, and qrels of claims not asked about, one of each label."""
     judged = dict(read_table(shots[0], CLAIM)[CLAIM].values)
     qrels = read_table(shots[1], [*PAIR, "label"], claim_id=judged, abstract_id=texts, label=LABELS)
     asked = qrels["claim_id"].map(judged).map(words_of).isin(map(words_of, claims.values()))
@@ -929,18 +924,18 @@ def draw_examples(shots, claims, texts, number):
     tables = [rows for _, rows in drawn.groupby("claim_id", sort=False)
               if len(rows) > 1 and "NEI" in set(rows["label"])]
     if len(tables) < number:
-        fail(shots[1], f"only {len(tables)} claims have evidence and NEI; lower --fewshot")
+        fail(shots[1], f"{len(tables)} claims have evidence and NEI; lower --fewshot")
     return judged, sorted(tables, key=len, reverse=True)[:number]
 
 def wait(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
     Path(args.requests).write_text("".join(json.dumps(one) + "\n" for one in waiting))
-    print(f"{args.requests} waits for replies in {args.replies}, by any batch engine; then go on")
+    print(f"{args.requests} waits for {args.replies}, by any batch engine")
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
 
 def with_backend(args):
-    """Return the arguments with who answers, and the paths of requests and replies."""
+    """Return the arguments with the backend, and the paths of requests and replies."""
     remote = args.base_url or os.environ.get("OPENAI_API_KEY")
     args.backend = args.backend or ("openai" if remote else "transformers")
     if "out" in args:
@@ -949,7 +944,7 @@ def with_backend(args):
     return args
 
 def add_requests(add):
-    add("--replies", help="replies that are there (default: beside --out)")
+    add("--replies", help="default: beside --out")
     add("--max-words", type=int, default=0, help="of an abstract; 0: all")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema")
@@ -958,11 +953,11 @@ def add_requests(add):
 def add_model(add):
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
     add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
-    add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="name; or LLM_MODEL")
+    add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="or LLM_MODEL")
     add("--concurrency", type=int, default=16, help="calls at a time")
     add("--timeout", type=float, default=120, help="seconds per call")
     add("--batch-size", type=int, default=8, help="prompts at a time, local models")
-    add("--device", help="of local models (default: a GPU where there is one)")
+    add("--device", help="of local models (default: a GPU, if any)")
     add("--retry-errors", action="store_true", help="ask again what failed")
 # --- end of requests
 

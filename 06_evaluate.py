@@ -1,15 +1,15 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "ir-measures==0.4.3", "jinja2==3.1.6", "matplotlib==3.11.2", "numpy==2.4.6", "pandas==3.1.1",
+#   "ir-measures==0.4.3", "jinja2==3.1.6", "numpy==2.4.6", "pandas==3.1.1",
 # ]
 # ///
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
 Reads   runs, verdicts, qrels; for the page also claims, corpus, claims.jsonl
-Writes  metrics.tsv, .tex, .json (intervals, p-values, counts, too), .claims.tsv (by claim); a page
-        with all rankings; submission: a table and its zip
+Writes  metrics.tsv, .tex, .json (with intervals, p-values, counts), .claims.tsv (by claim);
+        --report: a page with all rankings; submission: a table and its zip
 Prints  the table, what explains it, counts; the last line is JSON
 
 Examples
@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import csv
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -54,7 +53,7 @@ STANCE, CONFUSION = ("P", "R", "F1", "macro F1"), "confusion"
 PER_CLAIM = ["R@5", "Success@1"]  # for the page, for McNemar's test
 NOTES = {  # what a table may show: what explains it
     r"^\*\*": "Bold: the best run. Italics: the second best.",
-    "†": "† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).",
+    "†": "† differs from the first run, p < 0.05 (paired randomisation, Holm).",
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
     "^pooled": "Pooled R@k is a mean over pairs.",
     "^Judged": "Judged@k is a mean over all claims.",
@@ -63,15 +62,15 @@ NOTES = {  # what a table may show: what explains it
     "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
     "^macro": "Macro F1 is not weighted.",
     "^abstract": "Abstract P, R, F1: evidence with the right label."}
-UNJUDGED, NOTHING = -1, -2  # of labels by rank
+UNJUDGED, NOTHING = -1, -2  # of labels
 TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "climatecheck2026-narratives": 10,
          "checkthat4b": 5}  # abstracts per claim
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
-# -------------------- Runs beside judgements
+# ---------- Runs beside judgements
 def judged_rows(path, qrels):
-    """Return the rows of a run for claims of the qrels, and counts of what is missing."""
+    """Return a run's rows for claims of the qrels, and counts of what is missing."""
     run = read_table(path, RUN)
     if "label" in run:
         read_table(path, RUN, label=LABELS)  # which refuses other labels
@@ -79,10 +78,8 @@ def judged_rows(path, qrels):
         if not run[column].isin(qrels[column]).any():
             fail(path, f"no {column} is in the qrels; name others")
     claims, given = set(qrels["claim_id"]), set(run["claim_id"])
-    run = run[run["claim_id"].isin(claims)]
-    first = run.loc[run["rank"] <= 10, PAIR]
-    return run, {"claims without rows": len(claims - given), "unknown claims": len(given - claims),
-                 "unjudged of first 10": round(1 - len(first.merge(qrels)) / len(first), 3)}
+    counts = {"claims without rows": len(claims - given), "unknown claims": len(given - claims)}
+    return run[run["claim_id"].isin(claims)], counts
 
 def judgements(run, qrels):
     """Return claims, R relevant and N other abstracts of each, labels by rank."""
@@ -97,9 +94,9 @@ def judgements(run, qrels):
     N = (relevant.size() - R).to_numpy()
     return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=N, labels=labels, said=said)
 
-# -------------------- Measures of a claim
-# A fraction (numerator, denominator), both [claims], of gold labels [claims, ranks]. A run's value
-# is the sum of numerators / that of denominators; with denominator 0, a claim does not count.
+# ---------- Measures of a claim
+# (numerator, denominator), both [claims], of gold labels [claims, ranks]. A run's value is the sum
+# of numerators / that of denominators; a claim with denominator 0 does not count.
 def evidence(labels):
     return (labels == 0) | (labels == 1)  # SUPPORTS or REFUTES
 
@@ -134,15 +131,13 @@ def abstract_level(gold):
             "abstract F1": (2 * right, called + R)}
 
 def trec_fraction(name, run, qrels, gold):
-    """A measure of ir-measures; ranks stand in for scores. Judged@k is of all claims."""
+    """A measure of ir-measures, by ranks. Judged@k is of all claims."""
     from ir_measures import iter_calc, parse_measure
     ids = {"claim_id": "query_id", "abstract_id": "doc_id"}
     judged = qrels.rename(columns=ids).assign(relevance=(qrels["label"] != "NEI").astype(int))
     try:
         measure = parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         ranked = run.rename(columns=ids).assign(score=-run["rank"].astype(float))
-        if at_k := re.fullmatch(r"\w+@(\d+)", name):  # saves time
-            ranked = ranked[ranked["rank"] <= int(at_k[1])]
         found = {claim: value for claim, _, value in iter_calc([measure], judged, ranked)}
     except Exception:
         fail("--measures", f"cannot compute {name!r}; see --help")
@@ -157,7 +152,7 @@ def confusion(labels, said):
     return matrices
 
 def stance_scores(matrices):
-    """Weighted P, R, F1, and macro F1 over labels that occur, of matrices [..., gold, given]."""
+    """Weighted P, R, F1, and macro F1 of labels that occur; matrices [..., gold, given]."""
     right = np.diagonal(matrices, axis1=-2, axis2=-1)
     support, given = matrices.sum(-1), matrices.sum(-2)
     f1 = 2 * right / (support + given)
@@ -165,7 +160,7 @@ def stance_scores(matrices):
     weighted = [(score * support).sum(-1) / support.sum(-1) for score in scores]
     return [*weighted, np.nanmean(f1, axis=-1)]
 
-# -------------------- Measures of a run
+# ---------- Measures of a run
 # parts: {measure: its fractions [claims, 2], CONFUSION: matrices [claims, 3, 3]}
 def parts_of_measures(run, qrels, names, depth):
     """Return the parts of measures; stance and B-Pref see the first depth ranks."""
@@ -192,7 +187,7 @@ def values_of(sums, names):
         known[name] = compose([known[member] for member in members], axis=0)
     return np.stack([known[name] for name in names], axis=-1)
 
-# -------------------- Comparison of runs (stacks: {measure: [runs, claims, ...]})
+# ---------- Comparison of runs (stacks: {measure: [runs, claims, ...]})
 def intervals(stacks, names, resamples, seed):
     """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs, measures]."""
     claims, rng = stacks[CONFUSION].shape[1], np.random.default_rng(seed)
@@ -201,7 +196,7 @@ def intervals(stacks, names, resamples, seed):
     return np.nanquantile(values_of(sums, names), (0.025, 0.975), axis=0)
 
 def randomisation(stacks, names, resamples, seed):
-    """Two-sided p of paired randomisation against the first run (Smucker et al. 2007)."""
+    """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
     sums = {name: stack.sum(1) for name, stack in stacks.items()}
@@ -232,7 +227,7 @@ def compare(parts, names, resamples, seed):
     cells["p"] = cells["p"].mask(cells["difference"].isna())
     return cells | {"p_holm": cells["p"].apply(holm)}
 
-# -------------------- Tables
+# ---------- Tables
 def texts_of(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
     """Return cells as texts; patterns mark the best and second."""
     values = cells["value"]
@@ -270,21 +265,21 @@ def tables_of(cells, parts, claims, counts):
             ".tex": tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
             ".claims.tsv": pd.concat(by_claim, names=["run", "claim_id"]).to_csv(sep="\t")}
 
-# -------------------- Report
+# ---------- Report
 PAGE = """<!doctype html>
 <meta charset="utf-8">
 <style>
 body { font: 15px/1.5 sans-serif; max-width: 80rem; margin: auto }
 pre { overflow: auto } small { color: #667; display: block }
 .runs { display: flex; gap: .7rem; overflow: auto } .runs > div { flex: 1 0 15rem }
-.hit { margin: .3rem 0; font-size: .8rem; background: #eee } .missed { border: 1px dashed }
+.hit { margin: .3rem 0; background: #eee } .missed { border: 1px dashed }
 .SUPPORTS { background: #cfd } .REFUTES { background: #fcc } .NEI { background: #ffc }
 </style>
-<h1 id="title"></h1><pre id="table"></pre>%s
+<h1 id="title"></h1><pre id="table"></pre>
 <p>R@5 stands below a claim. Dashed: evidence that ten ranks miss. Gold:
 <b class="SUPPORTS">SUPPORTS</b> <b class="REFUTES">REFUTES</b> <b class="NEI">NEI</b></p>
 <input id="search" placeholder="Search"><select id="order"></select>
-<small id="count"></small><div id="claims"></div>
+<div id="claims"></div>
 <script id="json" type="application/json">%s</script>
 <script>  // an element with an id is a global name
 const data = JSON.parse(json.textContent), runs = data.runs, abstracts = new Map(data.abstracts);
@@ -318,33 +313,17 @@ search.oninput = order.onchange = () => {
   const found = data.claims.filter(one => one.text.toLowerCase().includes(word));
   found.sort((a, b) => n < 0 ? 0 : key(a) - key(b));
   claims.replaceChildren(...found.map(claim => claim.node));
-  count.textContent = `${found.length} of ${data.claims.length} claims`;
 };
 search.oninput();
 </script>
 """
 
 def side_by_side(run, qrels):
-    """Return [claim, abstract, gold, rank, said] of ten ranks, then of evidence they miss."""
+    """Return [claim, abstract, gold, rank, said] of ten ranks, and evidence they miss."""
     both = run.rename(columns={"label": "said"}).merge(qrels, how="outer").fillna({"rank": 1e9})
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])]
     both = both.reindex(columns=[*QRELS, "rank", "said"]).sort_values("rank", kind="stable")
     return both.astype(object).fillna("").to_numpy().tolist()
-
-def plot(runs, qrels):
-    """Return R@k by k of {run: table}, as SVG."""
-    from matplotlib import figure, rc_context
-    text = io.StringIO()
-    with rc_context({"svg.hashsalt": "", "svg.fonttype": "none", "text.parse_math": False}):
-        axes = figure.Figure((9, 4), layout="constrained").subplots()
-        for number, run in enumerate(runs.values()):  # there are ten colours
-            gold = judgements(run, qrels)
-            found = evidence(gold.labels)[gold.R > 0].cumsum(1) / gold.R[gold.R > 0, None]
-            axes.semilogx(range(1, found.shape[1] + 1), found.mean(0), "-:"[number // 10 % 2])
-        axes.set(xlabel="k", ylabel="R@k")
-        axes.figure.legend(axes.lines, list(runs), loc="outside right upper")
-        axes.figure.savefig(text, format="svg", metadata={"Date": None})
-    return re.search("<svg.*", text.getvalue(), re.DOTALL)[0]
 
 def report(args, runs, qrels, parts, cells):
     """Return the page; runs: {run: its table}; parts: {run: its parts}."""
@@ -352,10 +331,9 @@ def report(args, runs, qrels, parts, cells):
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     recalls = np.stack([one["R@5"] for one in parts.values()], axis=1)  # [claims, runs, 2]
     abstracts, claims, verdicts = {}, [], {}
-    aggregated = args.aggregated or f"{args.work}/{args.split}/claims.jsonl"
-    if args.aggregated or Path(aggregated).exists():
-        with open(aggregated, encoding="utf-8") as file:
-            verdicts = {one["claim_id"]: one for one in map(json.loads, file)}
+    if (aggregated := Path(args.work, args.split, "claims.jsonl")).exists():
+        lines = aggregated.read_bytes().splitlines()
+        verdicts = {one["claim_id"]: one for one in map(json.loads, lines)}
     for _, name, *_ in sum(rows.values(), []):
         known = corpus.get(name, {})
         abstracts[name] = [str(known.get(field) or "") for field in ("title", "abstract")]
@@ -367,9 +345,9 @@ def report(args, runs, qrels, parts, cells):
     data = {"title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
             "table": markdown(texts_of(cells, bounds)), "claims": claims,
             "runs": list(rows.items()), "abstracts": list(abstracts.items())}
-    return PAGE % (plot(runs, qrels), json.dumps(data).replace("<", "\\u003c"))
+    return PAGE % json.dumps(data).replace("<", "\\u003c")
 
-# -------------------- Jobs
+# ---------- Jobs
 def evaluate(args):
     """Score runs with measures, and compare them with the first."""
     folder, names, parts, counts, runs = f"{args.work}/{args.split}", [], {}, {}, {}
@@ -377,7 +355,7 @@ def evaluate(args):
     paths = args.runs or [path for path in stages if Path(path).exists()]
     stems = [Path(path).stem for path in paths]
     if not paths:
-        fail(folder, "no run; make one by 02_retrieve.py, or name some")
+        fail(folder, "no run; see 02_retrieve.py")
     for word in args.measures:
         names += MEASURES[word].split(", ") if word in MEASURES else [word]
     names = list(dict.fromkeys(names))
@@ -419,7 +397,7 @@ def submission(args):
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=read_corpus(args.corpus))
     run = claims.to_frame().merge(run[run["rank"] <= top_k])
     for claim in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
-        fail(args.run, f"claim {claim} has fewer than {top_k} abstracts; see --top-k")
+        fail(args.run, f"claim {claim} has fewer than {top_k} abstracts")
     if listed:
         run = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
         run = run.rename_axis("post_id").rename("preds").reset_index()
@@ -438,18 +416,17 @@ def submission(args):
         archive.writestr(name, text, zipfile.ZIP_DEFLATED)
     return {"made": outs, "rows": len(run)}
 
-# -------------------- Command line
+# ---------- Command line
 def add_evaluate(add):
     add("runs", nargs="*", help="the baseline first (default: those in WORK/SPLIT)")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page")
-    add("--aggregated", help="verdicts on claims (default: WORK/SPLIT/claims.jsonl)")
-    add("--out", help="table (default: WORK/SPLIT/metrics.tsv, or metrics-QRELS.tsv)")
+    add("--out", help="default: metrics.tsv in WORK/SPLIT, or metrics-QRELS.tsv")
     add("--report", metavar="PAGE", help="HTML page")
     add("--measures", nargs="+", default=["climatecheck2025"],
         help=", ".join([*MEASURES, *COMPOSED, *STANCE, "pooled R@k, or any of ir-measures"]))
-    add("--depth", type=int, default=10, help="ranks that labels and B-Pref see")
+    add("--depth", type=int, default=10, help="ranks seen by labels and B-Pref")
     add("--resamples", type=int, default=2000, help="for intervals, p-values")
     add("--seed", type=int, default=13, help="of resampling")
 
@@ -458,7 +435,7 @@ def add_submission(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="all must have rows")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
     add("--narratives", default="{work}/{split}/narratives.tsv", help="codes of claims")
-    add("--out", help="table or zip (default: WORK/SPLIT/TASK/predictions)")
+    add("--out", help="default: predictions.zip in WORK/SPLIT/TASK")
     add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
     add("--top-k", type=int, help="per claim (default: the task's)")
 
@@ -472,25 +449,25 @@ SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it 
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
-    """Print a line on stderr, and keep it for the sidecars."""
+    """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
+    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
     except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; data/convert.py reads other formats")
+        fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -511,7 +488,7 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -523,22 +500,20 @@ def read_corpus(path):
             if name in corpus:
                 fail(f"{path}:{number}", f"a second abstract {name}; remove one")
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    if empty := sum(not record["abstract"] for record in corpus.values()):
-        warn(path, f"{empty} abstracts without text")
     return corpus
 
 def digest(path):
-    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
     if path.is_dir() and Path(f"{path}.meta.json").exists():
         path = Path(f"{path}.meta.json")
     for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
         with one.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # which it adds to
+            hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs."""
+    """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
             fail(path, "not found; run the script that makes it")
@@ -547,12 +522,12 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs, which then stay as they are."""
+    """Return whether this very task has made all outs."""
     made, script = [], Path(sys.argv[0])
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make it; give another --out")
+            fail(out, "not made by this script; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -563,50 +538,50 @@ def up_to_date(args, task, *outs):
 
 @contextlib.contextmanager
 def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
     path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # of nothing, while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    meta.write_text("{}")  # while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
-    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
             "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
 def command_line(jobs):
-    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job = choices.add_parser(name, help=sentence, description=sentence)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
+        job.add_argument("--work", help="what is made of it (default: work/NAME)")
         job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
         job.add_argument("--force", action="store_true", help="make outputs again")
         add_flags(job.add_argument)
+        for flag in job._actions:
+            known = flag.default not in (None, False, argparse.SUPPRESS)
+            flag.help += " (default: %(default)s)" * known
     given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
     args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, str):  # default values have these fields
-            value = value.replace("{data}", args.data).replace("{work}", args.work)
-            setattr(args, name, value.replace("{split}", args.split))
+        for field in ("data", "work", "split") if isinstance(value, str) else ():
+            value = value.replace(f"{{{field}}}", vars(args)[field])
+        setattr(args, name, value)
     return args
 
 def run(args):
-    """Run the job, and print its result as one line of JSON."""
+    """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:

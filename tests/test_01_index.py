@@ -83,7 +83,7 @@ def test_windows_of_a_long_text_overlap_and_short_texts_are_as_they_were(toy, ca
     texts = list(ABSTRACTS.values())
     lengths = [len(row) for row in encoder.tokenizer(texts)["input_ids"]]
     short = np.array(lengths) <= 16
-    assert 0 < short.sum() < 12 and meta_of(toy / "t/dense")["truncated"] == 12 - short.sum()
+    assert 0 < short.sum() < 12
     cosines = (pooled * cut).sum(axis=1)
     assert (cosines[short] > 0.9999).all() and (cosines[~short] < 0.9999).all()
 
@@ -214,6 +214,6 @@ def test_a_trained_model_reads_its_own_length_and_is_indexed_by_the_next_call(re
 def test_early_stopping_keeps_the_best_epoch(ready, call):
     done = facts(call(SCRIPT, *TRAIN, "--epochs", 6, "--patience", 1, cwd=ready))
     [curve] = [value for name, value in done.items() if "ndcg" in name or name == "dev"]
-    assert len(curve) < 8 and set(done) >= {"examples", "rows", "negatives_left_out", "loss"}
+    assert len(curve) < 8 and set(done) >= {"examples", "rows", "loss"}
     tsv(ready / "data/demo/qrels.dev.tsv", [*KEY, "label"], [("c3", "0001", "SUPPORTS")])
     assert facts(call(SCRIPT, *TRAIN, "--epochs", 1, cwd=ready))["made"]  # other judgements

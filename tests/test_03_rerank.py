@@ -183,7 +183,7 @@ def test_neighbours_by_01_join(toy, call, refused):
     words = ("--model", "tiny", "--out", "new.tsv", "--depth", 4, "--graph", GRAPH)
     facts(call(SCRIPT, *words, cwd=toy))
     assert (read(toy / "new.tsv").groupby("claim_id").size() == 12).all()  # all are reached
-    refused(toy, SCRIPT, *words, "--model", "new.tsv", said="--graph: neighbours have no verdicts")
+    refused(toy, SCRIPT, *words, "--model", "new.tsv", said="--graph: not with --verdicts")
     with open(toy / "data/demo/corpus.jsonl", "a") as file:
         file.write('{"abstract_id": "0013", "abstract": "snow"}\n')
     refused(toy, SCRIPT, *words, said=f"{GRAPH}: the corpus has changed", kept=".parts")
@@ -279,7 +279,7 @@ def test_without_dev_the_last_epoch_is_kept(toy, call):
     tiny(toy / "tiny")
     words = (*TRAIN, "data/demo/pairs.jsonl", "--epochs", 1, "--dev-split", "none")
     done = call(SCRIPT, *words, cwd=toy)
-    assert facts(done)["dev_ndcg@10"] == [] and "no dev evaluation without" in done.stdout
+    assert facts(done)["dev_ndcg@10"] == [] and "no dev evaluation: wanted" in done.stdout
 
 LOSS = {'    if args.loss == "bce":\n': '''    if args.loss == "mse":
         return losses.MSELoss(model)

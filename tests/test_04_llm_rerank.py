@@ -260,7 +260,7 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     server = endpoint(lambda prompt: filtered if "Claim: Polar" in prompt else last_first(prompt))
     done = rerank(server, "--alpha", 0)
     assert facts(done)["failed"] == 1 and SECRET not in (toy / REPLIES).read_text()
-    assert "1 of 3 requests failed, as with" in done.stderr and SECRET not in done.stderr
+    assert "1 of 3 requests failed: " in done.stderr and SECRET not in done.stderr
     assert "filtered ***" in done.stderr
     found = orders(toy / OUT)
     for claim, names in orders(toy / HYBRID).items():

@@ -199,7 +199,7 @@ def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
     refused(toy, SCRIPT, *words, "--dev-split", "dev", said="claims.dev.tsv")
     facts(call(SCRIPT, *HYBRID, "--model", "m", *SHORT, "--adjust", 0.5, cwd=toy))
     words = (*HYBRID, "--model", "nli", *SHORT, "--adjust", 0.5, "--out", "v.tsv")
-    refused(toy, SCRIPT, *words, said="--adjust: it needs the class shares")
+    refused(toy, SCRIPT, *words, said="--adjust: it needs class shares")
 
 # ---------------------------------------------------------------- Language models
 @pytest.mark.parametrize(("reply", "wanted"), [row[1:] for row in cases("replies.tsv")
@@ -232,7 +232,7 @@ def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint)
     done = llm(server, "--top-k", 2, "--aggregate", "c.jsonl")
     made = facts(done)
     assert made["labels"] == {"SUPPORTS": 2, "REFUTES": 2, "NEI": 2} and made["unusable"] == 2
-    assert "no reply names a label for 2 of 6 pairs" in done.stderr and len(server.asked) == 10
+    assert "2 of 6 pairs have no label" in done.stderr and len(server.asked) == 10
     assert read(toy / VERDICTS)[P].max(axis=1).eq(1).all()
     assert [line["verdict"] for line in records(toy / "c.jsonl")] == [
         "NOT ENOUGH INFORMATION", "REFUTED", "SUPPORTED"]
@@ -262,7 +262,7 @@ def test_two_steps_batches_and_examples(toy, llm, endpoint):
     roles = [turn["role"] for turn in server.asked[-1]["messages"]]
     assert roles == ["user", "assistant"] * 5 + ["user"]  # c2 has three labels, c1 has two
     done = llm(server, "--strategy", "two-step")
-    assert done.returncode == 2 and "--strategy two-step wants 2" in done.stderr
+    assert done.returncode == 2 and "--prompt: two-step wants 2" in done.stderr
 
 @pytest.mark.parametrize("path", sorted(PROMPTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_a_prompt_names_its_source_and_ends_with_the_form_of_the_answer(path):

@@ -69,7 +69,6 @@ def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
     path.write_text(good)
     found = KIT.read_corpus(path)
     assert list(found) == ["7", "a"] and found["7"]["year"] == 1 and found["a"]["abstract"] == ""
-    assert "1 abstracts without text" in capsys.readouterr().err
     for line in ("[]", "{", '{"abstract": ""}', '{"abstract_id": "7"}'):
         path.write_text(good + line)
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
@@ -120,7 +119,7 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
 def test_a_folder_is_replaced_only_if_the_kit_made_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
-    assert "mine: this script did not make it" in refusal(capsys, KIT.up_to_date, ARGS, {}, "mine")
+    assert "mine: not made by this script" in refusal(capsys, KIT.up_to_date, ARGS, {}, "mine")
     for name in "ab":
         with KIT.written("index", {}) as new:
             new.mkdir()

@@ -44,6 +44,8 @@ def jobs_of(script):
 
 def test_the_scripts_are_light():
     assert sum(text.count("\n") for text in TEXTS.values()) <= 4100
+    assert sum(len(text.encode()) for text in TEXTS.values()) <= 214_000
+    assert sum(path.read_text("utf-8").count("\n") for path in ROOT.glob("tests/*.py")) <= 4000
     for name in LIGHT:
         text = TEXTS[name]
         assert text.count("\n") <= LINES[name], name

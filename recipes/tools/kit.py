@@ -132,25 +132,25 @@ SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it 
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
-    """Print a line on stderr, and keep it for the sidecars."""
+    """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: values that it may hold}."""
+    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
     try:
         table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
                             encoding="utf-8-sig")
     except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; data/convert.py reads other formats")
+        fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)}, rows as long as it; see data/convert.py")
+        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
             '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
@@ -171,7 +171,7 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 def read_corpus(path):
-    """Read {abstract_id: record} in file order. An abstract that is missing or null is ""."""
+    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -183,22 +183,20 @@ def read_corpus(path):
             if name in corpus:
                 fail(f"{path}:{number}", f"a second abstract {name}; remove one")
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    if empty := sum(not record["abstract"] for record in corpus.values()):
-        warn(path, f"{empty} abstracts without text")
     return corpus
 
 def digest(path):
-    """Return the sha256 of a file; of a folder, that of its sidecar or of all its files."""
+    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
     if path.is_dir() and Path(f"{path}.meta.json").exists():
         path = Path(f"{path}.meta.json")
     for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
         with one.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)  # which it adds to
+            hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and the sha256 of inputs."""
+    """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
             fail(path, "not found; run the script that makes it")
@@ -207,12 +205,12 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs, which then stay as they are."""
+    """Return whether this very task has made all outs."""
     made, script = [], Path(sys.argv[0])
     for out in outs:
         meta = Path(f"{out}.meta.json")
         if Path(out).is_dir() and not meta.exists():
-            fail(out, "this script did not make it; give another --out")
+            fail(out, "not made by this script; give another --out")
         made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
     if args.force or not all(task.items() <= one.items() for one in made):
         return False
@@ -223,50 +221,50 @@ def up_to_date(args, task, *outs):
 
 @contextlib.contextmanager
 def written(path, task, **facts):
-    """Yield a temporary path. What is made there becomes path, whole, with FILE.meta.json."""
+    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
     path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)
     yield new
-    meta.write_text("{}")  # of nothing, while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)  # if it is a folder
+    meta.write_text("{}")  # while the output is replaced
+    shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
-    versions = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": versions,
+    loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
             "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
 
-class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
-
 def command_line(jobs):
-    """Return the arguments; jobs: {function: function that adds its flags}, the default first."""
+    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
     script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=Help)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
         name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence, formatter_class=Help)
+        job = choices.add_parser(name, help=sentence, description=sentence)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="folder of corpus, claims and qrels")
-        job.add_argument("--work", help="folder of what is made from them (default: work/NAME)")
+        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
+        job.add_argument("--work", help="what is made of it (default: work/NAME)")
         job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
         job.add_argument("--force", action="store_true", help="make outputs again")
         add_flags(job.add_argument)
+        for flag in job._actions:
+            known = flag.default not in (None, False, argparse.SUPPRESS)
+            flag.help += " (default: %(default)s)" * known
     given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
     args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for name, value in vars(args).items():
-        if isinstance(value, str):  # default values have these fields
-            value = value.replace("{data}", args.data).replace("{work}", args.work)
-            setattr(args, name, value.replace("{split}", args.split))
+        for field in ("data", "work", "split") if isinstance(value, str) else ():
+            value = value.replace(f"{{{field}}}", vars(args)[field])
+        setattr(args, name, value)
     return args
 
 def run(args):
-    """Run the job, and print its result as one line of JSON."""
+    """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
