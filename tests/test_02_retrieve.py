@@ -25,17 +25,6 @@ def test_best_rows_equal_a_full_stable_sort(count, spread):
         above = [row for row in expected[:k] if scores[row] > 0]
         assert KIT.best_rows(scores, 0, k).tolist() == above
 
-def test_cosines_equal_float64_across_blocks_of_claims_and_rows(tmp_path, monkeypatch):
-    import torch
-    rng = np.random.default_rng(11)
-    vectors, queries = rng.normal(size=(70_000, 8)).astype(np.float16), rng.normal(size=(300, 8))
-    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    np.save(tmp_path / "embeddings.npy", vectors)
-    names = KIT.search_dense.__globals__
-    monkeypatch.setitem(names, "encode_claims", lambda *_: torch.from_numpy(queries))
-    found = KIT.search_dense(tmp_path, {}, [], None)
-    np.testing.assert_allclose(list(found), queries @ vectors.astype(float).T, atol=1e-4)
-
 def test_every_retriever_equals_brute_force(toy, call, refused):
     from sentence_transformers import SentenceTransformer, SparseEncoder
     facts(call("01_index.py", cwd=toy))

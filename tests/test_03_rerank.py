@@ -160,22 +160,6 @@ def test_what_stands_behind_depth_follows_where_top_k_asks_for_it(toy, call):
     done = call(SCRIPT, "--model", "tiny", "--depth", 9, "--top-k", 2, "--out", "b.tsv", cwd=toy)
     assert facts(done)["left_out"] == len(before) - 6  # nothing stands behind that depth
 
-def test_the_run_that_is_there_is_reranked(toy, call, refused):
-    tiny(toy / "tiny")
-    (toy / HYBRID).rename(toy / "work/demo/test/splade.tsv")
-    words = ("--model", "tiny", "--depth", 1)
-    assert facts(call(SCRIPT, *words, cwd=toy))["rows"] == 3
-    (toy / "work/demo/test/splade.tsv").unlink()
-    refused(toy, SCRIPT, *words, "--out", "x", said=f"{HYBRID}: not found")
-
-def test_equal_scores_keep_the_order_of_the_run(toy, call):
-    tsv(toy / "same.tsv", RUN, [("c4", name, n, 1) for n, name in enumerate(ABSTRACTS, 1)])
-    rows = [("c4", name, n, -n) for n, name in enumerate(sorted(ABSTRACTS)[::-1], 1)]
-    tsv(toy / "run.tsv", RUN, rows)
-    words = ("--model", "same.tsv", "--run", "run.tsv", "--out", "new.tsv")
-    facts(call(SCRIPT, *words, cwd=toy))
-    assert read(toy / "new.tsv")["abstract_id"].tolist() == [row[1] for row in rows]
-
 def test_neighbours_by_01_join(toy, call, refused):
     tiny(toy / "tiny")
     facts(call("01_index.py", "--indexes", "dense", "--dense-model", "tiny", cwd=toy))
@@ -274,12 +258,6 @@ def test_kill_9_in_training_ends_in_the_same_bytes(toy, call, killed):
     assert {**again, "made": 0} == {**whole, "made": 0} and not (toy / "killed.parts").exists()
     for path in filter(Path.is_file, (toy / "whole").rglob("*")):
         assert path.read_bytes() == Path(str(path).replace("whole", "killed")).read_bytes(), path
-
-def test_without_dev_the_last_epoch_is_kept(toy, call):
-    tiny(toy / "tiny")
-    words = (*TRAIN, "data/demo/pairs.jsonl", "--epochs", 1, "--dev-split", "none")
-    done = call(SCRIPT, *words, cwd=toy)
-    assert facts(done)["dev_ndcg@10"] == [] and "no dev evaluation: wanted" in done.stdout
 
 LOSS = {'    if args.loss == "bce":\n': '''    if args.loss == "mse":
         return losses.MSELoss(model)

@@ -71,14 +71,6 @@ def test_heads_are_known_by_their_names_alone():
                   ("support", "refute", "nei", "other")):
         assert order(*names) is None
 
-def test_the_run_that_was_made_last_is_labelled(toy, call):
-    tiny(toy / "nli", NLI)
-    for name in ("rerank", "llm"):
-        words = (SCRIPT, "--model", "nli", *SHORT, "--top-k", 1, "--out", f"{name}.tsv")
-        shutil.copy(toy / "work/demo/test/hybrid.tsv", toy / f"work/demo/test/{name}.tsv")
-        assert f"labelling work/demo/test/{name}.tsv" in call(*words, cwd=toy).stdout
-        assert len(read(toy / f"{name}.tsv")) == 3
-
 def test_a_claim_of_700_words_trains_and_is_labelled(toy, call):
     tiny(toy / "nli", NLI)
     for split in ("train", "test"):
@@ -87,13 +79,6 @@ def test_a_claim_of_700_words_trains_and_is_labelled(toy, call):
     made = facts(call(SCRIPT, "train", "--model", "nli", "--epochs", 1, *SHORT, cwd=toy))
     assert made["truncated"] == made["pairs"]
     assert facts(call(SCRIPT, *HYBRID, *SHORT, cwd=toy))["truncated"] == 18
-
-def test_an_edited_script_says_that_another_version_made_its_labels(toy, call):
-    tiny(toy / "nli", NLI)
-    words = (SCRIPT, *HYBRID, "--model", "nli", *SHORT)
-    facts(call(*words, cwd=toy))
-    done = call(*words, cwd=toy, edits={"DISPUTE = 0.25": "DISPUTE = 0.3"})
-    assert "made by another version of 05_classify.py; --force makes it again" in done.stdout
 
 # ---------------------------------------------------------------- Training
 def test_the_arithmetic_of_training_by_hand():
@@ -282,14 +267,6 @@ def test_requests_wait_where_04_is_not_there_and_no_key_is_kept(toy, call):
     assert facts(call(*words, cwd=toy))["labels"]["REFUTES"] == 6
     files = [path for path in toy.rglob("*") if path.is_file()]
     assert not any(b"sk-secret" in path.read_bytes() for path in files)
-
-def test_a_refusal_of_all_requests_ends_and_retry_errors_asks_again(toy, llm, endpoint):
-    server = endpoint(lambda prompt: {"status": 400, "text": "use max_completion_tokens"})
-    done = llm(server, "--top-k", 1)
-    assert done.returncode == 2 and not (toy / VERDICTS).exists()
-    assert "3 of 3 requests failed" in done.stderr and "max_completion_tokens" in done.stderr
-    server.reply = lambda prompt: "NEI"
-    assert facts(llm(server, "--top-k", 1, "--retry-errors"))["failed"] == 0
 
 def test_local_models_give_probabilities(toy, call):
     shutil.copy(ROOT / "04_llm_rerank.py", toy)

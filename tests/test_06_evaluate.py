@@ -188,13 +188,6 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
     found = tuple(cells[field].loc["b", "R@5"] for field in ("low", "high"))
     assert found == pytest.approx(tuple(theirs.confidence_interval), abs=0.015)
 
-def test_there_is_no_p_value_where_the_first_run_has_no_value():
-    qrels, run = table_of(c="a:S b:R", d="b:S"), table_of(c="a:S b:S", d="b:S")
-    runs = {"unlabelled": run.drop(columns="label"), "labelled": run}
-    _, cells = compared(runs, qrels, ["abstract P"], resamples=50)
-    for field in ("p", "p_holm"):
-        assert cells[field]["abstract P"].isna().all()
-
 def test_swaps_that_leave_no_value_do_not_make_p_smaller():
     """Each run has rows for one claim: after one of two swaps, one run has no B-Pref at all."""
     qrels = table_of(c="a:S n:N", d="a:S n:N")

@@ -96,11 +96,6 @@ def test_trec_ties_are_broken_as_in_trec_eval(convert, rows):
     facts(convert("run", "c Q0 a 1 .12345689 x\nc Q0 b 2 .12345678 x\n"))
     assert [row[1] for row in rows()] == ["a", "b"]
 
-def test_rows_of_negative_relevance_are_not_judged(convert, rows):
-    done = convert("gold", "c 0 a 1\nc 0 b -1\nc 0 d 0\n")
-    assert facts(done)["rows"] == 2 and "1 rows of relevance below 0: not judged" in done.stderr
-    assert rows() == [["c", "a", "SUPPORTS"], ["c", "d", "NEI"]]
-
 @pytest.mark.parametrize(("text", "wanted"), [
     ("claim_id|claim;1|\"a;2|b\"", [["1", '"a'], ["2", 'b"']]),  # no mark swallows a row
     ("claim_id|claim;1|\"a \"\"b\"\"\"", [["1", 'a "b"']]),  # as pandas quotes
@@ -112,10 +107,6 @@ def test_quotation_marks_and_white_space(convert, text, wanted):
     facts(convert("t", text.replace("|", "\t").replace(";", "\n") + "\n"))
     found = load("02_retrieve.py").read_table("out/t.tsv", ["claim_id", "claim"])  # as scripts do
     assert found.values.tolist() == wanted
-
-def test_a_text_is_one_line_in_nfc(tmp_path, convert):
-    facts(convert("c.csv", 'claim_id,claim\r\n7,"\t\r\nCafe\u0301\u2028 \u00a0is  open"\r\n'))
-    assert (tmp_path / "out/t.tsv").read_bytes().decode() == "claim_id\tclaim\n7\tCafé is open\n"
 
 def test_labels_in_other_spellings_and_unlabelled_pairs(convert, rows):
     spelt = "Support,ENTAILMENT,refuted,Contradiction,not enough_info,Neutral,".split(",")
@@ -157,8 +148,3 @@ def test_bad_tables_are_refused_by_line(tmp_path, convert, contents, name, text,
     assert done.returncode == 2 and contents(tmp_path) == before
     errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
     assert len(errors) == 1 and said in errors[0] and "\x1b" not in done.stderr
-
-def test_its_input_and_a_missing_file_are_refused(convert):
-    for name, out, said in (("c.csv", "c.csv", "another --out"), ("none", "x", "No such file")):
-        done = convert(name, "claim_id,claim\n1,b\n" if name == "c.csv" else None, out=out)
-        assert done.returncode == 2 and said in done.stderr

@@ -90,15 +90,6 @@ def test_a_folder_is_made_once_and_that_of_another_source_stays(kit, tmp_path, c
     assert contents(kit.data / "beir") == before
     assert kit("beir", "in/other", "--out", "elsewhere/beir").returncode == 0
 
-def test_check_covid_counts_its_claims_once_and_a_row_is_a_line(kit):
-    assert kit("check-covid", "--from", "in/check-covid").returncode == 0
-    folder = kit.data / "check-covid"
-    page = (folder / "SOURCE.md").read_text("utf-8")
-    assert "| claims | 5 |" in page and "| all claims | 5 | 1504 |" in page
-    for path in folder.glob("*.tsv"):
-        tabs = {line.count("\t") for line in path.read_text("utf-8").splitlines()}
-        assert len(tabs) == 1, path
-
 def test_what_is_left_out_is_counted_and_stands_in_source_md(kit, tmp_path):
     copy = tmp_path / "in" / "beir"
     jsonl(copy / "corpus.jsonl", *({"_id": name, "text": "A.", "authors": ["x"]} for name in
@@ -114,12 +105,6 @@ def test_what_is_left_out_is_counted_and_stands_in_source_md(kit, tmp_path):
         line = f"warning: beir: {line}: left out\n"
         assert line in done.stderr and line in page
     assert tables(kit.data / "beir")["qrels.dev"] == ["1 d1 SUPPORTS"]
-
-def test_an_id_with_a_tab_is_refused_and_no_escape_sequence_is_printed(kit, tmp_path):
-    jsonl(tmp_path / "in/beir/corpus.jsonl", {"_id": "a\t\x1b[1mb", "text": "A."})
-    done = kit("beir", "in/beir")
-    refused(done, "tab or a line break")
-    assert "\x1b" not in done.stderr
 
 def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     mine, names = tmp_path / "mine", [f"{n:02}" for n in range(40)]
@@ -153,12 +138,6 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     refused(kit("split", "mine", "--test", "none"), "claims.none.tsv", "--test")
     refused(kit("split", "mine", "--test", "train"), "--test")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
-
-def test_every_job_has_a_usage_line(kit):
-    for job in ("", "models", "hub", "scifact", "split"):
-        shown = kit(*job.split(), "--help").stdout
-        assert shown.startswith(f"usage: download.py {job}".strip())
-        assert not job or "default: data/" in shown or "default: FOLDER-split" in shown
 
 def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     top, pair = tmp_path / "in" / "deep", {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
@@ -242,27 +221,6 @@ def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
     found = tables(kit.data / "climate-fever")
     for split, size, first in (("train", 767, "455"), ("dev", 153, "1034"), ("test", 615, "822")):
         assert (len(found[f"claims.{split}"]), found[f"claims.{split}"][0]) == (size, f"{first} c")
-
-def test_a_folder_of_the_kit_is_checked_and_copied(kit, tmp_path):
-    mine = tmp_path / "mine"
-    shutil.copytree(EXPECTED / "scifact", mine)
-    judged = pd.concat(pd.read_csv(path, sep="\t", dtype=str) for path in mine.glob("qrels.*.tsv"))
-    names = sorted(set(judged["abstract_id"]))
-    jsonl(mine / "corpus.jsonl", *({"abstract_id": name, "abstract": "A."} for name in names))
-    (mine / "notes.txt").write_text("not of the kit, not copied")
-    done, copy = kit("climate-fever", "--from", "mine"), kit.data / "climate-fever"
-    assert done.returncode == 0, done.stderr
-    assert f"{len(names)} abstracts, 5240 are published" in done.stderr
-    assert {path.name for path in copy.iterdir()} ^ {path.name for path in mine.iterdir()} == {
-        "notes.txt", "SOURCE.md"}
-    for path in [*mine.glob("*.tsv"), mine / "corpus.jsonl"]:
-        assert (copy / path.name).read_bytes() == path.read_bytes(), path
-    page = (copy / "SOURCE.md").read_text("utf-8")  # these are not its texts
-    assert "not the published data set" in page and "citation" not in page
-    with open(mine / "qrels.dev.tsv", "a") as file:
-        file.write("9\t9\tPERHAPS\n")
-    refused(kit("climate-fever", "--from", "mine", "--out", "other"), "PERHAPS")
-    assert not (tmp_path / "other").exists()
 
 def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     row = {"cord_uid": "umv", "source_x": "PMC", "title": "T", "abstract": "A.", "label": "umv"}

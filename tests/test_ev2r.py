@@ -3,8 +3,6 @@ import json
 import re
 import sys
 
-import numpy as np
-import pandas as pd
 import pytest
 from conftest import KEY, ROOT, RUN, facts, jsonl, load, read, records, tsv
 
@@ -104,12 +102,6 @@ def test_both_figures_by_hand(folder, ev2r):
 def test_counts_are_read_or_asked_for_again(reply, counts):
     assert KIT.counts_of(reply) == counts
 
-@pytest.mark.parametrize(("counts", "f1"), [
-    ((4, 2, 2, 2), 2 * 0.5 * 1 / (0.5 + 1)), ((3, 3, 1, 1), 1), ((3, 0, 2, 0), 0),
-    ((0, 0, 2, 0), 0), ((2, 1, 0, 0), 0), ((0, 0, 0, 0), 0)])
-def test_f1_is_0_without_facts(counts, f1):
-    assert KIT.f1_of(*counts) == pytest.approx(f1)
-
 def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder, ev2r):
     broken = {"c1 r1 g2", "c2 r1 g3", "c2 r1 g4"}
     ev2r(*SCORE)
@@ -124,18 +116,6 @@ def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder,
     found = figures(folder)
     assert found["Ev2R", SCORE[0]] == pytest.approx([(2 / 3 + 0.6) / 2] * 3)
     assert found["Verification", SCORE[0]] == pytest.approx([(0.3 / 2 + 1.2 / 2) / 2] * 3)
-
-def test_a_further_abstract_asks_only_about_itself(folder, ev2r):
-    ev2r(*SCORE)
-    answer(folder, lambda name: said(COMPARED[name]))
-    assert facts(ev2r(*SCORE))["made"]
-    tsv(folder / AT / "pool.tsv", KEY, [*POOL, ("c2", "r2")])  # a further run found one more
-    tsv(folder / AT / "more.tsv", VERDICTS, [("c2", "r2", 1, 1, "NEI", 0, 0, 1)])
-    words = [*SCORE[:2], f"{AT}more.tsv", "--verdicts", f"{AT}proxy.tsv", f"{AT}more.tsv"]
-    assert ev2r(*words, *SCORE[4:]).returncode == 3
-    waiting = records(folder / AT / "ev2r.requests.jsonl")
-    assert sorted(name_of(one["body"]["messages"][0]["content"]) for one in waiting) == [
-        "c2 r2 g3", "c2 r2 g4"]
 
 @pytest.mark.parametrize(("file", "old", "new", "what"), [
     ("pool.tsv", "c1\tr2\n", "", "c1 r2 is neither judged nor in"),  # a run was not pooled
@@ -153,13 +133,3 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_asked(
     error = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and error.startswith("error: ") and what in error
     assert not (folder / AT / "ev2r.requests.jsonl").exists()
-
-def test_intervals_and_p_values_by_hand():
-    """Of two claims, b has 1 where a has 0: all four draws and swaps are counted."""
-    parts = {run: {"Ev2R": np.array([[value, 1.0]] * 2)} for run, value in (("a", 0), ("b", 1))}
-    table = KIT.compare(parts, "Ev2R", 13)
-    assert table[["value", "low", "high"]].to_numpy().tolist() == [[0] * 3, [1] * 3]
-    assert np.isnan(table["difference"][0]) and table["difference"][1] == 1
-    assert table["p_randomisation"][1] == pytest.approx(0.5, abs=0.05)  # all swaps or none
-    p = KIT.holm(pd.Series([0.01, np.nan, 0.02, 0.9]))
-    assert p.tolist() == pytest.approx([0.03, np.nan, 0.04, 0.9], nan_ok=True)

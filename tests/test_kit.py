@@ -10,7 +10,7 @@ import tomllib
 
 import pandas as pd
 import pytest
-from blocks import blocks_of, main, with_blocks
+from blocks import blocks_of, main
 from conftest import KEY, LABELS, ROOT, read, records
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
@@ -58,10 +58,6 @@ def test_shared_blocks_are_the_same_small_and_last(capsys):
         for block, text in blocks_of(TEXTS[name]).items():
             assert text.count("\n") - 2 <= BLOCKS[block], block
             assert TEXTS[name].index(text) > TEXTS[name].index("\ndef main("), block
-
-def test_a_block_that_differs_is_found_and_fixed():
-    old = "a\n# --- x (same in both)\n1\n# --- end of x\nb\n"
-    assert with_blocks(old, blocks_of(old.replace("1", "2"))) == old.replace("1", "2")
 
 @pytest.mark.parametrize("script", TEXTS)
 def test_a_script_imports_no_other_and_nothing_unsafe(script):
@@ -137,13 +133,6 @@ def test_pages_name_only_flags_that_exist(page):
         for flag in (word.split("=")[0] for word in words if re.match(r"--\w", word)):
             known = re.search(rf"(?<![\w-]){flag}(?![\w-])", help_of(script, *job))
             assert known, f"{page}: {script} {job} has no {flag}"
-
-@pytest.mark.parametrize("page", ["data/README.md", *(f"recipes/{name}.md" for name in (
-    "README", "DIFFERENCES", "MEASURED", "SCALE"))])
-def test_lines_of_a_page_are_short(page):
-    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
-    texts = [line for line in lines if not line.startswith("|")]  # a row of a table is one line
-    assert not [line for line in texts if len(line) > 100]
 
 def test_the_page_of_recipes_can_be_read_at_one_sitting():
     assert (ROOT / "recipes" / "README.md").stat().st_size <= 12_000

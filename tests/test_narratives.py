@@ -120,25 +120,3 @@ def test_scores_by_hand(narratives, tmp_path):
     tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcde"])
     refusal = narratives("evaluate", files["u"], *words)
     assert refusal.returncode == 2 and "none of its claims is in" in refusal.stderr
-
-def test_f1_is_that_of_scikit_learn():
-    from sklearn.metrics import f1_score
-    from sklearn.preprocessing import MultiLabelBinarizer
-    rng = np.random.default_rng(0)
-    def draw():
-        return {str(n): CODES.alone(rng.choice(list(TAXONOMY), rng.integers(1, 4)).tolist())
-                for n in range(40)}
-    gold, found = draw(), draw()
-    both = MultiLabelBinarizer().fit([*gold.values(), *found.values()])
-    pair = both.transform(gold.values()), both.transform(found.values())
-    scores, _ = CODES.score(gold, found, 13)
-    for average in ("macro", "micro", "weighted"):
-        expected = f1_score(*pair, average=average, zero_division=0)
-        assert scores[f"{average}_F1"] == pytest.approx(expected)
-
-def test_codes_that_the_taxonomy_lacks_are_not_learned(tmp_path, capsys):
-    tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [("a", "A."), ("b", "B.")])
-    tsv(tmp_path / "codes.tsv", ["claim_id", "codes"], [("a", "1_1; 5_2_1"), ("b", "7_1")])
-    found = CODES.read_labelled(tmp_path / "claims.tsv", tmp_path / "codes.tsv", TAXONOMY)
-    assert found == [("A.", ["1_1"])]
-    assert "2 codes that the taxonomy lacks" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import json
 import nbformat
 import pytest
 from conftest import ROOT, read
-from nbclient import NotebookClient, exceptions
+from nbclient import NotebookClient
 
 NOTEBOOK = ROOT / "recipes" / "kit.ipynb"
 
@@ -36,12 +36,3 @@ def test_it_runs_from_start_to_end(notebook):
     assert "image/png" in shown["plots"] and "exit status" not in str(shown)
     for name in ("data", "retrieve", "rerank", "llm", "classify", "verdicts", "evaluate"):
         assert "<table" in shown[name], name
-
-def test_a_script_that_fails_stops_it_with_its_error(notebook):
-    pages, client, folder = notebook
-    corpus = folder / "data/demo/corpus.jsonl"
-    corpus.write_text(2 * corpus.read_text())
-    with pytest.raises(exceptions.CellExecutionError) as stopped:
-        client.execute()
-    assert f"error: {folder}/data/demo/corpus.jsonl:13: " in stopped.value.evalue
-    assert not (folder / "notebook" / "test").exists()

@@ -5,7 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, facts, records
+from conftest import ROOT, records
 
 sys.path.insert(0, str(ROOT / "recipes"))
 from tools import kit  # noqa: E402
@@ -75,27 +75,3 @@ def test_only_what_waits_is_written_and_failures_are_asked_again_on_demand(capsy
     assert "--retry-errors" in capsys.readouterr().out
     answer("Answer: 2")
     assert answers_to(["Two?"])[0] == ["2"] and len(waiting("One?", "Four?")) == 1
-
-def test_torn_lines_and_foreign_replies_are_counted(capsys):
-    waiting("One?")
-    answer("Answer: 1")
-    with open("replies.jsonl", "a", encoding="utf-8") as file:
-        file.write('[1]\n{"custom_id": "abc", "respo')
-    assert answers_to(["One?"])[0] == ["1"]
-    assert "2 lines are no replies" in capsys.readouterr().err
-    assert len(waiting("One?", model="other")) == 1
-    assert "1 replies belong to other requests, as of another --model" in capsys.readouterr().err
-
-def test_where_all_requests_fail_the_program_says_why(capsys):
-    waiting("One?", "Two?")
-    answer(*[{"status_code": 401, "body": {"error": {"message": "no such key"}}}] * 2)
-    with pytest.raises(SystemExit) as end:
-        answers_to(["One?", "Two?"])
-    assert end.value.code == 2 and "no such key" in capsys.readouterr().err
-
-def test_04_ask_answers_the_requests(tmp_path, call, endpoint):
-    waiting("One?", "Two?")
-    server = endpoint(lambda prompt: f"Answer: {prompt}")
-    facts(call("04_llm_rerank.py", "ask", "requests.jsonl", "--replies", "replies.jsonl",
-               "--model", "toy", "--base-url", server.url, cwd=tmp_path))
-    assert answers_to(["One?", "Two?"])[0] == ["One?", "Two?"]

@@ -227,7 +227,6 @@ def encode(folder, results):
 
     def encode_ours():
         with tempfile.TemporaryDirectory() as parts:
-            names["count_truncated"](ours, texts)
             return names["encode_shards"](ours, texts, 32, args, Path(parts))
 
     ways = encode_ours, lambda: theirs.encode_document(texts)
