@@ -66,19 +66,14 @@ TREC = {  # by number of fields
 WARNINGS = []  # of this call
 
 # ---------------------------------------------------------------- Messages
-def printable(text):
-    """Return text as one line without control characters."""
-    line = " ".join(str(text).split())
-    return "".join(char if char.isprintable() else "?" for char in line)
-
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
-    print(printable(f"error: {where}: {what}"), file=sys.stderr)
+    print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 def warn(where, what):
     """Print a warning on stderr, and keep it."""
-    WARNINGS.append(printable(f"warning: {where}: {what}"))
+    WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
 # ---------------------------------------------------------------- Texts, ids, labels
@@ -118,10 +113,8 @@ def grade_label(grade):
 
 def warn_of_grades(where, grades):
     """Warn of grades above 1, which our labels do not keep."""
-    above = sum(float(grade) > 1 for grade in grades)
-    if above:
-        warn(where, f"{above} rows have grades above 1, which count as 1; nDCG differs from "
-                    "trec_eval's")
+    if above := sum(float(grade) > 1 for grade in grades):
+        warn(where, f"{above} rows have grades above 1, which count as 1")
 
 def paper(row, key, text):
     """Return a record of the corpus; key and text: the row's names of abstract_id and abstract."""
@@ -401,7 +394,7 @@ def convert(args):
     others = [name for name in whole if name not in {*table, "q0", "tag", "preds", "evidence"}]
     if others:
         warn(args.file, f"columns left out (no use in {kind}): {', '.join(map(str, others))}")
-    print(printable(f"{' and '.join(made)}: {kind}, {len(table)} rows"))
+    print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
     return {"made": made, "kind": kind, "rows": len(table)}
 
 def column_names(text):

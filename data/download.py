@@ -28,7 +28,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from collections import Counter
@@ -36,7 +35,7 @@ from pathlib import Path
 
 import convert
 import published
-from convert import LABELS, RELEVANT, as_id, fail, printable, sha256, warn
+from convert import LABELS, RELEVANT, as_id, fail, sha256, warn
 
 DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # no code, no pickles
@@ -52,14 +51,14 @@ def to_make(target, content):
     if target.exists() and there != content:
         fail(target, f"it holds {there}, not {content}; move it, or give another --out")
     if target.exists():
-        print(printable(f"up to date: {target}"))
+        print(f"up to date: {target}")
     return not target.exists()
 
 def finish_model(made, content, target):
     """Mark a finished model folder and move it to its place."""
     (made / MARK).write_text(content + "\n")
     os.replace(made, target)
-    print(printable(f"{target}: made"))
+    print(f"{target}: made")
 
 def download_models(args, sources):
     """Make the folders of the small models, each whole or not at all."""
@@ -105,7 +104,7 @@ def download_hub(args, sources):
 def fetch(url, path, digest, advice):
     """Download url to path; its sha256 is compared where it is published."""
     from torch.hub import download_url_to_file
-    print(printable(f"downloading {url}"), file=sys.stderr)
+    print(f"downloading {url}", file=sys.stderr)
     try:
         download_url_to_file(url, str(path), hash_prefix=digest)
     except (OSError, RuntimeError, ValueError) as error:  # of the network; another sha256
@@ -124,17 +123,9 @@ def fetch_all(entry, folder, advice):
     return path if len(files) == 1 else folder
 
 def unpack(archive, folder):
-    """Unpack an archive; a member of a tar file that leaves the folder, or a link, is refused."""
-    if archive.suffix == ".zip":  # its reader leaves no folder
-        shutil.unpack_archive(archive, folder)
-        return
-    with tarfile.open(archive) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
-        for member in tar:
-            path = (folder / member.name).resolve()
-            if not path.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
-                raise ValueError(f"{member.name} is outside its folder, or a link")
-            tar.extract(member, folder)
+    """Unpack an archive; a member that leaves the folder, or a link out of it, is refused."""
+    safe = {} if archive.suffix == ".zip" else {"filter": "data"}  # zipfile leaves no folder
+    shutil.unpack_archive(archive, folder, **safe)
 
 # ---------------------------------------------------------------- Data sets: writing
 def write_corpus(path, found, left_out):
@@ -247,7 +238,7 @@ def is_made(target, made):
     head = page.read_text("utf-8").split("\n")[0] if page.is_file() else "other files."
     if head != made:
         fail(target, f"it holds: {head} Move it, or give another --out")
-    print(printable(f"up to date: {target} (remove it to make it again)"))
+    print(f"up to date: {target} (remove it to make it again)")
     return True
 
 def make_files(entry, source, folder, made, args):
@@ -302,7 +293,7 @@ def make_dataset(args, sources):
         counts = make_files(entry, source, Path(scratch), made, args)
         os.replace(Path(scratch, "finished"), target)
     numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
-    print(printable(f"{target}: {numbers}"))
+    print(f"{target}: {numbers}")
     for line in differences(entry, counts):
         warn(target, f"{line}; the copy is not whole, or another data set: data/convert.py "
                      "converts data of your own")
