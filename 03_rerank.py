@@ -547,7 +547,7 @@ def open_model(load, name, args, dtype="fp32", **options):
         return load(str(name), device=device, trust_remote_code=False, **options,
                     model_kwargs={"dtype": types[dtype], "use_safetensors": True})
     except Exception as error:  # of many kinds
-        fail(name, f"cannot be loaded: {error}; see data/download.py models, hub")
+        fail(name, f"cannot be loaded: {error}; see data/README.md, models")
 # --- end of models
 
 # --- training (same in 01, 03 and 05)

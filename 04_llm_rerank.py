@@ -227,7 +227,7 @@ def load_local(name, device):
         model = AutoModelForCausalLM.from_pretrained(
             place, dtype="auto", device_map=device or "auto", use_safetensors=True, **options)
     except Exception as error:  # of many kinds
-        fail(name, f"cannot be loaded: {error}; see data/download.py models, hub")
+        fail(name, f"cannot be loaded: {error}; see data/README.md, models")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer, model
 

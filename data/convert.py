@@ -2,14 +2,13 @@
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
 Reads   FILE: CSV or TSV with a header, JSON Lines, or a TREC run or qrels; in UTF-8
-Writes  OUT, JSON Lines for a corpus, else TSV; for claims with evidence in the form of SciFact,
-        OUT claims.SPLIT.tsv and beside it qrels.SPLIT.tsv
-Prints  the kind of the table, its number of rows, what was left out; the last line is JSON
+Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
+        and beside it qrels.SPLIT.tsv
+Prints  kind and rows of the table, what was left out; the last line is JSON
 
 Examples
     python data/convert.py papers.csv --columns abstract_id=pmid,abstract=text --out corpus.jsonl
     python data/convert.py posts.csv --columns claim_id=id,claim=text --out claims.test.tsv
-    python data/convert.py claims_dev.jsonl --out claims.dev.tsv
     python data/convert.py run.trec --out run.tsv
 
 The columns tell which kind a table is; the first kind that fits is taken:
@@ -26,7 +25,6 @@ Known as well are the columns of BEIR (_id, title, text; query-id, corpus-id, sc
 """
 import argparse
 import csv
-import hashlib
 import io
 import json
 import math
@@ -35,6 +33,9 @@ import re
 import sys
 import unicodedata
 from pathlib import Path
+
+import numpy as np
+import pandas as pd
 
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!, BEIR
@@ -65,7 +66,7 @@ TREC = {  # by number of fields
     6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]}
 WARNINGS = []  # of this call
 
-# ---------------------------------------------------------------- Messages
+# ---------------------------------------------------------------- Messages, texts, labels
 def fail(where, what):
     """Bad input or usage: one line on stderr, exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
@@ -75,12 +76,6 @@ def warn(where, what):
     """Print a warning on stderr, and keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
-
-# ---------------------------------------------------------------- Texts, ids, labels
-def sha256(path):
-    """Return a file's sha256."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 def one_line(text):
     """Return a text in NFC, with single blanks for white space."""
@@ -105,24 +100,17 @@ def label_of(text):
 
 def grade_label(grade):
     """Return the label of a grade of relevance; below 0 means not judged, as in TREC: ""."""
-    if math.isnan(float(grade)):
-        raise ValueError(f"{grade} is no grade")
     if float(grade) > 0:
         return RELEVANT
     return "NEI" if float(grade) == 0 else ""
 
-def warn_of_grades(where, grades):
-    """Warn of grades above 1, which our labels do not keep."""
-    if above := sum(float(grade) > 1 for grade in grades):
-        warn(where, f"{above} rows have grades above 1, which count as 1")
-
 def paper(row, key, text):
     """Return a record of the corpus; key and text: the row's names of abstract_id and abstract."""
-    sentences = row[text] if isinstance(row[text], list) else [row[text]]
+    sentences = row.get(text) if isinstance(row.get(text), list) else [row.get(text)]
     abstract = " ".join(one for one in sentences if isinstance(one, str))
-    record = {"abstract_id": row[key], "title": row.get("title"), "abstract": abstract}
     rest = {name: value for name, value in row.items() if name not in (key, text)}
-    return record | rest | record  # in this order, and ours win
+    ours = {"abstract_id": row[key], "title": row.get("title"), "abstract": abstract}
+    return ours | rest | ours  # in this order, and ours win
 
 def storable(record, left_out):
     """Return the fields of a record that are texts (NFC) or finite numbers; count the others."""
@@ -160,11 +148,8 @@ def unquoted(field):
     return quoted[1].replace('""', '"') if quoted else field
 
 def rows_of(path, text, delimiter):
-    """Yield (line, fields) of a table with a header.
-
-    Where every line of a TSV file has as many tabs, a row is a line, and no quotation mark can
-    swallow rows. Anything else is left to the csv module.
-    """
+    """Yield (line, fields) of a table with a header."""
+    # Where every line of a TSV file has as many tabs, no quotation mark can swallow rows
     tabs = {line.count("\t") for line in text.split("\n") if line}
     quoting = csv.QUOTE_NONE if delimiter == "\t" and len(tabs) == 1 else csv.QUOTE_MINIMAL
     csv.field_size_limit(2**31 - 1)
@@ -190,7 +175,6 @@ def read_json(path):
 
 def read_table(path):
     """Return a table of texts under the names of its columns; the index holds line numbers."""
-    import pandas as pd
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except ValueError as error:
@@ -222,19 +206,15 @@ def renamed(path, table, theirs):
     for ours, name in theirs.items():
         if name not in table:
             fail(f"{path}:1", f"no column {name} for {ours} among {', '.join(table)}")
-    known = dict(RENAMED)
-    for columns, names in FORMS:
-        if columns <= set(table):
-            known |= names
-            break
-    table = table.rename(columns=known | {name: ours for ours, name in theirs.items()})
-    for name in filter(None, table.columns[table.columns.duplicated()]):
-        fail(f"{path}:1", f"two columns mean {name}; remove or rename one")
+    form = next((names for columns, names in FORMS if columns <= set(table)), {})
+    named = {name: ours for ours, name in theirs.items()}
+    table = table.rename(columns=RENAMED | form | named)
+    if twice := list(filter(None, table.columns[table.columns.duplicated()])):
+        fail(f"{path}:1", f"two columns mean {twice[0]}; remove or rename one")
     return table
 
 def numbers(column):
     """Return a column of texts as floats, NaN for what is not a number."""
-    import pandas as pd
     return pd.to_numeric(column, errors="coerce").astype(float)
 
 def with_list_rows(path, table):
@@ -245,31 +225,26 @@ def with_list_rows(path, table):
     return table.assign(rank=(table.groupby(level=0).cumcount() + 1).astype(str))
 
 def with_trec_ranks(path, table):
-    """Return a TREC run with ranks as trec_eval computes them, whatever its ranks say.
-
-    By score in single precision; equal ones by id, backwards.
-    """
-    scores = numbers(table["score"])
-    reject(path, table, scores.isna(), "the score is not a number")
-    order = table.assign(score=scores.astype("float32"))
+    """Return a TREC run ranked as trec_eval does: by score in float32, ties by id, backwards."""
+    order = table.assign(score=numbers(table["score"]).astype("float32"))
+    reject(path, table, order["score"].isna(), "the score is not a number")
     order = order.sort_values(["score", "abstract_id"], ascending=False)
     return table.assign(rank=(order.groupby("claim_id").cumcount() + 1).astype(str))
 
 def with_relevance_labels(path, table):
     """Return a table with relevance as labels; rows of relevance below 0 are not judged."""
     grades = numbers(table["relevance"])
-    reject(path, table, grades.isna(), "the relevance is not a number")
-    reject(path, table, grades % 1 != 0, "no grade of relevance; a run needs a header with rank")
+    reject(path, table, grades % 1 != 0, "no grade of relevance (a run needs a header with rank)")
     labels = grades.map(grade_label)
     unjudged = labels == ""
     if unjudged.any():
         warn(path, f"{unjudged.sum()} rows of relevance below 0: not judged, left out")
-    warn_of_grades(path, grades)
+    if (grades > 1).any():
+        warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
     return table.drop(columns="relevance").assign(label=labels)[~unjudged]
 
 def translated(path, theirs):
     """Read a table of any format under our column names, with our ranks and labels."""
-    import pandas as pd
     if Path(path).suffix in (".jsonl", ".json"):
         records = dict(read_json(path))
         table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
@@ -311,7 +286,6 @@ def with_labels(path, table, kind):
 
 def with_checked_ranks(path, table):
     """Return a run by claim and rank; the ranks of a claim are 1, 2, 3, without gaps."""
-    import numpy as np
     ranks = numbers(table["rank"])
     if "score" not in table:
         table = table.assign(score=-ranks)
@@ -348,20 +322,19 @@ def write_table(path, rows):
         csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
     os.replace(f"{path}.tmp", path)
 
-def write_corpus(path, rows):
-    """Write records as JSON Lines, whole or not at all."""
+def write_corpus(path, rows, where):
+    """Write records as JSON Lines, whole or not at all; where: whose, for the warnings."""
     left_out = {}
-    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+    with open(f"{path}.tmp", "w", encoding="utf-8", errors="replace") as file:
         for row in rows:
             record = storable(paper(row, "abstract_id", "abstract"), left_out)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     os.replace(f"{path}.tmp", path)
     for name, number in left_out.items():
-        warn(path, f"{number} fields {name} are neither text nor number, left out")
+        warn(where, f"{number} fields {name} are neither text nor number, left out")
 
 def write_evidence(path, out, table):
     """Write the qrels of claims that hold their evidence, as SciFact's; return their path."""
-    import pandas as pd
     pairs = []
     for line, row in table.to_dict("index").items():
         try:
@@ -383,12 +356,12 @@ def convert(args):
     kind = kind_of(args.file, whole)
     if whole.empty:
         fail(args.file, "a header without rows; give a file with rows")
-    made, table = [args.out], checked(args.file, whole, kind)
+    table, made = checked(args.file, whole, kind), [args.out]
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     if kind == "claims" and "evidence" in whole:
         made.append(write_evidence(args.file, args.out, whole))
     if kind == "corpus":
-        write_corpus(args.out, table.to_dict("records"))
+        write_corpus(args.out, table.to_dict("records"), args.out)
     else:
         write_table(args.out, [table.columns, *table.itertuples(index=False)])
     others = [name for name in whole if name not in {*table, "q0", "tag", "preds", "evidence"}]
@@ -399,10 +372,7 @@ def convert(args):
 
 def column_names(text):
     """Return {our column: column of the file} of --columns."""
-    pairs = dict(pair.partition("=")[::2] for pair in text.split(","))
-    if not all(pairs.values()):
-        raise argparse.ArgumentTypeError(f"{text}: not OURS=THEIRS,OURS=THEIRS")
-    return pairs
+    return dict(pair.split("=") for pair in text.split(","))
 
 def main():
     parser = argparse.ArgumentParser(

@@ -5,12 +5,11 @@ Reads   the published files, at or below the folder that a function is given
 Yields  pairs (split, row), in any order:
             None, a record of the corpus with abstract_id, abstract and other fields
             "train", a row with claim_id and any of claim, language, codes, abstract_id, label
-        A claim without judgement lacks abstract_id and label. A judgement may lack the claim, which
-        another row has. Ids and labels are as the files spell them.
+        Ids and labels are as the files spell them.
 
-A program for download.py alone. To add a data set: write its function here, give it a name in
-READERS, and describe it in sources.json.
+To add a data set: write its function here, name it in READERS, describe it in sources.json.
 """
+import filecmp
 import itertools
 import json
 import pickle
@@ -19,7 +18,7 @@ import re
 from pathlib import Path
 
 import convert
-from convert import RELEVANT, as_id, fail, sha256
+from convert import RELEVANT, as_id, fail
 
 SEED = 13  # of the CLIMATE-FEVER splits that results are published on
 # All names in a pickled table of texts, numbers and dates, in pandas 1.5 to 3 and numpy 1 and 2
@@ -46,7 +45,7 @@ def find(source, *patterns):
 def only(source, pattern):
     """Return the one file that matches; copies with the same bytes count as one."""
     found = find(source, pattern)
-    if len(set(map(sha256, found))) > 1:
+    if not all(filecmp.cmp(found[0], path, shallow=False) for path in found):
         fail(source, f"{found[0]} and {found[-1]} differ; give the folder of one data set")
     return found[0]
 
@@ -58,11 +57,14 @@ def demand(where, found, *wanted):
         fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
 def rows(path, *wanted):
-    """Yield the records of a parquet, TSV, CSV or JSON file that has the columns wanted."""
+    """Yield the records of a parquet, pickle, TSV, CSV or JSON file that has the columns wanted."""
     if path.suffix == ".parquet":
         from pyarrow import parquet
         batches = parquet.ParquetFile(path).iter_batches(10_000)  # a whole corpus takes gigabytes
         records = (record for batch in batches for record in batch.to_pylist())
+    elif path.suffix == ".pkl":
+        with open(path, "rb") as file:
+            records = TableUnpickler(file).load().to_dict("records")
     elif path.suffix in (".tsv", ".csv"):
         records = convert.read_table(path).to_dict("records")
     elif path.open(encoding="utf-8-sig").read(1) == "[":
@@ -83,13 +85,6 @@ class TableUnpickler(pickle.Unpickler):
         if f"{module}.{name}" not in TABLE_NAMES:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no table needs")
         return super().find_class(module, name)
-
-def unpickle(path, allowed):
-    """Return the records of a pickled pandas table."""
-    if not allowed:
-        fail(path.name, PICKLE)
-    with open(path, "rb") as file:
-        return TableUnpickler(file).load().to_dict("records")
 
 # ---------------------------------------------------------------- Rows
 def renamed(row, **names):
@@ -114,10 +109,7 @@ def corpus_of(source, pattern, key, text="abstract"):
 
 # ---------------------------------------------------------------- Data sets
 def read_climatecheck(source, args):
-    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*.
-
-    The column narrative, where there is one, holds the codes of Task 2 of 2026.
-    """
+    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*."""
     files = find(source, "*.parquet", "*gold*.csv", "*gold*.tsv")
     names = {path: str(path.relative_to(source)) for path in files}
     corpus = [path for path in files if "corpus" in names[path]]
@@ -176,10 +168,7 @@ def read_scifact_open(source, args):
     yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
 def read_check_covid(source, args):
-    """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json.
-
-    The split all has the claims of the three. Variants for experiments have longer names.
-    """
+    """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json; all: the three splits."""
     for split in ("train", "dev", "test"):
         names = [f"covidCheck_{split}{kind}.json" for kind in ("", "_composed", "_extracted")]
         for path in find(source, *names):
@@ -210,10 +199,7 @@ def read_climate_fever(source, args):
             yield split, row | renamed(one, abstract_id="evidence_id", label="evidence_label")
 
 def read_checkthat4b(source, args):
-    """CheckThat! 2025, task 4b: query tweets, a TSV per split, and the collection.
-
-    The file test_gold has the papers of test.
-    """
+    """CheckThat! 2025, task 4b: query tweets (papers of test in test_gold), the collection."""
     for path in find(source, "subtask4b_query_tweets_*.tsv"):
         split = path.stem.removeprefix("subtask4b_query_tweets_")
         columns = ("post_id", "tweet_text", "cord_uid")
@@ -223,12 +209,9 @@ def read_checkthat4b(source, args):
             yield split.removesuffix("_gold"), row | {"label": RELEVANT}
     path = only(source, "subtask4b_collection_data.*")
     columns = ("cord_uid", "title", "abstract")
-    if path.suffix == ".pkl":
-        table = unpickle(path, args.allow_pickle)
-        demand(path, table[0] if table else (), *columns)
-    else:
-        table = rows(path, *columns)
-    for _, record in papers(table, "cord_uid"):
+    if path.suffix == ".pkl" and not args.allow_pickle:
+        fail(path.name, PICKLE)
+    for _, record in papers(rows(path, *columns), "cord_uid"):
         record["source"] = record.pop("source_x", None)
         record.pop("label", None)  # cord_uid once more
         yield None, record
@@ -241,10 +224,7 @@ def read_checkthat2026(source, args):
     """
     paths = find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv")
     words = {path: re.findall("[a-z]+", str(path.relative_to(source)).lower()) for path in paths}
-    collection = [path for path in paths if "collection" in words[path]]
-    if not collection:
-        fail(source, "no collection of papers; add collection_data.json")
-    for path in collection:
+    for path in find(source, "*collection*.*"):
         yield from papers(rows(path, "pubkey", "title", "abstract"), "pubkey")
     for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
         for path in [path for path in paths if {language, split} <= set(words[path])]:
@@ -256,44 +236,34 @@ def read_checkthat2026(source, args):
 def read_beir(source, args):
     """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
     queries = rows(only(source, "queries.jsonl"), "_id", "text")
-    texts, grades = {as_id(row["_id"]): row["text"] for row in queries}, []
+    texts = {as_id(row["_id"]): row["text"] for row in queries}
     for path in find(source, "qrels/*.tsv"):
         for row in rows(path, "query-id", "corpus-id", "score"):
             pair = renamed(row, claim_id="query-id", abstract_id="corpus-id")
             label = convert.grade_label(row["score"])
-            grades.append(row["score"])
             yield path.stem, pair | {"claim": texts.get(as_id(row["query-id"])), "label": label}
-    convert.warn_of_grades(args.name, grades)
     yield from corpus_of(source, "corpus.jsonl", "_id", "text")
 
 # ---------------------------------------------------------------- Folders of the kit
-def is_ours(source):
-    """Return whether a folder has the files of the kit already."""
-    return (source / "corpus.jsonl").is_file() and any(source.glob("claims.*.tsv"))
-
 def read_ours(source, args):
-    """Any data set, in a folder that has the files of the kit already."""
-    for kind in ("claims", "qrels", "narratives"):
-        for path in source.glob(f"{kind}.*.tsv"):
-            for row in rows(path, "claim_id"):
-                yield path.stem.partition(".")[2], row
+    """Yield the rows of a data folder of the kit."""
+    for path in source.glob("*.*.tsv"):  # claims, qrels, narratives
+        for row in rows(path, "claim_id"):
+            yield path.stem.partition(".")[2], row
     for record in rows(source / "corpus.jsonl", "abstract_id"):
         yield None, record
 
 def read_split(source, args):
-    """Draw a dev split from a data folder's training claims; another of its splits is test.
-
-    Claims of equal words stay together.
-    """
+    """Draw a dev split from a data folder's training claims; another of its splits is test."""
     if not 0 < args.share < 1:
         fail("--share", f"{args.share} is not between 0 and 1")
-    if args.test.partition("-")[0] == "train":
-        fail("--test", "train and its variants are what dev is drawn from; name another split")
-    if not (source / f"claims.{args.test}.tsv").is_file():
-        fail(source / f"claims.{args.test}.tsv", "no such file; --test names the split for test")
+    path = source / f"claims.{args.test}.tsv"
+    if args.test.partition("-")[0] == "train" or not path.is_file():
+        fail(path, "no such file, or what dev is drawn from; --test names another split for test")
     claims = rows(source / "claims.train.tsv", "claim_id", "claim")
     words = {row["claim_id"]: row["claim"].casefold() for row in claims}
     texts = sorted(set(words.values()))
+    # claims of equal words stay together
     dev = set(random.Random(args.seed).sample(texts, round(args.share * len(texts))))
     for name, row in read_ours(source, args):
         split, dash, suffix = (name or "").partition("-")  # train-cited
