@@ -496,7 +496,6 @@ def run(args):
         fail(getattr(error, "filename", None) or args.job, error)
 # --- end of helpers
 
-# --- texts (same in 01 and recipes/tools/kit.py)
 def text_of(record, fields=("title", "abstract"), separator=" "):
     """Join the fields of a record that hold text; the items of a list are joined by commas."""
     texts = []
@@ -505,7 +504,6 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
         known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
         texts.append(", ".join(filter(None, known)))
     return separator.join(filter(None, texts))
-# --- end of texts
 
 # --- analyser (same in 01 and 02)
 def tokenise(texts, name, normalise, stemmer, **options):

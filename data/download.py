@@ -29,9 +29,8 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
-import pandas as pd
-
 import convert
+import pandas as pd
 import published
 from convert import LABELS, RELEVANT, as_id, fail, warn
 

@@ -57,7 +57,8 @@ rerank() {
 }
 stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas"
 LEMMAS=$WORK/lemmas
-if [ "$SMALL" = 1 ]; then LEMMAS=$DATA; else python recipes/tools/lemmatise.py $DATA $LEMMAS; fi
+if [ "$SMALL" = 1 ]; then LEMMAS=$DATA; else
+  python recipes/tools/texts.py $DATA $LEMMAS --lemmas en_core_web_sm; fi
 bm25 bm25 --data $LEMMAS --work $WORK
 stage "1, 2  Section 4.2.1, E5 with in-batch negatives on title and abstract"
 python 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl

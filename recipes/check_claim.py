@@ -29,8 +29,6 @@ from pathlib import Path
 
 from tools import kit
 
-COLOURS = {"S": 32, "R": 31, "D": 33, "N": 2}  # by the first letter of a label or verdict
-
 # -------------------- Run the scripts
 def run(*words):
     """Run a script. If it fails, print its last line and end with its exit status."""
@@ -53,16 +51,11 @@ def judge_in(work, data):
     classifier = work / "models" / "classifier"
     if os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
         model = os.environ.get("LLM_MODEL", "gpt-4.1")
-        return ["llm", "--backend", "openai", "--model", model], "llm"
+        return ["llm", "--retry-errors", "--backend", "openai", "--model", model], "llm"
     if not classifier.is_dir():
         kit.fail(classifier, f"no classifier; make it by: python 05_classify.py train --data "
                  f"{data} --work {work}, or set LLM_BASE_URL and LLM_MODEL")
     return ["--model", classifier], "classifier"
-
-def meta_of(verdicts):
-    """Return the sidecar of verdicts; {} if there is none."""
-    path = Path(f"{verdicts}.meta.json")
-    return json.loads(path.read_bytes()) if path.exists() else {}
 
 def judge(claim, args):
     """Return the verdicts on the best abstracts of a claim, by the scripts 02, 03 and 05."""
@@ -82,8 +75,7 @@ def judge(claim, args):
         run("03_rerank.py", *base, "--run", best, "--depth", args.top + 15, "--first-stage", 0.8)
         best = folder / "rerank.tsv"
     out = folder / ("llm_verdicts.tsv" if name == "llm" else "verdicts.tsv")
-    retry = ["--retry-errors"] * (name == "llm" and meta_of(out).get("failed", 1) > 0)
-    run("05_classify.py", *flags, *retry, *base, "--run", best, "--top-k", args.top, "--out", out)
+    run("05_classify.py", *flags, *base, "--run", best, "--top-k", args.top, "--out", out)
     classifier = args.work / "models" / "classifier"
     sentences = ["--model", classifier] if classifier.is_dir() else []
     run("05_classify.py", "aggregate", out, *base, *sentences, "--out", out.with_suffix(".jsonl"))
@@ -92,7 +84,8 @@ def judge(claim, args):
 # -------------------- Show the answer
 def read_answer(verdicts, corpus):
     """Return the verdict on the claim, and every judged abstract with its title and sentence."""
-    answer, made = json.loads(verdicts.with_suffix(".jsonl").read_bytes()), meta_of(verdicts)
+    answer = json.loads(verdicts.with_suffix(".jsonl").read_bytes())
+    made = json.loads(Path(f"{verdicts}.meta.json").read_bytes())
     answer |= {"judge": made["arguments"]["model"], "unusable": made.get("unusable", 0)}
     answer["failed"] = made.get("failed", 0)  # of the unusable ones
     sentences = {one["abstract_id"]: one["sentence"] for one in answer.pop("evidence")}
@@ -108,20 +101,17 @@ def read_answer(verdicts, corpus):
             "text": kit.text_of(records[name], ["abstract"])})
     return answer
 
-def show(head, text, label=""):
-    """Print text behind its head, without control characters; on a terminal, colour the label."""
+def show(head, text):
+    """Print text behind its head, without control characters."""
     width, indent = min(100, max(40, shutil.get_terminal_size().columns)), " " * len(head)
     text = "".join(c for c in " ".join(text.split()) if c.isprintable())
-    text = textwrap.fill(text, width, initial_indent=head, subsequent_indent=indent) or head
-    if label and sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        text = text.replace(label, f"\033[{COLOURS[label[0]]}m{label}\033[0m", 1)
-    print(text)
+    print(textwrap.fill(text, width, initial_indent=head, subsequent_indent=indent) or head)
 
 def show_answer(answer):
     """Print an answer for people."""
     counts = ", ".join(f"{label} {answer[label]}" for label in kit.LABELS)
     show("Claim    ", answer["claim"])
-    show("Verdict  ", f"{answer['verdict']} ({counts})", answer["verdict"])
+    show("Verdict  ", f"{answer['verdict']} ({counts})")
     show("Judge    ", answer["judge"])
     if answer["unusable"]:
         show("         ", f"replies without a label, which count as NEI: {answer['unusable']}, of "
@@ -129,7 +119,7 @@ def show_answer(answer):
     for one in answer["abstracts"]:
         head = f"{one['rank']:>2}  {one['label']:8} {100 * one['probability']:3.0f} %  "
         print()
-        show(head, one["title"] or textwrap.shorten(one["text"], 160), one["label"])
+        show(head, one["title"] or textwrap.shorten(one["text"], 160))
         for more in filter(None, (one["sentence"], one["abstract_id"])):
             show("    ", more)
 

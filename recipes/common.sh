@@ -36,7 +36,7 @@ fetch() {
 
 # abstracts: from here on the data have no titles; ClimateCheck's papers read abstracts alone
 abstracts() {
-  python recipes/tools/abstracts.py $DATA $WORK/abstracts
+  python recipes/tools/texts.py $DATA $WORK/abstracts
   DATA=$WORK/abstracts
   D="--data $DATA --work $WORK"
 }

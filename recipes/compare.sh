@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Retrievers and rerankers side by side on one data set, one line each: recall, nDCG@10, seconds,
-# GPU memory, equal scores, significance against the first line; energy, where codecarbon is there.
+# GPU memory, equal scores, significance against the first line.
 # A model that fails is a line with its error. The next call makes only what is missing or changed.
 #   RETRIEVERS="bm25 Qwen/Qwen3-Embedding-0.6B splade:naver/splade-v3" \
 #   MODELS="BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B" DATA=data/mine bash recipes/compare.sh
@@ -12,7 +12,6 @@
 #   DEPTH=N             candidates per claim (default: 100)
 #   MEASURES="R@5 RR"   of 06_evaluate.py (default: R@2 R@5 R@10 nDCG@10)
 #   FLAGS="FLAGS"       of 01_index.py and 03_rerank.py, as --device cuda:0 cuda:1 --max-length 1024
-#   COUNTRY=CODE        of the electricity mix for codecarbon, three letters (default: DEU)
 if [ -z "${DATA:-}" ]; then
   . "$(dirname "$0")/common.sh" demo
   python data/download.py models

@@ -97,47 +97,16 @@ def score_run(run, table, claims):
     rows = run.merge(table.dropna(), on=PAIR)
     verified = (chance_of(rows["label"], rows) + (rows["label"] == rows["expected"])) / 2
     means = rows.assign(Verification=verified).groupby("claim_id").agg(OF_CLAIM).reindex(claims)
-    return {name: np.stack([values.fillna(0), values.notna()], axis=-1)
-            for name, values in means.items()}
+    parts = {name: np.stack([values.fillna(0), values.notna()], axis=-1)
+             for name, values in means.items()}
+    return parts | {"confusion": np.zeros((len(claims), 3, 3))}  # no measures of stance
 
-# -------------------- Comparison of runs: stacks [runs, claims, 2] of a measure
-def quotient(sums):
-    """Return numerators / denominators, NaN where there is nothing to divide by."""
-    with np.errstate(invalid="ignore"):
-        return sums[..., 0] / sums[..., 1]
-
-def intervals(stack, seed):
-    """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs]."""
-    claims, rng = stack.shape[1], np.random.default_rng(seed)
-    draws = rng.multinomial(claims, np.full(claims, 1 / claims), size=RESAMPLES)
-    with warnings.catch_warnings(action="ignore"):  # of a run without any value
-        return np.nanquantile(quotient(np.tensordot(draws, stack, (1, 1))), (0.025, 0.975), axis=0)
-
-def randomisation(stack, seed):
-    """Two-sided p of paired randomisation against the first run (Smucker et al. 2007)."""
-    swaps = np.random.default_rng(seed).integers(0, 2, size=(RESAMPLES, stack.shape[1]))
-    sums, moved = stack.sum(1), np.tensordot(swaps, stack - stack[0], (1, 1))
-    swapped = np.abs(quotient(sums - moved) - quotient(sums[0] + moved))
-    values = quotient(sums)
-    as_large = swapped >= np.abs(values - values[0]) - 1e-12
-    return (1 + as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
-
-def holm(p):
-    """p-values corrected for several comparisons (Holm 1979); NaN does not count."""
-    ordered = p.dropna().sort_values()
-    stepped = (ordered * np.arange(len(ordered), 0, -1)).cummax()
-    return stepped.clip(upper=1).reindex(p.index)
-
-def compare(parts, measure, seed):
-    """Return a table of a measure by run; parts: {run: what score_run returns}."""
-    stack = np.stack([one[measure] for one in parts.values()])
-    low, high = intervals(stack, seed)
-    table = pd.DataFrame({"measure": measure, "run": list(parts), "value": quotient(stack.sum(1)),
-                          "low": low, "high": high})
-    table["difference"] = table["value"] - table["value"].iloc[0]
-    table.loc[0, "difference"] = np.nan
-    p = pd.Series(randomisation(stack, seed)).mask(table["difference"].isna())
-    return table.assign(p_randomisation=p, p_holm=holm(p))
+def compare(parts, seed):
+    """Return a table by measure and run, as 06_evaluate.py compares them; parts: of score_run."""
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # a run without any
+        cells = kit.compare(parts, list(OF_CLAIM), RESAMPLES, seed)
+    table = pd.concat({field: cell.unstack() for field, cell in cells.items()}, axis=1)
+    return table.rename_axis(["measure", "run"]).reset_index()
 
 # -------------------- The job
 def unjudged(table, qrels):
@@ -190,7 +159,7 @@ def score(args):
         kit.warn(args.replies, f"{left_out} abstracts without any counts are left out")
     judged = qrels.loc[qrels["label"] != "NEI", "claim_id"].unique()
     parts = {path: score_run(run, table, judged) for path, run in runs.items()}
-    figures = pd.concat([compare(parts, measure, args.seed) for measure in OF_CLAIM])
+    figures = compare(parts, args.seed)
     print(figures.to_string(index=False, na_rep="-", float_format="%.3f"))
     facts |= {"pool": len(pool), "pairs": len(pairs), "comparisons": len(counts),
               "missing": counts.count(None), "left_out": left_out}

@@ -2,7 +2,8 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "accelerate==1.15.0", "datasets==5.2.0", "numpy==2.4.6", "pandas==3.1.1",
-#     "sentence-transformers==6.2.0", "torch==2.13.0", "transformers==5.23.0",
+#     "scikit-learn==1.9.1", "sentence-transformers==6.2.0", "torch==2.13.0",
+#     "transformers==5.23.0",
 # ]
 # ///
 """
@@ -38,7 +39,6 @@ from tools import kit
 NONE = "0_0"  # the code of a claim without a narrative
 CODE = r"(?<![\w.])\d(?:_\d)+(?!\w)"
 FEW = 3  # held-out claims that a code needs for a threshold of its own
-MEASURES = ["macro_F1", "micro_F1", "weighted_F1"]
 
 def alone(codes):
     """Return codes without NONE where there is another one."""
@@ -252,50 +252,23 @@ def classify(args):
     return write_codes(found, task, args)
 
 # -------------------- Scores
-def counts_of(gold, found, codes):
-    """Return [3, claims, codes]: what is right, what is named, and what is gold."""
-    rows = [[[code in one.get(name, ()) for code in codes] for name in gold]
-            for one in (found, gold)]
-    named, true = np.array(rows, dtype=float)
-    return np.stack([named * true, named, true])
-
-def f1_of(right, named, true):
-    """Return F1, NaN where nothing is named and nothing is gold."""
-    with np.errstate(invalid="ignore"):
-        return 2 * right / (named + true)
-
-def measures_of(right, named, true):
-    """Return MEASURES, [..., 3], from counts by code, [..., codes].
-
-    The macro F1 is the mean over codes that are gold or named, as scikit-learn computes it with a
-    MultiLabelBinarizer that is fitted on both.
-    """
-    f1 = f1_of(right, named, true)
-    micro = f1_of(*(one.sum(-1) for one in (right, named, true)))
-    weighted = np.nansum(f1 * true, -1) / true.sum(-1)
-    return np.stack([np.nanmean(f1, -1), micro, weighted], -1)
-
-def intervals(counts, seed, resamples=2000):
-    """95 % percentile bootstrap intervals over claims (Efron 1979), [2, measures]."""
-    claims, rng = counts.shape[1], np.random.default_rng(seed)
-    draws = rng.multinomial(claims, np.full(claims, 1 / claims), size=resamples)
-    return np.quantile(measures_of(*(draws @ one for one in counts)), (0.025, 0.975), axis=0)
-
-def score(gold, found, seed):
-    """Return measures with intervals as {column: number}, and a table of F1 by code."""
+def score(gold, found):
+    """Return macro, micro and weighted F1 over the codes that are gold or named; F1 by code."""
     import pandas as pd
-    codes = sorted({code for one in (gold, found) for own in one.values() for code in own})
-    counts = counts_of(gold, found, codes)
-    sums, (low, high) = counts.sum(axis=1), intervals(counts, seed)
-    facts = {"claims": len(gold), "codes": len(codes)}
-    for name, *values in zip(MEASURES, measures_of(*sums), low, high):
-        facts |= dict(zip((name, f"{name}_low", f"{name}_high"), values))
-    by_code = pd.DataFrame(sums.T.astype(int), columns=["right", "named", "gold"])
-    by_code.insert(0, "code", codes)
-    return facts, by_code.assign(F1=f1_of(*sums))
+    from sklearn.metrics import f1_score
+    from sklearn.preprocessing import MultiLabelBinarizer
+    binarizer = MultiLabelBinarizer().fit([*gold.values(), *found.values()])
+    true = binarizer.transform(gold.values())
+    named = binarizer.transform([found.get(name, ()) for name in gold])
+    facts = {"claims": len(gold), "codes": len(binarizer.classes_)}
+    for kind in ("macro", "micro", "weighted"):
+        facts[f"{kind}_F1"] = f1_score(true, named, average=kind, zero_division=0)
+    return facts, pd.DataFrame({
+        "code": binarizer.classes_, "right": (true * named).sum(axis=0), "named": named.sum(axis=0),
+        "gold": true.sum(axis=0), "F1": f1_score(true, named, average=None, zero_division=0)})
 
 def evaluate(args):
-    """Score narratives: macro, micro and weighted F1 with intervals, and F1 by code."""
+    """Score narratives: macro, micro and weighted F1, and F1 by code."""
     import pandas as pd
     task = kit.task_of(args, args.narratives, args.claims, *args.files)
     claims, rows, tables = kit.read_claims(args.claims), [], []
@@ -308,7 +281,7 @@ def evaluate(args):
         if missing or others:
             kit.warn(path, f"{len(missing)} of {len(gold)} claims are missing: no code; "
                      f"{len(others)} claims without gold are left out")
-        facts, table = score(gold, {name: found[name] for name in found if name in gold}, args.seed)
+        facts, table = score(gold, {name: found[name] for name in found if name in gold})
         rows.append({"run": path, **facts})
         tables.append(table.assign(run=path))
     scores, by_code = pd.DataFrame(rows), str(Path(args.out).with_suffix(".codes.tsv"))

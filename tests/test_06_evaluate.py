@@ -294,8 +294,9 @@ def test_the_report_shows_texts_as_texts(toy, call):
     evil = "</script><script>document.title = 'gotcha'</script><b>bold</b> @DATA@"
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("c3", evil), ("c4", "sun")])
     tsv(toy / "<u>x.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "NEI")])
-    (toy / "work/demo/test/claims.jsonl").write_text('{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
-                                      '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
+    (toy / "work/demo/test/claims.jsonl").write_text(
+        '{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
+        '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
     words = (HYBRID, "<u>x.tsv", "--report", "report.html")
     facts(call(SCRIPT, *words, "--resamples", 100, cwd=toy))
     page = (toy / "report.html").read_text()

@@ -47,7 +47,7 @@ def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
     assert one["custom_id"] == hashlib.sha256(body).hexdigest() != two["custom_id"]
     assert (one["method"], one["url"]) == ("POST", "/v1/chat/completions")
     said, command, last = capsys.readouterr().out.splitlines()
-    assert said.startswith("2 requests wait, about ") and json.loads(last)["waiting"] == 2
+    assert said.startswith("2 of 3 requests wait, of about ") and json.loads(last)["waiting"] == 2
     assert command.endswith("ask requests.jsonl --replies replies.jsonl --model toy")
     assert waiting("One?")[0]["body"]["temperature"] == 0
 

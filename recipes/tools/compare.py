@@ -6,7 +6,7 @@
 Run a command of compare.sh and keep what it took; print the table of all.
 
 Reads   table: metrics.tsv and .json, runs and indexes with their provenance, rows/*.json
-Writes  run: ROW.json (error, GPU memory, energy) and ROW.json.log (all that the command printed)
+Writes  run: ROW.json (error, GPU memory) and ROW.json.log (all that the command printed)
         table: WORK/compare.tsv
 Prints  run: one line; table: a line for each run, and one for each model that failed
 
@@ -16,22 +16,17 @@ Examples
 
 Seconds and equal scores come from provenance and run; an interrupted command counts only the
 seconds since it was resumed. GPU memory is what nvidia-smi shows above its level at the start, the
-peaks of all GPUs added: on a GPU that others use, too, it means little. Energy is what codecarbon
-estimates for the process, CPU, memory and GPUs.
+peaks of all GPUs added: on a GPU that others use, too, it means little.
 """
 import argparse
-import csv
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 SECONDS = 2  # between two looks at the GPUs; PyTorch keeps what it has reserved
-MEASURED = ("gpu_mib", "wh", "g_co2")
 INDEXES = ("bm25", "dense", "splade")
 
 # -------------------- Run
@@ -43,11 +38,11 @@ def gpu_memory():
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return [int(number) for number in shown if number.isdigit()]
 
-def watched(command, log, env):
+def watched(command, log):
     """Run a command, its output in a file. Return its exit status and peak of GPU memory (MiB)."""
     first, peaks = gpu_memory(), []
     with open(log, "w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
                 peaks.append([now - then for now, then in zip(gpu_memory(), first)])
@@ -60,23 +55,6 @@ def watched(command, log, env):
             process.wait()
     return process.returncode, sum(map(max, zip(*peaks))) if first else None
 
-def metered(command, folder):
-    """Return a command behind codecarbon, where that is installed, and its environment."""
-    if not shutil.which("codecarbon"):
-        return command, None
-    country = os.environ.get("COUNTRY", "DEU")
-    meter = ["codecarbon", "monitor", "--offline", "--country-iso-code", country, "--"]
-    return [*meter, *command], {**os.environ, "CODECARBON_OUTPUT_DIR": folder}
-
-def energy_in(folder):
-    """Return Wh and grams of CO2 equivalents from codecarbon's file, None and None without one."""
-    path = Path(folder, "emissions.csv")
-    if not path.exists():
-        return None, None
-    with open(path, newline="", encoding="utf-8") as file:
-        last = list(csv.DictReader(file))[-1]
-    return 1000 * float(last["energy_consumed"]), 1000 * float(last["emissions"])
-
 def error_in(text, status):
     """Return the last line of an output that is an error."""
     lines = re.findall(r"^(?:error: |\w+(?:\.\w+)*(?:Error|Exception): ).*", text, re.M)
@@ -88,10 +66,8 @@ def run(args):
     log, old = Path(f"{args.row}.log"), {}
     if args.row.exists():
         old = json.loads(args.row.read_bytes())
-    with tempfile.TemporaryDirectory() as folder:
-        command, env = metered(args.command, folder)
-        status, peak = watched(command, log, env)
-        row = dict(zip(MEASURED, (peak, *energy_in(folder))))
+    status, peak = watched(args.command, log)
+    row = {"gpu_mib": peak}
     text = log.read_text(encoding="utf-8", errors="replace")
     if status:
         row["error"] = error_in(text, status)
@@ -112,17 +88,12 @@ def provenance(path):
 def seconds_of(run, index):
     """Return the seconds of a run, and of the one index in a folder, if any."""
     made = [provenance(path) for path in (run, *map(index.joinpath, INDEXES))]
-    return total(one.get("seconds") for one in made)
+    return sum(one.get("seconds", 0) for one in made)
 
 def records(work, name):
     """Return what is kept about a run and its index."""
     paths = [work / "rows" / f"{name}{part}.json" for part in (".index", "")]
     return [json.loads(path.read_bytes()) for path in paths if path.exists()]
-
-def total(values):
-    """Return the sum of what is known, None where nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 def table(args):
     """Write and print the table."""
@@ -144,8 +115,6 @@ def table(args):
             row["seconds"] = seconds_of(paths[name], args.work / "index" / name)
             row["GPU MiB"] = max((one.get("gpu_mib") or 0 for one in kept), default=0) or None
             row["equal scores"] = int(ranked.duplicated(["claim_id", "score"]).sum())
-            row["Wh"] = total(one.get("wh") for one in kept)
-            row["g CO2e"] = total(one.get("g_co2") for one in kept)
         rows.append(row | {"error": "; ".join(errors) or None})
     shown = pd.DataFrame(rows).dropna(axis=1, how="all").round(3)
     shown.to_csv(args.work / "compare.tsv", sep="\t", index=False)
@@ -167,10 +136,7 @@ def main():
     all_of_them.add_argument("names", nargs="*", help="of all that was tried")
     all_of_them.set_defaults(job=table)
     args = parser.parse_args()
-    try:
-        sys.exit(args.job(args))
-    except KeyboardInterrupt:
-        os._exit(130)
+    sys.exit(args.job(args))
 
 if __name__ == "__main__":
     main()

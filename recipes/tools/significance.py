@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["pandas==3.1.1", "scipy==1.17.1"]
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scipy==1.17.1"]
 # ///
 """
 Compare runs with the first one: Wilcoxon's signed-rank test and McNemar's test (AIRwaves 2025).
@@ -14,10 +14,10 @@ Example
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
 """
 import argparse
-import sys
 from pathlib import Path
 
 import pandas as pd
+from kit import fail
 from scipy import stats
 
 def wilcoxon(differences):
@@ -46,10 +46,6 @@ def compare(values):
         rows.append(row)
     return pd.DataFrame(rows)
 
-def refuse(what):
-    print(f"error: {what}", file=sys.stderr)
-    sys.exit(2)
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,14 +53,14 @@ def main():
     parser.add_argument("--measures", nargs="+", help="some of its columns (default: all)")
     args = parser.parse_args()
     if not Path(args.table).is_file():
-        refuse(f"{args.table}: no such file; 06_evaluate.py makes it, beside metrics.tsv")
+        fail(args.table, "no such file; 06_evaluate.py makes it, beside metrics.tsv")
     table = pd.read_csv(args.table, sep="\t", dtype={"run": str, "claim_id": str})
     if list(table)[:2] != ["run", "claim_id"] or table["run"].nunique() < 2:
-        refuse(f"{args.table}: no values of two runs by claim; name a metrics.claims.tsv of two")
+        fail(args.table, "no values of two runs by claim; name a metrics.claims.tsv of two")
     known = list(table)[2:]
     for measure in args.measures or ():
         if measure not in known:
-            refuse(f"{args.table}: no measure {measure}; it has {', '.join(known)}")
+            fail(args.table, f"no measure {measure}; it has {', '.join(known)}")
     tests = {}
     for measure in args.measures or known:
         values = table.pivot(index="claim_id", columns="run", values=measure)

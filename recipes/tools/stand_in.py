@@ -1,11 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#     "gguf==0.19.0",
-#     "sentence-transformers==6.2.0",
-#     "torch==2.13.0",
-#     "transformers==5.23.0",
-# ]
+# dependencies = ["gguf==0.19.0", "sentence-transformers==6.2.0", "torch==2.13.0",
+#   "transformers==5.23.0"]
 # ///
 """
 Write a small reranker or NLI model, which replaces large ones in a rehearsal.
@@ -162,13 +158,12 @@ def main():
     parser.add_argument("folder", type=Path, help="where to write the model")
     parser.add_argument("--kind", choices=("cross-encoder", "nli", "causal"),
                         default="cross-encoder", help="what to write")
-    parser.add_argument("--source", type=Path, help="a folder with BERT's tokenizer, or SmolLM2")
     args = parser.parse_args()
     new = args.folder.with_name(f"{args.folder.name}.tmp-{os.getpid()}")
     if args.kind == "causal":
-        write_causal(args.source or Path("data/models/smollm2"), new)
+        write_causal(Path("data/models/smollm2"), new)
     else:
-        write_bert(args.source or Path("data/models/minilm"), new, args.kind == "nli")
+        write_bert(Path("data/models/minilm"), new, args.kind == "nli")
     shutil.rmtree(args.folder, ignore_errors=True)
     os.replace(new, args.folder)
     print(f"{args.folder}: {args.kind}, a stand-in")

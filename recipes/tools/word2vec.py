@@ -17,12 +17,11 @@ Example
     python recipes/tools/word2vec.py data/checkthat4b --out work/checkthat4b/test/word2vec-raw.tsv
 """
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from kit import read_corpus, read_table, text_of
+from kit import fail, read_corpus, read_table, text_of
 
 def means_of(texts, vectors):
     """Return the mean vector of each text's known words, at unit length; zeros without any."""
@@ -45,8 +44,7 @@ def main():
     try:
         from gensim.models import Word2Vec
     except ImportError:
-        print("error: gensim: not installed; pip install gensim", file=sys.stderr)
-        sys.exit(2)
+        fail("gensim", "not installed; pip install gensim")
     corpus = read_corpus(args.data / "corpus.jsonl")
     names = np.array(list(corpus))
     texts = [text_of(record).lower().split() for record in corpus.values()]

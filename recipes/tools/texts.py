@@ -1,0 +1,72 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1", "spacy==3.8.18"]
+# ///
+"""
+Copy a data folder with other texts: abstracts without titles, or lemmas of claims and abstracts.
+
+ClimateCheck's papers index and judge abstracts alone. Lemmas are for BM25 with --analyser plain
+(AIRwaves 2025, section 4.1): lower-cased words and numbers, without spaCy's stopwords.
+
+Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv, DATA/qrels.SPLIT.tsv
+Writes  OUT/corpus.jsonl, claims and qrels; OUT/meta.json, last: the sha256 of what was read
+
+Examples
+    python recipes/tools/texts.py data/climatecheck2025 work/climatecheck2025/abstracts
+    pip install spacy && python -m spacy download en_core_web_sm
+    python recipes/tools/texts.py data/checkthat4b work/checkthat4b/lemmas --lemmas en_core_web_sm
+"""
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+from kit import digest, fail, read_corpus, read_table, text_of
+
+def lemmas_of(texts, nlp):
+    """Yield the lemmas of each text, joined by spaces; "-" where no word is left."""
+    for document in nlp.pipe(texts):
+        words = [token for token in document if token.is_alpha or token.like_num]
+        yield " ".join(token.lemma_.lower() for token in words if not token.is_stop) or "-"
+
+def load(pipeline):
+    """Return a pipeline of spaCy."""
+    try:
+        import spacy
+        return spacy.load(pipeline, exclude=["parser", "ner"])
+    except (ImportError, OSError):
+        fail(pipeline, f"pip install spacy, then python -m spacy download {pipeline}")
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder of corpus, claims and qrels")
+    parser.add_argument("out", type=Path, help="folder for the copy")
+    parser.add_argument("--lemmas", metavar="PIPELINE", help="of spaCy, or its folder")
+    args = parser.parse_args()
+    tables = sorted([*args.data.glob("claims.*.tsv"), *args.data.glob("qrels.*.tsv")])
+    corpus, done = args.data / "corpus.jsonl", args.out / "meta.json"
+    task = {path.name: digest(path) for path in [corpus, *tables]} | {"lemmas": args.lemmas}
+    if done.exists() and json.loads(done.read_bytes()) == task:
+        print(f"up to date: {args.out}")
+        return
+    nlp, records = args.lemmas and load(args.lemmas), read_corpus(corpus)
+    args.out.mkdir(parents=True, exist_ok=True)
+    done.unlink(missing_ok=True)
+    for path in tables:
+        shutil.copy(path, args.out)
+        if nlp and path.name.startswith("claims"):
+            claims = read_table(path, ["claim_id", "claim"])
+            claims["claim"] = list(lemmas_of(claims["claim"], nlp))
+            claims.to_csv(args.out / path.name, sep="\t", index=False)
+    texts = [record["abstract"] for record in records.values()]
+    if nlp:
+        texts = lemmas_of([text_of(record) for record in records.values()], nlp)
+    with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:
+        for name, text in zip(records, texts):
+            line = {"abstract_id": name, "title": "", "abstract": text}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    done.write_text(json.dumps(task, indent=1))
+
+if __name__ == "__main__":
+    main()
