@@ -523,7 +523,8 @@ def add_train(add):
     add("--out", default="{work}/models/classifier", help="model")
     add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
     add("--max-length", type=int, default=512, help="tokens of a pair, at most")
-    add("--freeze", default="none", help="none; encoder; N: embeddings, N layers")
+    add("--freeze", default="none", help="none; encoder; N: embeddings, N layers",
+        type=lambda text: text if text in ("none", "encoder") else int(text))
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
         help="weighted: by class counts")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="draws of classes")
