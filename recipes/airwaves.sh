@@ -55,15 +55,15 @@ rerank() {
   done
   ROWS="$ROWS $1"
 }
-stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas"
+stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas (difference 19)"
 LEMMAS=$WORK/lemmas
 if [ "$SMALL" = 1 ]; then LEMMAS=$DATA; else
   python recipes/tools/texts.py $DATA $LEMMAS --lemmas en_core_web_sm; fi
 bm25 bm25 --data $LEMMAS --work $WORK
-stage "1, 2  Section 4.2.1, E5 with in-batch negatives on title and abstract"
+stage "1, 2  Section 4.2.1, E5 with in-batch negatives on title and abstract (difference 20)"
 python 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
 tune e5 $E5 pairs 64 "${TWO[@]}"
-stage "3  Section 4.2.2, SciBERT reorders the first 10 of E5"
+stage "3  Section 4.2.2, SciBERT reorders the first 10 of E5 (difference 21)"
 rerank rerank e5 10
 
 stage "6  The table and the submission; comparisons are with E5 (section 4.3)"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fathallah, El-Makky and Torki, "AlexUNLP-FMT at ClimateCheck Shared Task: Hybrid Retrieval with
 # Adaptive Similarity Graph-based Reranking" (SDP 2025): third in subtask I. For one A100.
+# Sections are those of the overview of ClimateCheck 2025.
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which needs trust_remote_code
@@ -9,19 +10,19 @@ CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 abstracts
 
-stage "1  BM25, and an encoder fine-tuned on the judged pairs with in-batch negatives"
+stage "1  BM25, and an encoder tuned on evidence, in-batch negatives (7.3; differences 11, 12)"
 python 02_retrieve.py mine $D --shape tuples --hard 0
 python 01_index.py train $D --model $DENSE --loss mnrl --epochs 10 --lr 1e-5 --batch-size 16 \
   $(small --epochs 0.25 --max-length 48)
-python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder \
+python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $WORK/models/encoder \
   $(small --max-length 64)
 
-stage "1  Similarity graph: 10 neighbours of every abstract, by all-MiniLM-L6-v2"
+stage "1  Similarity graph: 10 neighbours of every abstract, by all-MiniLM-L6-v2 (7.3)"
 python 01_index.py $D --indexes dense --dense-model $NEIGHBOURS --out $WORK/index-graph \
   $(small --max-length 64)
 python 01_index.py graph $D --index $WORK/index-graph/dense --neighbours 10
 
-stage "2  Hybrid retrieval: the union of the best 50 of each"
+stage "2  Hybrid retrieval: the union of the best 50 of each (7.3)"
 python 02_retrieve.py $D --retrievers bm25 dense --top-k 50
 python 02_retrieve.py fuse $D --method union --top-k 100 \
   --out $T/union.tsv $T/bm25.tsv $T/dense.tsv
@@ -33,7 +34,7 @@ rerank() {
 }
 GRAPH="--graph $WORK/index/graph --rounds 20 --neighbours 10 --beam 30"
 GRAPH="$GRAPH $(small --rounds 2 --neighbours 3 --beam 5)"
-stage "3  Adaptive reranking: the best 30 bring in their neighbours, 20 rounds; the best 10"
+stage "3  Adaptive reranking: the best 30 bring in neighbours, 20 rounds; the best 10 (7.3; 12)"
 rerank union rerank $GRAPH
 
 stage "6  The table and the submission"

@@ -11,10 +11,10 @@ GEMINI=$(llm gemini-2.5-pro)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 abstracts
 
-stage "1  BM25 over lower-cased words without punctuation and NLTK's stopwords"
+stage "1  BM25 over lower-cased words without punctuation and NLTK's stopwords (3.1.1)"
 python 01_index.py $D --indexes bm25 --analyser nltk
 
-stage "2  Candidates: the best 5,000"
+stage "2  Candidates: the best 5,000 (3.1.2)"
 python 02_retrieve.py $D --split train --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 
@@ -32,14 +32,14 @@ rerank() {
   python 03_rerank.py $D --model $WORK/models/reranker-$1 --run $T/bm25.tsv \
     --depth ${DEPTH:-5000} --out $T/rerank-$1.tsv $(small --depth 20 --max-length 256)
 }
-stage "3  Five BGE rerankers with margin loss, each with its own shuffle and negatives"
+stage "3  Five BGE rerankers with margin loss, each with its own negatives (3.2; difference 9)"
 rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25
 rerank 4 $LARGE 16 0.25
 rerank 5 $M3 16 0.2
 
-stage "3  Final list: reciprocal rank fusion of the whole lists (k = 6), the best 10"
+stage "3  Final list: reciprocal rank fusion of the whole lists (k = 6), the best 10 (3.2.3; 9)"
 fuse() { # K NAME
   python 02_retrieve.py fuse $D --rrf-k $1 --top-k 10 --out $T/$2.tsv \
     $T/rerank-{1,2,3,4,5}.tsv
@@ -47,7 +47,7 @@ fuse() { # K NAME
 fuse 6 rerank
 
 # Gemini's endpoint does not accept a seed.
-stage "5  Stance: Gemini 2.5 Pro as a climate-change expert, 50 pairs a prompt, a digit each"
+stage "5  Stance: Gemini 2.5 Pro as an expert, 50 pairs a prompt, a digit each (3.3; 10)"
 label() { # PAIRS NAME FLAGS
   python 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt $1 \
     --prompt recipes/prompts/batch.txt --max-tokens 20000 --timeout 600 \

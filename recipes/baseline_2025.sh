@@ -10,20 +10,20 @@ YI=$(llm 01-ai/Yi-1.5-9B-Chat-16K)
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 abstracts
 
-stage "1, 2  1,000 by BM25, of which the cosine of msmarco-MiniLM-L12-v3 keeps 20"
+stage "1, 2  1,000 by BM25, of which MiniLM-L12-v3 keeps 20 (section 6; difference 16)"
 python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $DENSE \
   $(small --max-length 64)
 python 02_retrieve.py $D --retrievers bm25 --top-k 1000
 python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 20
 
-stage "3  Reranking: ms-marco-MiniLM-L6-v2 as it is; the best 10"
+stage "3  Reranking: ms-marco-MiniLM-L6-v2 as it is; the best 10 (6)"
 rerank() { # RUN NAME
   python 03_rerank.py $D --run $T/$1.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 \
     --out $T/$2.tsv $(small --max-length 256)
 }
 rerank dense rerank
 
-stage "5  Stance: Yi-1.5-9B-Chat-16K as a climate-change expert, zero-shot"
+stage "5  Stance: Yi-1.5-9B-Chat-16K as an expert, zero-shot (6; difference 1)"
 python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/expert.txt $YI \
   --out $T/verdicts.tsv
 

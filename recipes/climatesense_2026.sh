@@ -28,7 +28,7 @@ rerank() {
   python 03_rerank.py $D --model $WORK/models/reranker-$1 --run $T/bm25.tsv \
     --depth ${DEPTH:-5000} --top-k 500 --out $T/rerank-$1.tsv $(small --depth 20 --max-length 256)
 }
-stage "3  Five BGE rerankers with margin loss, as Ant Bridge's"
+stage "3  Five BGE rerankers with margin loss, as Ant Bridge's (difference 18)"
 rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25
@@ -42,13 +42,13 @@ fuse() { # K NAME
 }
 fuse 6 rerank
 
-stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON"
+stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON (difference 17)"
 P=recipes/prompts
 label() { # NAME FLAGS
   python 05_classify.py llm $D --run $T/rerank.tsv --max-tokens 1024 --structured $GPT_OSS \
     --out $T/$1.tsv "${@:2}"
 }
-label verdicts --prompt $P/one-step.txt
+label verdicts --prompt $P/json.txt
 
 stage "6  The table and the submission"
 table climatecheck2026 $T/{bm25,rerank,verdicts}.tsv

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# EFC at ClimateCheck 2025 (SDP 2025): BM25, a fine-tuned E5 and a cross-encoder; stance by
-# Qwen3-14B (submitted) or DeBERTa. For one A100, with Qwen3-14B behind an endpoint such as vLLM's:
+# Upravitelev et al., EFC at ClimateCheck 2025 (SDP 2025; sections of the overview): BM25, a tuned
+# E5 and a cross-encoder; stance by Qwen3-14B (submitted) or DeBERTa. For one A100, with Qwen3-14B
+# behind an endpoint such as vLLM's:
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/efc.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
@@ -12,7 +13,7 @@ PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 abstracts
 
-stage "1  E5 fine-tuned: the three least similar of BM25's candidates are the negatives"
+stage "1  E5 fine-tuned: the three least similar of BM25's candidates are negatives (7.4; 13, 15)"
 python 01_index.py $D --indexes bm25 dense --dense-model $E5 "${PROMPTS[@]}" --out $WORK/index-e5 \
   $(small --max-length 64)
 python 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers bm25 --top-k 1500
@@ -25,18 +26,18 @@ python 01_index.py train $D --model $E5 "${PROMPTS[@]}" --loss mnrl --epochs 3 -
 python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder "${PROMPTS[@]}" \
   $(small --max-length 64)
 
-stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150"
+stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150 (7.4)"
 python 02_retrieve.py $D --retrievers bm25 --top-k 1500
 python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 150
 
-stage "3  Reranking: ms-marco-MiniLM-L12-v2 as it is; the best 10"
+stage "3  Reranking: ms-marco-MiniLM-L12-v2 as it is; the best 10 (7.4)"
 rerank() { # RUN NAME
   python 03_rerank.py $D --run $T/$1.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 \
     --out $T/$2.tsv $(small --depth 20 --max-length 256)
 }
 rerank dense rerank
 
-stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning"
+stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning (7.4; difference 1)"
 python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/reasoning.txt \
   --max-tokens 4096 --timeout 600 $QWEN --out $T/verdicts.tsv
 
@@ -45,7 +46,7 @@ table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 python 06_evaluate.py submission $D --task climatecheck2025
 further "${1:-}"
 
-stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not"
+stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (14)"
 python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   $(small --epochs 1 --max-length 96 --lr 1e-4)

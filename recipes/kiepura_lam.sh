@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Kiepura & Lam, "ClimateCheck2025: Multi-Stage Retrieval Meets LLMs for Automated Scientific
-# Fact-Checking" (SDP 2025): second in ClimateCheck 2025, first in Recall@2. For one A100, with an
-# OPENAI_API_KEY; the hub wants the terms of naver/splade-v3 accepted, and HF_TOKEN.
+# Fact-Checking" (SDP 2025; https://github.com/annamkiepura/ClimateCheck): second in ClimateCheck
+# 2025, first in Recall@2. For one A100, with an OPENAI_API_KEY; the hub wants the terms of
+# naver/splade-v3 accepted, and HF_TOKEN.
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/kiepura_lam.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 DENSE=$(model BAAI/bge-m3 $MINILM)
@@ -11,21 +12,22 @@ DEBERTA=$(model MoritzLaurer/DeBERTa-v3-base-mnli $CROSS)
 DEBERTA_SCIFACT=$(model jedick/DeBERTa-v3-base-mnli-fever-anli-scifact-citint $CROSS)
 ROBERTA_SCIFACT=$(model nikolamilosevic/SCIFACT_xlm_roberta_large $CROSS)
 GPT=$(llm gpt-4.1)
+P=recipes/prompts
 [ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
 abstracts
 
-stage "1  Indexes: BM25 and SPLADE-v3 (eq. 2: ReLU without logarithm)"
+stage "1  Indexes: BM25 and SPLADE-v3 (4.1.1, eq. 2: ReLU without logarithm; differences 5, 8)"
 python 01_index.py $D --indexes bm25 splade --splade-model $SPLADE --activation relu \
   $(small --max-length 64)
 
-stage "1  BGE-M3, fine-tuned on triplets: each positive with one random NEI abstract of any claim"
+stage "1  BGE-M3, fine-tuned on triplets: each with a random NEI abstract of any claim (4.1.1)"
 python 02_retrieve.py mine $D --shape tuples --hard 1 --pool any-nei \
   --out $WORK/train/triplets.jsonl
 python 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --loss triplet --margin 0.3 \
   --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2 $(small --epochs 0.1 --max-length 48)
 python 01_index.py $D --indexes dense --dense-model $WORK/models/encoder $(small --max-length 64)
 
-stage "2  Hybrid retrieval: the best 600 by reciprocal rank fusion, k = 60"
+stage "2  Hybrid retrieval: the best 600 by reciprocal rank fusion, k = 60 (4.1.1)"
 python 02_retrieve.py $D --split train --top-k 600 --rrf-k 60
 python 02_retrieve.py $D --top-k 600 --rrf-k 60
 
@@ -36,36 +38,37 @@ train() {
   python 03_rerank.py train $D $1 --loss bce --lr 2e-5 --batch-size 16 "${@:2}" \
     $(small --epochs 1 --max-length 96)
 }
-stage "3  Cross-encoder, phase 1: random negatives; 3 epochs"
+stage "3  Cross-encoder, phase 1: random negatives; 3 epochs (4.1.2; difference 6)"
 mine $WORK/train/hybrid.tsv $WORK/train/phase1.jsonl --easy 4
 train $WORK/train/phase1.jsonl --model $CROSS_ENCODER --epochs 3 --out $WORK/models/phase1
 
-stage "3  Cross-encoder, phase 2: the negatives that phase 1 ranks highest; 2 epochs"
+stage "3  Cross-encoder, phase 2: the negatives that phase 1 ranks highest; 2 epochs (4.1.2; 6)"
 python 03_rerank.py $D --split train --model $WORK/models/phase1 --depth 200 \
   --out $WORK/train/phase1.tsv $(small --depth 5 --max-length 96)
 mine $WORK/train/phase1.tsv $WORK/train/phase2.jsonl --draw best
 train $WORK/train/phase2.jsonl --model $WORK/models/phase1 --epochs 2
 
-stage "3  Reranking: the best 20"
+stage "3  Reranking: the best 20 (4.1.2)"
 rerank() { # RUN NAME
   python 03_rerank.py $D --run $1 --depth ${DEPTH:-600} --top-k 20 --out $T/$2.tsv \
     $(small --depth 20 --max-length 256)
 }
 rerank $T/hybrid.tsv rerank
 
-stage "4  RankGPT: GPT-4.1 orders the 20 in one window; alpha = 0.4 (eq. 4, 5)"
+stage "4  RankGPT: GPT-4.1 orders the 20 in one window; alpha = 0.4 (4.1.3; differences 1, 8)"
 rankgpt() { # ALPHA NAME FLAGS
-  python 04_llm_rerank.py $D $GPT --depth 20 --window 20 --alpha $1 --top-k 10 \
-    --replies $T/llm.replies.jsonl --out $T/$2.tsv "${@:3}" $(small --depth 5 --max-words 20)
+  python 04_llm_rerank.py $D --prompt $P/ranking.txt $GPT --depth 20 --window 20 --alpha $1 \
+    --top-k 10 --replies $T/llm.replies.jsonl --out $T/$2.tsv "${@:3}" \
+    $(small --depth 5 --max-words 20)
 }
 SHOTS="--fewshot 6 $(small --fewshot 1)"
 rankgpt 0.4 llm $SHOTS
 
-stage "5  Stance: GPT-4.1, zero-shot hybrid"
+stage "5  Stance: GPT-4.1, zero-shot hybrid (4.2.1, appendix C; difference 1)"
 label() { # NAME FLAGS
   python 05_classify.py llm $D $GPT --out $T/$1.tsv "${@:2}"
 }
-label verdicts
+label verdicts --prompt $P/hybrid.txt
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,splade,dense,hybrid,rerank,llm,verdicts}.tsv
@@ -73,13 +76,12 @@ python 06_evaluate.py submission $D --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Table 3: the other prompts"
-P=recipes/prompts
 label zero-shot-one-step --prompt $P/one-step.txt $(small --top-k 2)
 label zero-shot-two-step --strategy two-step \
   --prompt $P/two-step-evidence.txt $P/two-step-direction.txt $(small --top-k 2)
-label few-shot-hybrid $SHOTS $(small --top-k 2)
+label few-shot-hybrid --prompt $P/hybrid.txt $SHOTS $(small --top-k 2)
 ROWS="verdicts zero-shot-one-step zero-shot-two-step few-shot-hybrid"
-stage "tables  Table 3: three classifiers, two of which know SciFact; encoder frozen, focal loss"
+stage "tables  Table 3: three classifiers, two of which know SciFact; frozen, focal loss (4.2.2; 7)"
 classifier() { # NAME MODEL
   python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced \
     --loss weighted-focal --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \

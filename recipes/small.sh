@@ -59,7 +59,7 @@ for split in $SPLITS; do
   fuse --split $split --method zscore --out $W/$split/z-3.tsv $runs
 done
 if [ "$SPLITS" = test ]; then
-  stage "6  Table: without qrels.train.tsv nothing is fitted or trained, stages 3 and 5 are left out"
+  stage "6  Table: without qrels.train.tsv nothing is fitted or trained, stages 3, 5 are left out"
   python 06_evaluate.py $D --report $W/test/report.html --out $W/test/table.tsv \
     $W/test/{bm25,dense}.tsv $W/splade/test/splade.tsv $W/test/{hybrid,z,rrf-3,z-3}.tsv \
     --measures R@2 R@5 R@10 nDCG@10

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Deng, Wang and Stevenson, "+VeriRel: Verification Feedback to Enhance Document Retrieval for
-# Scientific Fact Checking" (CIKM 2025). For one A100. It learns from SciFact. Tests: TESTS.
+# Scientific Fact Checking" (CIKM 2025; https://github.com/xingyu-deng/VeriRel). For one A100.
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/verirel.sh tables
 . "$(dirname "$0")/common.sh" scifact
 MONO_T5=$(model castorini/monot5-3b-msmarco-10k $CROSS)
 MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $CROSS)
 VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
-# TESTS: "FOLDER SPLIT JUDGEMENTS TABLE; ...", as data/scifact dev dev SciFact; verdicts: the first
+# Training: SciFact. TESTS: "FOLDER SPLIT JUDGEMENTS TABLE; ...", with verdicts for the first
 OPEN="data/scifact-open test" COVID="data/check-covid all"
 if [ -z "${TESTS:=}" ] && [ "$DATA" = data/scifact ]; then
   TESTS="$OPEN citation SciFact; $OPEN pooling SciFact-Open"
@@ -28,10 +28,10 @@ figures() {
   python recipes/tools/published.py $R/$1.$judged.json "verirel:$table"
 }
 all_figures() { for table in "${TABLES[@]}"; do figures $1 "$table" "${@:2}"; done; }
-index() { python 01_index.py $E --indexes bm25; }
+index() { python 01_index.py $E --indexes bm25 --analyser nltk; }
 retrieve() { python 02_retrieve.py $E --retrievers bm25 --top-k ${DEPTH:-2000}; }
-stage "1, 2  BM25: the best 100 for training, 2,000 for evaluation"
-python 01_index.py $D --indexes bm25
+stage "1, 2  BM25 (3.2): the best 100 for training, 2,000 for evaluation (difference 26)"
+python 01_index.py $D --indexes bm25 --analyser nltk
 python 02_retrieve.py $D --split train --retrievers bm25
 [ ! -e $DATA/claims.dev.tsv ] || python 02_retrieve.py $D --split dev --retrievers bm25
 each index; each retrieve
@@ -66,9 +66,9 @@ student() {
     $(small --epochs 1 --max-length 96 --batch-size 16)
   each rerank $1 $WORK/models/$1
 }
-stage "5, 3  Section 3.4: feedback of the verifier with 5 negatives, half of the score is monoT5's"
+stage "5, 3  Section 3.4: feedback of a verifier with 5 negatives, half is monoT5's (22-25)"
 verifier verifier-5 5; student verirel 5 0.5
-stage "5, 6  Table 2; Table 3: verdicts of another verifier on the best 3, 5, 10, for SciFact alone"
+stage "5, 6  Table 2; Table 3: verdicts of another verifier on the best 3, 5, 10, for SciFact (27)"
 all_figures metrics bm25 verirel
 verifier classifier 20 --seed 14
 for k in 3 5 10; do on ${SETS[0]} judge verdicts-$k verirel $k classifier; done
@@ -85,20 +85,13 @@ combo() { # N
   rerank combo-$1 $R/monot5.tsv --verdicts $R/feedback-$1.tsv --alpha 0.5
 }
 each combo 5
-ROWS="bm25 bm25-nltk monot5 monot5-med combo-5 student-monot5 verirel"
+ROWS="bm25 monot5 monot5-med combo-5 student-monot5 verirel"
 for n in $(few 10 20); do
   verifier verifier-$n $n
   student verirel-$n $n 0.5
   each combo $n
   ROWS="$ROWS combo-$n verirel-$n"
 done
-stage "tables  BM25 over NLTK's words without stems, as in the authors' code"
-nltk() {
-  python 01_index.py $E --indexes bm25 --analyser nltk --out $R/nltk
-  python 02_retrieve.py $E --retrievers bm25 --index $R/nltk --out $R/nltk-runs
-  cp $R/nltk-runs/bm25.tsv $R/bm25-nltk.tsv
-}
-each nltk
 all_figures tables $ROWS
 stage "tables  Table 1: the verifiers that give feedback, on the best 10 of monoT5"
 ROWS=

@@ -51,19 +51,6 @@ def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
     assert command.endswith("ask requests.jsonl --replies replies.jsonl --model toy")
     assert waiting("One?")[0]["body"]["temperature"] == 0
 
-@pytest.mark.parametrize(("reply", "read"), [
-    (completion("Answer: yes"), "yes"), (completion("<think>Answer: no</think>Answer: yes"), "yes"),
-    (completion("[THINK]Answer: no"), None), (completion("Yes."), None), (completion(None), None),
-    (completion("Answer: yes", finish_reason="length"), None)])
-def test_what_cannot_be_read_is_asked_once_more(reply, read):
-    waiting("One?")
-    answer(reply)
-    if not read:
-        again, = waiting("One?")
-        assert again["body"]["messages"][0]["content"] == f"One?{kit.AGAIN}"
-        answer(completion("I do not know."))
-    assert answers_to(["One?"])[0] == [read]
-
 def test_only_what_waits_is_written_and_failures_are_asked_again_on_demand(capsys):
     waiting("One?", "Two?", "Three?")
     answer("Answer: 1", {"status_code": 400, "body": {}}, completion("Answer: 3"))
