@@ -78,8 +78,7 @@ def measure(run, qrels, *names, depth=10):
     ("p: x a; q: b", "p: a:S; q: b:N", "P@5", 1 / 5),
     ("p: x a; q: b", "p: a:S; q: b:N", "NumRet", 2),
     ("p: x a; q: b", "p: a:S; q: b:N", "Judged@10", (1 / 2 + 1) / 2),
-    ("q: b", "q: b:N", "AP", np.nan),
-])
+    ("q: b", "q: b:N", "AP", np.nan)])
 def test_measures_by_hand(run, judged, name, value):
     run, judged = (dict(re.findall(r"([\w-]+): ([^;]+)", text)) for text in (run, judged))
     found = measure(table_of(**run), table_of(**judged), name)[name]
