@@ -7,106 +7,103 @@ MONO_T5=$(model castorini/monot5-3b-msmarco-10k $CROSS)
 MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $CROSS)
 VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
-# Training: SciFact. TESTS: "FOLDER SPLIT JUDGEMENTS TABLE; ...", with verdicts for the first
-OPEN="data/scifact-open test" COVID="data/check-covid all"
+TRAIN="$DATA train" DEV="$DATA dev"  # a set is FOLDER SPLIT
+# TESTS: "FOLDER SPLIT JUDGEMENTS TABLE; ..."; Table 3, verdicts, is for the first of them
 if [ -z "${TESTS:=}" ] && [ "$DATA" = data/scifact ]; then
-  TESTS="$OPEN citation SciFact; $OPEN pooling SciFact-Open"
-  TESTS="$TESTS; $COVID all Check-COVID; $COVID test Check-COVID, test"
   for x in scifact scifact-open check-covid; do [ -d data/$x ] || python data/download.py $x; done
+  TESTS="data/scifact-open test citation SciFact; data/scifact-open test pooling SciFact-Open;"
+  TESTS="$TESTS data/check-covid all all Check-COVID; data/check-covid all test Check-COVID, test"
 fi
-IFS=";" read -ra TABLES <<< "${TESTS:-$DATA test test SciFact}"
+mapfile -t TABLES < <(tr ";" "\n" <<< "${TESTS:-$DATA test test SciFact}")
 mapfile -t SETS < <(printf "%s\n" "${TABLES[@]}" | awk '{ print $1, $2 }' | uniq)
-# on FOLDER SPLIT STEP: take a step there; E: its flags, R: the folder of its runs
-on() { E="--data $1 --work $WORK/${1##*/} --split $2" R=$WORK/${1##*/}/$2; "${@:3}"; }
-each() { for set in "${SETS[@]}"; do on $set "$@"; done; }
-# figures OUT TABLE RUNS: one table with its published figures; all_figures OUT RUNS: every one
-figures() {
-  read -r folder split judged table <<< "$2"
-  on $folder $split
-  python 06_evaluate.py $E $(printf "$R/%s.tsv " "${@:3}") --qrels $folder/qrels.$judged.tsv \
-    --measures verirel --out $R/$1.$judged.tsv
-  python recipes/tools/published.py $R/$1.$judged.json "verirel:$table"
-}
-all_figures() { for table in "${TABLES[@]}"; do figures $1 "$table" "${@:2}"; done; }
-index() { python 01_index.py $E --indexes bm25 --analyser nltk; }
-retrieve() { python 02_retrieve.py $E --retrievers bm25 --top-k ${DEPTH:-2000}; }
+# on SET: flags; runs SET: the folder of its runs
+on() { echo "--data $1 --work $WORK/$(basename $1) --split $2"; }
+runs() { echo "$WORK/$(basename $1)/$2"; }
+
 stage "1, 2  BM25 (3.2): the best 100 for training, 2,000 for evaluation (difference 26)"
-python 01_index.py $D --indexes bm25 --analyser nltk
-python 02_retrieve.py $D --split train --retrievers bm25
-[ ! -e $DATA/claims.dev.tsv ] || python 02_retrieve.py $D --split dev --retrievers bm25
-each index; each retrieve
-# judge NAME RUN DEPTH CLASSIFIER, rerank NAME MODEL FLAGS: verdicts, scores
-judge() {
-  python 05_classify.py $E --run $R/$2.tsv --top-k $3 --model $WORK/models/$4 --out $R/$1.tsv \
-    $(small --max-length 96)
+bm25() { # SET DEPTH
+  python 01_index.py $(on $1 $2) --indexes bm25 --analyser nltk
+  python 02_retrieve.py $(on $1 $2) --retrievers bm25 --top-k $3
 }
-rerank() {
-  python 03_rerank.py $E --run $R/bm25.tsv --depth ${DEPTH:-2000} --model $2 --out $R/$1.tsv \
-    "${@:3}" $(small --depth 10 --max-length 256)
+bm25 $TRAIN 100
+[ ! -e $DATA/claims.dev.tsv ] || bm25 $DEV 100
+for set in "${SETS[@]}"; do bm25 $set ${DEPTH:-2000}; done
+judge() { # SET NAME RUN DEPTH CLASSIFIER
+  python 05_classify.py $(on $1 $2) --run $(runs $1 $2)/$4.tsv --top-k $5 \
+    --model $WORK/models/$6 --out $(runs $1 $2)/$3.tsv $(small --max-length 96)
 }
-# verifier NAME N FLAGS: it sees N random negatives of BM25's best 100 for each positive (3.3)
-DEV=$([ ! -e $DATA/claims.dev.tsv ] || echo --dev-split dev)
-verifier() {
-  python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape labels --hard $2 --from-top 100 \
-    --pool unjudged --out $WORK/train/$1.jsonl "${@:3}" $(small --hard 2)
-  python 05_classify.py train $D $DEV --model $VERIFIER --examples $WORK/train/$1.jsonl \
-    --loss cross-entropy --sampler shuffle --epochs 5 --lr 1e-5 --schedule linear --batch-size 16 \
+rerank() { # SET NAME MODEL FLAGS
+  python 03_rerank.py $(on $1 $2) --run $(runs $1 $2)/bm25.tsv --depth ${DEPTH:-2000} --model $4 \
+    --out $(runs $1 $2)/$3.tsv "${@:5}" $(small --depth 10 --max-length 256)
+}
+verifier() { # NAME N FLAGS: N random negatives of BM25's best 100 for each positive (3.3)
+  python 02_retrieve.py mine $(on $TRAIN) $(runs $TRAIN)/bm25.tsv --shape labels --hard $2 \
+    --from-top 100 --pool unjudged --out $(runs $TRAIN)/$1.jsonl "${@:3}" $(small --hard 2)
+  python 05_classify.py train $(on $TRAIN) --model $VERIFIER --examples $(runs $TRAIN)/$1.jsonl \
+    $([ ! -e $DATA/claims.dev.tsv ] || echo --dev-split dev) --loss cross-entropy \
+    --sampler shuffle --epochs 5 --lr 1e-5 --schedule linear --batch-size 16 \
     --out $WORK/models/$1 "${@:3}" $(small --epochs 1 --max-length 96 --lr 1e-4)
 }
-# student NAME N ALPHA: SciBERT learns ComboScorer's score (eq. 4, 5) of the best 20, 1 for gold
-student() {
-  E="$D --split train" R=$WORK/train
-  judge feedback-$2 bm25 100 verifier-$2
-  rerank monot5 $MONO_T5
-  rerank $1 $R/monot5.tsv --verdicts $R/feedback-$2.tsv --alpha $3
-  python 02_retrieve.py mine $D $R/$1.tsv --shape scores --middle 0.5 --scale 1 --from-top 20 \
-    --gold --out $R/$1.jsonl
-  python 03_rerank.py train $D $R/$1.jsonl --model $SCIBERT --loss l1 --lr 1e-5 --batch-size 64 \
-    --epochs 40 --patience 3 --dev-run $WORK/dev/bm25.tsv --dev-depth 100 --out $WORK/models/$1 \
-    $(small --epochs 1 --max-length 96 --batch-size 16)
-  each rerank $1 $WORK/models/$1
+student() { # NAME N ALPHA: SciBERT learns ComboScorer's score of the best 20, 1 for gold (eq. 4, 5)
+  judge $TRAIN feedback-$2 bm25 100 verifier-$2
+  rerank $TRAIN monot5 $MONO_T5
+  rerank $TRAIN $1 $(runs $TRAIN)/monot5.tsv --verdicts $(runs $TRAIN)/feedback-$2.tsv --alpha $3
+  python 02_retrieve.py mine $(on $TRAIN) $(runs $TRAIN)/$1.tsv --shape scores --middle 0.5 \
+    --scale 1 --from-top 20 --gold --out $(runs $TRAIN)/$1.jsonl
+  python 03_rerank.py train $(on $TRAIN) $(runs $TRAIN)/$1.jsonl --model $SCIBERT --loss l1 \
+    --lr 1e-5 --batch-size 64 --epochs 40 --patience 3 --dev-run $(runs $DEV)/bm25.tsv \
+    --dev-depth 100 --out $WORK/models/$1 $(small --epochs 1 --max-length 96 --batch-size 16)
+  for set in "${SETS[@]}"; do rerank $set $1 $WORK/models/$1; done
 }
+figures() { # TEST OUT RUNS: one table with its published figures
+  local folder split judged table
+  read -r folder split judged table <<< "$1"
+  local to=$(runs $folder $split)
+  python 06_evaluate.py $(on $folder $split) $(printf "$to/%s.tsv " "${@:3}") --measures verirel \
+    --qrels $folder/qrels.$judged.tsv --out $to/$2.$judged.tsv
+  python recipes/tools/published.py $to/$2.$judged.json "verirel:$table"
+}
+
 stage "5, 3  Section 3.4: feedback of a verifier with 5 negatives, half is monoT5's (22-25)"
-verifier verifier-5 5; student verirel 5 0.5
-stage "5, 6  Table 2; Table 3: verdicts of another verifier on the best 3, 5, 10, for SciFact (27)"
-all_figures metrics bm25 verirel
+verifier verifier-5 5
+student verirel 5 0.5
+stage "5, 6  Table 2; Table 3: verdicts of another verifier on the best 3, 5, 10 (27)"
+for test in "${TABLES[@]}"; do figures "$test" metrics bm25 verirel; done
 verifier classifier 20 --seed 14
-for k in 3 5 10; do on ${SETS[0]} judge verdicts-$k verirel $k classifier; done
-figures verdicts "${TABLES[0]}" verdicts-{3,5,10}
-further "${1:-}" $folder/qrels.$judged.tsv
+for k in 3 5 10; do judge ${SETS[0]} verdicts-$k verirel $k classifier; done
+figures "${TABLES[0]}" verdicts verdicts-{3,5,10}
+further "${1:-}" $(awk '{ print $1 "/qrels." $3 ".tsv" }' <<< "${TABLES[0]}")
 
 stage "tables  Table 2: monoT5 as it is, and after medical passages; alpha = 0"
-each rerank monot5 $MONO_T5
-each rerank monot5-med $MONO_T5_MED
+for set in "${SETS[@]}"; do
+  rerank $set monot5 $MONO_T5
+  rerank $set monot5-med $MONO_T5_MED
+done
 student student-monot5 5 0
-stage "tables  Table 2: 10 and 20 negatives; ComboScorer itself"
-combo() { # N
-  judge feedback-$1 bm25 ${DEPTH:-2000} verifier-$1
-  rerank combo-$1 $R/monot5.tsv --verdicts $R/feedback-$1.tsv --alpha 0.5
-}
-each combo 5
-ROWS="bm25 monot5 monot5-med combo-5 student-monot5 verirel"
-for n in $(few 10 20); do
+stage "tables  Table 2: 5, 10 and 20 negatives; ComboScorer itself"
+NEGATIVES=$(few 5 10 20)
+for n in ${NEGATIVES#5}; do
   verifier verifier-$n $n
   student verirel-$n $n 0.5
-  each combo $n
-  ROWS="$ROWS combo-$n verirel-$n"
 done
-all_figures tables $ROWS
-stage "tables  Table 1: the verifiers that give feedback, on the best 10 of monoT5"
-ROWS=
-for n in 5 $(few 10 20); do
-  on ${SETS[0]} judge verifier-$n monot5 10 verifier-$n
-  ROWS="$ROWS verifier-$n"
-done
-figures table1 "${TABLES[0]}, Table 1" $ROWS
-stage "tables  Table 3: verdicts on the best 3, 5 and 10 of monoT5, and of others"
-ROWS=$(printf "verdicts-%s " 3 5 10)
-for run in monot5 monot5-med combo-5; do
-  for k in $(few 3 5 10); do
-    on ${SETS[0]} judge $run-verdicts-$k $run $k classifier
-    ROWS="$ROWS $run-verdicts-$k"
+for set in "${SETS[@]}"; do
+  for n in $NEGATIVES; do
+    judge $set feedback-$n bm25 ${DEPTH:-2000} verifier-$n
+    rerank $set combo-$n $(runs $set)/monot5.tsv --verdicts $(runs $set)/feedback-$n.tsv --alpha 0.5
   done
 done
-figures table3 "${TABLES[0]}" $ROWS
+for test in "${TABLES[@]}"; do
+  figures "$test" tables bm25 monot5 monot5-med student-monot5 verirel \
+    $(printf "combo-%s " $NEGATIVES) $(printf "verirel-%s " ${NEGATIVES#5})
+done
+stage "tables  Table 1: the verifiers that give feedback, on the best 10 of monoT5"
+for n in $NEGATIVES; do judge ${SETS[0]} verifier-$n monot5 10 verifier-$n; done
+figures "${TABLES[0]}, Table 1" table1 $(printf "verifier-%s " $NEGATIVES)
+stage "tables  Table 3: verdicts on the best 3, 5 and 10 of monoT5, and of others"
+DEPTHS=$(few 3 5 10)
+for run in monot5 monot5-med combo-5; do
+  for k in $DEPTHS; do judge ${SETS[0]} $run-verdicts-$k $run $k classifier; done
+done
+figures "${TABLES[0]}" table3 verdicts-{3,5,10} $(printf "monot5-verdicts-%s " $DEPTHS) \
+  $(printf "monot5-med-verdicts-%s " $DEPTHS) $(printf "combo-5-verdicts-%s " $DEPTHS)
 remarks
