@@ -81,10 +81,11 @@ for set in "${SETS[@]}"; do
 done
 student student-monot5 5 0
 stage "tables  Table 2: 5, 10 and 20 negatives; ComboScorer itself"
-NEGATIVES=$(few 5 10 20)
+NEGATIVES=$(few 5 10 20) STUDENTS=verirel
 for n in ${NEGATIVES#5}; do
   verifier verifier-$n $n
   student verirel-$n $n 0.5
+  STUDENTS="$STUDENTS verirel-$n"
 done
 for set in "${SETS[@]}"; do
   for n in $NEGATIVES; do
@@ -93,8 +94,8 @@ for set in "${SETS[@]}"; do
   done
 done
 for test in "${TABLES[@]}"; do
-  figures "$test" tables bm25 monot5 monot5-med student-monot5 verirel \
-    $(printf "combo-%s " $NEGATIVES) $(printf "verirel-%s " ${NEGATIVES#5})
+  figures "$test" tables bm25 monot5 monot5-med student-monot5 $STUDENTS \
+    $(printf "combo-%s " $NEGATIVES)
 done
 stage "tables  Table 1: the verifiers that give feedback, on the best 10 of monoT5"
 for n in $NEGATIVES; do judge ${SETS[0]} verifier-$n monot5 10 verifier-$n; done
