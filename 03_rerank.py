@@ -287,9 +287,9 @@ def loss_of(model, args):
     if args.loss == "l1":
         loss = losses.MSELoss(model, torch.nn.Sigmoid())
         loss.loss_fct = torch.nn.L1Loss()  # |sigmoid(s) - target|
-    else:
-        loss = losses.MarginMSELoss(model)  # of the label -1: max(0, margin - (s(pos) - s(neg)))
-        loss.loss_fct = torch.nn.HingeEmbeddingLoss(args.margin)
+        return loss
+    loss = losses.MarginMSELoss(model)  # of the label -1: max(0, margin - (s(pos) - s(neg)))
+    loss.loss_fct = torch.nn.HingeEmbeddingLoss(args.margin)
     return loss
 
 def dev_evaluator(model, paths, texts, depth):
