@@ -157,7 +157,7 @@ def inverse_rank(run, _):
     """1 / rank"""
     return 1 / run["rank"]
 
-# The points of a run's rows, how they are combined, and the k that fit tries
+# The points of a run's rows, how they are combined, and each k that fit tries, if any
 METHODS = {
     "zscore": (zscore, np.nansum, [0]),
     "rrf": (reciprocal_rank, np.nansum, [1, 6, 15, 60]),  # Cormack et al. 2009

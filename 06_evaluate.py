@@ -95,8 +95,8 @@ def judgements(run, qrels):
     return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=N, labels=labels, said=said)
 
 # ---------- Measures of a claim
-# (numerator, denominator), both [claims], of gold labels [claims, ranks]. A run's value is the sum
-# of numerators / that of denominators; a claim with denominator 0 does not count.
+# (numerator, denominator), both [claims], of gold labels [claims, k ranks]. A run's value is the
+# sum of numerators / that of denominators; a claim with denominator 0 does not count.
 def evidence(labels):
     return (labels == 0) | (labels == 1)  # SUPPORTS or REFUTES
 
