@@ -37,7 +37,7 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 POOLS = {  # labels of what may be a negative; None: unjudged
-    "both": ("NEI", None), "nei": ("NEI",), "unjudged": (None,), "any-nei": ("NEI", None)}
+    "both": ("NEI", None), "nei": ("NEI",), "unjudged": (None,)}
 
 # ---------- Search: scores of all abstracts for each claim
 def search_bm25(folder, meta, claims, args):
@@ -273,13 +273,13 @@ def draw(names, count, order, rng, unwanted=()):
 def negatives_of(labels, ranked, corpus, nei, args):
     """Return what hard and easy negatives are drawn from, and what is not easy.
 
-    labels: {abstract_id: label} of a claim; ranked: its abstracts; nei: of all claims.
+    labels: {abstract_id: label} of a claim; ranked: its abstracts; nei: {abstract_id: "NEI"} of
+    any claim, for the pool nei alone.
     """
     pool = POOLS[args.pool]
-    ranked = list(dict.fromkeys([*ranked, *labels]))  # last, what the run lacks
-    first = list(dict.fromkeys(nei)) if args.pool == "any-nei" else ranked[: args.from_top]
-    top = [name for name in first if labels.get(name) in pool]
-    rest = [name for name in ranked if labels.get(name) == "NEI"] if args.pool == "nei" else corpus
+    first = list(dict.fromkeys([*ranked, *labels]))[: args.from_top]  # last, what the run lacks
+    top = [name for name in first if labels.get(name, nei.get(name)) in pool]
+    rest = list(nei) if args.pool == "nei" else corpus
     return top, rest, {name for name in labels if labels[name] not in pool}.union(first)
 
 def examples_of(claim, evidence, negatives, args):
@@ -326,16 +326,17 @@ def mine(args):
     """Write training examples: evidence, and negatives of a run and the corpus."""
     if args.shape == "scores" and None in (args.middle, args.scale):
         fail("--shape scores", "it needs --middle and --scale")
-    reads_run = args.hard > 0 and args.pool != "any-nei"
-    task = task_of(args, args.qrels, args.corpus, *[args.run] * reads_run)
+    task = task_of(args, args.qrels, args.corpus, *[args.run] * (args.hard > 0))
     if up_to_date(args, task, args.out):
         return {"made": []}
     corpus, ranked, examples, skipped = list(read_corpus(args.corpus)), {}, [], 0
     qrels = read_table(args.qrels, [*PAIR, "label"], abstract_id=corpus, label=LABELS)
-    if reads_run:
+    if args.hard > 0:
         ranked = by_claim(read_table(args.run, RUN, abstract_id=corpus), "score")
         check_claims({args.qrels: qrels["claim_id"], args.run: ranked})
-    judged, nei = by_claim(qrels, "label"), qrels["abstract_id"][qrels["label"] == "NEI"]
+    judged = by_claim(qrels, "label")
+    nei = qrels["abstract_id"][(qrels["label"] == "NEI") & (args.pool == "nei")]
+    nei = dict.fromkeys(nei, "NEI")
     for claim in judged | ranked:
         labels, scores = judged.get(claim, {}), ranked.get(claim, {})
         evidence = [name for name in labels if labels[name] != "NEI"]
@@ -392,7 +393,7 @@ def add_mine(add):
     add("--from-top", type=int, default=50, help="ranks that hard negatives come from")
     add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
     add("--pool", choices=POOLS, default="both",
-        help="what may be negative; any-nei: hard ones are NEI of any claim")
+        help="what may be negative; nei: what is NEI for any claim")
     add("--middle", type=float, help="scores: the score with target 0.5")
     add("--scale", type=float, help="scores: target per unit of the score")
     add("--gold", action="store_true", help="scores: evidence has the target 1")

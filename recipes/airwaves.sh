@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Ashbaugh et al., "AIRwaves at CheckThat! 2025: Retrieving Scientific Sources for Implicit Claims
-# on Social Media with Dual Encoders and Neural Re-Ranking" (CLEF 2025): second in subtask 4b, which
-# paper does a post speak of? For one A100. The collection comes as a pickle, which is read only on
-# your word: python data/download.py checkthat4b --allow-pickle
+# on Social Media with Dual Encoders and Neural Re-Ranking" (CLEF 2025;
+# https://github.com/LeonBaum99/CLEF-2025-CheckThat-Lab): second in subtask 4b, which paper does a
+# post speak of? For one A100. The collection comes as a pickle, which is read on your word alone:
+#   python data/download.py checkthat4b --allow-pickle
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/airwaves.sh tables
 . "$(dirname "$0")/common.sh" checkthat4b
 E5=$(model intfloat/e5-large-v2 $MINILM)

@@ -11,9 +11,9 @@ CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 abstracts
 
 stage "1  BM25, and an encoder tuned on evidence, in-batch negatives (7.3; differences 11, 12)"
-python 02_retrieve.py mine $D --shape tuples --hard 0
-python 01_index.py train $D --model $DENSE --loss mnrl --epochs 10 --lr 1e-5 --batch-size 16 \
-  $(small --epochs 0.25 --max-length 48)
+python 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
+python 01_index.py train $D $WORK/train/pairs.jsonl --model $DENSE --loss mnrl --epochs 10 \
+  --lr 1e-5 --batch-size 16 --out $WORK/models/encoder $(small --epochs 0.25 --max-length 48)
 python 01_index.py $D --indexes bm25 dense --analyser nltk --dense-model $WORK/models/encoder \
   $(small --max-length 64)
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Wang et al., "Winning ClimateCheck: A Multi-Stage System with BM25, BGE-Reranker Ensembles, and
-# LLM-based Analysis" (SDP 2025): Ant Bridge, first in both subtasks of ClimateCheck 2025.
+# LLM-based Analysis" (SDP 2025; https://github.com/cklcklckl/climatecheck_1st_solution):
+# Ant Bridge, first in both subtasks of ClimateCheck 2025.
 # For one A100; Gemini at its own endpoint:
 #   export LLM_BASE_URL=https://generativelanguage.googleapis.com/v1beta/openai/ OPENAI_API_KEY=...
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/ant_bridge.sh tables
@@ -57,7 +58,7 @@ label 50 verdicts
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,rerank,verdicts}.tsv
-python 06_evaluate.py submission $D --task climatecheck2025
+python 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Each reranker alone; fusion with k = 60"

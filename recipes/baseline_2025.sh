@@ -29,7 +29,7 @@ python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/expert
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
-python 06_evaluate.py submission $D --task climatecheck2025
+python 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
 stage "tables  The cross-encoder behind BM25 alone"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ClimateSense, best system of ClimateCheck 2026, task 1: Ant Bridge's retrieval, stance by an open
-# language model. For one A100, with gpt-oss-120b behind an endpoint such as vLLM's:
+# ClimateSense (https://github.com/climatesense-project/climatesense-climatecheck2026), best system
+# of ClimateCheck 2026, task 1: Ant Bridge's retrieval, stance by an open language model. For one
+# A100, with gpt-oss-120b behind an endpoint such as vLLM's:
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/climatesense_2026.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/climatesense_2026.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2026
@@ -52,7 +53,7 @@ label verdicts --prompt $P/json.txt
 
 stage "6  The table and the submission"
 table climatecheck2026 $T/{bm25,rerank,verdicts}.tsv
-python 06_evaluate.py submission $D --task climatecheck2026
+python 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2026
 further "${1:-}"
 
 stage "tables  Each reranker alone; fusion with k = 60; stance in two steps"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Upravitelev et al., EFC at ClimateCheck 2025 (SDP 2025; sections of the overview): BM25, a tuned
-# E5 and a cross-encoder; stance by Qwen3-14B (submitted) or DeBERTa. For one A100, with Qwen3-14B
-# behind an endpoint such as vLLM's:
+# Upravitelev et al., EFC at ClimateCheck 2025 (SDP 2025; sections of the overview;
+# https://github.com/XplaiNLP/climatecheck-submission): BM25, a tuned E5 and a cross-encoder; stance
+# by Qwen3-14B (submitted) or DeBERTa. For one A100, with Qwen3-14B behind an endpoint such as
+# vLLM's:
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/efc.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
@@ -20,9 +21,10 @@ python 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers bm25 
 python 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --top-k 1500 \
   --restrict $WORK/train/bm25.tsv
 python 02_retrieve.py mine $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
-  --from-top 1500
-python 01_index.py train $D --model $E5 "${PROMPTS[@]}" --loss mnrl --epochs 3 --lr 2e-5 \
-  --batch-size 16 $(small --epochs 0.25 --max-length 48)
+  --from-top 1500 --out $WORK/train/triplets.jsonl
+python 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PROMPTS[@]}" --loss mnrl \
+  --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder \
+  $(small --epochs 0.25 --max-length 48)
 python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder "${PROMPTS[@]}" \
   $(small --max-length 64)
 
@@ -43,14 +45,15 @@ python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/reason
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
-python 06_evaluate.py submission $D --task climatecheck2025
+python 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (14)"
 python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
-  $(small --epochs 1 --max-length 96 --lr 1e-4)
-python 05_classify.py $D --run $T/rerank.tsv --out $T/deberta.tsv $(small --max-length 96)
+  --out $WORK/models/deberta $(small --epochs 1 --max-length 96 --lr 1e-4)
+python 05_classify.py $D --run $T/rerank.tsv --model $WORK/models/deberta --out $T/deberta.tsv \
+  $(small --max-length 96)
 NLI=""
 if [ -z "$SMALL" ]; then  # the small model has not learned NLI
   python 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv

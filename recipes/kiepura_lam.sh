@@ -21,7 +21,7 @@ python 01_index.py $D --indexes bm25 splade --splade-model $SPLADE --activation 
   $(small --max-length 64)
 
 stage "1  BGE-M3, fine-tuned on triplets: each with a random NEI abstract of any claim (4.1.1)"
-python 02_retrieve.py mine $D --shape tuples --hard 1 --pool any-nei \
+python 02_retrieve.py mine $D --shape tuples --pool nei --hard 0 --easy 1 \
   --out $WORK/train/triplets.jsonl
 python 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --loss triplet --margin 0.3 \
   --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2 $(small --epochs 0.1 --max-length 48)
@@ -31,48 +31,48 @@ stage "2  Hybrid retrieval: the best 600 by reciprocal rank fusion, k = 60 (4.1.
 python 02_retrieve.py $D --split train --top-k 600 --rrf-k 60
 python 02_retrieve.py $D --top-k 600 --rrf-k 60
 
-# mine RUN EXAMPLES FLAGS: evidence of each claim, and NEI among the run's best 200 as negatives
-mine() { python 02_retrieve.py mine $D $1 --out $2 --pool nei --from-top 200 --hard 4 "${@:3}"; }
-# train EXAMPLES FLAGS: binary cross-entropy
+# mine RUN EXAMPLES FLAGS: negatives are NEI of any claim; hard ones, the first in the run's 200
+NEI="--pool nei --from-top 200 --hard 4 --draw best"
+mine() { python 02_retrieve.py mine $D $1 $NEI --out $2 "${@:3}"; }
+# train EXAMPLES OUT FLAGS: binary cross-entropy
 train() {
-  python 03_rerank.py train $D $1 --loss bce --lr 2e-5 --batch-size 16 "${@:2}" \
+  python 03_rerank.py train $D $1 --loss bce --lr 2e-5 --batch-size 16 --out $2 "${@:3}" \
     $(small --epochs 1 --max-length 96)
 }
-stage "3  Cross-encoder, phase 1: random negatives; 3 epochs (4.1.2; difference 6)"
+stage "3  Cross-encoder, phase 1: easy negatives, too; 3 epochs (4.1.2; difference 6)"
 mine $WORK/train/hybrid.tsv $WORK/train/phase1.jsonl --easy 4
-train $WORK/train/phase1.jsonl --model $CROSS_ENCODER --epochs 3 --out $WORK/models/phase1
+train $WORK/train/phase1.jsonl $WORK/models/phase1 --model $CROSS_ENCODER --epochs 3
 
 stage "3  Cross-encoder, phase 2: the negatives that phase 1 ranks highest; 2 epochs (4.1.2; 6)"
-python 03_rerank.py $D --split train --model $WORK/models/phase1 --depth 200 \
-  --out $WORK/train/phase1.tsv $(small --depth 5 --max-length 96)
-mine $WORK/train/phase1.tsv $WORK/train/phase2.jsonl --draw best
-train $WORK/train/phase2.jsonl --model $WORK/models/phase1 --epochs 2
+python 03_rerank.py $D --split train --run $WORK/train/hybrid.tsv --model $WORK/models/phase1 \
+  --depth 200 --out $WORK/train/phase1.tsv $(small --depth 5 --max-length 96)
+mine $WORK/train/phase1.tsv $WORK/train/phase2.jsonl
+train $WORK/train/phase2.jsonl $WORK/models/phase2 --model $WORK/models/phase1 --epochs 2
 
 stage "3  Reranking: the best 20 (4.1.2)"
 rerank() { # RUN NAME
-  python 03_rerank.py $D --run $1 --depth ${DEPTH:-600} --top-k 20 --out $T/$2.tsv \
-    $(small --depth 20 --max-length 256)
+  python 03_rerank.py $D --run $1 --model $WORK/models/phase2 --depth ${DEPTH:-600} --top-k 20 \
+    --out $T/$2.tsv $(small --depth 20 --max-length 256)
 }
 rerank $T/hybrid.tsv rerank
 
 stage "4  RankGPT: GPT-4.1 orders the 20 in one window; alpha = 0.4 (4.1.3; differences 1, 8)"
 rankgpt() { # ALPHA NAME FLAGS
-  python 04_llm_rerank.py $D --prompt $P/ranking.txt $GPT --depth 20 --window 20 --alpha $1 \
-    --top-k 10 --replies $T/llm.replies.jsonl --out $T/$2.tsv "${@:3}" \
+  python 04_llm_rerank.py $D --run $T/rerank.tsv --prompt $P/ranking.txt $GPT --depth 20 \
+    --window 20 --alpha $1 --top-k 10 --replies $T/llm.replies.jsonl --out $T/$2.tsv "${@:3}" \
     $(small --depth 5 --max-words 20)
 }
 SHOTS="--fewshot 6 $(small --fewshot 1)"
 rankgpt 0.4 llm $SHOTS
 
 stage "5  Stance: GPT-4.1, zero-shot hybrid (4.2.1, appendix C; difference 1)"
-label() { # NAME FLAGS
-  python 05_classify.py llm $D $GPT --out $T/$1.tsv "${@:2}"
-}
+# label NAME FLAGS
+label() { python 05_classify.py llm $D --run $T/llm.tsv $GPT --out $T/$1.tsv "${@:2}"; }
 label verdicts --prompt $P/hybrid.txt
 
 stage "6  The table and the submission"
 table climatecheck2025 $T/{bm25,splade,dense,hybrid,rerank,llm,verdicts}.tsv
-python 06_evaluate.py submission $D --task climatecheck2025
+python 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Table 3: the other prompts"
@@ -86,7 +86,8 @@ classifier() { # NAME MODEL
   python 05_classify.py train $D --model $2 --freeze encoder --sampler balanced \
     --loss weighted-focal --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \
     --out $WORK/models/$1 $(small --epochs 1 --max-length 96)
-  python 05_classify.py $D --model $WORK/models/$1 --out $T/$1.tsv $(small --max-length 96)
+  python 05_classify.py $D --run $T/llm.tsv --model $WORK/models/$1 --out $T/$1.tsv \
+    $(small --max-length 96)
   ROWS="$ROWS $1"
 }
 classifier deberta $DEBERTA
