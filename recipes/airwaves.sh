@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Ashbaugh et al., "AIRwaves at CheckThat! 2025: Retrieving Scientific Sources for Implicit Claims
 # on Social Media with Dual Encoders and Neural Re-Ranking" (CLEF 2025;
-# https://github.com/LeonBaum99/CLEF-2025-CheckThat-Lab): second in subtask 4b, which paper does a
-# post speak of? For one A100. The collection comes as a pickle, which is read on your word alone:
-#   python data/download.py checkthat4b --allow-pickle
+# https://github.com/LeonBaum99/CLEF-2025-CheckThat-Lab): second in subtask 4b, the paper that
+# a post speaks of. For one A100. The collection comes as a pickle, which is read on your word
+# alone: python data/download.py checkthat4b --allow-pickle
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/airwaves.sh tables
 . "$(dirname "$0")/common.sh" checkthat4b
 E5=$(model intfloat/e5-large-v2 $MINILM)
@@ -19,8 +19,8 @@ if [ "${1:-}" = tables ] && [ -e $DATA/qrels.dev.tsv ]; then SPLITS="train dev t
 
 retrieve() { # NAME KIND FLAGS: search an index for the posts of all splits
   for split in $SPLITS; do
-    python 02_retrieve.py "${@:3}" --split $split --retrievers $2 --index $WORK/index-$1 \
-      --out $WORK/$split/$1
+    python 02_retrieve.py "${@:3}" --split $split --retrievers $2 --top-k 100 \
+      --index $WORK/index-$1 --out $WORK/$split/$1
     cp $WORK/$split/$1/$2.tsv $WORK/$split/$1.tsv
   done
 }
@@ -51,8 +51,8 @@ rerank() { # NAME ENCODER DEPTH FLAGS: a model learns on an encoder's first DEPT
   done
 }
 stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas (difference 19)"
-if [ "$SMALL" = 1 ]; then LEMMAS=$DATA; else
-  python recipes/tools/texts.py $DATA $LEMMAS --lemmas en_core_web_sm; fi
+if [ "$SMALL" = 1 ]; then LEMMAS=$DATA
+else python recipes/tools/texts.py $DATA $LEMMAS --lemmas en_core_web_sm; fi
 bm25 bm25 $LEMMAS
 stage "1, 2  Section 4.2.1, E5 with in-batch negatives on title and abstract (difference 20)"
 python 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
@@ -60,7 +60,7 @@ tune e5 $E5 pairs 64 "${TWO[@]}"
 stage "3  Section 4.2.2, SciBERT reorders the first 10 of E5 (difference 21)"
 rerank rerank e5 10
 
-stage "6  The table and the submission; comparisons are with E5 (section 4.3)"
+stage "6  The table and the submission; comparisons are with the first run, E5 (4.3)"
 table checkthat $T/{e5,bm25,rerank}.tsv
 python 06_evaluate.py submission $D $T/rerank.tsv --task checkthat4b
 further "${1:-}"
@@ -86,14 +86,14 @@ dense e5-untuned --dense-model $E5 "${TWO[@]}"
 stage "tables  Table 6: smaller batches"
 BATCHES=$(few 8 16 32)
 for batch in $BATCHES; do tune e5-batch-$batch $E5 pairs $batch "${TWO[@]}"; done
-stage "tables  Table 7: chunks; fields one by one and all, long records in chunks"
+stage "tables  Table 7: chunks; in chunks, fields one by one and all"
 FIELDS=$(few authors journal source)
 tune e5-chunks $E5 pairs 64 "${TWO[@]}" --pooling chunks
 for field in $FIELDS; do
   tune e5-$field $E5 pairs 64 "${ALL[@]}" --fields title,abstract,$field
 done
 tune e5-all $E5 pairs 64 "${ALL[@]}"
-stage "tables  Table 8: one BM25 negative; with all fields in chunks, in training, too"
+stage "tables  Table 8: one BM25 negative; the same with all fields in chunks"
 python 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape tuples --hard 1 --draw best \
   --out $WORK/train/hard.jsonl
 tune e5-hn $E5 hard 64 "${TWO[@]}"
@@ -117,6 +117,7 @@ for split in ${SPLITS% test}; do
   [ ! -e $DATA/qrels.$split.tsv ] || SYSTEM="$SYSTEM:CheckThat! 4b, $split" table checkthat \
     $(printf "$WORK/$split/%s.tsv " $ROWS) --split $split --out $WORK/$split/tables.tsv
 done
+# Questions: 1, e5-all against e5-chunks; 2 and 3, e5-hn and rerank against e5. Success@1 is MRR@1.
 stage "tables  Section 4.3: Wilcoxon's test on MRR@5, McNemar's on the first rank"
 table checkthat $T/{e5-chunks,e5-all}.tsv --out $T/question1.tsv
 for table in question1 tables; do

@@ -8,7 +8,7 @@ Rank abstracts by the mean of their Word2Vec vectors (AIRwaves 2025, Table 5).
 Word2Vec learns from title and abstract of the collection: 100 dimensions, window 5, words that
 occur twice. Tokens are lower-cased and split at whitespace. The score is the cosine.
 
-Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv; of lemmatise.py's copy, too
+Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv; of texts.py's copy, too
 Writes  a run: claim_id, abstract_id, rank, score; a claim without a known word has no rows
 Prints  the number of rows and of such claims
 
