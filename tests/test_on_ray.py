@@ -10,7 +10,7 @@ import time
 import pandas as pd
 import psutil
 import pytest
-from conftest import ROOT, read, tiny
+from conftest import ROOT, facts, read, tiny
 
 ALONE = ("--batch-size", 1, "--max-length")  # no padding to other texts: equal bytes
 BM25 = {"index": ("--indexes", "bm25"), "retrieve": ("--retrievers", "bm25", "--top-k", 30)}
@@ -107,7 +107,7 @@ def script_on(node, driver):
         time.sleep(0.05)
     raise AssertionError(f"no script ran on the node: {driver.communicate()}")
 
-def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster):
+def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster, call):
     tiny(folder / "reranker", ["relevant"])
     tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
     at = ["--shards", 2, "--address", cluster.address]
@@ -124,7 +124,7 @@ def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster
     assert list(result(process)["shards"]) == ["1", "2"]
     for job, (script, words) in JOBS.items():
         run = ["--run", "work/one/test/rerank.tsv"] if job == "classify" else []
-        assert "made" in result(start(folder, script, "--work", "work/one", *run, *words))
+        facts(call(script, "--work", "work/one", *run, *words, cwd=folder))
         if job != "index":
             assert on_ray(folder, job, *run, *at, "--", *words)["job"] == job
     for name in ("dense", "splade", "hybrid", "rerank", "verdicts"):
