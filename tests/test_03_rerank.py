@@ -116,7 +116,7 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, c
     assert "".join(found["abstract_id"]) == "".join(calls)
 
 # ---------------------------------------------------------------- Reranking
-def test_candidates_join_by_models_runs_and_verdicts(toy, run, call, refused):
+def test_candidates_join_by_models_runs_and_verdicts(toy, call, refused):
     def reranked(*words):
         facts(call(SCRIPT, "--model", "tiny", "--depth", 4, *words, "--out", "new.tsv", cwd=toy))
         return read(toy / "new.tsv")
@@ -129,7 +129,7 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, run, call, refused):
         assert rows["rank"].tolist() == [1, 2, 3, 4] and rows["score"].is_monotonic_decreasing
     words = ("--model", "tiny", "--depth", 4, "--batch-size", 7, "--out", "new.tsv")
     assert "up to date" in call(SCRIPT, *words, cwd=toy).stdout
-    facts(run(SCRIPT, *words[:-1], "two.tsv", "--device", "cpu", "cpu", cwd=toy))  # processes
+    facts(call(SCRIPT, *words[:-1], "two.tsv", "--device", "cpu", "cpu", cwd=toy))  # processes
     both = after.merge(read(toy / "two.tsv"), on=PAIR)
     assert len(both) == 12 and np.allclose(both["score_x"], both["score_y"], atol=1e-4)
     best = reranked("--top-k", 2)
