@@ -6,9 +6,9 @@
 """
 Write a small reranker or NLI model, which replaces large ones in a rehearsal.
 
-Reads   data/models/minilm: its tokenizer (BERT); --kind causal: data/models/smollm2
+Reads   data/models/minilm: its tokenizer (BERT); --kind causal: that of data/models/smollm2
 Writes  FOLDER: a BERT of two layers with weights set by hand, one logit or (nli) three, 8 million
-        parameters; --kind causal: the first layers of SmolLM2, which answer yes or no
+        parameters; --kind causal: a SmolLM2 of four layers, untrained
 
 Examples
     python recipes/tools/stand_in.py work/small/cross-encoder
@@ -32,6 +32,7 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     BertConfig,
@@ -45,7 +46,7 @@ SAME, ABSENT, NEVER = 14, 9, 30  # logits of layer 1: the same word, [SEP], outs
 WEIGHT = 6  # logit of layer 2 between the rarest and the most frequent word
 FOUND_SCALE, SCORE_SCALE = 0.1, 0.3  # small, because they add to the length
 FIRST = 1996  # in BERT's vocabulary, words by frequency follow after marks and letters
-LAYERS = 4  # of SmolLM2's 30
+LAYERS = 4  # SmolLM2 has 30
 PROMPT = "Judge whether the document is evidence about the query. Answer yes or no."
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -135,16 +136,15 @@ def write_bert(folder, new, nli):
     tokenizer.save_pretrained(new)
 
 def write_causal(folder, new):
-    """Write the first layers of a causal model to new, as a CrossEncoder with LogitScore."""
+    """Write a causal model of folder's kind with few layers to new, as a CrossEncoder."""
     from sentence_transformers import CrossEncoder
     name = {} if (folder / "config.json").exists() else {
         "gguf_file": next(folder.glob("*.gguf")).name}
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **name)
-    whole = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **name)
-    whole.config.__dict__.pop("quantization_config", None)
-    whole.config.num_hidden_layers = LAYERS
-    model = AutoModelForCausalLM.from_config(whole.config)
-    model.load_state_dict(whole.state_dict(), strict=False)  # further layers are left out
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **name)
+    config.num_hidden_layers = LAYERS
+    torch.manual_seed(13)
+    model = AutoModelForCausalLM.from_config(config)
     tokenizer.chat_template = TEMPLATE
     for part in (model.bfloat16(), tokenizer):
         part.save_pretrained(new)
