@@ -388,8 +388,8 @@ def main():
 
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # flags that change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
+NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):
@@ -596,6 +596,7 @@ def save_model(model, folder):
     """Save a model; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
+    model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
     model.save_pretrained(str(folder), create_model_card=False)
 # --- end of training
 

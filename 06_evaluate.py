@@ -444,8 +444,8 @@ def main():
 
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # flags that change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs, where it is not test
+NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
+SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 def warn(where, what):

@@ -76,6 +76,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.path.stem.endswith(long))
 
 @pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    """A PATH whose python runs scripts in copies of a process that has imported PyTorch."""
+    folder = tmp_path_factory.mktemp("bin")
+    warm, python, socket = ROOT / "tests/warm.py", folder / "python", folder / "socket"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {warm} ask {socket} "$@"\n')
+    python.chmod(0o755)
+    with subprocess.Popen([sys.executable, warm, "serve", socket]) as server:
+        while not socket.exists() and server.poll() is None:
+            time.sleep(0.05)
+        yield f"{folder}:{os.environ['PATH']}"
+        server.kill()
+
+@pytest.fixture(scope="session")
 def models():
     """data/models/ with minilm, splade-tiny and smollm2."""
     assert (ROOT / "data" / "models" / "smollm2").exists(), "python data/download.py models"
@@ -145,16 +158,6 @@ def kill_before(statement, time=1, by="__import__('signal').raise_signal(9)"):
     lives = f"globals().setdefault('LIVES', iter(range(1, {time})))"
     return {statement: f"next({lives}, None) or {by}; {statement}"}
 
-@pytest.fixture
-def run():
-    """run("02_retrieve.py", "--top-k", 5, cwd=folder): the script alone."""
-    def run_script(script, *args, cwd, env=None, edits=None):
-        copy(script, cwd, edits)
-        return subprocess.run(
-            [sys.executable, script, *map(str, args)], cwd=cwd, env=os.environ | (env or {}),
-            capture_output=True, text=True, check=False)
-    return run_script
-
 def end_of(main, args, capsys):
     """Call main and return what it leaves, as of a process."""
     from tqdm import tqdm  # here, since main's script has set how bars look
@@ -169,7 +172,7 @@ def end_of(main, args, capsys):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """call("03_rerank.py", "--depth", 4, cwd=folder): as run(), but in this process: faster."""
+    """call("03_rerank.py", "--depth", 4, cwd=folder): the script alone, in this process."""
     def call_script(script, *args, cwd, env=None, edits=None):
         copy(script, cwd, edits)
         monkeypatch.chdir(cwd)
@@ -178,8 +181,7 @@ def call(monkeypatch, capsys):
             monkeypatch.setenv(name, value)
         names = runpy.run_path(script)
         monkeypatch.setitem(sys.modules, "<run_path>", SimpleNamespace(**names))  # to pickle
-        done = end_of(names["main"], args, capsys)
-        return done
+        return end_of(names["main"], args, capsys)
     return call_script
 
 @pytest.fixture
@@ -190,9 +192,7 @@ def program(monkeypatch, capsys):
         monkeypatch.syspath_prepend(path.parent)
         monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, "argv", list(map(str, [path, *args])))
-        names = runpy.run_path(str(path))
-        done = end_of(names["main"], args, capsys)
-        return done
+        return end_of(lambda: runpy.run_path(str(path), run_name="__main__"), args, capsys)
     return call_program
 
 @pytest.fixture

@@ -9,19 +9,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from conftest import (
-    LABELS,
-    ROOT,
-    RUN,
-    cases,
-    facts,
-    kill_before,
-    load,
-    read,
-    records,
-    tiny_llm,
-    tsv,
-)
+from conftest import LABELS, RUN, TOY, cases, facts, kill_before, load, read, records, tiny_llm, tsv
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -84,7 +72,7 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
     assert found == [0.8, 0.2]  # 0.3 + 0.1 against 0.1
 
 def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
-    found = KIT.read_replies(ROOT / "tests" / "engine.jsonl")
+    found = KIT.read_replies(TOY.parent / "engine.jsonl")
     said = {name: reply["text"].strip() for name, reply in found.items() if not reply["error"]}
     assert said == {"a": "later", "c": "", "t": "no", "u": "no", "v": "no"}
     assert found["t"]["logprobs"] is None and found["v"]["logprobs"] == 7  # not of thoughts

@@ -2,7 +2,6 @@
 import os
 import re
 import subprocess
-import sys
 import zipfile
 
 import pandas as pd
@@ -26,12 +25,11 @@ def multilingual(data):
             [(IDS[claim], name, label) for claim, name, label in qrels.values])
     (data / "qrels.test.tsv").unlink()
 
-def test_each_language_gets_the_run_that_is_best_for_it_on_dev(toy, endpoint):
+def test_each_language_gets_the_run_that_is_best_for_it_on_dev(toy, endpoint, warm):
     multilingual(toy / "data/demo")
     server = endpoint(translated)
     how = {"DATA": f"{toy}/data/demo", "WORK": f"{toy}/made", "SMALL": "1", "LLM_MODEL": "toy",
-           "LLM_BASE_URL": server.url,
-           "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+           "LLM_BASE_URL": server.url, "PATH": warm}
     done = subprocess.run(["bash", ROOT / "recipes/checkthat_2026.sh"], env=os.environ | how,
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,10 +8,9 @@ import subprocess
 import sys
 import tomllib
 
-import pandas as pd
 import pytest
 from blocks import blocks_of, main
-from conftest import KEY, LABELS, ROOT, read, records
+from conftest import ROOT
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
 LIGHT = sorted(TEXTS)
@@ -145,20 +144,6 @@ def test_readme_has_the_two_commands_and_pages_link_only_to_files_that_exist():
     for page in (ROOT / name for name in PAGES if name.endswith(".md")):
         for name in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / name).exists(), (page, name)
-
-def test_the_demo_is_what_its_page_promises():
-    demo = ROOT / "data" / "demo"
-    corpus = {one["abstract_id"]: one["abstract"] for one in records(demo / "corpus.jsonl")}
-    claims, qrels = (pd.concat([read(demo / f"{name}.{split}.tsv") for split in ("train", "test")])
-                     for name in ("claims", "qrels"))
-    assert len(claims) >= 48 and len(corpus) == len(records(demo / "corpus.jsonl")) >= 240
-    assert all(80 <= len(text.split()) <= 200 for text in corpus.values())
-    shares = qrels["label"].value_counts(normalize=True)[LABELS]
-    assert (shares - [0.4, 0.2, 0.4]).abs().max() < 0.05 and not qrels.duplicated(KEY).any()
-    assert set(qrels["abstract_id"]) <= set(corpus)
-    assert set(qrels["claim_id"]) == set(claims["claim_id"])
-    for _, labels in qrels.groupby("claim_id")["label"]:
-        assert 4 <= len(labels) <= 8 and 2 <= (labels != "NEI").sum() < len(labels)
 
 def test_nothing_points_at_this_machine():
     command = ["git", "-C", str(ROOT), "ls-files"]

@@ -19,15 +19,6 @@ def narratives(program, tmp_path):
     """narratives(job, ...): the program on the demo, with work/ in a folder of its own."""
     return lambda *words: program("narratives", *words, "--work", tmp_path / "work", cwd=ROOT)
 
-def test_the_taxonomy_and_the_labels_of_the_demo():
-    assert len(TAXONOMY) == 33 and {f"{code[0]}_0" for code in TAXONOMY} <= set(TAXONOMY)
-    for split in ("train", "test"):
-        names = list(read(ROOT / f"data/demo/claims.{split}.tsv")["claim_id"])
-        codes = CODES.read_codes(ROOT / f"data/demo/narratives.{split}.tsv", names)
-        assert list(codes) == names
-        for own in codes.values():
-            assert own and set(own) <= set(TAXONOMY) and own == CODES.alone(own)
-
 @pytest.mark.parametrize(("reply", "codes"), [
     ("Codes: 1_1;1_6", ["1_1", "1_6"]), ("codes : 1_1, 1_6 and 5_2.", ["1_1", "1_6", "5_2"]),
     ("**Codes:** 1\\_1;1\\_6", ["1_1", "1_6"]), ('{"codes": ["3_2", "5_2"]}', ["3_2", "5_2"]),

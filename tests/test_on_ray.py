@@ -29,9 +29,8 @@ def folder(tmp_path, models):
 
 def start(folder, script, *words, **env):
     command = [sys.executable, str(ROOT / script), *map(str, words)]
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | env
-    return subprocess.Popen(command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=folder, env=os.environ | env, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 def result(process):
     """Return the last line of a script as JSON, or its one line of an error."""

@@ -16,18 +16,15 @@ import published
 import verdicts
 
 @pytest.fixture
-def tool(toy):
-    """tool("pool.py", "merge", ...): the program as a process in the folder of the toy."""
-    def run_tool(name, *args):
-        command = [sys.executable, str(TOOLS / name), *map(str, args)]
-        return subprocess.run(command, cwd=toy, capture_output=True, text=True, check=False)
-    return run_tool
+def tool(toy, program):
+    """tool("pool", "merge", ...): the program in the folder of the toy."""
+    return lambda name, *words: program(f"tools/{name}", *words, cwd=toy)
 
 def test_what_was_pooled_and_labelled_is_merged(toy, tool):
     tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0011", 2, 2), ("c4", "0012", 1, 1)])
     tsv(toy / "b.tsv", RUN, [("c3", "0010", 1, 3), ("c3", "0011", 2, 2), ("c3", "0009", 3, 1)])
     words = ("pool", "a.tsv", "b.tsv", "--pool-depth", 2, "--out", "pool.tsv")
-    assert facts(tool("pool.py", *words))["judged_already"] == 1
+    assert facts(tool("pool", *words))["judged_already"] == 1
     pool = read(toy / "pool.tsv")
     wanted = [["c3", "0010"], ["c3", "0011"], ["c4", "0012"]]  # in the order of the corpus
     assert pool[KEY].values.tolist() == wanted and (pool["abstract"] != "").all()
@@ -35,16 +32,16 @@ def test_what_was_pooled_and_labelled_is_merged(toy, tool):
     assert read(toy / "pool.run.tsv")[RUN].astype(str).values.tolist() == as_run
     pool["label"] = ["NEI", "", "REFUTES"]
     pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
-    done = tool("pool.py", "merge", "labelled.tsv", "--out", "more.tsv")
+    done = tool("pool", "merge", "labelled.tsv", "--out", "more.tsv")
     assert facts(done)["without_label"] == 1 and facts(done)["added"] == 2
     merged = read(toy / "more.tsv")[QRELS].values.tolist()
     assert sorted(merged) == sorted([*TEST_QRELS, [*wanted[0], "NEI"], [*wanted[2], "REFUTES"]])
     assert [row[0] for row in merged] == ["c3"] * 4 + ["c4"] * 4 + ["c5"] * 3  # claim by claim
     words = (*words[:-1], "few.tsv", "--agreement", 2)
-    assert facts(tool("pool.py", *words))["pairs"] == 1
+    assert facts(tool("pool", *words))["pairs"] == 1
     assert read(toy / "few.tsv")[KEY].values.tolist() == wanted[1:2]
     tsv(toy / "other.tsv", QRELS, [("c3", "0001", "NEI")])
-    done = tool("pool.py", "merge", "other.tsv")
+    done = tool("pool", "merge", "other.tsv")
     assert done.returncode == 2 and "other.tsv:2: the qrels have another label" in done.stderr
 
 def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
@@ -53,11 +50,11 @@ def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
             ("c3", "0003", 3, 7, "NEI", 0, 0, 1), ("c4", "0004", 1, 9, "REFUTES", 0, 1, 0),
             ("c4", "0012", 2, 8, "NEI", 0, 0, 1)]
     tsv(toy / "v.tsv", header, rows)
-    done = tool("pool.py", "merge", "v.tsv")
+    done = tool("pool", "merge", "v.tsv")
     assert done.returncode == 2 and "name it by --judge" in done.stderr
-    done = facts(tool("pool.py", "merge", "v.tsv", "--judge", "m"))
+    done = facts(tool("pool", "merge", "v.tsv", "--judge", "m"))
     assert done["made"] == ["work/demo/test/qrels.silver.tsv"] and done["labels"] == 5
-    row = facts(tool("pool.py", "agreement", done["made"][0]))["judges"][0]
+    row = facts(tool("pool", "agreement", done["made"][0]))["judges"][0]
     chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
     assert row == pytest.approx({"judge": "m", "pairs": 5, "with_gold": 4, "agreement": 3 / 4,
                                  "kappa": (3 / 4 - chance) / (1 - chance), "kappa_relevance": 1})
@@ -90,11 +87,11 @@ def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy,
     wanted = f1_score(gold, said, average="macro", labels=verdicts.VERDICTS)
     assert macro_f1 == pytest.approx(wanted) and counts.loc["REFUTED", "none"] == 1
     (toy / "c.jsonl").write_text('{"claim_id": "c3", "verdict": "SUPPORTED", "evidence": []}\n')
-    done = tool("verdicts.py", "c.jsonl", "data/demo/qrels.test.tsv")
+    done = tool("verdicts", "c.jsonl", "data/demo/qrels.test.tsv")
     assert "Verdicts on 3 claims: accuracy 0.333" in done.stdout
     assert "2 judged claims have no verdict" in done.stderr
     (toy / "c.jsonl").write_text("[]\n")
-    done = tool("verdicts.py", "c.jsonl", "data/demo/qrels.test.tsv")
+    done = tool("verdicts", "c.jsonl", "data/demo/qrels.test.tsv")
     assert done.returncode == 2 and done.stderr.startswith("error: c.jsonl: no verdicts of 05")
 
 def test_verdicts_are_averaged(toy, tool):
@@ -103,10 +100,10 @@ def test_verdicts_are_averaged(toy, tool):
                                 ("c3", "2", 2, 1, "NEI", 0, 0, 1)])
     tsv(toy / "b.tsv", header, [("c3", "2", 1, 2, "NEI", 0, 0, 1),
                                 ("c3", "1", 2, 1, "REFUTES", .1, .8, .1)])
-    assert facts(tool("verdicts.py", "mean", "a.tsv", "b.tsv", "--out", "m.tsv"))["pairs"] == 2
+    assert facts(tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "m.tsv"))["pairs"] == 2
     means = read(toy / "m.tsv")
     assert means[KEY[1]].tolist() == ["1", "2"] and means["label"].tolist() == ["REFUTES", "NEI"]
     assert means.loc[0, "p_supports":].tolist() == pytest.approx([.15, .55, .3])
     tsv(toy / "b.tsv", header, [("c3", "1", 1, 2, "NEI", 0, 0, 1)])
-    done = tool("verdicts.py", "mean", "a.tsv", "b.tsv", "--out", "n.tsv")
+    done = tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "n.tsv")
     assert done.returncode == 2 and "b.tsv: other pairs than in a.tsv" in done.stderr

@@ -23,15 +23,16 @@ def answer(prompt):
         return " > ".join(f"[{mark}]" for mark in [*marks[1::-1], *marks[2:]])
     return ("SUPPORTS", "REFUTES", "NEI")[len(prompt) % 3]
 
-def shell(name, *words, **settings):
-    env = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
-    command = ["bash", str(ROOT / "recipes" / f"{name}.sh"), *words]
-    return subprocess.run(command, env=env | settings, capture_output=True, text=True, check=False)
+@pytest.fixture
+def shell(warm):
+    """shell(name, X=...): a recipe with these settings."""
+    def run_recipe(name, **settings):
+        env = os.environ | {"PATH": warm} | settings
+        return subprocess.run(["bash", str(ROOT / "recipes" / f"{name}.sh")], env=env,
+                              capture_output=True, text=True, check=False)
+    return run_recipe
 
-def with_path(folder):
-    return f"{folder}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-
-def test_a_system_with_all_six_stages_in_small(toy, endpoint):
+def test_a_system_with_all_six_stages_in_small(toy, endpoint, shell):
     """A second run makes nothing; what replaces which model is said."""
     how = {"DATA": str(toy / "data/demo"), "SMALL": "1", "WORK": str(toy / "six"),
            "LLM_MODEL": "toy", "LLM_BASE_URL": endpoint(answer).url}
@@ -49,7 +50,7 @@ def test_a_system_with_all_six_stages_in_small(toy, endpoint):
     assert shell("kiepura_lam", **how).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in made} == before
 
-def test_todays_models_in_small(toy, endpoint):
+def test_todays_models_in_small(toy, endpoint, shell):
     """The stand-in of the causal reranker is one; no language model is loaded."""
     how = {"DATA": str(toy / "data/demo"), "SMALL": "1", "WORK": str(toy / "best"),
            "LLM_MODEL": "toy", "LLM_BASE_URL": endpoint(answer).url}
@@ -61,22 +62,22 @@ def test_todays_models_in_small(toy, endpoint):
     runs = "bm25 splade dense hybrid rerank pointwise llm verdicts nli combined"
     assert set(table["run"]) == set(runs.split())
 
-def test_vllm_answers_until_nothing_waits(toy):
+def test_vllm_answers_until_nothing_waits(toy, warm):
     script = (". recipes/common.sh demo; JUDGE=toy; ask $T/llm python 04_llm_rerank.py $D "
               "--run $T/hybrid.tsv --backend none --model toy --window 4 --step 2")
     how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "work/demo"),
-           "PATH": with_path(ROOT / "tests" / "stand_ins")}
+           "PATH": f"{ROOT}/tests/stand_ins:{warm}"}
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | how, check=False)
     replies = (toy / "work/demo/test/llm.replies.jsonl").read_text().splitlines()
     assert done.returncode == 0 and len(replies) == 6  # two windows a claim, one after the other
     assert (toy / "work/demo/test/llm.tsv").exists()
 
-def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, models):
+def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, warm):
     line = "n=$(cat $0.n || echo 0); echo $((n + 100)) | tee $0.n"
     (toy / "nvidia-smi").write_text(f"#!/bin/bash\n{line}\n")
     (toy / "nvidia-smi").chmod(0o755)
     tiny(toy / "good")
-    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "compare"), "PATH": with_path(toy),
+    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "compare"), "PATH": f"{toy}:{warm}",
            "RUN": str(toy / "work/demo/test/hybrid.tsv"), "MODELS": f"{toy}/bad {toy}/good"}
     as_file, before = str(toy).replace("/", "_"), None
     for worked in (False, True):
@@ -98,27 +99,12 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, models)
     ({"SMALL": "1", "DATA": "data/dmeo"}, ["DATA", "'data/dmeo'"]),  # no download under that name
     ({"SMALL": "1", "DATA": "my data"}, ["DATA", "'my data'"]),
 ])
-def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, tmp_path):
+def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, tmp_path, shell):
     how = {"DATA": "data/demo", "WORK": str(tmp_path / "work"), **settings}
     done = shell("pranav", **how)
     error, = done.stderr.splitlines()
     assert done.returncode == 2 and error.startswith("error: ") and not (tmp_path / "work").exists()
     assert all(word in error for word in words)
-
-@pytest.mark.parametrize(("statuses", "calls"), [("3 3 0", 3), ("2", 1), ("3 1", 2)])
-def test_the_loop_of_the_readme_goes_on_only_while_requests_wait(statuses, calls, tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    code, = re.findall(r"```bash\n([^`]*vllm run-batch[^`]*)```", readme)
-    (tmp_path / "work/demo/test").mkdir(parents=True)
-    stubs = f"""statuses=({statuses} 0)
-    python() {{ echo "python $*" >> calls; return ${{statuses[$(wc -l < calls) - 1]}}; }}
-    vllm() {{ echo reply > new.jsonl; }}
-    """
-    subprocess.run(["bash", "-c", stubs + code], cwd=tmp_path, timeout=20, check=False)
-    commands = (tmp_path / "calls").read_text().splitlines()
-    assert len(commands) == calls and "--run work/demo/test/rerank.tsv" in commands[0]
-    replies = tmp_path / "work/demo/test/llm_verdicts.replies.jsonl"
-    assert not replies.exists() or len(replies.read_text().splitlines()) == calls - 1
 
 def test_a_copy_has_no_titles_and_follows_its_data(toy):
     command = [sys.executable, str(ROOT / "recipes/tools/texts.py"), "data/demo", "copy"]
@@ -178,7 +164,7 @@ def rehearsed(toy):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])
     def commands(name, *words):
         how = {"WORK": f"{toy}/work", "NOTES": f"{toy}/notes", "SMALL": "",
-               "LLM_BASE_URL": "http://none", "PATH": with_path(toy / "bin")}
+               "LLM_BASE_URL": "http://none", "PATH": f"{toy}/bin:{os.environ['PATH']}"}
         command = ["bash", f"{toy}/recipes/{name}.sh", *(words or ["tables"])]
         done = subprocess.run(command, env=os.environ | how, capture_output=True, text=True,
                               check=False)
@@ -236,8 +222,7 @@ def test_a_recipe_is_short(name):
 FIGURES = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t", keep_default_na=False)
 def test_a_figure_stands_once():
     assert not FIGURES.duplicated(["system", "table", "row", "measure"]).any()
-    names = FIGURES[["system", "table", "row", "measure", "source"]]
-    assert (names == names.map(str.strip)).all(axis=None) and (names != "").all(axis=None)
+    assert (FIGURES[["system", "table", "row", "measure", "source"]] != "").all(axis=None)
 
 NOT_SETTINGS = set("data work split out run index corpus claims replies dev-run verdicts graph "
                    "restrict prompt indexes retrievers seed backend timeout examples".split())

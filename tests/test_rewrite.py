@@ -1,6 +1,5 @@
 """recipes/rewrite.py: what a reply becomes, and the way through 04 ask and on through 02."""
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,10 +11,6 @@ AT = "work/demo/test/claims.statement"
 HEADER = ["claim_id", "claim", "language"]
 TEXTS = ["Polar bears are starving!! #ice", "It's the sun, stupid", 'sea level "is NOT" rising']
 CLAIMS = [(f"c{n}", text, "en") for n, text in enumerate([*TEXTS, TEXTS[1]], 1)]
-
-def start(folder, script, *words):
-    command = [sys.executable, ROOT / script, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 @pytest.fixture
 def rewrite(program, toy):
@@ -34,7 +29,7 @@ def claim_in(prompt):
 def test_what_stands_between_tags_is_the_new_text(reply, text):
     assert REWRITE.text_of_reply(reply) == text
 
-def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint):
+def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call):
     says = {TEXTS[0]: '<text>Ursus maritimus\n\tloses "mass".</text>', TEXTS[1]: "no tag",
             TEXTS[2]: {"status": 400, "text": "no"}}
     server = endpoint(lambda prompt: says[claim_in(prompt)])
@@ -42,7 +37,7 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint)
         done = rewrite()
         command, = re.findall(r"python (04_llm_rerank.py ask .*)", done.stdout)
         assert done.returncode == 3 and not (toy / f"{AT}.tsv").exists()
-        facts(start(toy, *command.split(), "--base-url", server.url))
+        facts(call(*command.split(), "--base-url", server.url, cwd=toy))
         assert len(server.asked) == count and server.asked[0]["model"] == "toy"
     done = rewrite()
     made = facts(done)
@@ -57,16 +52,16 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint)
     replies.write_text(replies.read_text().replace("Ursus maritimus", "It"))  # made anew
     assert facts(rewrite())["made"] and read(toy / f"{AT}.tsv")["claim"][0].startswith("It")
 
-def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint):
+def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call):
     server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")
     assert rewrite().returncode == 3
     ask = ("ask", f"{AT}.requests.jsonl", "--replies", f"{AT}.replies.jsonl")
-    facts(start(toy, "04_llm_rerank.py", *ask, "--base-url", server.url))
+    facts(call("04_llm_rerank.py", *ask, "--base-url", server.url, cwd=toy))
     assert facts(rewrite())["unchanged"] == 0
-    facts(start(toy, "01_index.py", "--indexes", "bm25"))
+    facts(call("01_index.py", "--indexes", "bm25", cwd=toy))
     runs = ["work/demo/test/bm25.tsv", f"{AT}/bm25.tsv"]
-    facts(start(toy, "02_retrieve.py"))
-    facts(start(toy, "02_retrieve.py", "--claims", f"{AT}.tsv", "--out", AT))
-    facts(start(toy, "02_retrieve.py", "fuse", *runs))
+    facts(call("02_retrieve.py", cwd=toy))
+    facts(call("02_retrieve.py", "--claims", f"{AT}.tsv", "--out", AT, cwd=toy))
+    facts(call("02_retrieve.py", "fuse", *runs, cwd=toy))
     found = [set(read(toy / run)["abstract_id"]) for run in (*runs, "work/demo/test/fused.tsv")]
     assert found[1] - found[0] and found[2] == found[0] | found[1]
