@@ -279,7 +279,8 @@ def with_labels(path, table, kind):
         warn(path, f"{empty.sum()} rows without a label: not judged, left out")
         table = table[~empty]
     labels = table["label"].map(label_of)
-    reject(path, table, ~labels.isin([*LABELS, RELEVANT]), f"the label is none of {LABELS}")
+    unknown = ~labels.isin([*LABELS, RELEVANT])
+    reject(path, table, unknown, f"the label is none of {LABELS}; --labels may name it")
     if (labels == RELEVANT).any():
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
     return table.assign(label=labels.replace(RELEVANT, LABELS[0]))
@@ -352,7 +353,8 @@ def convert(args):
     """Write FILE as ours, and return facts."""
     if Path(args.out).resolve() == Path(args.file).resolve():
         fail(args.out, "this command reads it; give another --out")
-    whole = translated(args.file, args.columns)
+    labels = {theirs: ours for ours, theirs in args.labels.items()}
+    whole = translated(args.file, args.columns).replace({"label": labels})
     kind = kind_of(args.file, whole)
     if whole.empty:
         fail(args.file, "a header without rows; give a file with rows")
@@ -370,8 +372,8 @@ def convert(args):
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
     return {"made": made, "kind": kind, "rows": len(table)}
 
-def column_names(text):
-    """Return {our column: column of the file} of --columns."""
+def names(text):
+    """Return {our name: that of the file} of --columns or --labels."""
     return dict(pair.split("=") for pair in text.split(","))
 
 def main():
@@ -381,8 +383,10 @@ def main():
     add = parser.add_argument
     add("file", metavar="FILE", help="a table of another format")
     add("--out", required=True, help="file to write")
-    add("--columns", type=column_names, default={}, metavar="OURS=THEIRS,...",
+    add("--columns", type=names, default={}, metavar="OURS=THEIRS,...",
         help="our column names for those of FILE")
+    add("--labels", type=names, default={}, metavar="OURS=THEIRS,...",
+        help="our labels for those of FILE, as SUPPORTS=agrees,REFUTES=disagrees,NEI=unclear")
     args = parser.parse_args()
     try:
         print(json.dumps(convert(args)))

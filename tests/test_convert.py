@@ -109,11 +109,11 @@ def test_quotation_marks_and_white_space(convert, text, wanted):
     assert found.values.tolist() == wanted
 
 def test_labels_in_other_spellings_and_unlabelled_pairs(convert, rows):
-    spelt = "Support,ENTAILMENT,refuted,Contradiction,not enough_info,Neutral,".split(",")
-    lines = [f"c,{place},{label}\n" for place, label in enumerate(spelt)]
-    done = convert("pool.csv", "claim_id,abstract_id,label\n" + "".join(lines))
+    spelt = "Support,ENTAILMENT,refuted,Contradiction,not enough_info,Neutral,silent,".split(",")
+    lines = "".join(f"c,{place},{label}\n" for place, label in enumerate(spelt))
+    done = convert("t.csv", f"claim_id,abstract_id,label\n{lines}", "--labels", "NEI=silent")
     assert "1 rows without a label" in done.stderr
-    assert [row[2] for row in rows()] == ["SUPPORTS"] * 2 + ["REFUTES"] * 2 + ["NEI"] * 2
+    assert [row[2] for row in rows()] == ["SUPPORTS"] * 2 + ["REFUTES"] * 2 + ["NEI"] * 3
 
 def test_verdicts_keep_their_probabilities(tmp_path, convert):
     text = ("claim_id;rank;abstract_id;label;p_supports;p_refutes;p_nei;note\n"
@@ -132,7 +132,7 @@ def test_columns_of_other_names_are_named(tmp_path, convert, rows):
     named = "claim_id=Claim_ID,claim=text,language=lang"
     assert facts(convert("c.csv", text, "--columns", named))["kind"] == "claims"
     assert (tmp_path / "out/t.tsv").read_text().startswith("claim_id\tclaim\tlanguage\n7\t")
-    for named, said in (("claim=tweet", "no column tweet"), ("claim", "invalid column_names value"),
+    for named, said in (("claim=tweet", "no column tweet"), ("claim", "invalid names value"),
                         ("claim_id=text", "no known table")):
         done = convert("c.csv", text, "--columns", named)
         assert done.returncode == 2 and said in done.stderr

@@ -69,7 +69,7 @@ def test_vllm_answers_until_nothing_waits(toy, warm):
            "PATH": f"{ROOT}/tests/stand_ins:{warm}"}
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | how, check=False)
     replies = (toy / "work/demo/test/llm.replies.jsonl").read_text().splitlines()
-    assert done.returncode == 0 and len(replies) == 6  # two windows a claim, one after the other
+    assert done.returncode == 0 and len(replies) == 6  # two windows a claim
     assert (toy / "work/demo/test/llm.tsv").exists()
 
 def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, warm):
