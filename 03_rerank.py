@@ -315,7 +315,7 @@ def train(args):
     dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
     dev.append(args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv")
     if not all(map(os.path.exists, dev)):
-        print(f"no dev evaluation: wanted {', '.join(dev)}")
+        print(f"the last epoch is kept; to choose one: {', '.join(dev)}")
         dev = []
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -460,7 +460,7 @@ def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; run the script that makes it")
+            fail(path, "not found; make it or fix its name")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}

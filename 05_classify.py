@@ -635,7 +635,7 @@ def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; run the script that makes it")
+            fail(path, "not found; make it or fix its name")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}

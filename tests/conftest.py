@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -76,17 +77,17 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.path.stem.endswith(long))
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory):
+def warm():
     """A PATH whose python runs scripts in copies of a process that has imported PyTorch."""
-    folder = tmp_path_factory.mktemp("bin")
-    warm, python, socket = ROOT / "tests/warm.py", folder / "python", folder / "socket"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {warm} ask {socket} "$@"\n')
-    python.chmod(0o755)
-    with subprocess.Popen([sys.executable, warm, "serve", socket]) as server:
-        while not socket.exists() and server.poll() is None:
-            time.sleep(0.05)
-        yield f"{folder}:{os.environ['PATH']}"
-        server.kill()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short
+        warm, python, socket = ROOT / "tests/warm.py", Path(folder, "python"), Path(folder, "s")
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {warm} ask {socket} "$@"\n')
+        python.chmod(0o755)
+        with subprocess.Popen([sys.executable, warm, "serve", socket]) as server:
+            while not socket.exists() and server.poll() is None:
+                time.sleep(0.05)
+            yield f"{folder}:{os.environ['PATH']}"
+            server.kill()
 
 @pytest.fixture(scope="session")
 def models():

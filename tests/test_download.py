@@ -237,7 +237,6 @@ def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
 
 class Shelf(BaseHTTPRequestHandler):
     """Sends server.data."""
-
     def do_GET(self):
         self.send_response(200 if self.server.data else 404)
         self.send_header("Content-Length", str(len(self.server.data)))

@@ -1,6 +1,6 @@
 """Run scripts in copies of one process that has imported PyTorch: seven seconds less for each.
 
-python warm.py serve SOCKET           copies itself for each script that is asked for
+python warm.py serve SOCKET           copies itself for each requested script
 python warm.py ask SOCKET SCRIPT ...  what recipes find as python on the PATH
 """
 import gc
@@ -11,7 +11,7 @@ import socket
 import sys
 
 def serve(server):
-    """Copy this process for each script; the copy answers with the script's exit status."""
+    """Copy this process for each requested script; the copy sends the script's exit status."""
     server.listen()
     import datasets  # noqa: F401
     import sentence_transformers  # noqa: F401
@@ -27,7 +27,7 @@ def serve(server):
         client.close()
 
 def run(folder, environment, words):
-    """Run a script as python does, and return its exit status; an error ends this process."""
+    """Run a script as __main__, and return its exit status; an error ends this process."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
