@@ -72,9 +72,9 @@ def pytest_sessionstart(session):
         subprocess.run([sys.executable, ROOT / "data" / "download.py", "models"], check=False)
 
 def pytest_collection_modifyitems(items):
-    """Start the longest tests first, so that no worker waits for another one's at the end."""
-    long = ("checkthat_2026", "on_ray", "recipes", "smollm2", "notebook")
-    items.sort(key=lambda item: not item.path.stem.endswith(long))
+    """One worker begins with Ray, the other one with short tests; no long one comes last."""
+    order = ["test_on_ray", "test_02_retrieve", "test_03_rerank", "test_notebook", "test_recipes"]
+    items.sort(key=lambda item: [*order, item.path.stem].index(item.path.stem))
 
 @pytest.fixture(scope="session")
 def warm():
