@@ -25,7 +25,7 @@ def kit(tmp_path):
     sources = json.loads(json.dumps(SOURCES))
     def run(*words, **env):
         (tmp_path / "data" / "sources.json").write_text(json.dumps(sources))
-        command = [sys.executable, "data/download.py", *map(str, words)]
+        command = [sys.executable, "-B", "data/download.py", *map(str, words)]
         return subprocess.run(
             command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True)
     run.sources, run.data = sources["data sets"], tmp_path / "data"
