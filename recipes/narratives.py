@@ -16,14 +16,15 @@ Writes  llm: llm_narratives.tsv (claim_id, codes), .requests.jsonl, .replies.jso
 Prints  evaluate: a table; the last line is JSON
 
 Examples
+    python recipes/narratives.py train && python recipes/narratives.py classify
+    python recipes/narratives.py evaluate work/demo/test/narratives.tsv
     python recipes/narratives.py llm
     python 04_llm_rerank.py ask work/demo/test/llm_narratives.requests.jsonl \\
         --replies work/demo/test/llm_narratives.replies.jsonl
-    python recipes/narratives.py train && python recipes/narratives.py classify
-    python recipes/narratives.py evaluate work/demo/test/narratives.tsv
 
-While replies wait, llm ends with exit status 3; the same call goes on when they are there. Codes
-are compared as they are: where 1_1 is right, 1_0 is wrong. A claim without a narrative has 0_0.
+While replies wait, llm ends with exit status 3, and the same call goes on; a reply without codes is
+asked for once more. Codes are compared as they are: where 1_1 is right, 1_0 is wrong. A claim
+without a narrative has 0_0.
 """
 import contextlib
 import hashlib
