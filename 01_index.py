@@ -23,6 +23,7 @@ Examples
     python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --device cuda:0 cuda:1
     python 01_index.py train --loss triplet --epochs 3 --lr 5e-5
 """
+
 import argparse
 import contextlib
 import csv
@@ -40,23 +41,36 @@ import numpy as np
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 ANALYSERS = {  # a Unicode form, and arguments of bm25s.tokenize
     "default": {  # Lucene's 33 stopwords
-        "normalise": "NFKC", "lower": True, "token_pattern": r"(?u)\b\w\w+\b",
-        "stopwords": "english", "stemmer": "english"},
+        "normalise": "NFKC",
+        "lower": True,
+        "token_pattern": r"(?u)\b\w\w+\b",
+        "stopwords": "english",
+        "stemmer": "english",
+    },
     "plain": {  # whitespace tokenisation, no normalisation: AIRwaves 2025
-        "normalise": None, "lower": False, "token_pattern": r"\S+",
-        "stopwords": None, "stemmer": None},
+        "normalise": None,
+        "lower": False,
+        "token_pattern": r"\S+",
+        "stopwords": None,
+        "stemmer": None,
+    },
     "nltk": {  # NLTK's 179 stopwords: Ant Bridge 2025
-        "normalise": "NFKC", "lower": True, "token_pattern": r"[^\W_]+",
-        "stopwords": "english_plus", "stemmer": None},
+        "normalise": "NFKC",
+        "lower": True,
+        "token_pattern": r"[^\W_]+",
+        "stopwords": "english_plus",
+        "stemmer": None,
+    },
 }
 FLAGS = {  # what decides an index, beside texts
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
 }
-SHARD = 4096     # abstracts
-OVERLAP = 50     # tokens that neighbouring windows share: AIRwaves 2025, section 3
+SHARD = 4096  # abstracts
+OVERLAP = 50  # tokens that neighbouring windows share: AIRwaves 2025, section 3
 DEV_POOL = 1000  # abstracts that dev claims rank beside judged ones
+
 
 # ---------- Texts and BM25
 def read_texts(args):
@@ -67,9 +81,11 @@ def read_texts(args):
         fail(args.corpus, f"no record has text in {args.fields}; see --fields")
     return texts
 
+
 def index_bm25(texts, folder, args):
     """Save the BM25 scores of all postings (Kamphuis et al. 2020, table 1)."""
     import bm25s
+
     analyser = {"name": args.analyser} | ANALYSERS[args.analyser]
     if args.language != "english":
         analyser |= {step: args.language for step in ("stopwords", "stemmer") if analyser[step]}
@@ -81,6 +97,7 @@ def index_bm25(texts, folder, args):
     bm25.index((ids, {term: number for number, term in enumerate(terms)}), False)
     bm25.save(folder, show_progress=False)
     return {"analyser": analyser, "without_terms": tokens.ids.count([])}
+
 
 # ---------- Dense and SPLADE
 def open_encoder(load, model, args, dtype, dense=True):
@@ -95,6 +112,7 @@ def open_encoder(load, model, args, dtype, dense=True):
         pool_chunks(encoder)
     return encoder
 
+
 def pool_chunks(encoder):
     """Let an encoder read long texts in windows, and pool their vectors."""
     settings, stride = encoder[0].processing_kwargs, min(OVERLAP, encoder.max_seq_length // 2)
@@ -103,24 +121,29 @@ def pool_chunks(encoder):
     encoder.set_pooling_include_prompt(True)  # only the first window begins with a prompt
     encoder.register_forward_hook(pool_windows)
 
+
 def pool_windows(encoder, _, features):
     """Pool the windows of each text to one vector: (mean + max) / 2 (AIRwaves 2025, eq. 3)."""
     import torch
+
     text_of_row = features["overflow_to_sample_mapping"]  # 0, 0, 1: the first has two windows
     starts = (text_of_row.diff().nonzero()[:, 0] + 1).tolist()
     texts = features["sentence_embedding"].tensor_split(starts)
     pooled = [(windows.mean(0) + windows.amax(0)) / 2 for windows in texts]
     return features | {"sentence_embedding": torch.stack(pooled)}
 
+
 def save_shard(path, vectors):
     """Save sparse vectors, or dense ones of length 1 in half precision."""
     from scipy import sparse
     from torch.nn.functional import normalize
+
     if not vectors.is_sparse:
         return np.savez(path, normalize(vectors).half().numpy())
     vectors = vectors.coalesce()
     weights, places = vectors.values().numpy(), vectors.indices().numpy()
     sparse.save_npz(path, sparse.coo_array((weights, places), vectors.shape), compressed=False)
+
 
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Return the path of each shard, encoded unless it is in the folder parts."""
@@ -128,27 +151,39 @@ def encode_shards(encoder, texts, batch_size, args, parts):
     shards = {start: parts / f"{start}.npz" for start in range(0, len(texts), SHARD)}
     for start, path in shards.items():
         if not path.exists():
-            vectors = encoder.encode_document(
-                texts[start : start + SHARD], batch_size=batch_size, show_progress_bar=True,
-                pool=pool, convert_to_tensor=True).float().cpu()
+            vectors = (
+                encoder.encode_document(
+                    texts[start : start + SHARD],
+                    batch_size=batch_size,
+                    show_progress_bar=True,
+                    pool=pool,
+                    convert_to_tensor=True,
+                )
+                .float()
+                .cpu()
+            )
             if not vectors.sum().isfinite():
                 fail(args.corpus, "a vector is not finite; use --dtype fp32")
             save_shard(parts / "new.npz", vectors)
             (parts / "new.npz").rename(path)
     return list(shards.values())
 
+
 def index_dense(texts, folder, args):
     """Save the embeddings of texts."""
     from sentence_transformers import SentenceTransformer
+
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
     shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
     return {"max_length": encoder.max_seq_length if encoder.max_seq_length < np.inf else None}
 
+
 def index_splade(texts, folder, args):
     """Save the weights of terms in texts (Formal et al. 2021)."""
     from scipy import sparse
     from sentence_transformers import SparseEncoder
+
     encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, dense=False)
     batch_size = max(1, args.batch_size // 4)  # logits of 8 x 512 tokens take 0.5 GB
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
@@ -157,6 +192,7 @@ def index_splade(texts, folder, args):
         weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
     return {"max_length": encoder.max_seq_length, "query_prompt": None}
+
 
 # ---------- Index
 def index(args):
@@ -173,8 +209,13 @@ def index(args):
         texts = texts or read_texts(args)
         folder = parts_of(out, task) / "index"
         folder.mkdir(exist_ok=True)
-        meta = {"kind": kind, "corpus": task["inputs"][args.corpus], "model": model,
-                "model_sha256": task["inputs"].get(model, ""), "abstracts": len(texts)}
+        meta = {
+            "kind": kind,
+            "corpus": task["inputs"][args.corpus],
+            "model": model,
+            "model_sha256": task["inputs"].get(model, ""),
+            "abstracts": len(texts),
+        }
         meta = flags | meta | build[kind](list(texts.values()), folder, args)
         (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
         (folder / "meta.json").write_text(json.dumps(meta, indent=1))
@@ -185,11 +226,13 @@ def index(args):
         made.append(out)
     return {"made": made}
 
+
 # ---------- Graph
 def nearest(vectors, k):
     """Return the k other rows with the highest cosine to each row (rows, k), nearest first."""
     import torch
     from tqdm.auto import tqdm
+
     vectors, found = torch.nn.functional.normalize(vectors), []  # fp16 has moved their lengths
     for rows in tqdm(torch.arange(len(vectors)).split(256)):  # 0.4 GB with 394,269 abstracts
         cosines = vectors[rows] @ vectors.T
@@ -197,12 +240,14 @@ def nearest(vectors, k):
         found.append(cosines.topk(k).indices.int().cpu())
     return torch.cat(found).numpy()
 
+
 def graph(args):
     """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
     task, source = task_of(args, args.index), Path(args.index)
     if up_to_date(args, task, args.out):
         return {"made": []}
     import torch
+
     corpus = json.loads((source / "meta.json").read_bytes())["corpus"]
     vectors = torch.from_numpy(np.load(source / "embeddings.npy")).float()
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -213,6 +258,7 @@ def graph(args):
         shutil.copy(source / "abstract_ids.json", folder)
         (folder / "meta.json").write_text(json.dumps({"kind": "graph", "corpus": corpus}))
     return {"made": [args.out], "abstracts": len(vectors)}
+
 
 # ---------- Train
 def read_tuples(path, claims, texts):
@@ -228,6 +274,7 @@ def read_tuples(path, claims, texts):
                 fail(f"{path}:{number}", f"{error!r}; see mine --shape tuples")
     return tuples
 
+
 def rows_of(tuples, loss):
     """Return triplets, one a negative, else rows of the length that keeps most negatives."""
     if loss == "triplet":
@@ -237,20 +284,34 @@ def rows_of(tuples, loss):
     length = 2 + int(np.argmax(kept))
     return [row[:length] for row in tuples if len(row) >= length]
 
+
 def dev_evaluator(paths, prompts, texts, seed):
     """Return an evaluator: nDCG@10 over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
     from sentence_transformers.util import cos_sim
+
     claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
-    qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"],
-                       claim_id=claims.index, abstract_id=texts, label=LABELS)
+    qrels = read_table(
+        paths[1],
+        ["claim_id", "abstract_id", "label"],
+        claim_id=claims.index,
+        abstract_id=texts,
+        label=LABELS,
+    )
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     drawn = np.random.default_rng(seed).permutation(list(texts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     return InformationRetrievalEvaluator(
-        claims.to_dict(), {name: text for name, text in texts.items() if name in pool},
-        evidence.to_dict(), name="dev", write_csv=False, query_prompt=prompts["query"],
-        corpus_prompt=prompts["document"], score_functions={"cosine": cos_sim})
+        claims.to_dict(),
+        {name: text for name, text in texts.items() if name in pool},
+        evidence.to_dict(),
+        name="dev",
+        write_csv=False,
+        query_prompt=prompts["query"],
+        corpus_prompt=prompts["document"],
+        score_functions={"cosine": cos_sim},
+    )
+
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
@@ -265,6 +326,7 @@ def train(args):
     import sentence_transformers as st
     from datasets import Dataset
     from sentence_transformers.sentence_transformer import losses
+
     claims = read_table(args.claims, ["claim_id", "claim"]).set_index("claim_id")["claim"]
     texts = read_texts(args)
     tuples = read_tuples(args.examples, claims, texts)
@@ -282,17 +344,27 @@ def train(args):
     prompts["claim"] = encoder.prompts["query"]
     evaluator = dev_evaluator(dev, encoder.prompts, texts, args.seed) if dev else None
     facts |= fit(
-        st.SentenceTransformerTrainer, st.SentenceTransformerTrainingArguments, encoder, data, loss,
-        evaluator, "dev_cosine_ndcg@10", parts_of(args.out, task), args, prompts=prompts,
+        st.SentenceTransformerTrainer,
+        st.SentenceTransformerTrainingArguments,
+        encoder,
+        data,
+        loss,
+        evaluator,
+        "dev_cosine_ndcg@10",
+        parts_of(args.out, task),
+        args,
+        prompts=prompts,
         gradient_accumulation_steps=args.accumulate,
         warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
-        batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates")
+        batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
+    )
     trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
     trained.load_state_dict(encoder.state_dict())  # with its own length, without windows
     with written(args.out, task, **facts) as folder:
         save_model(trained, folder)
     shutil.rmtree(f"{args.out}.parts")
     return {"made": [args.out], **facts}
+
 
 # ---------- Command line
 def add_texts(add):
@@ -303,6 +375,7 @@ def add_texts(add):
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="long texts, dense")
     add("--query-prompt", help="before a claim, as 'query: ' (default: the model's)")
     add("--document-prompt", help="before an abstract (default: the model's)")
+
 
 def add_index(add):
     add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to make")
@@ -316,16 +389,22 @@ def add_index(add):
     add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
     add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
     add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu", help="of SPLADE")
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-        help="precision; auto: half on a GPU")
+    add(
+        "--dtype",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        default="auto",
+        help="precision; auto: half on a GPU",
+    )
     add("--batch-size", type=int, default=32, help="texts at a time; of SPLADE a quarter")
     add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU, if any)")
+
 
 def add_graph(add):
     add("--index", default="{work}/index/dense", help="dense index")
     add("--out", default="{work}/index/graph", help="graph")
     add("--neighbours", type=int, default=10, help="neighbours of an abstract")
     add("--device", help="cpu, cuda:0 (default: a GPU, if any)")
+
 
 def add_train(add):
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl", help="tuples of 02 mine")
@@ -345,8 +424,10 @@ def add_train(add):
     add("--seed", type=int, default=13, help="of order and dev abstracts")
     add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU, if any)")
 
+
 def main():
     run(command_line({index: add_index, graph: add_graph, train: add_train}))
+
 
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
@@ -354,29 +435,35 @@ NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no outp
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
+
 def warn(where, what):
     """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
+
 
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
+
 def read_table(path, columns, **known):
     """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
+
     try:
-        table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
-                            encoding="utf-8-sig")
+        table = pd.read_csv(
+            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
+        )
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
         fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
+            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     bad = {f"{column} is empty": table[column] == "" for column in columns}
     bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
@@ -393,6 +480,7 @@ def read_table(path, columns, **known):
             fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
     return table.reset_index(drop=True)
 
+
 def read_corpus(path):
     """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
@@ -408,6 +496,7 @@ def read_corpus(path):
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
     return corpus
 
+
 def digest(path):
     """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
@@ -418,6 +507,7 @@ def digest(path):
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
+
 def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
@@ -426,6 +516,7 @@ def task_of(args, *inputs, models=()):
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
@@ -442,6 +533,7 @@ def up_to_date(args, task, *outs):
         print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
     return True
 
+
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
@@ -453,10 +545,16 @@ def written(path, task, **facts):
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
-            "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    made = {
+        "command": sys.argv,
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
+
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default first."""
@@ -486,6 +584,7 @@ def command_line(jobs):
         setattr(args, name, value)
     return args
 
+
 def run(args):
     """Run the job, and print its result as JSON."""
     try:
@@ -494,7 +593,10 @@ def run(args):
         if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
             raise
         fail(getattr(error, "filename", None) or args.job, error)
+
+
 # --- end of helpers
+
 
 def text_of(record, fields=("title", "abstract"), separator=" "):
     """Join the fields of a record that hold text; the items of a list are joined by commas."""
@@ -505,32 +607,50 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
         texts.append(", ".join(filter(None, known)))
     return separator.join(filter(None, texts))
 
+
 # --- analyser (same in 01 and 02)
 def tokenise(texts, name, normalise, stemmer, **options):
     """Return bm25s' tokens of texts by one of the ANALYSERS of 01_index.py."""
     import bm25s
     from Stemmer import Stemmer
+
     if normalise:
         texts = [unicodedata.normalize(normalise, text) for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None
     return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
+
+
 # --- end of analyser
+
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
     """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
+
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-             "auto": half if gpu else torch.float32}
+    types = {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "auto": half if gpu else torch.float32,
+    }
     try:
-        return load(str(name), device=device, trust_remote_code=False, **options,
-                    model_kwargs={"dtype": types[dtype], "use_safetensors": True})
+        return load(
+            str(name),
+            device=device,
+            trust_remote_code=False,
+            **options,
+            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
+        )
     except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+
+
 # --- end of models
+
 
 # --- training (same in 01, 03 and 05)
 def parts_of(out, task):
@@ -542,29 +662,44 @@ def parts_of(out, task):
         mark.write_text(json.dumps(task))
     return folder
 
+
 def newest_checkpoint(folder):
     """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
+
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
     """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
+
     gpu, curve, callbacks = model.device.type == "cuda", [], []
     settings["bf16" if gpu and torch.cuda.is_bf16_supported(False) else "fp16"] = gpu
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve, callbacks = [evaluator(model)[measure]], [EarlyStoppingCallback(args.patience)]
-            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure,
-                         "load_best_model_at_end": True}
+            settings |= {
+                "eval_strategy": "epoch",
+                "metric_for_best_model": measure,
+                "load_best_model_at_end": True,
+            }
         how = arguments(
-            str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
-            per_device_train_batch_size=args.batch, use_cpu=model.device.type == "cpu",
-            save_strategy="epoch", save_total_limit=2, logging_strategy="epoch",
-            logging_nan_inf_filter=False, report_to="none",
-            restore_callback_states_from_checkpoint=True, **settings)
+            str(folder),
+            num_train_epochs=args.epochs,
+            learning_rate=args.lr,
+            seed=args.seed,
+            per_device_train_batch_size=args.batch,
+            use_cpu=model.device.type == "cpu",
+            save_strategy="epoch",
+            save_total_limit=2,
+            logging_strategy="epoch",
+            logging_nan_inf_filter=False,
+            report_to="none",
+            restore_callback_states_from_checkpoint=True,
+            **settings,
+        )
         training = trainer(model, how, data, loss=loss, evaluator=evaluator, callbacks=callbacks)
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
@@ -574,12 +709,15 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
     curve += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
+
 def save_model(model, folder):
     """Save a model; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
     model.save_pretrained(str(folder), create_model_card=False)
+
+
 # --- end of training
 
 if __name__ == "__main__":

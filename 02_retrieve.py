@@ -19,6 +19,7 @@ Examples
     python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
     python 02_retrieve.py mine --shape tuples --hard 5 --easy 10
 """
+
 import argparse
 import contextlib
 import csv
@@ -37,19 +38,26 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 POOLS = {  # labels of what may be a negative; None: unjudged
-    "both": ("NEI", None), "nei": ("NEI",), "unjudged": (None,)}
+    "both": ("NEI", None),
+    "nei": ("NEI",),
+    "unjudged": (None,),
+}
+
 
 # ---------- Search: scores of all abstracts for each claim
 def search_bm25(folder, meta, claims, args):
     """Yield BM25 scores. A repeated term counts repeatedly."""
     import bm25s
+
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
     rows = map(bm25.get_tokens_ids, tokenise(claims, return_ids=False, **meta["analyser"]))
     return map(bm25.get_scores_from_ids, rows)
 
+
 def encode_claims(meta, claims, args):
     """Return the embeddings of claims (claims, dimensions)."""
     import sentence_transformers as st
+
     load = st.SparseEncoder if meta["kind"] == "splade" else st.SentenceTransformer
     model = meta["model"]
     if Path(model).exists() and digest(model) != meta["model_sha256"]:
@@ -59,9 +67,11 @@ def encode_claims(meta, claims, args):
         encoder.max_seq_length = meta["max_length"]
     return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
 
+
 def search_splade(folder, meta, claims, args):
     """Yield inner products of term weights."""
     from scipy.sparse import load_npz
+
     vectors = encode_claims(meta, claims, args).cpu().coalesce()
     (rows, terms), weights = vectors.indices().numpy(), vectors.values().numpy()
     if meta["activation"] == "relu":
@@ -70,17 +80,21 @@ def search_splade(folder, meta, claims, args):
     for row in range(len(claims)):
         yield index[:, terms[rows == row]] @ weights[rows == row]
 
+
 def search_dense(folder, meta, claims, args):
     """Yield cosines, exact, in float32: inner products of unit vectors."""
     import torch
+
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
     for part in queries.split(128):  # their scores take 0.2 GiB with 394,269 abstracts
         blocks = [part @ block.to(part.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(blocks, dim=1).cpu().numpy()
 
+
 # What yields scores (abstracts,) of each claim, and the score of nothing in common
 SEARCH = {"bm25": (search_bm25, 0), "dense": (search_dense, -np.inf), "splade": (search_splade, 0)}
+
 
 def best_rows(scores, lowest, k):
     """Return the k best rows with a score above lowest; ties, also at the cut, in their order."""
@@ -90,10 +104,12 @@ def best_rows(scores, lowest, k):
     rows = np.flatnonzero((scores >= np.partition(maxima, -k)[-k]) & (scores > lowest))
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
+
 # ---------- Retrieve
 def search(kind, claims, corpus, args):
     """Return a table of PAIR and score: each claim's best abstracts in an index."""
     import pandas as pd
+
     folder, (scores_of, lowest), found = Path(args.index, kind), SEARCH[kind], []
     meta = json.loads((folder / "meta.json").read_bytes())
     if meta["corpus"] != corpus:
@@ -113,6 +129,7 @@ def search(kind, claims, corpus, args):
         found += [(claim, ids[row], scores[row]) for row in rows]
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
+
 def write_run(run, path, task, top_k, claims):
     """Write and return the first top_k rows of each claim of a table without ranks."""
     run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
@@ -122,6 +139,7 @@ def write_run(run, path, task, top_k, claims):
     lacking = claims - run["claim_id"].nunique()
     print(f"{path}: {len(run)} rows, {claims} claims, {lacking} without rows")
     return run
+
 
 def retrieve(args):
     """Write a run for each index, and their reciprocal rank fusion."""
@@ -143,44 +161,55 @@ def retrieve(args):
         write_run(fused, outs[-1], task, args.top_k, len(claims))
     return {"made": outs, "claims": len(claims)}
 
+
 # ---------- Fuse
 def reciprocal_rank(run, k):
     """1 / (k + rank)"""
     return 1 / (k + run["rank"])
+
 
 def zscore(run, _):
     """standardised score, where a missing abstract counts as the run's lowest"""
     scores = run["score"].groupby(run["claim_id"])
     return (run["score"] - scores.transform("min")) / scores.transform("std", ddof=0).replace(0, 1)
 
+
 def inverse_rank(run, _):
     """1 / rank"""
     return 1 / run["rank"]
+
 
 # The points of a run's rows, how they are combined, and each k that fit tries, if any
 METHODS = {
     "zscore": (zscore, np.nansum, [0]),
     "rrf": (reciprocal_rank, np.nansum, [1, 6, 15, 60]),  # Cormack et al. 2009
-    "union": (inverse_rank, np.nanmax, [])}  # the best rank: weights mean nothing
+    "union": (inverse_rank, np.nanmax, []),
+}  # the best rank: weights mean nothing
+
 
 def points_table(runs, method, k):
     """Return points (pairs, runs), indexed by PAIR; NaN where a run lacks a pair."""
     import pandas as pd
+
     points = [METHODS[method][0](run, k).set_axis(run.set_index(PAIR).index) for run in runs]
     return pd.concat(points, axis=1)
+
 
 def combined(table, weights, method):
     """Return a score for each pair of a table of points."""
     terms = np.sort(table.to_numpy() * weights, axis=1)  # the same terms give the same sum
     return METHODS[method][1](terms, axis=1)
 
+
 def fuse_runs(runs, weights, method, k, ids):
     """Return a table of PAIR and score, best first; ties by ids, else by the runs."""
     import pandas as pd
+
     table = points_table(runs, method, k)
     fused = table.index.to_frame(index=False).assign(score=combined(table, weights, method))
     place = pd.Index(ids).get_indexer(fused["abstract_id"])
     return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
+
 
 def check_claims(tables):
     """Refuse {path: claim_ids} without any in common; warn of what one lacks."""
@@ -191,6 +220,7 @@ def check_claims(tables):
     for path, ids in claims.items():
         if ids != somewhere:
             warn(path, f"{len(somewhere - ids)} of {len(somewhere)} claims are not in it")
+
 
 def fuse(args):
     """Fuse run files into one run."""
@@ -213,6 +243,7 @@ def fuse(args):
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
 
+
 # ---------- Fit the weights of a fusion
 def grid(count):
     """Return all weights in tenths, rows [count] with sum 1, the most even first."""
@@ -220,9 +251,11 @@ def grid(count):
     rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
+
 def fusions(runs, evidence, measure):
     """Yield (value, method, k, weights) of every fusion; evidence: judged pairs."""
     import ir_measures
+
     try:
         measure = ir_measures.parse_measure(measure)
         cutoff = measure["cutoff"]
@@ -242,9 +275,11 @@ def fusions(runs, evidence, measure):
                 value = scorer.calc_aggregate(run.assign(score=-rank[first].astype(float)))[measure]
                 yield value, method, k, weights.tolist()
 
+
 def fit(args):
     """Find the method and weights of a fusion that are best on judged claims."""
     from tqdm.auto import tqdm
+
     task = task_of(args, *args.runs, args.qrels)
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -262,6 +297,7 @@ def fit(args):
         new.write_text(json.dumps(fusion, indent=1) + "\n")
     return {"made": [args.out], **fusion}
 
+
 # ---------- Mine training examples
 def draw(names, count, order, rng, unwanted=()):
     """Return count of names (best first); random ones are not unwanted."""
@@ -269,6 +305,7 @@ def draw(names, count, order, rng, unwanted=()):
         rows = rng.choice(len(names), min(count + len(unwanted), len(names)), False)
         return [names[row] for row in rows if names[row] not in unwanted][:count]
     return names[:count] if order == "best" else names[::-1][:count]
+
 
 def negatives_of(labels, ranked, corpus, nei, args):
     """Return what hard and easy negatives are drawn from, and what is not easy.
@@ -281,6 +318,7 @@ def negatives_of(labels, ranked, corpus, nei, args):
     top = [name for name in first if labels.get(name, nei.get(name)) in pool]
     rest = list(nei) if args.pool == "nei" else corpus
     return top, rest, {name for name in labels if labels[name] not in pool}.union(first)
+
 
 def examples_of(claim, evidence, negatives, args):
     """Yield examples: evidence and negatives; of labels negatives alone.
@@ -305,6 +343,7 @@ def examples_of(claim, evidence, negatives, args):
     for name in draw(rest, times * args.easy, "random", rng, not_easy):
         yield dict(kind="easy", claim_id=claim, abstract_id=name, **value)
 
+
 def score_examples(claim, gold, scores, args):
     """Yield the top of a run with targets 0.5 + SCALE (score - MIDDLE), clipped to 0 to 1.
 
@@ -317,10 +356,12 @@ def score_examples(claim, gold, scores, args):
     for name in gold:
         yield dict(kind="evidence", claim_id=claim, abstract_id=name, target=1.0)
 
+
 def by_claim(table, column):
     """Return {claim_id: {abstract_id: value}} of a column."""
     groups = table.groupby("claim_id", sort=False)
     return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
+
 
 def mine(args):
     """Write training examples: evidence, and negatives of a run and the corpus."""
@@ -352,6 +393,7 @@ def mine(args):
         new.write_text("".join(json.dumps(example) + "\n" for example in examples))
     return {"made": [args.out], **facts}
 
+
 # ---------- Command line
 def add_retrieve(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
@@ -365,6 +407,7 @@ def add_retrieve(add):
     add("--rrf-k", type=int, default=60, help="k of reciprocal rank fusion")
     add("--device", nargs="+", help="cpu, cuda:0, mps (default: a GPU, if any)")
 
+
 def add_fuse(add):
     points = "; ".join(f"{name}: {method[0].__doc__}" for name, method in METHODS.items())
     add("runs", nargs="+", help="runs")
@@ -375,32 +418,44 @@ def add_fuse(add):
     add("--fusion", metavar="FILE", help="fusion.json of fit, in place of these flags")
     add("--top-k", type=int, default=100, help="abstracts per claim")
 
+
 def add_fit(add):
     add("runs", nargs="+", help="runs of judged claims, unseen by models")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--out", default="{work}/{split}/fusion.json", help="for fuse")
     add("--measure", default="nDCG@10", help="to maximise, of ir-measures")
 
+
 def add_mine(add):
     add("run", nargs="?", default="{work}/{split}/hybrid.tsv", help="source of hard negatives")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, source of easy negatives")
     add("--out", default="{work}/{split}/examples.jsonl", help="training examples")
-    add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
-        help="pairs, scores: for 03, tuples: 01, 03, labels: 05")
+    add(
+        "--shape",
+        choices=("pairs", "tuples", "labels", "scores"),
+        default="pairs",
+        help="pairs, scores: for 03, tuples: 01, 03, labels: 05",
+    )
     add("--hard", type=int, default=4, help="negatives from the top of the run (examples_of)")
     add("--easy", type=int, default=0, help="random negatives from the rest of the corpus")
     add("--from-top", type=int, default=50, help="ranks that hard negatives come from")
     add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
-    add("--pool", choices=POOLS, default="both",
-        help="what may be negative; nei: what is NEI for any claim")
+    add(
+        "--pool",
+        choices=POOLS,
+        default="both",
+        help="what may be negative; nei: what is NEI for any claim",
+    )
     add("--middle", type=float, help="scores: the score with target 0.5")
     add("--scale", type=float, help="scores: target per unit of the score")
     add("--gold", action="store_true", help="scores: evidence has the target 1")
     add("--seed", type=int, default=13, help="of random draws")
 
+
 def main():
     run(command_line({retrieve: add_retrieve, fuse: add_fuse, fit: add_fit, mine: add_mine}))
+
 
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
@@ -408,29 +463,35 @@ NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no outp
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
+
 def warn(where, what):
     """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
+
 
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
+
 def read_table(path, columns, **known):
     """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
+
     try:
-        table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
-                            encoding="utf-8-sig")
+        table = pd.read_csv(
+            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
+        )
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
         fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
+            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     bad = {f"{column} is empty": table[column] == "" for column in columns}
     bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
@@ -447,6 +508,7 @@ def read_table(path, columns, **known):
             fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
     return table.reset_index(drop=True)
 
+
 def read_corpus(path):
     """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
@@ -462,6 +524,7 @@ def read_corpus(path):
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
     return corpus
 
+
 def digest(path):
     """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
@@ -472,6 +535,7 @@ def digest(path):
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
+
 def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
@@ -480,6 +544,7 @@ def task_of(args, *inputs, models=()):
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
@@ -496,6 +561,7 @@ def up_to_date(args, task, *outs):
         print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
     return True
 
+
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
@@ -507,10 +573,16 @@ def written(path, task, **facts):
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
-            "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    made = {
+        "command": sys.argv,
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
+
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default first."""
@@ -540,6 +612,7 @@ def command_line(jobs):
         setattr(args, name, value)
     return args
 
+
 def run(args):
     """Run the job, and print its result as JSON."""
     try:
@@ -548,33 +621,52 @@ def run(args):
         if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
             raise
         fail(getattr(error, "filename", None) or args.job, error)
+
+
 # --- end of helpers
+
 
 # --- analyser (same in 01 and 02)
 def tokenise(texts, name, normalise, stemmer, **options):
     """Return bm25s' tokens of texts by one of the ANALYSERS of 01_index.py."""
     import bm25s
     from Stemmer import Stemmer
+
     if normalise:
         texts = [unicodedata.normalize(normalise, text) for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None
     return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
+
+
 # --- end of analyser
+
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
     """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
+
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-             "auto": half if gpu else torch.float32}
+    types = {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "auto": half if gpu else torch.float32,
+    }
     try:
-        return load(str(name), device=device, trust_remote_code=False, **options,
-                    model_kwargs={"dtype": types[dtype], "use_safetensors": True})
+        return load(
+            str(name),
+            device=device,
+            trust_remote_code=False,
+            **options,
+            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
+        )
     except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+
+
 # --- end of models
 
 if __name__ == "__main__":

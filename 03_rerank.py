@@ -20,6 +20,7 @@ Examples
     python 03_rerank.py --graph work/demo/index/graph --top-k 10
     python 03_rerank.py train --loss bce --epochs 3 --lr 2e-5
 """
+
 import argparse
 import contextlib
 import csv
@@ -40,35 +41,44 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
 
+
 # ---------- Inputs
 def read_texts(claims, corpus):
     """Return {claim_id: claim} and {abstract_id: title and abstract} of two files."""
-    texts = {name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
-             for name, one in read_corpus(corpus).items()}
+    texts = {
+        name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
+        for name, one in read_corpus(corpus).items()
+    }
     return dict(read_table(claims, CLAIM)[CLAIM].values), texts
+
 
 def default_run(folder):
     """Return the path of hybrid.tsv, else of the one run of 02_retrieve.py in a folder."""
     paths = [f"{folder}/{name}.tsv" for name in ("hybrid", "bm25", "dense", "splade")]
     return next(filter(os.path.exists, paths), paths[0])
 
+
 def read_columns(path, columns, pairs):
     """Return the sum of columns of a table for each row of pairs."""
     import pandas as pd
+
     table = pairs[PAIR].merge(read_table(path, [*PAIR, *columns]), on=PAIR, how="left")
     total = table[columns].apply(pd.to_numeric, errors="coerce").sum(axis=1, skipna=False)
     for claim, name in table.loc[total.isna(), PAIR].values[:1]:
         fail(path, f"no {columns[0]} of claim {claim}, abstract {name}")
     return total
 
+
 def read_graph(folder, inputs, args):
     """Return {abstract_id: its nearest abstracts}; inputs: {path: sha256}."""
-    meta, ids = (json.loads(Path(folder, f"{name}.json").read_bytes())
-                 for name in ("meta", "abstract_ids"))
+    meta, ids = (
+        json.loads(Path(folder, f"{name}.json").read_bytes()) for name in ("meta", "abstract_ids")
+    )
     if meta["corpus"] != inputs[args.corpus]:
         fail(folder, "the corpus has changed since then; see 01_index.py")
     neighbours = np.load(Path(folder, "neighbours.npy"))[:, : args.neighbours]
     return dict(zip(ids, np.array(ids, object)[neighbours].tolist()))
+
 
 # ---------- Models
 def mono_t5(name, device, model_kwargs, **options):
@@ -93,11 +103,13 @@ def mono_t5(name, device, model_kwargs, **options):
     module.tokenizer = AutoTokenizer.from_pretrained(name, **options)
     return CrossEncoder(modules=[module], device=device)
 
+
 def load_reranker(name, **options):
     """Load a cross-encoder, a causal reranker or monoT5, as its config says."""
     import torch
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
+
     kind = str(AutoConfig.from_pretrained(name, trust_remote_code=False).architectures)
     load = mono_t5 if "ConditionalGeneration" in kind else CrossEncoder
     if load is CrossEncoder and "Classification" not in kind and "CausalLM" not in kind:
@@ -108,9 +120,11 @@ def load_reranker(name, **options):
         model.set_keep_in_fp32_modules(layers[-1:])
     return model
 
+
 def open_reranker(load, args, dtype):
     """Return load's model, which scores by logits, with the flags' length and prompt."""
     import torch
+
     model = open_model(load, args.model, args, dtype)
     if model.num_labels != 1:
         fail(args.model, f"{model.num_labels} labels; see 05_classify.py")
@@ -120,14 +134,18 @@ def open_reranker(load, args, dtype):
         model.prompts["own"], model.default_prompt_name = args.prompt, "own"
     return model
 
+
 # ---------- Truncation
 def first_tokens(tokenizer, texts, limits):
     """Return texts cut to limits of tokens, and how many they have."""
     coded = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
     counts = [len(row) for row in coded["input_ids"]]
-    ends = [coded.token_to_chars(row, limit - 1).end if counts[row] > limit else None
-            for row, limit in enumerate(limits)]
+    ends = [
+        coded.token_to_chars(row, limit - 1).end if counts[row] > limit else None
+        for row, limit in enumerate(limits)
+    ]
     return [text[:end] for text, end in zip(texts, ends)], np.minimum(counts, limits)
+
 
 def truncate(model, pairs):
     """Return pairs that a model reads whole, and which ones are truncated.
@@ -144,10 +162,12 @@ def truncate(model, pairs):
         short += zip(claims, texts)
     return short, [new != old for new, old in zip(short, pairs)]
 
+
 # ---------- Scores
 def score_resumably(model, claims, texts, args, path, pairs):
     """Return rows (claim_id, abstract_id, score, truncated); path holds finished groups."""
     from tqdm.auto import tqdm
+
     devices = args.device if len(args.device or ()) > 1 else None  # a list starts processes
     finished, size = {}, GROUP * (20 if devices else 1)
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -168,9 +188,11 @@ def score_resumably(model, claims, texts, args, path, pairs):
             finished |= dict(zip(group, rows))
     return [finished[pair] for pair in pairs]
 
+
 def score_with_graph(score, pairs, graph, args):
     """Score pairs, then in rounds neighbours of the best (AlexUNLP-FMT 2025)."""
     import pandas as pd
+
     rows, columns = score(pairs), [*PAIR, "score", "truncated"]
     for _ in range(args.rounds if graph else 0):
         near, seen = {}, {(claim, name) for claim, name, *_ in rows}
@@ -180,11 +202,14 @@ def score_with_graph(score, pairs, graph, args):
         rows += score([pair for pair in near if pair not in seen])
     return pd.DataFrame(rows, columns=columns)
 
+
 # ---------- Rerank
 def combo_score(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
     from scipy.special import expit
+
     return (1 - alpha) * expit(logits) + alpha * stance
+
 
 def blend_first_stage(table, weight):
     """(1 - weight) z(score) + weight z(first) by claim; what first lacks counts lowest."""
@@ -195,14 +220,17 @@ def blend_first_stage(table, weight):
     z = (above - by_claim.transform("mean")) / by_claim.transform("std", ddof=0).replace(0, 1)
     return (1 - weight) * z["score"] + weight * z["first"]
 
+
 def with_rest(table, before):
     """Append what has no score, in its old order, at the lowest score - 1, - 2, ..."""
     import pandas as pd
+
     rest = before[PAIR].merge(table, on=PAIR, how="left")
     rest = rest[rest["score"].isna()]
     lowest = rest["claim_id"].map(table.groupby("claim_id")["score"].min()).astype(float)
     place = 1 + rest.groupby("claim_id").cumcount()
     return pd.concat([table, rest.assign(score=lowest - place)])
+
 
 def rerank(args):
     """Score the first candidates of each claim by a model, and sort them by it."""
@@ -246,6 +274,7 @@ def rerank(args):
     print(f"{args.out}: {len(run)} rows, {facts['left_out']} of {len(before)} candidates left out")
     return {"made": [args.out], **facts}
 
+
 # ---------- Train
 def read_examples(path, claims, texts, loss):
     """Return rows (claim, text, target), for margin (claim, positive, negative, -1)."""
@@ -268,6 +297,7 @@ def read_examples(path, claims, texts, loss):
                 fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine")
     return list(dict.fromkeys(rows))  # positives of tuples are repeated
 
+
 def training_table(model, rows):
     """Return {column: values} of rows, and how many texts are truncated."""
     claims, *columns, labels = zip(*rows)
@@ -278,10 +308,12 @@ def training_table(model, rows):
         count += sum(truncated)
     return table | {"label": list(labels)}, count
 
+
 def loss_of(model, args):
     """Return the loss on logits that --loss names."""
     import torch
     from sentence_transformers.cross_encoder import losses
+
     if args.loss == "bce":
         return losses.BinaryCrossEntropyLoss(model)
     if args.loss == "l1":
@@ -292,9 +324,11 @@ def loss_of(model, args):
     loss.loss_fct = torch.nn.HingeEmbeddingLoss(args.margin)
     return loss
 
+
 def dev_evaluator(model, paths, texts, depth):
     """Return an evaluator: nDCG@10 of claims with evidence; paths: claims, qrels, run."""
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
+
     claims, samples = dict(read_table(paths[0], CLAIM)[CLAIM].values), []
     known = {"claim_id": claims, "abstract_id": texts}
     qrels = read_table(paths[1], [*PAIR, "label"], label=LABELS, **known)
@@ -308,7 +342,9 @@ def dev_evaluator(model, paths, texts, depth):
         positive = [text for name, text in zip(names, documents) if name in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})
     return CrossEncoderRerankingEvaluator(
-        samples, always_rerank_positives=False, name="dev", write_csv=False)
+        samples, always_rerank_positives=False, name="dev", write_csv=False
+    )
+
 
 def train(args):
     """Fine-tune a cross-encoder on mined examples."""
@@ -324,22 +360,31 @@ def train(args):
     import transformers
     from datasets import Dataset
     from sentence_transformers import cross_encoder
+
     claims, texts = read_texts(args.claims, args.corpus)
     rows = read_examples(args.examples, claims, texts, args.loss)
     transformers.set_seed(args.seed)  # of a new head
     model = open_reranker(cross_encoder.CrossEncoder, args, "fp32")
     table, truncated = training_table(model, rows)
     facts = {"rows": len(rows), "truncated": truncated} | fit(
-        cross_encoder.CrossEncoderTrainer, cross_encoder.CrossEncoderTrainingArguments, model,
-        Dataset.from_dict(table), loss_of(model, args),
-        dev_evaluator(model, dev, texts, args.dev_depth) if dev else None, "dev_ndcg@10",
-        parts_of(args.out, task), args, prompts=model.prompts.get(model.default_prompt_name),
+        cross_encoder.CrossEncoderTrainer,
+        cross_encoder.CrossEncoderTrainingArguments,
+        model,
+        Dataset.from_dict(table),
+        loss_of(model, args),
+        dev_evaluator(model, dev, texts, args.dev_depth) if dev else None,
+        "dev_ndcg@10",
+        parts_of(args.out, task),
+        args,
+        prompts=model.prompts.get(model.default_prompt_name),
         weight_decay=0.01,  # Kiepura & Lam 2025
-        lr_scheduler_type="cosine" if args.loss == "l1" else "linear")  # +VeriRel 2025
+        lr_scheduler_type="cosine" if args.loss == "l1" else "linear",
+    )  # +VeriRel 2025
     with written(args.out, task, **facts) as folder:
         save_model(model, folder)
     shutil.rmtree(f"{args.out}.parts")
     return {"made": [args.out], **facts}
+
 
 # ---------- Command line
 def add_shared(add, **model):
@@ -349,6 +394,7 @@ def add_shared(add, **model):
     add("--max-length", type=int, default=512, help="tokens of a pair, at most")
     add("--prompt", help="instruction (default: the model's own)")
 
+
 def add_rerank(add):
     add("--run", help="run to rerank (default: hybrid.tsv, else another of 02)")
     add("--out", default="{work}/{split}/rerank.tsv", help="reranked run")
@@ -356,8 +402,12 @@ def add_rerank(add):
     add("--depth", type=int, default=20, help="candidates per claim that are scored")
     add("--top-k", type=int, help="abstracts per claim, beyond --depth in their old order")
     add("--batch-size", type=int, default=32, help="pairs at a time")
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-        help="precision; auto: half on a GPU")
+    add(
+        "--dtype",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        default="auto",
+        help="precision; auto: half on a GPU",
+    )
     add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU, if any)")
     add("--first-stage", type=float, default=0, help="weight of --run's z-scores")
     add("--verdicts", help="of --run: P(SUP) + P(REF) joins the score's sigmoid")
@@ -366,6 +416,7 @@ def add_rerank(add):
     add("--rounds", type=int, default=20, help="graph: rounds at most")
     add("--neighbours", type=int, default=10, help="graph: neighbours of an abstract")
     add("--beam", type=int, default=30, help="graph: the best of a claim in each round")
+
 
 def add_train(add):
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl", help="of 02 mine")
@@ -383,8 +434,10 @@ def add_train(add):
     add("--seed", type=int, default=13, help="of order and new head")
     add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU, if any)")
 
+
 def main():
     run(command_line({rerank: add_rerank, train: add_train}))
+
 
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
@@ -392,29 +445,35 @@ NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no outp
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
+
 def warn(where, what):
     """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
+
 
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
+
 def read_table(path, columns, **known):
     """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
+
     try:
-        table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
-                            encoding="utf-8-sig")
+        table = pd.read_csv(
+            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
+        )
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
         fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
+            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     bad = {f"{column} is empty": table[column] == "" for column in columns}
     bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
@@ -431,6 +490,7 @@ def read_table(path, columns, **known):
             fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
     return table.reset_index(drop=True)
 
+
 def read_corpus(path):
     """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
@@ -446,6 +506,7 @@ def read_corpus(path):
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
     return corpus
 
+
 def digest(path):
     """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
@@ -456,6 +517,7 @@ def digest(path):
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
+
 def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
@@ -464,6 +526,7 @@ def task_of(args, *inputs, models=()):
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
@@ -480,6 +543,7 @@ def up_to_date(args, task, *outs):
         print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
     return True
 
+
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
@@ -491,10 +555,16 @@ def written(path, task, **facts):
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
-            "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    made = {
+        "command": sys.argv,
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
+
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default first."""
@@ -524,6 +594,7 @@ def command_line(jobs):
         setattr(args, name, value)
     return args
 
+
 def run(args):
     """Run the job, and print its result as JSON."""
     try:
@@ -532,23 +603,39 @@ def run(args):
         if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
             raise
         fail(getattr(error, "filename", None) or args.job, error)
+
+
 # --- end of helpers
+
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
     """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
+
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-             "auto": half if gpu else torch.float32}
+    types = {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "auto": half if gpu else torch.float32,
+    }
     try:
-        return load(str(name), device=device, trust_remote_code=False, **options,
-                    model_kwargs={"dtype": types[dtype], "use_safetensors": True})
+        return load(
+            str(name),
+            device=device,
+            trust_remote_code=False,
+            **options,
+            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
+        )
     except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+
+
 # --- end of models
+
 
 # --- training (same in 01, 03 and 05)
 def parts_of(out, task):
@@ -560,29 +647,44 @@ def parts_of(out, task):
         mark.write_text(json.dumps(task))
     return folder
 
+
 def newest_checkpoint(folder):
     """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
+
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
     """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
+
     gpu, curve, callbacks = model.device.type == "cuda", [], []
     settings["bf16" if gpu and torch.cuda.is_bf16_supported(False) else "fp16"] = gpu
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve, callbacks = [evaluator(model)[measure]], [EarlyStoppingCallback(args.patience)]
-            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure,
-                         "load_best_model_at_end": True}
+            settings |= {
+                "eval_strategy": "epoch",
+                "metric_for_best_model": measure,
+                "load_best_model_at_end": True,
+            }
         how = arguments(
-            str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
-            per_device_train_batch_size=args.batch, use_cpu=model.device.type == "cpu",
-            save_strategy="epoch", save_total_limit=2, logging_strategy="epoch",
-            logging_nan_inf_filter=False, report_to="none",
-            restore_callback_states_from_checkpoint=True, **settings)
+            str(folder),
+            num_train_epochs=args.epochs,
+            learning_rate=args.lr,
+            seed=args.seed,
+            per_device_train_batch_size=args.batch,
+            use_cpu=model.device.type == "cpu",
+            save_strategy="epoch",
+            save_total_limit=2,
+            logging_strategy="epoch",
+            logging_nan_inf_filter=False,
+            report_to="none",
+            restore_callback_states_from_checkpoint=True,
+            **settings,
+        )
         training = trainer(model, how, data, loss=loss, evaluator=evaluator, callbacks=callbacks)
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
@@ -592,12 +694,15 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
     curve += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
+
 def save_model(model, folder):
     """Save a model; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
     model.save_pretrained(str(folder), create_model_card=False)
+
+
 # --- end of training
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ Examples
     python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model google/gemma-3-27b-it
     python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl
 """
+
 import argparse
 import collections
 import contextlib
@@ -64,16 +65,24 @@ METHODS = {  # task, form of the answer, examples, name and JSON schema of the a
     "listwise": (
         "Order the {n} abstracts by how much they tell us about whether the claim is true.",
         "Answer with the marks of {wanted} abstracts, best first, like this: {example}.",
-        [[2, 1, 3]], ("order", {"type": "array", "items": {"type": "integer"}})),
+        [[2, 1, 3]],
+        ("order", {"type": "array", "items": {"type": "integer"}}),
+    ),
     "pointwise": (
-        "Do the findings of this abstract tell us whether the claim is true?", "Answer {example}.",
-        ["YES", "NO"], ("label", {"type": "string", "enum": ["YES", "NO"]}))}
+        "Do the findings of this abstract tell us whether the claim is true?",
+        "Answer {example}.",
+        ["YES", "NO"],
+        ("label", {"type": "string", "enum": ["YES", "NO"]}),
+    ),
+}
+
 
 def answer_text(answer, args):
     """Return an answer as it is asked for: YES, [2] > [1], with --structured JSON."""
     if args.structured:
         return json.dumps({METHODS[args.method][3][0]: answer})
     return answer if isinstance(answer, str) else " > ".join(f"[{number}]" for number in answer)
+
 
 def prompt_of(template, claim, texts, args):
     """Return a question. [1] in a text becomes (1): it is no mark."""
@@ -82,10 +91,14 @@ def prompt_of(template, claim, texts, args):
         text = " ".join(text.split()[: args.max_words or None])
         lines.append(f"[{number}] " + re.sub(r"\[(\w{1,6})\]", r"(\1)", text))
     return filled(
-        filled(template, task=task, answer=answer), n=n, abstracts="\n".join(lines),
+        filled(template, task=task, answer=answer),
+        n=n,
+        abstracts="\n".join(lines),
         claim=" ".join(claim.split()),
         wanted=f"the {args.best} best" if 0 < args.best < n else f"all {n}",
-        example=" or ".join(answer_text(one, args) for one in examples))
+        example=" or ".join(answer_text(one, args) for one in examples),
+    )
+
 
 def few_shot(shots, template, claims, texts, args):
     """Return turns: prompts about judged claims, and orders with evidence first."""
@@ -99,6 +112,7 @@ def few_shot(shots, template, claims, texts, args):
         turns.append({"role": "assistant", "content": answer_text(order.tolist(), args)})
     return turns
 
+
 # ---------- Orders
 def order_in(text, n):
     """Return the places, from 0, that a reply names in JSON or brackets, or is made of."""
@@ -109,10 +123,12 @@ def order_in(text, n):
         if numbers:
             return [k - 1 for k in dict.fromkeys(numbers) if 1 <= k <= n] or None
 
+
 def windows(n, size, step):
     """Return the slice of each window, from the bottom of n candidates to the top."""
     ends = [n, *range(n - step, size - step, -step)]
     return [slice(max(0, end - size), end) for end in ends if end > 1]
+
 
 def listwise(seen, template, claims, texts, shots, args):
     """Return the new place of each row of a run; a window is one round over all claims."""
@@ -134,6 +150,7 @@ def listwise(seen, template, claims, texts, shots, args):
             orders[claim][window] = first + [name for name in names if name not in first]
     return [orders[claim].index(name) for claim, name in seen[PAIR].to_numpy()]
 
+
 def pointwise(seen, template, claims, texts, _, args):
     """Return -P(YES) / (P(YES) + P(NO)) of each row; without logprobs -1, 0, or -0.5."""
     questions, keys, read = [], [], functools.partial(label_in, labels=("YES", "NO"))
@@ -145,12 +162,14 @@ def pointwise(seen, template, claims, texts, _, args):
         keys.append(-chances["YES"] if chances else {"YES": -1, "NO": 0, None: -0.5}[answer])
     return keys
 
+
 # ---------- Scores: Kiepura & Lam 2025, eq. 4 and 5
 def fuse(before, sort_keys, alpha):
     """Return alpha min-max(before) + (1 - alpha) (1 - (r - 1) / (n - 1)); r: rank by sort keys."""
     llm, steps = np.empty(len(before)), np.arange(len(before)) / max(1, len(before) - 1)
     llm[np.argsort(sort_keys, kind="stable")] = 1 - steps
     return alpha * (np.asarray(before) - min(before)) / (np.ptp(before) or 1) + (1 - alpha) * llm
+
 
 def fuse_run(run, seen, sort_keys, args):
     """Return the run by fused score, ties by rank; what was not seen follows, below 0."""
@@ -162,10 +181,12 @@ def fuse_run(run, seen, sort_keys, args):
     run = run.iloc[order].groupby("claim_id", sort=False).head(args.top_k)
     return run.assign(rank=run.groupby("claim_id").cumcount() + 1)
 
+
 # ---------- Backend openai
 def without_key(text):
     """Return a text without the API key, which a server may quote."""
     return text.replace(API_KEY, "***") if API_KEY else text
+
 
 def store(path, request, body, error=None):
     """Append a reply to a file, on disk at once. A torn last line stays alone."""
@@ -178,6 +199,7 @@ def store(path, request, body, error=None):
         file.flush()
         os.fsync(file.fileno())
 
+
 def refuse_torn(response):
     """Have the client retry what is no completion, as a page with status 200."""
     try:
@@ -186,14 +208,17 @@ def refuse_torn(response):
         completion = False
     response.status_code = response.status_code if completion else 520
 
+
 def fetch(request, client, errors, args):
     """Store a completion, or why the server refuses a request for good."""
     import openai
+
     body = request["body"]
     try:
         if not errors:
             raw = client.chat.completions.with_raw_response.create(
-                model=body["model"], messages=body["messages"], extra_body=body)
+                model=body["model"], messages=body["messages"], extra_body=body
+            )
             store(args.replies, request, json.loads(raw.content))
     except (openai.BadRequestError, openai.UnprocessableEntityError) as refusal:  # 400 and 422
         error = {"code": refusal.status_code, "message": str(refusal)[:500]}
@@ -201,35 +226,47 @@ def fetch(request, client, errors, args):
     except openai.OpenAIError as error:  # no call is begun after it
         errors.append(without_key(f"{error} ({type(error.__cause__).__name__})"))
 
+
 def ask_endpoint(waiting, args):
     """Answer requests by an OpenAI-compatible server; what outlasts retries ends the run."""
     import openai
     from tqdm.contrib.concurrent import thread_map
-    client, errors = openai.OpenAI(
-        base_url=args.base_url or None, api_key=API_KEY or "none",  # local servers want none
-        timeout=args.timeout, max_retries=RETRIES,
-        http_client=openai.DefaultHttpxClient(event_hooks={"response": [refuse_torn]})), []
+
+    client, errors = (
+        openai.OpenAI(
+            base_url=args.base_url or None,
+            api_key=API_KEY or "none",  # local servers want none
+            timeout=args.timeout,
+            max_retries=RETRIES,
+            http_client=openai.DefaultHttpxClient(event_hooks={"response": [refuse_torn]}),
+        ),
+        [],
+    )
     call = functools.partial(fetch, client=client, errors=errors, args=args)
     thread_map(call, waiting, max_workers=args.concurrency, desc="ask")
     for error in errors[:1]:
         fail(args.base_url or "openai", f"{error}; check address and key, or run again to go on")
+
 
 # ---------- Backend transformers
 @functools.cache
 def load_local(name, device):
     """Return tokenizer and model of a hub id, a folder, or a GGUF file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
     options, place = {"trust_remote_code": False}, name
     for file in [*Path(name).glob("*.gguf")] or [Path(name)] * name.endswith(".gguf"):
         place, options["gguf_file"] = str(file.parent), file.name
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, padding_side="left", **options)
         model = AutoModelForCausalLM.from_pretrained(
-            place, dtype="auto", device_map=device or "auto", use_safetensors=True, **options)
+            place, dtype="auto", device_map=device or "auto", use_safetensors=True, **options
+        )
     except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     return tokenizer, model
+
 
 def enum_of(body):
     """Return the texts of an enum in response_format, [] without one."""
@@ -237,28 +274,43 @@ def enum_of(body):
     fields = form.get("properties", {}).values()
     return [text for field in fields for text in field.get("enum", [])]
 
+
 def choice_of(enum, logprobs):
     """Return a choice of a chat completion: the likeliest of enum, with all logprobs."""
     if not np.isfinite(logprobs).all():
         fail("--model", "its output is no number; use --device cpu")
     top = [{"token": text, "logprob": logprob} for text, logprob in zip(enum, logprobs)]
     best = top[np.argmax(logprobs)]
-    return {"message": {"content": best["token"]},
-            "logprobs": {"content": [best | {"top_logprobs": top}]}}
+    return {
+        "message": {"content": best["token"]},
+        "logprobs": {"content": [best | {"top_logprobs": top}]},
+    }
+
 
 def generate(bodies, device):
     """Return a greedy choice of a chat completion a body; of an enum by first tokens."""
     import torch
+
     name, limit, enum = bodies[0]["model"], bodies[0].get("max_tokens") or 1024, enum_of(bodies[0])
     tokenizer, model = load_local(name, device)
     options = {"enable_thinking": False} | bodies[0].get("chat_template_kwargs", {})
     batch = tokenizer.apply_chat_template(
-        [body["messages"] for body in bodies], add_generation_prompt=True, padding=True,
-        return_tensors="pt", return_dict=True, sanitize_control_tokens=True, **options)
+        [body["messages"] for body in bodies],
+        add_generation_prompt=True,
+        padding=True,
+        return_tensors="pt",
+        return_dict=True,
+        sanitize_control_tokens=True,
+        **options,
+    )
     with torch.inference_mode():
         out = model.generate(
-            **batch.to(model.device), max_new_tokens=1 if enum else limit, do_sample=False,
-            output_logits=bool(enum), return_dict_in_generate=True)
+            **batch.to(model.device),
+            max_new_tokens=1 if enum else limit,
+            do_sample=False,
+            output_logits=bool(enum),
+            return_dict_in_generate=True,
+        )
     if enum:
         first = [tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in enum]
         if len(set(first)) < len(first):
@@ -267,12 +319,16 @@ def generate(bodies, device):
         return [choice_of(enum, row) for row in rows]
     tokens = out.sequences[:, batch["input_ids"].shape[1] :].cpu()
     ended = np.isin(tokens, model.generation_config.eos_token_id).any(axis=1)
-    return [{"message": {"content": text}, "finish_reason": "stop" if end else "length"}
-            for text, end in zip(tokenizer.batch_decode(tokens, skip_special_tokens=True), ended)]
+    return [
+        {"message": {"content": text}, "finish_reason": "stop" if end else "length"}
+        for text, end in zip(tokenizer.batch_decode(tokens, skip_special_tokens=True), ended)
+    ]
+
 
 def ask_local(waiting, args):
     """Answer requests in batches of equal parameters, the longest first."""
     from tqdm.auto import tqdm
+
     groups, size = collections.defaultdict(list), args.batch_size
     for request in sorted(waiting, key=lambda one: -len(str(one["body"]["messages"]))):
         groups[json.dumps({**request["body"], "messages": None})].append(request)
@@ -283,10 +339,12 @@ def ask_local(waiting, args):
         for request, choice in zip(batch, choices):
             store(args.replies, request, {"choices": [choice]})
 
+
 # ---------- Jobs
 def answer(waiting, args):
     """Have replies to requests added to --replies, by --backend."""
     {"openai": ask_endpoint, "transformers": ask_local, "none": wait}[args.backend](waiting, args)
+
 
 def rerank(args):
     """Order candidates by a language model, and fuse with the run's scores."""
@@ -299,8 +357,10 @@ def rerank(args):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
-    texts = {name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
-             for name, one in read_corpus(args.corpus).items()}
+    texts = {
+        name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
+        for name, one in read_corpus(args.corpus).items()
+    }
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     seen = run[run["rank"] <= args.depth]
     order = listwise if args.method == "listwise" else pointwise
@@ -308,6 +368,7 @@ def rerank(args):
     with written(args.out, task, rows=len(run), **COUNTS) as new:
         run[RUN].to_csv(new, sep="\t", index=False, float_format="%.9g")
     return {"made": [args.out], "rows": len(run), **COUNTS}
+
 
 def ask(args):
     """Answer requests (OpenAI Batch API) that have no reply yet."""
@@ -322,7 +383,9 @@ def ask(args):
     failed = sum(replies[one["custom_id"]]["error"] is not None for one in requests)
     return {"made": [args.replies], "replies": len(requests), "failed": failed, **COUNTS}
 
+
 # ---------- Command line
+# fmt: off
 def add_rerank(add):
     add("--run", default="{work}/{split}/rerank.tsv", help="run to rerank")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
@@ -344,9 +407,12 @@ def add_ask(add):
     add("requests", help="file of requests, as for the OpenAI Batch API")
     add("--replies", required=True, help="file that replies are added to")
     add_model(add)
+# fmt: on
+
 
 def main():
     run(with_backend(command_line({rerank: add_rerank, ask: add_ask})))
+
 
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
@@ -354,29 +420,35 @@ NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no outp
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
+
 def warn(where, what):
     """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
+
 
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
+
 def read_table(path, columns, **known):
     """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
+
     try:
-        table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
-                            encoding="utf-8-sig")
+        table = pd.read_csv(
+            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
+        )
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
         fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
+            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     bad = {f"{column} is empty": table[column] == "" for column in columns}
     bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
@@ -393,6 +465,7 @@ def read_table(path, columns, **known):
             fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
     return table.reset_index(drop=True)
 
+
 def read_corpus(path):
     """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
@@ -408,6 +481,7 @@ def read_corpus(path):
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
     return corpus
 
+
 def digest(path):
     """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
@@ -418,6 +492,7 @@ def digest(path):
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
+
 def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
@@ -426,6 +501,7 @@ def task_of(args, *inputs, models=()):
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
@@ -442,6 +518,7 @@ def up_to_date(args, task, *outs):
         print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
     return True
 
+
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
@@ -453,10 +530,16 @@ def written(path, task, **facts):
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
-            "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    made = {
+        "command": sys.argv,
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
+
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default first."""
@@ -486,6 +569,7 @@ def command_line(jobs):
         setattr(args, name, value)
     return args
 
+
 def run(args):
     """Run the job, and print its result as JSON."""
     try:
@@ -494,6 +578,8 @@ def run(args):
         if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
             raise
         fail(getattr(error, "filename", None) or args.job, error)
+
+
 # --- end of helpers
 
 # --- requests (same in 04 and 05)
@@ -501,17 +587,25 @@ def run(args):
 SPELLINGS = {  # of labels, beside their names
     "SUPPORTS": ("support", "supported", "entailment"),
     "REFUTES": ("refute", "refuted", "contradiction"),
-    "NEI": ("neutral", "not enough information", "not enough info", "notenoughinfo",
-            "insufficient evidence")}
+    "NEI": (
+        "neutral",
+        "not enough information",
+        "not enough info",
+        "notenoughinfo",
+        "insufficient evidence",
+    ),
+}
 BEFORE = "^((so|the|my|final|label|answer|verdict|is) )+"  # a label in the last line
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
 COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
 NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
 
+
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
+
 
 def read_prompt(path, *names):
     """Return a prompt file that holds {names}, without its lines that begin with #."""
@@ -521,6 +615,7 @@ def read_prompt(path, *names):
         fail(path, f"it needs {{{lacking[0]}}}")
     return text
 
+
 def request_of(messages, limit, form, args):
     """Return a request of the OpenAI Batch API; form: name and schema of its answer."""
     body = {"model": args.model, "messages": messages, "temperature": 0.0, "seed": 13}
@@ -528,13 +623,18 @@ def request_of(messages, limit, form, args):
     if "enum" in form[1]:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":
-        schema = {"type": "object", "additionalProperties": False, "required": [form[0]],
-                  "properties": {form[0]: form[1]}}
+        schema = {
+            "type": "object",
+            "additionalProperties": False,
+            "required": [form[0]],
+            "properties": {form[0]: form[1]},
+        }
         schema = {"name": form[0], "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     body = {name: value for name, value in (body | args.extra).items() if value is not None}
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
 
 def reply_of(record):
     """Return text ("" if cut), error and logprobs of a line of Batch API output."""
@@ -544,8 +644,12 @@ def reply_of(record):
         return {"text": "", "error": json.dumps(error or response)[:500], "logprobs": None}
     choice = response["body"]["choices"][0]
     text, thoughts = THOUGHTS.subn(" ", choice["message"].get("content") or "")
-    return {"text": "" if choice.get("finish_reason") == "length" else text, "error": None,
-            "logprobs": None if thoughts else choice.get("logprobs")}
+    return {
+        "text": "" if choice.get("finish_reason") == "length" else text,
+        "error": None,
+        "logprobs": None if thoughts else choice.get("logprobs"),
+    }
+
 
 def read_replies(path):
     """Return {custom_id: reply} of a file; an error replaces no completion."""
@@ -559,6 +663,7 @@ def read_replies(path):
         except ODD:  # as a torn last line
             COUNTS["unusable_lines"] += 1
     return replies
+
 
 def replies_to(requests, args):
     """Return {custom_id: reply} of --replies, with a reply to each request."""
@@ -576,6 +681,7 @@ def replies_to(requests, args):
         fail(args.replies, f"{len(lost)} requests have no reply; see its end")
     return replies
 
+
 def answers_to(questions, form, args):
     """Return [(answer, reply)] to questions (messages, limit, reader); asks twice."""
     answers, places = {}, range(len(questions))
@@ -589,14 +695,18 @@ def answers_to(questions, form, args):
         for place, request in requests.items():
             reply = replies[request["custom_id"]]
             answers[place] = questions[place][2](reply["text"]), reply
-        places = [place for place, (answer, reply) in answers.items()
-                  if answer is None and not reply["error"]]
+        places = [
+            place
+            for place, (answer, reply) in answers.items()
+            if answer is None and not reply["error"]
+        ]
     errors = [reply["error"] for _, reply in answers.values() if reply["error"]]
     COUNTS.update(replies=len(answers), unread=len(places), failed=len(errors))
     if errors:
         tell = fail if len(errors) == len(answers) > 1 else warn
         tell(args.replies, f"{len(errors)} of {len(answers)} requests failed: {errors[0]}")
     return list(answers.values())
+
 
 def field_of(text, name):
     """Return a field of the JSON object in a text, None without one."""
@@ -605,13 +715,16 @@ def field_of(text, name):
     except ODD:
         return None
 
+
 def words_of(text):
     """Return the words of a text in lower case, and ? ~ [ ], which say something."""
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
+
 def spellings(labels):
     """Return {spelling in lower case: label}."""
     return {name.lower(): label for label in labels for name in (label, *SPELLINGS.get(label, ()))}
+
 
 def label_in(text, labels):
     """Return the label in the JSON field label, else alone in the last line, or None."""
@@ -621,10 +734,12 @@ def label_in(text, labels):
             found.append(known.get(words))
     return found[-1] if {*found} <= {found[-1], None} else None  # no line above is another label
 
+
 def begun_by(token, labels):
     """Return the labels whose names a token begins."""
     word = words_of(token["token"])
     return [name for name in labels if word and name.lower().startswith(word)]
+
 
 def chances_of(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one, if of label."""
@@ -637,6 +752,7 @@ def chances_of(logprobs, labels, label):
             total = sum(sums.values()) * (sums[label] == max(sums.values()))
             return {name: sums[name] / total for name in sums} if total else None
 
+
 def draw_examples(shots, claims, texts, number):
     """Return {claim_id: claim}, and qrels of claims not asked about, one of each label."""
     judged = dict(read_table(shots[0], CLAIM)[CLAIM].values)
@@ -644,11 +760,15 @@ def draw_examples(shots, claims, texts, number):
     asked = qrels["claim_id"].map(judged).map(words_of).isin(map(words_of, claims.values()))
     order = np.random.default_rng(13).permutation(sum(~asked))
     drawn = qrels[~asked].iloc[order].drop_duplicates(["claim_id", "label"])
-    tables = [rows for _, rows in drawn.groupby("claim_id", sort=False)
-              if len(rows) > 1 and "NEI" in set(rows["label"])]
+    tables = [
+        rows
+        for _, rows in drawn.groupby("claim_id", sort=False)
+        if len(rows) > 1 and "NEI" in set(rows["label"])
+    ]
     if len(tables) < number:
         fail(shots[1], f"{len(tables)} claims have evidence and NEI; lower --fewshot")
     return judged, sorted(tables, key=len, reverse=True)[:number]
+
 
 def wait(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
@@ -656,6 +776,7 @@ def wait(waiting, args):
     print(f"{args.requests} waits for {args.replies}, by any batch engine")
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
+
 
 def with_backend(args):
     """Return the arguments with the backend, and the paths of requests and replies."""
@@ -666,6 +787,8 @@ def with_backend(args):
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     return args
 
+
+# fmt: off
 def add_requests(add):
     add("--replies", help="default: beside --out")
     add("--max-words", type=int, default=0, help="of an abstract; 0: all")
@@ -682,6 +805,7 @@ def add_model(add):
     add("--batch-size", type=int, default=8, help="prompts at a time, local models")
     add("--device", help="of local models (default: a GPU, if any)")
     add("--retry-errors", action="store_true", help="ask again what failed")
+# fmt: on
 # --- end of requests
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ Examples
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli
     python 05_classify.py llm --model gpt-4.1 --prompt recipes/prompts/reasoning.txt
 """
+
 import argparse
 import collections
 import contextlib
@@ -43,9 +44,13 @@ RUN, QRELS = [*PAIR, "rank", "score"], [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 COLUMNS = ["p_supports", "p_refutes", "p_nei"]
 HEADS = (  # how names of a model's outputs begin, in the order of LABELS
-    ("support", "entail"), ("refut", "contradict"), ("nei", "neutral", "notenough", "insufficient"))
+    ("support", "entail"),
+    ("refut", "contradict"),
+    ("nei", "neutral", "notenough", "insufficient"),
+)
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
+
 
 # ---------- Inputs
 def run_of(args):
@@ -55,28 +60,36 @@ def run_of(args):
     print(f"labelling {path}")
     return path
 
+
 def read_texts(claims, corpus):
     """Return {claim_id: claim} and {abstract_id: title and abstract} of two files."""
-    texts = {name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
-             for name, one in read_corpus(corpus).items()}
+    texts = {
+        name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
+        for name, one in read_corpus(corpus).items()
+    }
     return dict(read_table(claims, CLAIM)[CLAIM].values), texts
+
 
 def read_run(path, args, claims, texts):
     """Return the first rows of each claim of a run."""
     run = read_table(path, RUN, claim_id=claims, abstract_id=texts)[RUN]
     return run[run["rank"] <= (args.top_k or len(run))]
 
+
 def pairs_of(table, claims, texts):
     """Return (claim, text) of each row."""
     return [(claims[claim], texts[name]) for claim, name in table[PAIR].values]
+
 
 # ---------- Classify
 def head_order(config):
     """Return the places of LABELS among a model's outputs, None if it has others."""
     names = [re.sub("[^a-z]", "", str(name).lower()) for _, name in sorted(config.id2label.items())]
-    order = [place for begins in HEADS for place, name in enumerate(names)
-             if name.startswith(begins)]
+    order = [
+        place for begins in HEADS for place, name in enumerate(names) if name.startswith(begins)
+    ]
     return order if sorted(order) == [0, 1, 2] == list(range(len(names))) else None
+
 
 def limit_length(model, length):
     """Truncate pairs to so many tokens, the abstract only."""
@@ -84,14 +97,17 @@ def limit_length(model, length):
     second = getattr(model.config, "stance_claim_first", False)  # NLI models read the claim last
     model[0].processing_kwargs = {"text": {"truncation": "only_second" if second else "only_first"}}
 
+
 def open_classifier(name, args, length=512, dtype="auto"):
     """Return a CrossEncoder with the three labels in any order and spelling."""
     from sentence_transformers import CrossEncoder
+
     model = open_model(CrossEncoder, name, args, dtype)
     if not head_order(model.config):
         fail(name, f"its {model.num_labels} outputs are not {LABELS}; train it")
     limit_length(model, length)
     return model
+
 
 def inputs_of(model, pairs):
     """Return pairs in a model's order, claims cut to half of the tokens, and a count."""
@@ -107,21 +123,29 @@ def inputs_of(model, pairs):
         inputs.append((claim, text) if order else (text, claim))
     return inputs, truncated
 
+
 def logits_of(model, inputs, args):
     """Return logits (pairs, 3) in the order of LABELS."""
     import torch
+
     logits = model.predict(
-        inputs, activation_fn=torch.nn.Identity(), show_progress_bar=True,
-        batch_size=vars(args).get("batch_size", 32))
+        inputs,
+        activation_fn=torch.nn.Identity(),
+        show_progress_bar=True,
+        batch_size=vars(args).get("batch_size", 32),
+    )
     logits = np.reshape(logits, (-1, 3)).astype(float)
     if not np.isfinite(logits).all():
         fail(args.job, "logits are not finite; see --dtype, --lr")
     return logits[:, head_order(model.config)]
 
+
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
     """Return softmax(logits / temperature - adjust log(shares)), (pairs, 3)."""
     from scipy.special import softmax  # Guo et al. 2017, then Menon et al. 2021
+
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
+
 
 def probabilities_of(model, inputs, args, adjust=0.0):
     """Return probabilities (pairs, 3) in the order of LABELS."""
@@ -130,6 +154,7 @@ def probabilities_of(model, inputs, args, adjust=0.0):
     if not all(shares):
         fail("--adjust", "it needs class shares, which training stores")
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
+
 
 def write_verdicts(run, probabilities, task, args, **facts):
     """Write a run with probabilities (pairs, 3) and the likeliest labels."""
@@ -141,6 +166,7 @@ def write_verdicts(run, probabilities, task, args, **facts):
     with written(args.out, task, **facts) as new:
         verdicts.to_csv(new, sep="\t", index=False, float_format="%.9g")
     return facts
+
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
@@ -155,19 +181,23 @@ def classify(args):
         facts = write_verdicts(run, probabilities, task, args, truncated=truncated)
     return with_claims(facts, args, args.model, args.device)
 
+
 # ---------- Train
 def read_examples(path, claims, texts):
     """Return the table of a file by 02_retrieve.py mine --shape labels."""
     import pandas as pd
+
     table = pd.read_json(path, lines=True, dtype=False).reindex(columns=QRELS)
     known = table["claim_id"].isin(claims) & table["abstract_id"].isin(texts)
     for row in np.flatnonzero(~(known & table["label"].isin(LABELS)))[:1]:
         fail(f"{path}:{row + 1}", "no label of a known pair")
     return table
 
+
 def held_out(table, args):
     """Return which rows are held out, stratified by label; by claim, all of a claim."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
     kind = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
     held = np.zeros(len(table), dtype=bool)
     with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label
@@ -175,9 +205,11 @@ def held_out(table, args):
         held[next(folds.split(table, table["label"], table["claim_id"]))[1]] = True
     return held
 
+
 def training_pairs(args, dev):
     """Return pairs, places of labels, and which are held out; dev: claims, qrels."""
     import pandas as pd
+
     claims, texts = read_texts(args.claims, args.corpus)
     known = {"abstract_id": texts, "label": LABELS}
     tables = [read_table(args.qrels, QRELS, claim_id=claims, **known)]
@@ -191,40 +223,48 @@ def training_pairs(args, dev):
         pairs, table = pairs + pairs_of(more, claims, texts), pd.concat([table, more])
     return pairs, table["label"].map(LABELS.index).to_numpy(), held
 
+
 def class_weights(counts):
     """Return inverse class frequencies (3,) that sum to 3; 0 for a class without pairs."""
     inverse = (counts > 0) / np.maximum(counts, 1)
     return 3 * inverse / inverse.sum()
+
 
 def loss_weights(counts, args):
     """Return the alphas (3,) of the focal loss, by draws, or (weighted) by counts."""
     equal = args.loss == "cross-entropy" or args.loss == "focal" and args.sampler == "balanced"
     return np.ones(3) if equal else class_weights(counts)
 
+
 def seen_shares(counts, args):
     """Return the class shares that training sees (3,): draws times loss weights."""
     seen = (counts > 0 if args.sampler == "balanced" else counts) * loss_weights(counts, args)
     return seen / seen.sum()
+
 
 def focal(logits, labels, weights, gamma=2.0):
     """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6)."""
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
     return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
 
+
 def balanced(dataset, seed, generator, batch_size, **options):
     """Return batches of equally frequent classes, drawn anew each epoch."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
+
     labels = np.array(dataset["label"])
     weights = class_weights(np.bincount(labels, minlength=3))[labels]
     rows = WeightedRandomSampler(weights, len(labels), generator=generator)
     rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)  # the same after a restart
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
+
 def with_head(name, model_kwargs, **options):
     """Return a CrossEncoder with its own head for the labels, else a new one."""
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
     if new:
@@ -233,6 +273,7 @@ def with_head(name, model_kwargs, **options):
     model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
     model.config.stance_claim_first = new or getattr(config, "stance_claim_first", False)
     return model
+
 
 def freeze(model, what):
     """Freeze none, the encoder without pooler, or embeddings and N layers."""
@@ -243,6 +284,7 @@ def freeze(model, what):
         elif what != "none" and ("embeddings" in name or layer and int(layer[1]) < int(what)):
             parameter.requires_grad = False
 
+
 def trainer_of(trainer, length, model, how, data, **options):
     """Return a Trainer; while made, it tokenises claims alone."""
     model[0].processing_kwargs = {}
@@ -250,16 +292,19 @@ def trainer_of(trainer, length, model, how, data, **options):
     limit_length(model, length)
     return made
 
+
 def learn(model, inputs, outputs, held, parts, args):
     """Train; keep the epoch with the best weighted F1 on held-out rows."""
     import torch
     from datasets import Dataset
     from sentence_transformers import cross_encoder
     from sentence_transformers.cross_encoder import evaluation, losses
+
     (first, second), (rows,), (out,) = zip(*inputs), np.nonzero(~held), np.nonzero(held)
     data = Dataset.from_dict({"first": first, "second": second, "label": outputs})
     evaluator = len(out) and evaluation.CrossEncoderClassificationEvaluator(
-        [inputs[row] for row in out], outputs[out], name="held_out", write_csv=False)
+        [inputs[row] for row in out], outputs[out], name="held_out", write_csv=False
+    )
     loss = losses.CrossEntropyLoss(model)
     if args.loss != "cross-entropy":
         weights = loss_weights(np.bincount(outputs[rows], minlength=3), args)
@@ -267,25 +312,40 @@ def learn(model, inputs, outputs, held, parts, args):
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
     trainer = functools.partial(trainer_of, cross_encoder.CrossEncoderTrainer, args.max_length)
     return fit(
-        trainer, cross_encoder.CrossEncoderTrainingArguments, model, data.select(rows), loss,
-        evaluator or None, "held_out_f1_weighted", parts, args, lr_scheduler_type=args.schedule,
-        batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler")
+        trainer,
+        cross_encoder.CrossEncoderTrainingArguments,
+        model,
+        data.select(rows),
+        loss,
+        evaluator or None,
+        "held_out_f1_weighted",
+        parts,
+        args,
+        lr_scheduler_type=args.schedule,
+        batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler",
+    )
+
 
 def assess(logits, gold, out):
     """Return F1 on held-out pairs, of the majority label, and the temperature."""
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import f1_score, log_loss
+
     guess = np.full(len(gold), np.bincount(gold).argmax())
-    best, majority = (float(f1_score(gold, labels, average="weighted"))
-                      for labels in (logits.argmax(axis=1), guess))
+    best, majority = (
+        float(f1_score(gold, labels, average="weighted"))
+        for labels in (logits.argmax(axis=1), guess)
+    )
     if best <= majority:
         warn(out, f"held-out F1 {best:.3f}, of the majority label {majority:.3f}")
     log_t = 0.0
     if len(gold) >= 30:  # enough to minimise the cross-entropy
         log_t = minimize_scalar(
             lambda log_t: log_loss(gold, calibrated(logits, np.exp(log_t)), labels=range(3)),
-            bounds=np.log([0.05, 20])).x
+            bounds=np.log([0.05, 20]),
+        ).x
     return {"best_F1": best, "majority_F1": majority, "temperature": float(np.exp(log_t))}
+
 
 def train(args):
     """Fine-tune an encoder or an NLI model on judged pairs."""
@@ -297,6 +357,7 @@ def train(args):
         return {"made": []}
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import transformers
+
     pairs, gold, held = training_pairs(args, dev)
     transformers.set_seed(args.seed)  # of a new head
     model = open_model(with_head, args.model, args)
@@ -310,12 +371,14 @@ def train(args):
         logits = logits_of(model, [inputs[row] for row in np.flatnonzero(held)], args)
         facts |= assess(logits, gold[held], args.out)
     shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
-    model.config.update({"stance_shares": shares.tolist(),
-                         "stance_temperature": facts.get("temperature", 1.0)})
+    model.config.update(
+        {"stance_shares": shares.tolist(), "stance_temperature": facts.get("temperature", 1.0)}
+    )
     with written(args.out, task, **facts) as folder:
         save_model(model, folder)
     shutil.rmtree(f"{args.out}.parts")
     return {"made": [args.out], **facts}
+
 
 # ---------- Language model
 AGAIN = "\n\nThe last reply could not be read. Keep to the form that is asked for."
@@ -334,18 +397,31 @@ claim, the label is SUPPORTS; if it directly refutes it, the label is REFUTES.
 
 Answer with one label, SUPPORTS, REFUTES or NEI, and write nothing else."""
 
+
 def plain(text, words=0):
     """Return the first words (0: all) of a text, without tags of the prompts."""
     text = " ".join(text.split()[: words or None])
     return re.sub(r"<\s*/?\s*(abstract|pair|think)\b[^>]*>", " ", text, flags=re.IGNORECASE)
 
+
 def message(template, pairs, args):
     """Return a turn: one pair as {claim} and {abstract}, many as {pairs}."""
     texts = [(plain(claim), plain(text, args.max_words)) for claim, text in pairs]
-    blocks = [f"<pair {number}>\nClaim: {claim}\nAbstract: {text}\n</pair {number}>"
-              for number, (claim, text) in enumerate(texts, 1)]
-    return {"role": "user", "content": filled(
-        template, claim=texts[0][0], abstract=texts[0][1], n=len(pairs), pairs="\n\n".join(blocks))}
+    blocks = [
+        f"<pair {number}>\nClaim: {claim}\nAbstract: {text}\n</pair {number}>"
+        for number, (claim, text) in enumerate(texts, 1)
+    ]
+    return {
+        "role": "user",
+        "content": filled(
+            template,
+            claim=texts[0][0],
+            abstract=texts[0][1],
+            n=len(pairs),
+            pairs="\n\n".join(blocks),
+        ),
+    }
+
 
 def digits_in(text, n, partly=False):
     """Return the labels of n pairs, in JSON or lines "1: 2"; partly: if some lack."""
@@ -357,6 +433,7 @@ def digits_in(text, n, partly=False):
         said.setdefault(int(number), set()).add(DIGITS.get(digit))
     labels = [said[k].pop() if len(said.get(k, ())) == 1 else None for k in range(1, n + 1)]
     return labels if partly or all(labels) else None
+
 
 def ask_label(labels, prompts, pairs, shown, args):
     """Return (label, probabilities) of pairs; shown: examples (pair, label)."""
@@ -373,13 +450,16 @@ def ask_label(labels, prompts, pairs, shown, args):
         found.append((label, chances and list(chances.values())))
     return found
 
+
 def two_steps(prompts, pairs, _, args):
     """Ask for evidence, then for its direction."""
     first = ask_label(("EVIDENCE", "UNKNOWN"), prompts, pairs, [], args)
     some = [pair for pair, (label, _) in zip(pairs, first) if label == "EVIDENCE"]
     second = iter(ask_label(LABELS[:2], prompts[1:], some, [], args))
-    return [(next(second)[0] if label == "EVIDENCE" else label and "NEI", None)
-            for label, _ in first]
+    return [
+        (next(second)[0] if label == "EVIDENCE" else label and "NEI", None) for label, _ in first
+    ]
+
 
 def batch(prompts, pairs, _, args):
     """Ask for many labels by a prompt."""
@@ -393,9 +473,13 @@ def batch(prompts, pairs, _, args):
         labels += found or digits_in(reply["text"], len(group), partly=True)
     return [(label, None) for label in labels]
 
+
 STRATEGIES = {  # function, number of prompts, and what each of them names
     "one-step": (functools.partial(ask_label, LABELS), 1, ("claim", "abstract")),
-    "two-step": (two_steps, 2, ("claim", "abstract")), "batch": (batch, 1, ("n", "pairs"))}
+    "two-step": (two_steps, 2, ("claim", "abstract")),
+    "batch": (batch, 1, ("n", "pairs")),
+}
+
 
 def answer(waiting, args):
     """Let 04_llm_rerank.py answer what waits; without it, end with status 3."""
@@ -409,6 +493,7 @@ def answer(waiting, args):
     words += ["--retry-errors"] * args.retry_errors
     if status := subprocess.run([sys.executable, script, *words]).returncode:
         sys.exit(status)
+
 
 def llm(args):
     """Label the pairs of a run with a language model."""
@@ -436,6 +521,7 @@ def llm(args):
         facts = write_verdicts(run, chances, task, args, unusable=unusable, **COUNTS)
     return with_claims(facts, args, None, None)
 
+
 # ---------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
     """Return verdict and share of support of summed probabilities."""
@@ -444,6 +530,7 @@ def claim_verdict(support, refute):
     share = support / (support + refute)
     verdict = "SUPPORTED" if share > 0.5 else "REFUTED"
     return "DISPUTED" if min(share, 1 - share) >= DISPUTE else verdict, round(share, 6)
+
 
 def best_sentences(model, pairs, labels, args):
     """Return the sentence of each abstract with the highest P(label)."""
@@ -457,6 +544,7 @@ def best_sentences(model, pairs, labels, args):
         best.append(sentences[np.argmax(own)][1])
     return best
 
+
 def claim_line(name, claim, rows):
     """Return the verdict on a claim as a line of JSON."""
     counts = {label: int((rows["label"] == label).sum()) for label in LABELS}
@@ -464,9 +552,16 @@ def claim_line(name, claim, rows):
     sums = [rows["probability"][rows["label"] == label].sum() for label in LABELS[:2]]
     verdict, share = claim_verdict(*sums)
     shown = rows[["abstract_id", "rank", "label", "probability", "sentence"]]
-    line = {"claim_id": name, "claim": claim, "verdict": verdict, "support": share, **counts,
-            "evidence": shown.round(6).to_dict("records")}
+    line = {
+        "claim_id": name,
+        "claim": claim,
+        "verdict": verdict,
+        "support": share,
+        **counts,
+        "evidence": shown.round(6).to_dict("records"),
+    }
     return json.dumps(line, ensure_ascii=False) + "\n"
+
 
 def aggregate(args):
     """Write a verdict per claim, by sums of probabilities of its labels."""
@@ -476,8 +571,9 @@ def aggregate(args):
         return {"made": []}
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].values)
     texts = {name: one["abstract"] for name, one in read_corpus(args.corpus).items()}
-    verdicts = read_table(args.verdicts, [*RUN, "label", *COLUMNS], claim_id=claims,
-                          abstract_id=texts, label=LABELS)
+    verdicts = read_table(
+        args.verdicts, [*RUN, "label", *COLUMNS], claim_id=claims, abstract_id=texts, label=LABELS
+    )
     chances = [float(row[f"p_{row['label'].lower()}"]) for row in verdicts.to_dict("records")]
     verdicts["probability"], verdicts["sentence"] = chances, None
     rows = verdicts[verdicts["label"] != "NEI"]
@@ -489,13 +585,16 @@ def aggregate(args):
             file.write(claim_line(name, claim, verdicts[verdicts["claim_id"] == name]))
     return {"made": [args.out], "claims": len(claims)}
 
+
 def with_claims(facts, args, model, device):
     """Return facts after aggregate has made --aggregate, if given."""
     flags = {"verdicts": args.out, "out": args.aggregate, "model": model, "device": device}
     claims = aggregate(argparse.Namespace(**vars(args) | flags)) if args.aggregate else {"made": []}
     return facts | {"made": facts["made"] + claims["made"]}
 
+
 # ---------- Command line
+# fmt: off
 def add_inputs(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
@@ -554,6 +653,8 @@ def add_aggregate(add):
     add("--out", default="{work}/{split}/claims.jsonl", help="verdicts on claims")
     add("--model", help="it picks sentences (default: none)")
     add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
+# fmt: on
+
 
 def main():
     jobs = {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
@@ -561,35 +662,42 @@ def main():
     args = command_line(jobs)
     run(with_backend(args) if args.job == "llm" else args)
 
+
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
 NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
+
 def warn(where, what):
     """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
+
 
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
+
 def read_table(path, columns, **known):
     """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
+
     try:
-        table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
-                            encoding="utf-8-sig")
+        table = pd.read_csv(
+            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
+        )
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
         fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
+            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     bad = {f"{column} is empty": table[column] == "" for column in columns}
     bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
@@ -606,6 +714,7 @@ def read_table(path, columns, **known):
             fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
     return table.reset_index(drop=True)
 
+
 def read_corpus(path):
     """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
@@ -621,6 +730,7 @@ def read_corpus(path):
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
     return corpus
 
+
 def digest(path):
     """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
@@ -631,6 +741,7 @@ def digest(path):
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
+
 def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
@@ -639,6 +750,7 @@ def task_of(args, *inputs, models=()):
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
@@ -655,6 +767,7 @@ def up_to_date(args, task, *outs):
         print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
     return True
 
+
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
@@ -666,10 +779,16 @@ def written(path, task, **facts):
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
-            "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    made = {
+        "command": sys.argv,
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
+
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default first."""
@@ -699,6 +818,7 @@ def command_line(jobs):
         setattr(args, name, value)
     return args
 
+
 def run(args):
     """Run the job, and print its result as JSON."""
     try:
@@ -707,23 +827,39 @@ def run(args):
         if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
             raise
         fail(getattr(error, "filename", None) or args.job, error)
+
+
 # --- end of helpers
+
 
 # --- models (same in 01, 02, 03 and 05)
 def open_model(load, name, args, dtype="fp32", **options):
     """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
     import torch
+
     device = args.device[0] if args.device else None
     gpu = torch.cuda.is_available() and device != "cpu"
     half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-             "auto": half if gpu else torch.float32}
+    types = {
+        "fp32": torch.float32,
+        "bf16": torch.bfloat16,
+        "fp16": torch.float16,
+        "auto": half if gpu else torch.float32,
+    }
     try:
-        return load(str(name), device=device, trust_remote_code=False, **options,
-                    model_kwargs={"dtype": types[dtype], "use_safetensors": True})
+        return load(
+            str(name),
+            device=device,
+            trust_remote_code=False,
+            **options,
+            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
+        )
     except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+
+
 # --- end of models
+
 
 # --- training (same in 01, 03 and 05)
 def parts_of(out, task):
@@ -735,29 +871,44 @@ def parts_of(out, task):
         mark.write_text(json.dumps(task))
     return folder
 
+
 def newest_checkpoint(folder):
     """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
+
 def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
     """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
     import torch
     from transformers import EarlyStoppingCallback
+
     gpu, curve, callbacks = model.device.type == "cuda", [], []
     settings["bf16" if gpu and torch.cuda.is_bf16_supported(False) else "fp16"] = gpu
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve, callbacks = [evaluator(model)[measure]], [EarlyStoppingCallback(args.patience)]
-            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure,
-                         "load_best_model_at_end": True}
+            settings |= {
+                "eval_strategy": "epoch",
+                "metric_for_best_model": measure,
+                "load_best_model_at_end": True,
+            }
         how = arguments(
-            str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
-            per_device_train_batch_size=args.batch, use_cpu=model.device.type == "cpu",
-            save_strategy="epoch", save_total_limit=2, logging_strategy="epoch",
-            logging_nan_inf_filter=False, report_to="none",
-            restore_callback_states_from_checkpoint=True, **settings)
+            str(folder),
+            num_train_epochs=args.epochs,
+            learning_rate=args.lr,
+            seed=args.seed,
+            per_device_train_batch_size=args.batch,
+            use_cpu=model.device.type == "cpu",
+            save_strategy="epoch",
+            save_total_limit=2,
+            logging_strategy="epoch",
+            logging_nan_inf_filter=False,
+            report_to="none",
+            restore_callback_states_from_checkpoint=True,
+            **settings,
+        )
         training = trainer(model, how, data, loss=loss, evaluator=evaluator, callbacks=callbacks)
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
@@ -767,12 +918,15 @@ def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args,
     curve += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
+
 def save_model(model, folder):
     """Save a model; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
     model.save_pretrained(str(folder), create_model_card=False)
+
+
 # --- end of training
 
 # --- requests (same in 04 and 05)
@@ -780,17 +934,25 @@ def save_model(model, folder):
 SPELLINGS = {  # of labels, beside their names
     "SUPPORTS": ("support", "supported", "entailment"),
     "REFUTES": ("refute", "refuted", "contradiction"),
-    "NEI": ("neutral", "not enough information", "not enough info", "notenoughinfo",
-            "insufficient evidence")}
+    "NEI": (
+        "neutral",
+        "not enough information",
+        "not enough info",
+        "notenoughinfo",
+        "insufficient evidence",
+    ),
+}
 BEFORE = "^((so|the|my|final|label|answer|verdict|is) )+"  # a label in the last line
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
 COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
 NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
 
+
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
+
 
 def read_prompt(path, *names):
     """Return a prompt file that holds {names}, without its lines that begin with #."""
@@ -800,6 +962,7 @@ def read_prompt(path, *names):
         fail(path, f"it needs {{{lacking[0]}}}")
     return text
 
+
 def request_of(messages, limit, form, args):
     """Return a request of the OpenAI Batch API; form: name and schema of its answer."""
     body = {"model": args.model, "messages": messages, "temperature": 0.0, "seed": 13}
@@ -807,13 +970,18 @@ def request_of(messages, limit, form, args):
     if "enum" in form[1]:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":
-        schema = {"type": "object", "additionalProperties": False, "required": [form[0]],
-                  "properties": {form[0]: form[1]}}
+        schema = {
+            "type": "object",
+            "additionalProperties": False,
+            "required": [form[0]],
+            "properties": {form[0]: form[1]},
+        }
         schema = {"name": form[0], "strict": True, "schema": schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     body = {name: value for name, value in (body | args.extra).items() if value is not None}
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
 
 def reply_of(record):
     """Return text ("" if cut), error and logprobs of a line of Batch API output."""
@@ -823,8 +991,12 @@ def reply_of(record):
         return {"text": "", "error": json.dumps(error or response)[:500], "logprobs": None}
     choice = response["body"]["choices"][0]
     text, thoughts = THOUGHTS.subn(" ", choice["message"].get("content") or "")
-    return {"text": "" if choice.get("finish_reason") == "length" else text, "error": None,
-            "logprobs": None if thoughts else choice.get("logprobs")}
+    return {
+        "text": "" if choice.get("finish_reason") == "length" else text,
+        "error": None,
+        "logprobs": None if thoughts else choice.get("logprobs"),
+    }
+
 
 def read_replies(path):
     """Return {custom_id: reply} of a file; an error replaces no completion."""
@@ -838,6 +1010,7 @@ def read_replies(path):
         except ODD:  # as a torn last line
             COUNTS["unusable_lines"] += 1
     return replies
+
 
 def replies_to(requests, args):
     """Return {custom_id: reply} of --replies, with a reply to each request."""
@@ -855,6 +1028,7 @@ def replies_to(requests, args):
         fail(args.replies, f"{len(lost)} requests have no reply; see its end")
     return replies
 
+
 def answers_to(questions, form, args):
     """Return [(answer, reply)] to questions (messages, limit, reader); asks twice."""
     answers, places = {}, range(len(questions))
@@ -868,14 +1042,18 @@ def answers_to(questions, form, args):
         for place, request in requests.items():
             reply = replies[request["custom_id"]]
             answers[place] = questions[place][2](reply["text"]), reply
-        places = [place for place, (answer, reply) in answers.items()
-                  if answer is None and not reply["error"]]
+        places = [
+            place
+            for place, (answer, reply) in answers.items()
+            if answer is None and not reply["error"]
+        ]
     errors = [reply["error"] for _, reply in answers.values() if reply["error"]]
     COUNTS.update(replies=len(answers), unread=len(places), failed=len(errors))
     if errors:
         tell = fail if len(errors) == len(answers) > 1 else warn
         tell(args.replies, f"{len(errors)} of {len(answers)} requests failed: {errors[0]}")
     return list(answers.values())
+
 
 def field_of(text, name):
     """Return a field of the JSON object in a text, None without one."""
@@ -884,13 +1062,16 @@ def field_of(text, name):
     except ODD:
         return None
 
+
 def words_of(text):
     """Return the words of a text in lower case, and ? ~ [ ], which say something."""
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
+
 def spellings(labels):
     """Return {spelling in lower case: label}."""
     return {name.lower(): label for label in labels for name in (label, *SPELLINGS.get(label, ()))}
+
 
 def label_in(text, labels):
     """Return the label in the JSON field label, else alone in the last line, or None."""
@@ -900,10 +1081,12 @@ def label_in(text, labels):
             found.append(known.get(words))
     return found[-1] if {*found} <= {found[-1], None} else None  # no line above is another label
 
+
 def begun_by(token, labels):
     """Return the labels whose names a token begins."""
     word = words_of(token["token"])
     return [name for name in labels if word and name.lower().startswith(word)]
+
 
 def chances_of(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one, if of label."""
@@ -916,6 +1099,7 @@ def chances_of(logprobs, labels, label):
             total = sum(sums.values()) * (sums[label] == max(sums.values()))
             return {name: sums[name] / total for name in sums} if total else None
 
+
 def draw_examples(shots, claims, texts, number):
     """Return {claim_id: claim}, and qrels of claims not asked about, one of each label."""
     judged = dict(read_table(shots[0], CLAIM)[CLAIM].values)
@@ -923,11 +1107,15 @@ def draw_examples(shots, claims, texts, number):
     asked = qrels["claim_id"].map(judged).map(words_of).isin(map(words_of, claims.values()))
     order = np.random.default_rng(13).permutation(sum(~asked))
     drawn = qrels[~asked].iloc[order].drop_duplicates(["claim_id", "label"])
-    tables = [rows for _, rows in drawn.groupby("claim_id", sort=False)
-              if len(rows) > 1 and "NEI" in set(rows["label"])]
+    tables = [
+        rows
+        for _, rows in drawn.groupby("claim_id", sort=False)
+        if len(rows) > 1 and "NEI" in set(rows["label"])
+    ]
     if len(tables) < number:
         fail(shots[1], f"{len(tables)} claims have evidence and NEI; lower --fewshot")
     return judged, sorted(tables, key=len, reverse=True)[:number]
+
 
 def wait(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
@@ -935,6 +1123,7 @@ def wait(waiting, args):
     print(f"{args.requests} waits for {args.replies}, by any batch engine")
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
+
 
 def with_backend(args):
     """Return the arguments with the backend, and the paths of requests and replies."""
@@ -945,6 +1134,8 @@ def with_backend(args):
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     return args
 
+
+# fmt: off
 def add_requests(add):
     add("--replies", help="default: beside --out")
     add("--max-words", type=int, default=0, help="of an abstract; 0: all")
@@ -961,6 +1152,7 @@ def add_model(add):
     add("--batch-size", type=int, default=8, help="prompts at a time, local models")
     add("--device", help="of local models (default: a GPU, if any)")
     add("--retry-errors", action="store_true", help="ask again what failed")
+# fmt: on
 # --- end of requests
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ Examples
     python 06_evaluate.py a.tsv b.tsv --measures climatecheck2026 trec P@5
     python 06_evaluate.py submission --task climatecheck2025
 """
+
 import argparse
 import contextlib
 import csv
@@ -42,13 +43,15 @@ MEASURES = {
     "climatecheck2026": "R@2, R@5, B-Pref, Retrieval 2026, Judged@5, P, R, F1, Verification 2026",
     "checkthat": "MRR@1, MRR@5, MRR@10, R@5, R@10",
     "verirel": "pooled R@1, pooled R@3, pooled R@5, pooled R@10, pooled R@20, pooled R@50, "
-               "R@1, R@3, R@5, R@10, R@20, R@50, abstract P, abstract R, abstract F1",
-    "trec": "nDCG@10, MAP, RR, B-Pref (trec_eval), Judged@10"}
+    "R@1, R@3, R@5, R@10, R@20, R@50, abstract P, abstract R, abstract F1",
+    "trec": "nDCG@10, MAP, RR, B-Pref (trec_eval), Judged@10",
+}
 COMPOSED = {  # by the organisers of ClimateCheck
     "Subtask I": (np.mean, ["R@2", "R@5", "R@10", "B-Pref"]),
     "Subtask II": (np.sum, ["F1", "R@10"]),
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
-    "Verification 2026": (np.sum, ["F1", "R@5"])}
+    "Verification 2026": (np.sum, ["F1", "R@5"]),
+}
 STANCE, CONFUSION = ("P", "R", "F1", "macro F1"), "confusion"
 PER_CLAIM = ["R@5", "Success@1"]  # for the page, for McNemar's test
 NOTES = {  # what a table may show: what explains it
@@ -61,12 +64,18 @@ NOTES = {  # what a table may show: what explains it
     "^B-Pref($|@)": "B-Pref has n / R; claims need rows, evidence, NEI.",
     "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
     "^macro": "Macro F1 is not weighted.",
-    "^abstract": "Abstract P, R, F1: evidence with the right label."}
+    "^abstract": "Abstract P, R, F1: evidence with the right label.",
+}
 UNJUDGED, NOTHING = -1, -2  # of labels
-TASKS = {"climatecheck2025": 10, "climatecheck2026": 10, "climatecheck2026-narratives": 10,
-         "checkthat4b": 5}  # abstracts per claim
+TASKS = {
+    "climatecheck2025": 10,
+    "climatecheck2026": 10,
+    "climatecheck2026-narratives": 10,
+    "checkthat4b": 5,
+}  # abstracts per claim
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
+
 
 # ---------- Runs beside judgements
 def judged_rows(path, qrels):
@@ -81,6 +90,7 @@ def judged_rows(path, qrels):
     counts = {"claims without rows": len(claims - given), "unknown claims": len(given - claims)}
     return run[run["claim_id"].isin(claims)], counts
 
+
 def judgements(run, qrels):
     """Return claims, R relevant and N other abstracts of each, labels by rank."""
     relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
@@ -94,22 +104,27 @@ def judgements(run, qrels):
     N = (relevant.size() - R).to_numpy()
     return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=N, labels=labels, said=said)
 
+
 # ---------- Measures of a claim
 # (numerator, denominator), both [claims], of gold labels [claims, k ranks]. A run's value is the
 # sum of numerators / that of denominators; a claim with denominator 0 does not count.
 def evidence(labels):
     return (labels == 0) | (labels == 1)  # SUPPORTS or REFUTES
 
+
 def mean_of(values, counted):
     return np.where(counted, values, 0.0), counted
+
 
 def recall(labels, gold):
     """Share of a claim's evidence that is found."""
     return mean_of(evidence(labels).sum(1) / gold.R, gold.R > 0)
 
+
 def pooled_recall(labels, gold):
     """Share of all evidence pairs that is found (+VeriRel, eq. 7)."""
     return evidence(labels).sum(1), gold.R
+
 
 def bpref(labels, gold):
     """B-Pref of the ClimateCheck organisers; trec_eval has n / min(R, N) inside.
@@ -120,19 +135,26 @@ def bpref(labels, gold):
     counted = (gold.R > 0) & (gold.N > 0) & (labels[:, 0] != NOTHING)
     return mean_of((evidence(labels) * (1 - n / gold.R[:, None])).sum(1) / gold.R, counted)
 
+
 RANKED = {"R": recall, "pooled R": pooled_recall, "B-Pref": bpref}
+
 
 def abstract_level(gold):
     """SciFact's abstract-level measures, labels only (Wadden et al. 2020)."""
     called = evidence(gold.said).sum(1)
     right = (evidence(gold.labels) & (gold.labels == gold.said)).sum(1)
     R = gold.R * (gold.said >= 0).any()  # no labels, no value
-    return {"abstract P": (right, called), "abstract R": (right, R),
-            "abstract F1": (2 * right, called + R)}
+    return {
+        "abstract P": (right, called),
+        "abstract R": (right, R),
+        "abstract F1": (2 * right, called + R),
+    }
+
 
 def trec_fraction(name, run, qrels, gold):
     """A measure of ir-measures, by ranks. Judged@k is of all claims."""
     from ir_measures import iter_calc, parse_measure
+
     ids = {"claim_id": "query_id", "abstract_id": "doc_id"}
     judged = qrels.rename(columns=ids).assign(relevance=(qrels["label"] != "NEI").astype(int))
     try:
@@ -144,12 +166,14 @@ def trec_fraction(name, run, qrels, gold):
     counted = (gold.R > 0) | name.startswith("Judged")
     return mean_of([found.get(claim, 0.0) for claim in gold.claims], counted)
 
+
 def confusion(labels, said):
     """Confusion matrices [claims, gold, given]."""
     matrices = np.zeros((len(labels), 3, 3))
     rows, ranks = np.nonzero((labels >= 0) & (said >= 0))
     np.add.at(matrices, (rows, labels[rows, ranks], said[rows, ranks]), 1)
     return matrices
+
 
 def stance_scores(matrices):
     """Weighted P, R, F1, and macro F1 of labels that occur; matrices [..., gold, given]."""
@@ -159,6 +183,7 @@ def stance_scores(matrices):
     scores = right / np.maximum(given, 1), right / np.maximum(support, 1), np.nan_to_num(f1)
     weighted = [(score * support).sum(-1) / support.sum(-1) for score in scores]
     return [*weighted, np.nanmean(f1, axis=-1)]
+
 
 # ---------- Measures of a run
 # parts: {measure: its fractions [claims, 2], CONFUSION: matrices [claims, 3, 3]}
@@ -178,6 +203,7 @@ def parts_of_measures(run, qrels, names, depth):
         parts[name] = np.stack(fraction, axis=-1)
     return parts
 
+
 def values_of(sums, names):
     """Return values [..., names] from parts, summed over claims or not."""
     known = {name: part[..., 0] / part[..., 1] for name, part in sums.items() if name != CONFUSION}
@@ -187,6 +213,7 @@ def values_of(sums, names):
         known[name] = compose([known[member] for member in members], axis=0)
     return np.stack([known[name] for name in names], axis=-1)
 
+
 # ---------- Comparison of runs (stacks: {measure: [runs, claims, ...]})
 def intervals(stacks, names, resamples, seed):
     """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs, measures]."""
@@ -194,6 +221,7 @@ def intervals(stacks, names, resamples, seed):
     draws = rng.multinomial(claims, np.full(claims, 1 / claims), size=resamples)
     sums = {name: np.tensordot(draws, stack, (1, 1)) for name, stack in stacks.items()}
     return np.nanquantile(values_of(sums, names), (0.025, 0.975), axis=0)
+
 
 def randomisation(stacks, names, resamples, seed):
     """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
@@ -207,15 +235,18 @@ def randomisation(stacks, names, resamples, seed):
     as_large = swapped >= np.abs(values - values[0]) - 1e-12
     return (1 + as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
 
+
 def holm(p):
     """p-values corrected for several comparisons (Holm 1979); NaN does not count."""
     ordered = p.dropna().sort_values()
     stepped = (ordered * np.arange(len(ordered), 0, -1)).cummax()
     return stepped.clip(upper=1).reindex(p.index)
 
+
 def compare(parts, names, resamples, seed):
     """Return {field: table [runs, measures]} from {run: its parts}."""
     import pandas as pd
+
     first, *_ = parts.values()
     stacks = {name: np.stack([one[name] for one in parts.values()]) for name in first}
     values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
@@ -227,6 +258,7 @@ def compare(parts, names, resamples, seed):
     cells["p"] = cells["p"].mask(cells["difference"].isna())
     return cells | {"p_holm": cells["p"].apply(holm)}
 
+
 # ---------- Tables
 def texts_of(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
     """Return cells as texts; patterns mark the best and second."""
@@ -236,6 +268,7 @@ def texts_of(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
     first = (places == 1) & (places.max() > 1)  # where all are equal, none is best
     texts = texts.mask(first, texts.map(best.format)).mask(places == 2, texts.map(second.format))
     return (texts + bounds).mask(values.isna(), "-").reset_index(names="run")
+
 
 def markdown(texts):
     """Return a table of texts in Markdown, and what explains it."""
@@ -249,9 +282,11 @@ def markdown(texts):
     notes = [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
     return "|\n".join([*lines, ""]) + "\n".join(["", *notes])
 
+
 def tables_of(cells, parts, claims, counts):
     """Return {ending: content} of the files with numbers."""
     import pandas as pd
+
     tex = texts_of(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
     tex = tex.hide(axis="index").format(escape="latex", subset=["run"])
     numbers, by_claim = {"counts": counts}, {}
@@ -260,10 +295,13 @@ def tables_of(cells, parts, claims, counts):
     for run, one in parts.items():
         names = [name for name in one if name != CONFUSION]
         by_claim[run] = pd.DataFrame(values_of(one, names), claims, names)
-    return {".tsv": cells["value"].to_csv(sep="\t", index_label="run"),
-            ".json": json.dumps(numbers, indent=1) + "\n",
-            ".tex": tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
-            ".claims.tsv": pd.concat(by_claim, names=["run", "claim_id"]).to_csv(sep="\t")}
+    return {
+        ".tsv": cells["value"].to_csv(sep="\t", index_label="run"),
+        ".json": json.dumps(numbers, indent=1) + "\n",
+        ".tex": tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
+        ".claims.tsv": pd.concat(by_claim, names=["run", "claim_id"]).to_csv(sep="\t"),
+    }
+
 
 # ---------- Report
 PAGE = """<!doctype html>
@@ -318,12 +356,14 @@ search.oninput();
 </script>
 """
 
+
 def side_by_side(run, qrels):
     """Return [claim, abstract, gold, rank, said] of ten ranks, and evidence they miss."""
     both = run.rename(columns={"label": "said"}).merge(qrels, how="outer").fillna({"rank": 1e9})
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])]
     both = both.reindex(columns=[*QRELS, "rank", "said"]).sort_values("rank", kind="stable")
     return both.astype(object).fillna("").to_numpy().tolist()
+
 
 def report(args, runs, qrels, parts, cells):
     """Return the page; runs: {run: its table}; parts: {run: its parts}."""
@@ -342,10 +382,15 @@ def report(args, runs, qrels, parts, cells):
         recall = [value if counted else None for value, counted in values]
         claims.append(known | {"id": claim, "claim": texts.get(claim, ""), "recall": recall})
     bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
-    data = {"title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
-            "table": markdown(texts_of(cells, bounds)), "claims": claims,
-            "runs": list(rows.items()), "abstracts": list(abstracts.items())}
+    data = {
+        "title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
+        "table": markdown(texts_of(cells, bounds)),
+        "claims": claims,
+        "runs": list(rows.items()),
+        "abstracts": list(abstracts.items()),
+    }
     return PAGE % json.dumps(data).replace("<", "\\u003c")
+
 
 # ---------- Jobs
 def evaluate(args):
@@ -383,6 +428,7 @@ def evaluate(args):
         print(f"{name}:", *[f"{count} {what}" for what, count in one.items()], sep="  ")
     return {"made": list(outs), "runs": len(parts)}
 
+
 def submission(args):
     """Write a run as the table that a shared task asks for, and its zip."""
     top_k, listed = args.top_k or TASKS[args.task], args.task == "checkthat4b"
@@ -416,6 +462,7 @@ def submission(args):
         archive.writestr(name, text, zipfile.ZIP_DEFLATED)
     return {"made": outs, "rows": len(run)}
 
+
 # ---------- Command line
 def add_evaluate(add):
     add("runs", nargs="*", help="the baseline first (default: those in WORK/SPLIT)")
@@ -424,11 +471,16 @@ def add_evaluate(add):
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page")
     add("--out", help="default: metrics.tsv in WORK/SPLIT, or metrics-QRELS.tsv")
     add("--report", metavar="PAGE", help="HTML page")
-    add("--measures", nargs="+", default=["climatecheck2025"],
-        help=", ".join([*MEASURES, *COMPOSED, *STANCE, "pooled R@k, or any of ir-measures"]))
+    add(
+        "--measures",
+        nargs="+",
+        default=["climatecheck2025"],
+        help=", ".join([*MEASURES, *COMPOSED, *STANCE, "pooled R@k, or any of ir-measures"]),
+    )
     add("--depth", type=int, default=10, help="ranks seen by labels and B-Pref")
     add("--resamples", type=int, default=2000, help="for intervals, p-values")
     add("--seed", type=int, default=13, help="of resampling")
+
 
 def add_submission(add):
     add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="run or verdicts")
@@ -439,8 +491,10 @@ def add_submission(add):
     add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
     add("--top-k", type=int, help="per claim (default: the task's)")
 
+
 def main():
     run(command_line({evaluate: add_evaluate, submission: add_submission}))
+
 
 # --- helpers (same in all six scripts)
 START, WARNINGS = time.monotonic(), []
@@ -448,29 +502,35 @@ NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no outp
 SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
+
 def warn(where, what):
     """Print a line on stderr; sidecars keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
+
 
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
+
 def read_table(path, columns, **known):
     """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
     import pandas as pd
+
     try:
-        table = pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE,
-                            encoding="utf-8-sig")
+        table = pd.read_csv(
+            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
+        )
     except ValueError as error:  # empty, not UTF-8, a long row
         fail(path, f"{error}; see data/convert.py")
     if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
         fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
     if "claim" in columns:  # as pandas quotes
         table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True)
+            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     bad = {f"{column} is empty": table[column] == "" for column in columns}
     bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
@@ -487,6 +547,7 @@ def read_table(path, columns, **known):
             fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
     return table.reset_index(drop=True)
 
+
 def read_corpus(path):
     """Read {abstract_id: record}; an abstract that is missing or null is ""."""
     corpus = {}
@@ -502,6 +563,7 @@ def read_corpus(path):
             corpus[name] = record | {"abstract": record.get("abstract") or ""}
     return corpus
 
+
 def digest(path):
     """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
     path, total = Path(path), hashlib.sha256()
@@ -512,6 +574,7 @@ def digest(path):
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
+
 def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments and digests."""
     for path in inputs:
@@ -520,6 +583,7 @@ def task_of(args, *inputs, models=()):
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
+
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
@@ -536,6 +600,7 @@ def up_to_date(args, task, *outs):
         print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
     return True
 
+
 @contextlib.contextmanager
 def written(path, task, **facts):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
@@ -547,10 +612,16 @@ def written(path, task, **facts):
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded,
-            "warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    made = {
+        "command": sys.argv,
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
     new.replace(meta)
+
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default first."""
@@ -580,6 +651,7 @@ def command_line(jobs):
         setattr(args, name, value)
     return args
 
+
 def run(args):
     """Run the job, and print its result as JSON."""
     try:
@@ -588,6 +660,8 @@ def run(args):
         if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
             raise
         fail(getattr(error, "filename", None) or args.job, error)
+
+
 # --- end of helpers
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ Known as well are the columns of BEIR (_id, title, text; query-id, corpus-id, sc
 (doc_id; id, claim, evidence), ClimateCheck (abstract_original_index, annotation) and CheckThat!
 (post_id, tweet_text, cord_uid, preds). --columns names others.
 """
+
 import argparse
 import csv
 import io
@@ -42,29 +43,39 @@ RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!
 SPELT = {  # in lower case, without white space and underscores
     "SUPPORTS": "supports?|supported|entailment",
     "REFUTES": "refute[sd]?|contradict(ion)?",
-    "NEI": "nei|notenoughinfo(rmation)?|neutral"}
+    "NEI": "nei|notenoughinfo(rmation)?|neutral",
+}
 KINDS = {  # columns that each kind needs; the first kind that fits is taken
     "verdicts": ["claim_id", "abstract_id", "rank", "label"],
     "run": ["claim_id", "abstract_id", "rank"],
     "qrels": ["claim_id", "abstract_id", "label"],
     "corpus": ["abstract_id", "abstract"],
-    "claims": ["claim_id", "claim"]}
+    "claims": ["claim_id", "claim"],
+}
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
 KEPT = {"run": ["score"], "verdicts": ["score", "label", *PROBABILITIES], "claims": ["language"]}
 RENAMED = {
-    "abstract_original_index": "abstract_id", "annotation": "label",  # ClimateCheck
-    "post_id": "claim_id", "cord_uid": "abstract_id", "tweet_text": "claim",  # CheckThat!
-    "query-id": "claim_id", "corpus-id": "abstract_id",  # BEIR
-    "doc_id": "abstract_id"}  # SciFact
+    "abstract_original_index": "abstract_id",
+    "annotation": "label",  # ClimateCheck
+    "post_id": "claim_id",
+    "cord_uid": "abstract_id",
+    "tweet_text": "claim",  # CheckThat!
+    "query-id": "claim_id",
+    "corpus-id": "abstract_id",  # BEIR
+    "doc_id": "abstract_id",
+}  # SciFact
 FORMS = [  # columns that tell the form of a file, and our names for some of them
     ({"_id", "title", "text"}, {"_id": "abstract_id", "text": "abstract"}),  # BEIR's corpus
     ({"_id", "text"}, {"_id": "claim_id", "text": "claim"}),  # BEIR's queries
     ({"query-id", "corpus-id", "score"}, {"score": "relevance"}),  # BEIR's qrels
-    ({"id", "claim", "evidence"}, {"id": "claim_id"})]  # SciFact's claims
+    ({"id", "claim", "evidence"}, {"id": "claim_id"}),
+]  # SciFact's claims
 TREC = {  # by number of fields
     4: ["claim_id", "q0", "abstract_id", "relevance"],
-    6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]}
+    6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"],
+}
 WARNINGS = []  # of this call
+
 
 # ---------------------------------------------------------------- Messages, texts, labels
 def fail(where, what):
@@ -72,14 +83,17 @@ def fail(where, what):
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
+
 def warn(where, what):
     """Print a warning on stderr, and keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
+
 def one_line(text):
     """Return a text in NFC, with single blanks for white space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
+
 
 def as_id(value):
     """Return 7, 7.0 (an integer in a column with gaps) and " 7" as "7", None as ""."""
@@ -90,6 +104,7 @@ def as_id(value):
         fail(repr(name), "an id holds a tab or a line break; fix the file")
     return name
 
+
 def label_of(text):
     """Return the label that a text spells; an unknown spelling is returned as it is."""
     bare = re.sub(r"[\s_]", "", text)
@@ -98,11 +113,13 @@ def label_of(text):
             return label
     return text
 
+
 def grade_label(grade):
     """Return the label of a grade of relevance; below 0 means not judged, as in TREC: ""."""
     if float(grade) > 0:
         return RELEVANT
     return "NEI" if float(grade) == 0 else ""
+
 
 def paper(row, key, text):
     """Return a record of the corpus; key and text: the row's names of abstract_id and abstract."""
@@ -111,6 +128,7 @@ def paper(row, key, text):
     rest = {name: value for name, value in row.items() if name not in (key, text)}
     ours = {"abstract_id": row[key], "title": row.get("title"), "abstract": abstract}
     return ours | rest | ours  # in this order, and ours win
+
 
 def storable(record, left_out):
     """Return the fields of a record that are texts (NFC) or finite numbers; count the others."""
@@ -124,6 +142,7 @@ def storable(record, left_out):
             left_out[name] = left_out.get(name, 0) + 1
     return kept
 
+
 def evidence_of(row):
     """Return {abstract_id: label} of a claim of SciFact; cited without evidence is NEI."""
     labels = dict.fromkeys(map(str, row.get("cited_doc_ids") or ()), "NEI")
@@ -134,6 +153,7 @@ def evidence_of(row):
             labels[name] = rationales[0]["label"]
     return labels
 
+
 # ---------------------------------------------------------------- Reading
 def trec_columns(line):
     """Return the columns of a TREC file by its first line, None if it is something else."""
@@ -142,10 +162,12 @@ def trec_columns(line):
     number = columns and fields[3 if len(fields) == 4 else 4]
     return columns if number and re.fullmatch(r"[-+.\deE]+", number) else None
 
+
 def unquoted(field):
     """Return a field without the quotation marks that pandas puts around it."""
     quoted = re.fullmatch(r'"((?:[^"]|"")*)"', field)
     return quoted[1].replace('""', '"') if quoted else field
+
 
 def rows_of(path, text, delimiter):
     """Yield (line, fields) of a table with a header."""
@@ -153,8 +175,16 @@ def rows_of(path, text, delimiter):
     tabs = {line.count("\t") for line in text.split("\n") if line}
     quoting = csv.QUOTE_NONE if delimiter == "\t" and len(tabs) == 1 else csv.QUOTE_MINIMAL
     csv.field_size_limit(2**31 - 1)
-    reader, line = csv.reader(io.StringIO(text), delimiter=delimiter, quoting=quoting, strict=True,
-                              skipinitialspace=delimiter != "\t"), 1
+    reader, line = (
+        csv.reader(
+            io.StringIO(text),
+            delimiter=delimiter,
+            quoting=quoting,
+            strict=True,
+            skipinitialspace=delimiter != "\t",
+        ),
+        1,
+    )
     try:
         for row in reader:
             if any(map(str.strip, row)):
@@ -162,6 +192,7 @@ def rows_of(path, text, delimiter):
             line = reader.line_num + 1
     except csv.Error as error:
         fail(f"{path}:{line}", f"{error}; fix its quotation marks")
+
 
 def read_json(path):
     """Yield (line, record) of JSON Lines."""
@@ -172,6 +203,7 @@ def read_json(path):
                     yield number, {**json.loads(line)}
             except (ValueError, TypeError) as error:
                 fail(f"{path}:{number}", f"no JSON object ({error}); fix the line")
+
 
 def read_table(path):
     """Return a table of texts under the names of its columns; the index holds line numbers."""
@@ -193,6 +225,7 @@ def read_table(path):
             fail(f"{path}:{line}", f"{len(row)} fields, the first row has {len(columns)}; fix it")
     return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=str)
 
+
 # ---------------------------------------------------------------- Our columns from theirs
 def reject(path, table, bad, what):
     """End the program at the first row of which bad holds."""
@@ -200,6 +233,7 @@ def reject(path, table, bad, what):
         row = table[bad].iloc[0]
         values = row.reindex(["claim_id", "abstract_id", "rank", "score", "label"]).dropna()
         fail(f"{path}:{row.name}", f"{what}: {' '.join(map(str, values))}; fix the row")
+
 
 def renamed(path, table, theirs):
     """Return a table with our column names; theirs: {our column: column of the file}."""
@@ -213,9 +247,11 @@ def renamed(path, table, theirs):
         fail(f"{path}:1", f"two columns mean {twice[0]}; remove or rename one")
     return table
 
+
 def numbers(column):
     """Return a column of texts as floats, NaN for what is not a number."""
     return pd.to_numeric(column, errors="coerce").astype(float)
+
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
@@ -224,12 +260,14 @@ def with_list_rows(path, table):
     table = table.assign(abstract_id=lists)[lists.str.len() > 0].explode("abstract_id")
     return table.assign(rank=(table.groupby(level=0).cumcount() + 1).astype(str))
 
+
 def with_trec_ranks(path, table):
     """Return a TREC run ranked as trec_eval does: by score in float32, ties by id, backwards."""
     order = table.assign(score=numbers(table["score"]).astype("float32"))
     reject(path, table, order["score"].isna(), "the score is not a number")
     order = order.sort_values(["score", "abstract_id"], ascending=False)
     return table.assign(rank=(order.groupby("claim_id").cumcount() + 1).astype(str))
+
 
 def with_relevance_labels(path, table):
     """Return a table with relevance as labels; rows of relevance below 0 are not judged."""
@@ -242,6 +280,7 @@ def with_relevance_labels(path, table):
     if (grades > 1).any():
         warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
     return table.drop(columns="relevance").assign(label=labels)[~unjudged]
+
 
 def translated(path, theirs):
     """Read a table of any format under our column names, with our ranks and labels."""
@@ -262,6 +301,7 @@ def translated(path, theirs):
         table = with_relevance_labels(path, table)
     return table
 
+
 # ---------------------------------------------------------------- The kind, and its checks
 def kind_of(path, table):
     """Return the first kind of which all columns are there."""
@@ -269,8 +309,12 @@ def kind_of(path, table):
         if set(wanted) <= set(table):
             return kind
     known = "; ".join(f"{kind}: {', '.join(wanted)}" for kind, wanted in KINDS.items())
-    fail(f"{path}:1", f"columns {', '.join(map(str, table)):.200} make no known table; name them, "
-                      f"as --columns claim_id=THEIRS,claim=THEIRS ({known})")
+    fail(
+        f"{path}:1",
+        f"columns {', '.join(map(str, table)):.200} make no known table; name them, "
+        f"as --columns claim_id=THEIRS,claim=THEIRS ({known})",
+    )
+
 
 def with_labels(path, table, kind):
     """Return a table with labels as we spell them; qrels may have rows without any yet."""
@@ -285,6 +329,7 @@ def with_labels(path, table, kind):
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
     return table.assign(label=labels.replace(RELEVANT, LABELS[0]))
 
+
 def with_checked_ranks(path, table):
     """Return a run by claim and rank; the ranks of a claim are 1, 2, 3, without gaps."""
     ranks = numbers(table["rank"])
@@ -296,6 +341,7 @@ def with_checked_ranks(path, table):
         bad = ~np.isfinite(numbers(table[column]))
         reject(path, table, bad, f"{column} is not a finite number")
     return table.assign(rank=ranks.astype(int)).iloc[np.lexsort((ranks, claim))]
+
 
 def checked(path, table, kind):
     """Return a translated table with the columns of its kind, and nothing that the kit refuses."""
@@ -316,12 +362,14 @@ def checked(path, table, kind):
     columns = KINDS["run" if kind == "verdicts" else kind]
     return table[[*columns, *(column for column in KEPT.get(kind, ()) if column in table)]]
 
+
 # ---------------------------------------------------------------- Writing
 def write_table(path, rows):
     """Write rows as TSV, whole or not at all; a field with a quotation mark is quoted."""
     with open(f"{path}.tmp", "w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
     os.replace(f"{path}.tmp", path)
+
 
 def write_corpus(path, rows, where):
     """Write records as JSON Lines, whole or not at all; where: whose, for the warnings."""
@@ -333,6 +381,7 @@ def write_corpus(path, rows, where):
     os.replace(f"{path}.tmp", path)
     for name, number in left_out.items():
         warn(where, f"{number} fields {name} are neither text nor number, left out")
+
 
 def write_evidence(path, out, table):
     """Write the qrels of claims that hold their evidence, as SciFact's; return their path."""
@@ -348,6 +397,7 @@ def write_evidence(path, out, table):
         fail("--out", f"{out} is for claims and evidence; name it claims.SPLIT.tsv")
     write_table(target, [qrels.columns, *qrels.itertuples(index=False)])
     return str(target)
+
 
 def convert(args):
     """Write FILE as ours, and return facts."""
@@ -372,26 +422,40 @@ def convert(args):
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
     return {"made": made, "kind": kind, "rows": len(table)}
 
+
 def names(text):
     """Return {our name: that of the file} of --columns or --labels."""
     return dict(pair.split("=") for pair in text.split(","))
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
     add("file", metavar="FILE", help="a table of another format")
     add("--out", required=True, help="file to write")
-    add("--columns", type=names, default={}, metavar="OURS=THEIRS,...",
-        help="our column names for those of FILE")
-    add("--labels", type=names, default={}, metavar="OURS=THEIRS,...",
-        help="our labels for those of FILE, as SUPPORTS=agrees,REFUTES=disagrees,NEI=unclear")
+    add(
+        "--columns",
+        type=names,
+        default={},
+        metavar="OURS=THEIRS,...",
+        help="our column names for those of FILE",
+    )
+    add(
+        "--labels",
+        type=names,
+        default={},
+        metavar="OURS=THEIRS,...",
+        help="our labels for those of FILE, as SUPPORTS=agrees,REFUTES=disagrees,NEI=unclear",
+    )
     args = parser.parse_args()
     try:
         print(json.dumps(convert(args)))
     except OSError as error:
         fail(error.filename or args.out, error.strerror)
+
 
 if __name__ == "__main__":
     main()

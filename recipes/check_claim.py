@@ -17,6 +17,7 @@ OPENAI_API_KEY is set, the language model LLM_MODEL does.
 Example
     python recipes/check_claim.py --data data/mine "Polar bears are thriving"
 """
+
 import argparse
 import hashlib
 import json
@@ -29,6 +30,7 @@ from pathlib import Path
 
 from tools import kit
 
+
 # -------------------- Run the scripts
 def run(*words):
     """Run a script. If it fails, print its last line and end with its exit status."""
@@ -38,13 +40,16 @@ def run(*words):
         print([*command, *done.stderr.splitlines()][-1], file=sys.stderr)
         sys.exit(abs(done.returncode))
 
+
 def indexes_in(work, data):
     """Return the kinds of indexes in a work folder; end if there is none."""
     kinds = [kind for kind in ("bm25", "dense", "splade") if (work / "index" / kind).is_dir()]
     if not kinds:
-        kit.fail(f"{work}/index", f"no index; make it by: python 01_index.py --data {data} "
-                 f"--work {work}")
+        kit.fail(
+            f"{work}/index", f"no index; make it by: python 01_index.py --data {data} --work {work}"
+        )
     return kinds
+
 
 def judge_in(work, data):
     """Return the flags of 05_classify.py that say who labels, and its name; end without one."""
@@ -53,9 +58,13 @@ def judge_in(work, data):
         model = os.environ.get("LLM_MODEL", "gpt-4.1")
         return ["llm", "--retry-errors", "--backend", "openai", "--model", model], "llm"
     if not classifier.is_dir():
-        kit.fail(classifier, f"no classifier; make it by: python 05_classify.py train --data "
-                 f"{data} --work {work}, or set LLM_BASE_URL and LLM_MODEL")
+        kit.fail(
+            classifier,
+            f"no classifier; make it by: python 05_classify.py train --data "
+            f"{data} --work {work}, or set LLM_BASE_URL and LLM_MODEL",
+        )
     return ["--model", classifier], "classifier"
+
 
 def judge(claim, args):
     """Return the verdicts on the best abstracts of a claim, by the scripts 02, 03 and 05."""
@@ -81,6 +90,7 @@ def judge(claim, args):
     run("05_classify.py", "aggregate", out, *base, *sentences, "--out", out.with_suffix(".jsonl"))
     return out
 
+
 # -------------------- Show the answer
 def read_answer(verdicts, corpus):
     """Return the verdict on the claim, and every judged abstract with its title and sentence."""
@@ -94,18 +104,27 @@ def read_answer(verdicts, corpus):
         name, chances = row["abstract_id"], {}
         for key in ("p_supports", "p_refutes", "p_nei"):
             chances[key] = float(row[key])
-        answer["abstracts"].append({
-            "abstract_id": name, "rank": int(row["rank"]), "label": row["label"], **chances,
-            "probability": chances[f"p_{row['label'].lower()}"], "sentence": sentences.get(name),
-            "title": kit.text_of(records[name], ["title"]),
-            "text": kit.text_of(records[name], ["abstract"])})
+        answer["abstracts"].append(
+            {
+                "abstract_id": name,
+                "rank": int(row["rank"]),
+                "label": row["label"],
+                **chances,
+                "probability": chances[f"p_{row['label'].lower()}"],
+                "sentence": sentences.get(name),
+                "title": kit.text_of(records[name], ["title"]),
+                "text": kit.text_of(records[name], ["abstract"]),
+            }
+        )
     return answer
+
 
 def show(head, text):
     """Print text behind its head, without control characters."""
     width, indent = min(100, max(40, shutil.get_terminal_size().columns)), " " * len(head)
     text = "".join(c for c in " ".join(text.split()) if c.isprintable())
     print(textwrap.fill(text, width, initial_indent=head, subsequent_indent=indent) or head)
+
 
 def show_answer(answer):
     """Print an answer for people."""
@@ -114,8 +133,11 @@ def show_answer(answer):
     show("Verdict  ", f"{answer['verdict']} ({counts})")
     show("Judge    ", answer["judge"])
     if answer["unusable"]:
-        show("         ", f"replies without a label, which count as NEI: {answer['unusable']}, of "
-             f"them failed requests: {answer['failed']} (the next call asks again)")
+        show(
+            "         ",
+            f"replies without a label, which count as NEI: {answer['unusable']}, of "
+            f"them failed requests: {answer['failed']} (the next call asks again)",
+        )
     for one in answer["abstracts"]:
         head = f"{one['rank']:>2}  {one['label']:8} {100 * one['probability']:3.0f} %  "
         print()
@@ -123,9 +145,11 @@ def show_answer(answer):
         for more in filter(None, (one["sentence"], one["abstract_id"])):
             show("    ", more)
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.error = lambda what: kit.fail("check_claim.py", f"{what}; put the claim in quotes")
     parser.add_argument("claim")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
@@ -143,6 +167,7 @@ def main():
         print(json.dumps(answer))
     else:
         show_answer(answer)
+
 
 if __name__ == "__main__":
     main()

@@ -30,6 +30,7 @@ Example, where a.tsv and b.tsv are runs or verdicts
     python 05_classify.py --run work/demo/test/pool.run.tsv --out proxy.tsv
     python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --model gpt-4.1
 """
+
 import re
 import warnings
 from pathlib import Path
@@ -58,6 +59,7 @@ ice season shrank.", false]], "first_facts": 2, "first_supported": 1, "second": 
 2 degrees warmer.", true]], "second_facts": 1, "second_supported": 1}}
 Answer with one JSON object of this form. Write nothing else."""
 
+
 # -------------------- Requests and replies
 def counts_of(reply):
     """Return the four counts in a reply; None if one is missing, impossible or said twice."""
@@ -70,16 +72,19 @@ def counts_of(reply):
     facts, supported, others, others_supported = counts
     return counts if supported <= facts and others_supported <= others else None
 
+
 # -------------------- Scores
 def f1_of(facts, supported, others, others_supported):
     """Return the harmonic mean of precision and recall."""
     precision, recall = supported / max(facts, 1), others_supported / max(others, 1)
     return 2 * precision * recall / (precision + recall or 1)
 
+
 def chance_of(labels, table):
     """Return the probability of a label for each row of verdicts, NaN where there is no label."""
     chances = np.column_stack([table[CHANCES], np.full(len(table), np.nan)])
     return chances[np.arange(len(table)), pd.Index(kit.LABELS).get_indexer(labels)]  # -1: NaN
+
 
 def score_pairs(pairs, comparisons, counts):
     """Return verdicts on pairs with gold_id, expected label, reference, proxy and Ev2R.
@@ -92,14 +97,18 @@ def score_pairs(pairs, comparisons, counts):
     table["proxy"] = chance_of(table["expected"], table)
     return table.assign(Ev2R=(table["reference"] + table["proxy"]) / 2)
 
+
 def score_run(run, table, claims):
     """Return {measure: [claims, 2], numerator and denominator} of a run's unjudged pairs."""
     rows = run.merge(table.dropna(), on=PAIR)
     verified = (chance_of(rows["label"], rows) + (rows["label"] == rows["expected"])) / 2
     means = rows.assign(Verification=verified).groupby("claim_id").agg(OF_CLAIM).reindex(claims)
-    parts = {name: np.stack([values.fillna(0), values.notna()], axis=-1)
-             for name, values in means.items()}
+    parts = {
+        name: np.stack([values.fillna(0), values.notna()], axis=-1)
+        for name, values in means.items()
+    }
     return parts | {"confusion": np.zeros((len(claims), 3, 3))}  # no measures of stance
+
 
 def compare(parts, seed):
     """Return a table by measure and run, as 06_evaluate.py compares them; parts: of score_run."""
@@ -108,6 +117,7 @@ def compare(parts, seed):
     table = pd.concat({field: cell.unstack() for field, cell in cells.items()}, axis=1)
     return table.rename_axis(["measure", "run"]).reset_index()
 
+
 # -------------------- The job
 def unjudged(table, qrels):
     """Return the rows of a table that are not judged, of claims whose gold is not NEI alone."""
@@ -115,11 +125,13 @@ def unjudged(table, qrels):
     judged = pd.MultiIndex.from_frame(table[PAIR]).isin(pd.MultiIndex.from_frame(qrels[PAIR]))
     return table[~judged & table["claim_id"].isin(evidence)]
 
+
 def read_proxies(paths):
     """Return the probabilities of pairs; of a pair in several files, those of the first."""
     tables = [kit.read_table(path, [*PAIR, *CHANCES]) for path in paths]
     table = pd.concat(tables).drop_duplicates(PAIR)[[*PAIR, *CHANCES]]
     return table.astype(dict.fromkeys(CHANCES, float))
+
 
 def read_run(path, pairs, qrels, args):
     """Return the unjudged rows of a run; one that is not among the pairs is refused."""
@@ -132,6 +144,7 @@ def read_run(path, pairs, qrels, args):
         kit.fail(path, f"{name} is neither judged nor in {args.pool} with a verdict: pool it, too")
     return run
 
+
 def score(args):
     """Compare the unjudged abstracts of runs with gold abstracts, and score the runs by it."""
     files = [args.pool, args.qrels, args.claims, args.corpus, *args.verdicts, *args.runs]
@@ -140,8 +153,10 @@ def score(args):
     if not args.retry_errors and kit.up_to_date(args, task, args.out, details):
         return {"made": []}
     claims = kit.read_claims(args.claims)
-    texts = {name: kit.plain(kit.text_of(record, ["abstract"]))
-             for name, record in kit.read_corpus(args.corpus).items()}
+    texts = {
+        name: kit.plain(kit.text_of(record, ["abstract"]))
+        for name, record in kit.read_corpus(args.corpus).items()
+    }
     known = {"claim_id": claims, "abstract_id": texts}
     qrels = kit.read_table(args.qrels, [*PAIR, "label"], label=kit.LABELS, **known)
     pool = kit.read_table(args.pool, PAIR, **known)[PAIR]
@@ -151,8 +166,10 @@ def score(args):
     runs = {path: read_run(path, pairs, qrels, args) for path in args.runs}
     gold = qrels[[*PAIR, "label"]].set_axis(["claim_id", "gold_id", "expected"], axis=1)
     comparisons = pairs[PAIR].merge(gold, on="claim_id")
-    prompts = [PROMPT.format(claim=kit.plain(claims[claim]), first=texts[first], second=texts[gold])
-               for claim, first, gold in comparisons[[*PAIR, "gold_id"]].to_numpy()]
+    prompts = [
+        PROMPT.format(claim=kit.plain(claims[claim]), first=texts[first], second=texts[gold])
+        for claim, first, gold in comparisons[[*PAIR, "gold_id"]].to_numpy()
+    ]
     counts, facts = kit.answers_to(prompts, counts_of, args)
     table = score_pairs(pairs, comparisons, counts)
     if left_out := int(table["Ev2R"].isna().sum()):
@@ -161,13 +178,19 @@ def score(args):
     parts = {path: score_run(run, table, judged) for path, run in runs.items()}
     figures = compare(parts, args.seed)
     print(figures.to_string(index=False, na_rep="-", float_format="%.3f"))
-    facts |= {"pool": len(pool), "pairs": len(pairs), "comparisons": len(counts),
-              "missing": counts.count(None), "left_out": left_out}
+    facts |= {
+        "pool": len(pool),
+        "pairs": len(pairs),
+        "comparisons": len(counts),
+        "missing": counts.count(None),
+        "left_out": left_out,
+    }
     facts["claims"] = {path: int(one["Ev2R"][:, 1].sum()) for path, one in parts.items()}
     for path, one in {args.out: figures, details: table}.items():
         with kit.written(path, task, **facts) as new:
             one.to_csv(new, sep="\t", index=False, lineterminator="\n")
     return {"made": [args.out, details], **facts}
+
 
 # -------------------- Command line
 def add_score(add):
@@ -184,8 +207,10 @@ def add_score(add):
     add("--seed", type=int, default=13, help="of the resamples")
     kit.add_model(add, max_tokens=4096)
 
+
 def main():
     kit.run(kit.arguments(__doc__, {score: add_score}))
+
 
 if __name__ == "__main__":
     main()

@@ -26,6 +26,7 @@ While replies wait, llm ends with exit status 3, and the same call goes on; a re
 asked for once more. Codes are compared as they are: where 1_1 is right, 1_0 is wrong. A claim
 without a narrative has 0_0.
 """
+
 import contextlib
 import hashlib
 import json
@@ -41,23 +42,28 @@ NONE = "0_0"  # the code of a claim without a narrative
 CODE = r"(?<![\w.])\d(?:_\d)+(?!\w)"
 FEW = 3  # held-out claims that a code needs for a threshold of its own
 
+
 def alone(codes):
     """Return codes without NONE where there is another one."""
     return [code for code in codes if code != NONE] or [NONE]
+
 
 # -------------------- Files
 def read_taxonomy(path):
     """Return {code: "name: description"}."""
     import pandas as pd
+
     table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
     if list(table)[:3] != ["code", "name", "description"] or NONE not in set(table["code"]):
         kit.fail(path, f"want columns code, name, description, and a row for {NONE}")
     return dict(zip(table["code"], table["name"] + ": " + table["description"]))
 
+
 def read_codes(path, claims):
     """Return {claim_id: its codes}; claims: those that it may be about."""
     table = kit.read_table(path, ["claim_id", "codes"], claim_id=claims)
     return {row.claim_id: re.findall(r"[^;\s]+", row.codes) for row in table.itertuples()}
+
 
 def read_labelled(claims_path, codes_path, taxonomy):
     """Return [(claim, codes)] of claims to learn from, with codes of the taxonomy."""
@@ -71,6 +77,7 @@ def read_labelled(claims_path, codes_path, taxonomy):
         kit.warn(codes_path, f"{unknown} codes that the taxonomy lacks, left out")
     return labelled
 
+
 def write_codes(codes, task, args, **facts):
     """Write {claim_id: codes} and return the facts."""
     lines = [f"{name}\t{';'.join(found)}\n" for name, found in codes.items()]
@@ -79,12 +86,16 @@ def write_codes(codes, task, args, **facts):
         path.write_text("claim_id\tcodes\n" + "".join(lines), encoding="utf-8")
     return {"made": [args.out], **facts}
 
+
 def load(kind, name, args, weights=None, **options):
     """Return a model of sentence-transformers in fp32; it reads safetensors and runs no code."""
     import torch
+
     weights = {"dtype": torch.float32, "use_safetensors": True} | (weights or {})
-    return kind(str(name), device=args.device, trust_remote_code=False, model_kwargs=weights,
-                **options)
+    return kind(
+        str(name), device=args.device, trust_remote_code=False, model_kwargs=weights, **options
+    )
+
 
 # -------------------- Language model
 PROMPT = """People who doubt climate science or oppose climate policy argue in ways that return \
@@ -102,9 +113,11 @@ claim says.
 
 Answer with one line that holds the code, Codes: X_Y, or several of them, Codes: X_Y;X_Y"""
 
+
 def words_of(claim):
     """Return the words of a claim, for comparison: case-folded, without punctuation."""
     return re.findall(r"\w+", claim.casefold())
+
 
 def nearest(claims, labelled, args):
     """Return for each claim the labelled ones with the most similar vectors, the nearest last.
@@ -112,6 +125,7 @@ def nearest(claims, labelled, args):
     A labelled claim of the same words would give the answer away, and is left out.
     """
     from sentence_transformers import SentenceTransformer, util
+
     model = load(SentenceTransformer, args.encoder, args)
     vectors = model.encode_document([claim for claim, _ in labelled], convert_to_tensor=True)
     queries = model.encode_query(claims, convert_to_tensor=True)
@@ -122,12 +136,15 @@ def nearest(claims, labelled, args):
         shown.append(near[: args.fewshot][::-1])
     return shown
 
+
 def prompt_of(claim, shown, taxonomy):
     """Return the prompt for a claim; shown: labelled claims."""
     lines = [f"{code} {text}" for code, text in taxonomy.items()]
     examples = [f"Claim: {kit.plain(text)}\nCodes: {';'.join(codes)}\n\n" for text, codes in shown]
-    return PROMPT.format(taxonomy="\n".join(lines), examples="".join(examples), none=NONE,
-                         claim=kit.plain(claim))
+    return PROMPT.format(
+        taxonomy="\n".join(lines), examples="".join(examples), none=NONE, claim=kit.plain(claim)
+    )
+
 
 def codes_in(reply, taxonomy):
     """Return the codes of the last line with "Codes:", else the only one that a reply names.
@@ -140,6 +157,7 @@ def codes_in(reply, taxonomy):
     if not set(codes) & set(taxonomy) or len(codes) > 1 and not answers:
         return None
     return codes
+
 
 def llm(args):
     """Choose codes by a language model that reads the taxonomy and the nearest labelled claims."""
@@ -160,59 +178,86 @@ def llm(args):
     without = [name for name, codes in zip(claims, found) if not codes]
     unknown = sum(code not in taxonomy for codes in filter(None, found) for code in codes)
     if unknown or without:
-        kit.warn(args.replies, f"{unknown} codes that {args.taxonomy} lacks, left out; "
-                 f"{len(without)} claims without a code, which become {NONE}: {' '.join(without)}")
+        kit.warn(
+            args.replies,
+            f"{unknown} codes that {args.taxonomy} lacks, left out; "
+            f"{len(without)} claims without a code, which become {NONE}: {' '.join(without)}",
+        )
     codes = {}
     for name, some in zip(claims, found):
         codes[name] = alone([code for code in some or [] if code in taxonomy])
     facts |= {"unknown_codes": unknown, "without_codes": len(without)}
     return write_codes(codes, task, args, **facts)
 
+
 # -------------------- Thresholds
 def best_threshold(gold, probabilities):
     """Return the threshold with the best F1."""
     from sklearn.metrics import precision_recall_curve
+
     precision, recall, thresholds = precision_recall_curve(gold, probabilities)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
     return float(thresholds[f1[:-1].argmax()])
 
+
 def fit_thresholds(gold, probabilities):
     """Return a threshold for each code; rare ones share that of the best micro F1."""
     common = best_threshold(gold.ravel(), probabilities.ravel())
-    return [best_threshold(*columns) if columns[0].sum() >= FEW else common
-            for columns in zip(gold.T, probabilities.T)]
+    return [
+        best_threshold(*columns) if columns[0].sum() >= FEW else common
+        for columns in zip(gold.T, probabilities.T)
+    ]
+
 
 # -------------------- Encoder: a pair is a claim and nothing
 def probabilities_of(model, claims):
     """Return a probability for each claim and code."""
     import torch
+
     return model.predict([(claim, "") for claim in claims], activation_fn=torch.nn.Sigmoid())
+
 
 def fit(model, claims, gold, folder, args):
     """Train by binary cross-entropy for each code, and return the log; resumes by checkpoints."""
     import datasets
     import torch
     from sentence_transformers import cross_encoder as ce
+
     columns = {"claim": claims, "nothing": [""] * len(claims), "label": gold.tolist()}
     loss = ce.losses.CrossEntropyLoss(model)
     forward, loss.ce_loss = loss.forward, torch.nn.BCEWithLogitsLoss()
     loss.forward = lambda pairs, labels, **more: forward(pairs, torch.stack(labels), **more)
-    trainer = ce.CrossEncoderTrainer(model, ce.CrossEncoderTrainingArguments(
-        str(folder), num_train_epochs=args.epochs, learning_rate=args.lr, seed=args.seed,
-        per_device_train_batch_size=args.batch, use_cpu=model.device.type == "cpu",
-        bf16=model.device.type == "cuda", dataloader_pin_memory=False, report_to="none",
-        save_strategy="epoch", save_total_limit=2, logging_strategy="epoch",
-    ), datasets.Dataset.from_dict(columns), loss=loss)
+    trainer = ce.CrossEncoderTrainer(
+        model,
+        ce.CrossEncoderTrainingArguments(
+            str(folder),
+            num_train_epochs=args.epochs,
+            learning_rate=args.lr,
+            seed=args.seed,
+            per_device_train_batch_size=args.batch,
+            use_cpu=model.device.type == "cpu",
+            bf16=model.device.type == "cuda",
+            dataloader_pin_memory=False,
+            report_to="none",
+            save_strategy="epoch",
+            save_total_limit=2,
+            logging_strategy="epoch",
+        ),
+        datasets.Dataset.from_dict(columns),
+        loss=loss,
+    )
     whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
     newest = max(whole, key=lambda path: int(path.name[11:]), default=None)
     with contextlib.redirect_stdout(sys.stderr):
         trainer.train(resume_from_checkpoint=newest and str(newest))
     return trainer.state.log_history
 
+
 def train(args):
     """Train an encoder with an output for each code; held-out claims decide on thresholds."""
     from sentence_transformers import CrossEncoder
     from transformers import set_seed
+
     task = kit.task_of(args, args.claims, args.narratives, args.taxonomy, models=[args.model])
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
@@ -222,8 +267,14 @@ def train(args):
     order = np.random.default_rng(args.seed).permutation(len(claims))
     held, rest = np.split(order, [round(args.held_out * len(claims))])
     set_seed(args.seed)
-    model = load(CrossEncoder, args.model, args, {"ignore_mismatched_sizes": True},
-                 num_labels=len(taxonomy), config_kwargs={"id2label": dict(enumerate(taxonomy))})
+    model = load(
+        CrossEncoder,
+        args.model,
+        args,
+        {"ignore_mismatched_sizes": True},
+        num_labels=len(taxonomy),
+        config_kwargs={"id2label": dict(enumerate(taxonomy))},
+    )
     name = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     checkpoints = Path(f"{args.out}.parts", name)  # another task has others
     log = fit(model, [claims[place] for place in rest], gold[rest], checkpoints, args)
@@ -235,9 +286,11 @@ def train(args):
     shutil.rmtree(checkpoints.parent)
     return {"made": [args.out], **facts}
 
+
 def classify(args):
     """Choose codes by the encoder that train has made; without any, the likeliest one."""
     from sentence_transformers import CrossEncoder
+
     task = kit.task_of(args, args.claims, args.model)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
@@ -252,25 +305,35 @@ def classify(args):
         found[name] = alone(chosen or [names[chances.argmax()]])
     return write_codes(found, task, args)
 
+
 # -------------------- Scores
 def score(gold, found):
     """Return macro, micro and weighted F1 over the codes that are gold or named; F1 by code."""
     import pandas as pd
     from sklearn.metrics import f1_score
     from sklearn.preprocessing import MultiLabelBinarizer
+
     binarizer = MultiLabelBinarizer().fit([*gold.values(), *found.values()])
     true = binarizer.transform(gold.values())
     named = binarizer.transform([found.get(name, ()) for name in gold])
     facts = {"claims": len(gold), "codes": len(binarizer.classes_)}
     for kind in ("macro", "micro", "weighted"):
         facts[f"{kind}_F1"] = f1_score(true, named, average=kind, zero_division=0)
-    return facts, pd.DataFrame({
-        "code": binarizer.classes_, "right": (true * named).sum(axis=0), "named": named.sum(axis=0),
-        "gold": true.sum(axis=0), "F1": f1_score(true, named, average=None, zero_division=0)})
+    return facts, pd.DataFrame(
+        {
+            "code": binarizer.classes_,
+            "right": (true * named).sum(axis=0),
+            "named": named.sum(axis=0),
+            "gold": true.sum(axis=0),
+            "F1": f1_score(true, named, average=None, zero_division=0),
+        }
+    )
+
 
 def evaluate(args):
     """Score narratives: macro, micro and weighted F1, and F1 by code."""
     import pandas as pd
+
     task = kit.task_of(args, args.narratives, args.claims, *args.files)
     claims, rows, tables = kit.read_claims(args.claims), [], []
     gold = read_codes(args.narratives, claims)
@@ -280,8 +343,11 @@ def evaluate(args):
         if len(missing) == len(gold):
             kit.fail(path, f"none of its claims is in {args.narratives}; name files of one split")
         if missing or others:
-            kit.warn(path, f"{len(missing)} of {len(gold)} claims are missing: no code; "
-                     f"{len(others)} claims without gold are left out")
+            kit.warn(
+                path,
+                f"{len(missing)} of {len(gold)} claims are missing: no code; "
+                f"{len(others)} claims without gold are left out",
+            )
         facts, table = score(gold, {name: found[name] for name in found if name in gold})
         rows.append({"run": path, **facts})
         tables.append(table.assign(run=path))
@@ -292,11 +358,13 @@ def evaluate(args):
             table.to_csv(path, sep="\t", index=False, float_format="%.6g", lineterminator="\n")
     return {"made": [args.out, by_code], "runs": rows}
 
+
 # -------------------- Command line
 def add_files(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
     add("--seed", type=int, default=13, help="of every random choice")
     add("--device", help="cpu, cuda:0, mps (default: a GPU where there is one)")
+
 
 def add_llm(add):
     add_files(add)
@@ -307,6 +375,7 @@ def add_llm(add):
     add("--fewshot", type=int, default=8, help="labelled claims shown")
     add("--encoder", default="data/models/minilm", help="dense encoder that finds them")
     kit.add_model(add, max_tokens=300)
+
 
 def add_train(add):
     add_files(add)
@@ -319,10 +388,12 @@ def add_train(add):
     add("--batch-size", dest="batch", type=int, default=16, help="of claims")
     add("--held-out", type=float, default=0.2, help="share of the claims, for the thresholds")
 
+
 def add_classify(add):
     add_files(add)
     add("--out", default="{work}/{split}/narratives.tsv", help="codes of the claims")
     add("--model", default="{work}/models/narratives", help="what train has made")
+
 
 def add_evaluate(add):
     add_files(add)
@@ -330,9 +401,11 @@ def add_evaluate(add):
     add("files", nargs="+", help="narratives to score")
     add("--out", default="{work}/{split}/narrative_scores.tsv", help="the table")
 
+
 def main():
     jobs = {llm: add_llm, train: add_train, classify: add_classify, evaluate: add_evaluate}
     kit.run(kit.arguments(__doc__, jobs))
+
 
 if __name__ == "__main__":
     main()

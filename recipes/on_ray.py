@@ -28,6 +28,7 @@ Examples
     for i in 0 1 2 3; do python recipes/on_ray.py index --only $i/3 -- --indexes bm25; done
     for i in 1 2 3 0; do python recipes/on_ray.py retrieve --only $i/3 -- --retrievers bm25; done
 """
+
 import argparse
 import itertools
 import json
@@ -41,12 +42,17 @@ from pathlib import Path
 
 from tools import kit
 
-SCRIPTS = {"index": "01_index.py", "retrieve": "02_retrieve.py", "rerank": "03_rerank.py",
-           "classify": "05_classify.py"}
+SCRIPTS = {
+    "index": "01_index.py",
+    "retrieve": "02_retrieve.py",
+    "rerank": "03_rerank.py",
+    "classify": "05_classify.py",
+}
 ABSTRACTS = 4096  # of a block: SHARD of 01_index.py, so that the same texts share its batches
-CLAIMS = 1024     # of a block: whole groups of 03_rerank.py
-ROWS = 32         # smaller blocks are its multiples: kernels treat odd rows apart
+CLAIMS = 1024  # of a block: whole groups of 03_rerank.py
+ROWS = 32  # smaller blocks are its multiples: kernels treat odd rows apart
 OURS = set("--data --work --split --corpus --index --run --out --restrict --aggregate".split())
+
 
 # -------------------- Cut
 def cut_corpus(args):
@@ -55,8 +61,10 @@ def cut_corpus(args):
     facts = {"sha256": kit.digest(args.corpus)}
     if mark.exists():
         if not facts.items() <= json.loads(mark.read_bytes()).items():
-            kit.fail(args.corpus, f"not what {args.folder} was cut from; delete that folder, or "
-                     "give another --work")
+            kit.fail(
+                args.corpus,
+                f"not what {args.folder} was cut from; delete that folder, or give another --work",
+            )
         return
     if args.job != "index":
         kit.fail(args.folder, "no such folder; run index with the same --shards first")
@@ -77,14 +85,18 @@ def cut_corpus(args):
     (new / mark.name).write_text(json.dumps(facts))
     new.rename(args.folder)
 
+
 def read(path):
     """Return a table of strings, as they are."""
     import pandas as pd
+
     return pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=3)
+
 
 def write(path, table):
     with kit.written(path, {}) as new:
         table.to_csv(new, sep="\t", index=False, lineterminator="\n", quoting=3)
+
 
 def cut_run(args, numbers):
     """Write FOLDER/I/run.tsv for these numbers: neighbouring claims with all their rows."""
@@ -99,25 +111,39 @@ def cut_run(args, numbers):
     for number in numbers:
         write(f"{args.folder}/{number}/run.tsv", table[shards == number])
 
+
 # -------------------- Run
 def run_shard(args, number):
     """Run the script on a shard. Return its facts, or {"error": line} if it refuses its input."""
     begun, folder = time.monotonic(), Path(args.folder, str(number))
     words = ["--data", args.data, "--split", args.split]
     if args.parts:
-        words += ["--work", args.work, "--corpus", args.corpus, "--run", folder / "run.tsv",
-                  "--out", folder / "out.tsv"]
+        words += [
+            "--work",
+            args.work,
+            "--corpus",
+            args.corpus,
+            "--run",
+            folder / "run.tsv",
+            "--out",
+            folder / "out.tsv",
+        ]
     else:
         words += ["--work", folder, "--corpus", folder / "corpus.jsonl"]
     os.chdir(args.cwd)
     os.environ.update(args.env)
     if not folder.exists():
-        return {"error": f"{folder}: not on {socket.gethostname()}; cut first (index --only 0/N), "
-                "and share the folder under one path on all nodes"}
+        return {
+            "error": f"{folder}: not on {socket.gethostname()}; cut first (index --only 0/N), "
+            "and share the folder under one path on all nodes"
+        }
     log = folder / f"{args.job}.log"
     with open(log, "wb") as file:
-        done = subprocess.run([sys.executable, args.script, *map(str, [*words, *args.words])],
-                              stdout=subprocess.PIPE, stderr=file)
+        done = subprocess.run(
+            [sys.executable, args.script, *map(str, [*words, *args.words])],
+            stdout=subprocess.PIPE,
+            stderr=file,
+        )
     if done.returncode == 2:
         return {"error": log.read_text(errors="replace").splitlines()[-1].removeprefix("error: ")}
     if done.returncode:
@@ -125,22 +151,37 @@ def run_shard(args, number):
     seconds = round(time.monotonic() - begun, 1)
     return json.loads(done.stdout.splitlines()[-1]) | {"seconds": seconds}
 
+
 def on_cluster(args):
     """Yield (number, facts) of each shard as it ends; Ray places it, and starts it again."""
     from tqdm.auto import tqdm
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else a wrong address takes minutes
     try:
         import ray
-        ray.init(args.address or "local", log_to_driver=False, logging_level="ERROR",
-                 include_dashboard=False)
+
+        ray.init(
+            args.address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=False,
+        )
     except ImportError:
         kit.fail("ray", "not installed; pip install ray==2.60.0, or use --only")
     except Exception as error:  # of many kinds: no cluster there, another version of Ray
         kit.fail(f"--address {args.address or 'local'}", str(error).splitlines()[0])
-    start = ray.remote(run_shard).options(
-        num_cpus=args.cpus, num_gpus=args.gpus, scheduling_strategy="SPREAD", max_retries=5,
-        retry_exceptions=[RuntimeError]).remote  # raised where a script dies
+    start = (
+        ray.remote(run_shard)
+        .options(
+            num_cpus=args.cpus,
+            num_gpus=args.gpus,
+            scheduling_strategy="SPREAD",
+            max_retries=5,
+            retry_exceptions=[RuntimeError],
+        )
+        .remote
+    )  # raised where a script dies
     left = {start(args, number): number for number in range(1, args.shards + 1)}
     with tqdm(total=len(left), desc=args.job, unit=" shards") as bar:
         while left:
@@ -152,14 +193,18 @@ def on_cluster(args):
             yield left.pop(done), facts
             bar.update()
 
+
 # -------------------- Merge
 def places_of(folder, kind, args):
     """Return {abstract_id: place in the original corpus} of a shard, from its index."""
     size = json.loads(Path(args.folder, "cut.json").read_bytes())["size"]
     names = json.loads((folder / "index" / kind / "abstract_ids.json").read_bytes())
     first = int(folder.name) - 1
-    return {name: (row // size * args.shards + first) * size + row % size
-            for row, name in enumerate(names)}
+    return {
+        name: (row // size * args.shards + first) * size + row % size
+        for row, name in enumerate(names)
+    }
+
 
 def merge_runs(args, folders):
     """Write the best rows of all shards by retriever, ties in corpus order, and their RRF.
@@ -167,14 +212,16 @@ def merge_runs(args, folders):
     candidates.jsonl gets the abstracts of these rows, in corpus order.
     """
     import pandas as pd
+
     parser = argparse.ArgumentParser(add_help=False)  # flags of 02_retrieve.py
     parser.add_argument("--claims", default=f"{args.data}/claims.{args.split}.tsv")
     parser.add_argument("--retrievers", nargs="+")
     parser.add_argument("--top-k", type=int, default=100)
     parser.add_argument("--rrf-k", default="60")
     flags, _ = parser.parse_known_args(args.words)
-    kinds = flags.retrievers or [kind for kind in ("bm25", "dense", "splade")
-                                 if (folders[0] / "index" / kind).is_dir()]
+    kinds = flags.retrievers or [
+        kind for kind in ("bm25", "dense", "splade") if (folders[0] / "index" / kind).is_dir()
+    ]
     order = {claim: place for place, claim in enumerate(kit.read_claims(flags.claims))}
     found, out = set(), Path(args.work, args.split)
     for kind in kinds:
@@ -194,17 +241,23 @@ def merge_runs(args, folders):
     if len(kinds) > 1:
         runs = [str(out / f"{kind}.tsv") for kind in kinds]
         words = ["--data", args.data, "--rrf-k", flags.rrf_k, "--top-k", str(flags.top_k)]
-        subprocess.run([sys.executable, args.script, "fuse", *runs, *words, "--out",
-                        str(out / "hybrid.tsv")], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [sys.executable, args.script, "fuse", *runs, *words, "--out", str(out / "hybrid.tsv")],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+
 
 def merge(args):
     """Join what rerank or classify made; merge the runs of retrieve."""
     folders = [Path(args.folder, str(number)) for number in range(1, args.shards + 1)]
     if args.parts:
         import pandas as pd
+
         write(args.out, pd.concat(read(folder / "out.tsv") for folder in folders))
     elif args.job == "retrieve":
         merge_runs(args, folders)
+
 
 # -------------------- Jobs
 def run(args):
@@ -233,25 +286,31 @@ def run(args):
     stages = dict(zip(["cut", args.job, "merge"], seconds))
     return {"job": args.job, "seconds": stages, "shards": dict(sorted(done.items()))}
 
+
 def index(args):
     """Index the shards of a corpus by 01_index.py."""
     return run(args)
+
 
 def retrieve(args):
     """Retrieve from each shard by 02_retrieve.py, and merge the runs."""
     return run(args)
 
+
 def rerank(args):
     """Rerank parts of a run by 03_rerank.py, and join them."""
     return run(args)
+
 
 def classify(args):
     """Label parts of a run by 05_classify.py, and join the verdicts."""
     return run(args)
 
+
 def part(text):
     number, count = map(int, text.split("/"))
     return number, count
+
 
 def add_flags(add):
     add("--corpus", help="the abstracts (default: DATA/corpus.jsonl, or candidates.jsonl)")
@@ -261,21 +320,25 @@ def add_flags(add):
     add("--cpus", type=float, default=1, help="cores of a shard")
     add("--gpus", type=float, default=0, help="GPUs of a shard")
 
+
 def add_rerank(add):
     add_flags(add)
     add("--run", default="{work}/{split}/hybrid.tsv", help="run to rerank")
     add("--out", default="{work}/{split}/rerank.tsv", help="reranked run")
+
 
 def add_classify(add):
     add_flags(add)
     add("--run", default="{work}/{split}/llm.tsv", help="run to classify")
     add("--out", default="{work}/{split}/verdicts.tsv", help="verdicts")
 
+
 def main():
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     words, sys.argv = sys.argv[at + 1 :], sys.argv[:at]
-    args = kit.arguments(__doc__, {index: add_flags, retrieve: add_flags, rerank: add_rerank,
-                                   classify: add_classify})
+    args = kit.arguments(
+        __doc__, {index: add_flags, retrieve: add_flags, rerank: add_rerank, classify: add_classify}
+    )
     for word in OURS.intersection(word.split("=")[0] for word in words):
         kit.fail(word, "not behind --; on_ray.py sets it")
     only, shards = args.only or (None, args.shards)
@@ -291,6 +354,7 @@ def main():
     args.cwd = os.getcwd()
     args.env = {name: os.environ[name] for name in os.environ if name.startswith(("HF_", "OMP_"))}
     kit.run(args)
+
 
 if __name__ == "__main__":
     main()

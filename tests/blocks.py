@@ -2,6 +2,7 @@
 Check that the blocks which scripts share, from "# --- NAME (same in ...)" to "# --- end of NAME",
 are the same in all of them; with --fix, copy each from the first script that has it.
 """
+
 import re
 import sys
 from pathlib import Path
@@ -10,25 +11,32 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [*sorted(ROOT.glob("0[1-6]_*.py")), ROOT / "recipes/tools/kit.py"]
 BLOCK = re.compile(r"^# --- (.+) \(same in .+\)\n.*?^# --- end of \1\n", re.DOTALL | re.MULTILINE)
 
+
 def blocks_of(text):
     """Return {name: block}, markers included."""
     return {found[1]: found[0] for found in BLOCK.finditer(text)}
 
+
 def with_blocks(text, blocks):
     """Return text with each of its blocks replaced by the one of the same name in blocks."""
     return BLOCK.sub(lambda found: blocks[found[1]], text)
+
 
 def main(fix):
     first, differ = {}, []
     for path in SCRIPTS:
         text = path.read_text(encoding="utf-8")
         first = blocks_of(text) | first
-        differ += [f"{path.name}: {name}" for name, block in blocks_of(text).items()
-                   if block != first[name]]
+        differ += [
+            f"{path.name}: {name}"
+            for name, block in blocks_of(text).items()
+            if block != first[name]
+        ]
         if fix:
             path.write_text(with_blocks(text, first), encoding="utf-8")
     print(*differ or ["all blocks are the same"], sep="\n")
     return bool(differ) and not fix
+
 
 if __name__ == "__main__":
     sys.exit(main("--fix" in sys.argv))

@@ -1,4 +1,5 @@
 """Fixtures: scripts alone in a folder with their inputs, toy data, small models, an endpoint."""
+
 import contextlib
 import json
 import os
@@ -22,6 +23,7 @@ SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL", "NO_COLOR")  # of this
 RUN, LABELS = ["claim_id", "abstract_id", "rank", "score"], ["SUPPORTS", "REFUTES", "NEI"]
 KEY = RUN[:2]
 
+
 # ---------------------------------------------------------------- Files
 def tsv(path, header, rows):
     """Write rows, and their header, as they are."""
@@ -29,34 +31,46 @@ def tsv(path, header, rows):
     lines = ["\t".join(map(str, row)) for row in [header, *rows]]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
+
 def read(path):
     """Read a TSV file with ids as strings."""
     return pd.read_csv(path, sep="\t", dtype=dict.fromkeys(KEY, str), na_filter=False)
+
 
 def jsonl(path, *lines):
     """Write records as JSON Lines."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
+
 def records(path):
     """Read JSON Lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
+
 ABSTRACTS = {record["abstract_id"]: record["abstract"] for record in records(TOY / "corpus.jsonl")}
+
 
 def cases(name):
     """Read a table of test cases in this folder, without its header."""
     lines = (ROOT / "tests" / name).read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines[1:]]
 
+
 @pytest.fixture
 def contents():
     """contents(folder): {path: bytes} of its files without links, to see what a call changed."""
+
     def read_files(folder, aside="//"):
         paths = [path for path in Path(folder).rglob("*") if "models" not in path.parts]
         files = [path for path in paths if path.is_file() and not path.is_symlink()]
-        return {path: path.read_bytes() for path in files
-                if path.suffix != ".py" and aside not in str(path)}
+        return {
+            path: path.read_bytes()
+            for path in files
+            if path.suffix != ".py" and aside not in str(path)
+        }
+
     return read_files
+
 
 # ---------------------------------------------------------------- Models and toy data
 def pytest_sessionstart(session):
@@ -71,10 +85,12 @@ def pytest_sessionstart(session):
     if not hasattr(session.config, "workerinput"):
         subprocess.run([sys.executable, ROOT / "data" / "download.py", "models"], check=False)
 
+
 def pytest_collection_modifyitems(items):
     """One worker begins with Ray, the other one with short tests; no long one comes last."""
     order = ["test_on_ray", "test_02_retrieve", "test_03_rerank", "test_notebook", "test_recipes"]
     items.sort(key=lambda item: [*order, item.path.stem].index(item.path.stem))
+
 
 @pytest.fixture(scope="session")
 def warm():
@@ -89,24 +105,34 @@ def warm():
             yield f"{folder}:{os.environ['PATH']}"
             server.kill()
 
+
 @pytest.fixture(scope="session")
 def models():
     """data/models/ with minilm, splade-tiny and smollm2."""
     assert (ROOT / "data" / "models" / "smollm2").exists(), "python data/download.py models"
     return ROOT / "data" / "models"
 
+
 def tiny(folder, outputs=("LABEL_0",), seed=0, dtype="float32"):
     """Make a BERT of two small layers with random weights and outputs of these names."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
+
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=30_522, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, initializer_range=0.5, id2label=dict(enumerate(outputs)))
+        vocab_size=30_522,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        initializer_range=0.5,
+        id2label=dict(enumerate(outputs)),
+    )
     model = AutoModelForSequenceClassification.from_config(config)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder)
     return str(folder)
+
 
 def tiny_llm(folder):
     """Make a language model of two small layers with random weights, which reads bytes."""
@@ -114,21 +140,33 @@ def tiny_llm(folder):
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
     torch.manual_seed(0)
     marks, level = ["<|im_start|>", "<|im_end|>", "yes", "no"], pre_tokenizers.ByteLevel(False)
     words = {word: place for place, word in enumerate(marks + sorted(level.alphabet()))}
     tokens = Tokenizer(BPE(words, []))
     tokens.pre_tokenizer, tokens.decoder = level, decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, eos_token=marks[1], pad_token=marks[1],
-        extra_special_tokens=marks[:1])
+        tokenizer_object=tokens,
+        eos_token=marks[1],
+        pad_token=marks[1],
+        extra_special_tokens=marks[:1],
+    )
     tokenizer.chat_template = "{% for one in messages %}<|im_start|>{{ one.content }}{% endfor %}"
     tokenizer.save_pretrained(folder)
-    LlamaForCausalLM(LlamaConfig(
-        vocab_size=260, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, initializer_range=0.5, max_position_embeddings=4096,
-    )).save_pretrained(folder)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=260,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            initializer_range=0.5,
+            max_position_embeddings=4096,
+        )
+    ).save_pretrained(folder)
     return str(folder)
+
 
 @pytest.fixture
 def toy(tmp_path, models):
@@ -141,10 +179,15 @@ def toy(tmp_path, models):
         run.rename(tmp_path / "work" / "demo" / split / "hybrid.tsv")
     return tmp_path
 
+
 # ---------------------------------------------------------------- Scripts
 def load(script):
-    """Return the names of a script, without running it."""
-    return SimpleNamespace(**runpy.run_path(str(ROOT / script)))
+    """Return the names of a script, without running it; it finds the modules beside it."""
+    path = ROOT / script
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    return SimpleNamespace(**runpy.run_path(str(path)))
+
 
 def copy(script, folder, edits):
     """Copy a script alone into folder; edits: {a part of it: what stands there instead}."""
@@ -154,14 +197,17 @@ def copy(script, folder, edits):
         text = text.replace(old, new)
     (folder / script).write_text(text, encoding="utf-8")
 
+
 def kill_before(statement, time=1, by="__import__('signal').raise_signal(9)"):
     """Return an edit: kill -9 comes when the statement is about to be run for the time-th time."""
     lives = f"globals().setdefault('LIVES', iter(range(1, {time})))"
     return {statement: f"next({lives}, None) or {by}; {statement}"}
 
+
 def end_of(main, args, capsys):
     """Call main and return what it leaves, as of a process."""
     from tqdm import tqdm  # here, since main's script has set how bars look
+
     status = 0
     tqdm._instances.clear()  # an error before may have left a bar, and bars make room for others
     capsys.readouterr()
@@ -171,9 +217,11 @@ def end_of(main, args, capsys):
         status = end.code
     return subprocess.CompletedProcess(args, status, *capsys.readouterr())
 
+
 @pytest.fixture
 def call(monkeypatch, capsys):
     """call("03_rerank.py", "--depth", 4, cwd=folder): the script alone, in this process."""
+
     def call_script(script, *args, cwd, env=None, edits=None):
         copy(script, cwd, edits)
         monkeypatch.chdir(cwd)
@@ -183,18 +231,23 @@ def call(monkeypatch, capsys):
         names = runpy.run_path(script)
         monkeypatch.setitem(sys.modules, "<run_path>", SimpleNamespace(**names))  # to pickle
         return end_of(names["main"], args, capsys)
+
     return call_script
+
 
 @pytest.fixture
 def program(monkeypatch, capsys):
     """program("ev2r", "a.tsv", cwd=folder): recipes/ev2r.py in this process, as call() does it."""
+
     def call_program(name, *args, cwd):
         path = ROOT / "recipes" / f"{name}.py"
         monkeypatch.syspath_prepend(path.parent)
         monkeypatch.chdir(cwd)
         monkeypatch.setattr(sys, "argv", list(map(str, [path, *args])))
         return end_of(lambda: runpy.run_path(str(path), run_name="__main__"), args, capsys)
+
     return call_program
+
 
 @pytest.fixture
 def killed(call):
@@ -202,6 +255,7 @@ def killed(call):
 
     As call(), in a copy of this process.
     """
+
     def fork(*command, **how):
         copied = os.fork()
         if not copied:
@@ -209,12 +263,15 @@ def killed(call):
                 call(*command, **how)
             os._exit(1)
         return os.waitstatus_to_exitcode(os.waitpid(copied, 0)[1]) == -9
+
     return fork
+
 
 def facts(done):
     """Return the JSON object that ends the output of a script without an error."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
 
 @pytest.fixture
 def refused(call, contents):
@@ -222,6 +279,7 @@ def refused(call, contents):
 
     kept: a part of the names of unfinished work, which may stay.
     """
+
     def check(folder, *command, said, by=call, kept="//", **how):
         before = contents(folder, kept)
         done = by(*command, cwd=folder, **how)
@@ -229,7 +287,9 @@ def refused(call, contents):
         assert done.returncode == 2 and len(errors) == 1, done.stderr
         assert "Traceback" not in done.stderr and said in errors[0], done.stderr
         assert contents(folder, kept) == before
+
     return check
+
 
 # ---------------------------------------------------------------- A language model
 class Endpoint(BaseHTTPRequestHandler):
@@ -268,10 +328,12 @@ class Endpoint(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
+
 @pytest.fixture
 def endpoint():
     """endpoint(reply): a server with its url, and what it was asked and answered so far."""
     with contextlib.ExitStack() as running:
+
         def start(reply):
             server = running.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Endpoint))
             server.reply, server.asked, server.answered = reply, [], []
@@ -279,4 +341,5 @@ def endpoint():
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             running.callback(server.shutdown)
             return server
+
         yield start

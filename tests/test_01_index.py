@@ -1,4 +1,5 @@
 """01_index.py: what is indexed, that it is whole, and what training makes."""
+
 import json
 import math
 import os
@@ -18,28 +19,42 @@ SCRIPT, INDEX = "01_index.py", "work/demo/index"
 KIT = load(SCRIPT)
 SMALL = {"SHARD = 4096": "SHARD = 5"}  # three shards of the toy
 
+
 def meta_of(folder):
     return json.loads((folder / "meta.json").read_text())
 
+
 def test_the_text_of_a_record():
-    record = json.loads('{"title": NaN, "abstract": " a b ", "year": 2020, "authors": '
-                        '["X", "", null, "Y"], "n": null, "zero": 0}')
+    record = json.loads(
+        '{"title": NaN, "abstract": " a b ", "year": 2020, "authors": '
+        '["X", "", null, "Y"], "n": null, "zero": 0}'
+    )
     assert KIT.text_of(record) == "a b"
     assert KIT.text_of(record, ["abstract", "year", "authors", "n", "zero"], " [SEP] ") == (
-        "a b [SEP] 2020 [SEP] X, Y [SEP] 0")
+        "a b [SEP] 2020 [SEP] X, Y [SEP] 0"
+    )
+
 
 # ---------------------------------------------------------------- BM25
-@pytest.mark.parametrize(("analyser", "text", "expected"), [
-    ("default", "Don't Glaciers do NOT melt? CO2-levels; it's A the sea",
-     ["don", "glacier", "do", "melt", "co2", "level", "sea"]),
-    ("plain", "It's the CO2-level;\u2003A", ["It's", "the", "CO2-level;", "A"]),
-    ("nltk", "Don't say climate-change_now!", ["say", "climate", "change"]),
-    # composed and decomposed accents, ligatures and indices are the same but for plain
-    ("default", "cafe\u0301 \ufb01re CO\u2082", ["caf\u00e9", "fire", "co2"]),
-    ("plain", "cafe\u0301 \ufb01re", ["cafe\u0301", "\ufb01re"])])
+@pytest.mark.parametrize(
+    ("analyser", "text", "expected"),
+    [
+        (
+            "default",
+            "Don't Glaciers do NOT melt? CO2-levels; it's A the sea",
+            ["don", "glacier", "do", "melt", "co2", "level", "sea"],
+        ),
+        ("plain", "It's the CO2-level;\u2003A", ["It's", "the", "CO2-level;", "A"]),
+        ("nltk", "Don't say climate-change_now!", ["say", "climate", "change"]),
+        # composed and decomposed accents, ligatures and indices are the same but for plain
+        ("default", "cafe\u0301 \ufb01re CO\u2082", ["caf\u00e9", "fire", "co2"]),
+        ("plain", "cafe\u0301 \ufb01re", ["cafe\u0301", "\ufb01re"]),
+    ],
+)
 def test_analysers(analyser, text, expected):
     found = KIT.tokenise(["", text], name=analyser, return_ids=False, **KIT.ANALYSERS[analyser])
     assert found == [[], expected]
+
 
 def test_bm25_scores_by_hand(toy, call):
     """Three texts of 4, 2 and 3 tokens, 3 on average; Kamphuis et al. 2020, table 1.
@@ -51,8 +66,10 @@ def test_bm25_scores_by_hand(toy, call):
     jsonl(toy / "data/demo/corpus.jsonl", *records)
     norm = 1.2 * (1 - 0.5 + 0.5 * np.array([4, 2, 3]) / 3)
     frequency = {"ice": np.array([2, 0, 0]), "sea": np.array([2, 1, 1])}
-    idf = {"lucene": {"ice": math.log(1 + 2.5 / 1.5), "sea": math.log(1 + 0.5 / 3.5)},
-           "robertson": {"ice": math.log(2.5 / 1.5), "sea": 0}}
+    idf = {
+        "lucene": {"ice": math.log(1 + 2.5 / 1.5), "sea": math.log(1 + 0.5 / 3.5)},
+        "robertson": {"ice": math.log(2.5 / 1.5), "sea": 0},
+    }
     for method, values in idf.items():
         words = ("--indexes", "bm25", "--bm25-method", method, "--k1", 1.2, "--b", 0.5)
         assert facts(call(SCRIPT, *words, cwd=toy))["made"]
@@ -61,15 +78,21 @@ def test_bm25_scores_by_hand(toy, call):
             expected = values[term] * count / (count + norm)
             np.testing.assert_allclose(index.get_scores([term]), expected, rtol=1e-6)
 
+
 def test_a_bm25_index_has_the_same_bytes_whatever_the_order_of_sets(toy):
     for seed in ("1", "2"):
         words = ("--indexes", "bm25", "--out", f"index{seed}", "--language", "german")
-        subprocess.run([sys.executable, ROOT / SCRIPT, *words], cwd=toy, check=True,
-                       env=os.environ | {"PYTHONHASHSEED": seed})
+        subprocess.run(
+            [sys.executable, ROOT / SCRIPT, *words],
+            cwd=toy,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )
     for path in (toy / "index1/bm25").iterdir():
         assert path.read_bytes() == (toy / "index2/bm25" / path.name).read_bytes(), path.name
     how = meta_of(toy / "index1/bm25")["analyser"]
     assert how["stemmer"] == how["stopwords"] == "german"
+
 
 # ---------------------------------------------------------------- Dense and SPLADE
 def test_chunks_are_pooled_by_mean_and_maximum():
@@ -77,6 +100,7 @@ def test_chunks_are_pooled_by_mean_and_maximum():
     features = {"sentence_embedding": rows, "overflow_to_sample_mapping": torch.tensor([0, 0, 1])}
     pooled = KIT.pool_windows(None, None, features)["sentence_embedding"]
     assert pooled.tolist() == [[(2 + 3) / 2, (5 + 8) / 2], [5, 5]]
+
 
 def test_windows_of_a_long_text_overlap_and_short_texts_are_as_they_were(toy, call):
     words = ("--indexes", "dense", "--max-length", 16)
@@ -91,6 +115,7 @@ def test_windows_of_a_long_text_overlap_and_short_texts_are_as_they_were(toy, ca
     cosines = (pooled * cut).sum(axis=1)
     assert (cosines[short] > 0.9999).all() and (cosines[~short] < 0.9999).all()
 
+
 def test_vectors_are_those_of_the_library_and_shards_change_nothing(toy, call):
     facts(call(SCRIPT, "--indexes", "dense", "splade", cwd=toy, edits=SMALL))
     encoder = SentenceTransformer(str(toy / "data/models/minilm"), device="cpu")
@@ -104,7 +129,9 @@ def test_vectors_are_those_of_the_library_and_shards_change_nothing(toy, call):
     np.testing.assert_allclose(np.log1p(relu.toarray()), weights.toarray(), atol=1e-5)
     meta = meta_of(toy / INDEX / "dense")
     assert meta["abstracts"] == 12 and json.loads(
-        (toy / INDEX / "dense/abstract_ids.json").read_text()) == list(ABSTRACTS)
+        (toy / INDEX / "dense/abstract_ids.json").read_text()
+    ) == list(ABSTRACTS)
+
 
 def test_prompts_stand_before_claims_and_abstracts(toy, call):
     words = ("--indexes", "dense", "--query-prompt", "query: ", "--document-prompt", "passage: ")
@@ -117,9 +144,11 @@ def test_prompts_stand_before_claims_and_abstracts(toy, call):
     found = read(toy / "work/demo/test/dense.tsv")["score"]
     np.testing.assert_allclose(found, scores.max(axis=1), atol=2e-3)
 
+
 def test_static_embeddings_are_indexed_and_searched(toy, call):
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer
+
     words = Tokenizer.from_file(str(toy / "data/models/minilm/tokenizer.json"))
     words.no_truncation()
     torch.manual_seed(0)
@@ -130,6 +159,7 @@ def test_static_embeddings_are_indexed_and_searched(toy, call):
     assert facts(call("02_retrieve.py", cwd=toy))["made"] == ["work/demo/test/dense.tsv"]
     assert len(read(toy / "work/demo/test/dense.tsv")) == 36
 
+
 # ---------------------------------------------------------------- Outputs
 def test_another_flag_makes_only_the_index_that_it_decides(toy, call):
     words = ("--indexes", "bm25", "dense", "--max-length", 16)
@@ -139,6 +169,7 @@ def test_another_flag_makes_only_the_index_that_it_decides(toy, call):
     edit = {'"--k1", type=float, default=1.5': '"--k1", type=float, default=2'}
     shown = call(SCRIPT, *words, cwd=toy, edits=edit).stdout
     assert shown.count("made by another version of 01_index.py; --force makes it again") == 2
+
 
 @pytest.mark.parametrize("kind", ["dense", "splade"])
 def test_kill_9_in_the_middle_of_encoding_changes_no_byte(toy, call, killed, kind):
@@ -154,6 +185,7 @@ def test_kill_9_in_the_middle_of_encoding_changes_no_byte(toy, call, killed, kin
         assert path.read_bytes() == (toy / f"killed/{kind}" / path.name).read_bytes(), path.name
     assert not parts.exists()
 
+
 def test_neighbours_equal_brute_force(toy, call):
     facts(call(SCRIPT, "--indexes", "dense", cwd=toy))
     facts(call(SCRIPT, "graph", "--neighbours", 3, cwd=toy, edits={"split(256)": "split(5)"}))
@@ -165,13 +197,19 @@ def test_neighbours_equal_brute_force(toy, call):
     assert found.tolist() == np.argsort(-cosines, axis=1)[:, :3].tolist()
     assert meta_of(toy / INDEX / "graph")["corpus"] == meta_of(toy / INDEX / "dense")["corpus"]
 
+
 # ---------------------------------------------------------------- Training
 def test_rows_keep_the_most_negatives():
     tuples = [("c", "p", "1"), ("c", "q", "1", "2", "3"), ("c", "r", "1", "2", "3")]
     assert KIT.rows_of(tuples, "mnrl") == tuples[1:]  # 2 x 3 are more than 3 x 1
     assert KIT.rows_of(tuples[:2], "triplet") == [
-        ("c", "p", "1"), ("c", "q", "1"), ("c", "q", "2"), ("c", "q", "3")]
+        ("c", "p", "1"),
+        ("c", "q", "1"),
+        ("c", "q", "2"),
+        ("c", "q", "3"),
+    ]
     assert KIT.rows_of([("c", "p")], "mnrl") == [("c", "p")]
+
 
 @pytest.fixture
 def ready(toy):
@@ -179,18 +217,30 @@ def ready(toy):
     tiny(toy / "models/tiny")
     claims = [(f"t{n}", f"claim {n} on ice" + " and snow" * (350 * (n == 3))) for n in range(20)]
     tsv(toy / "data/demo/claims.train.tsv", ["claim_id", "claim"], claims)
-    jsonl(toy / "tuples.jsonl", *(
-        {"claim_id": claim, "positive": f"{n % 12 + 1:04}", "negatives": [f"{(n + 3) % 12 + 1:04}"]}
-        for n, (claim, _) in enumerate(claims)))
+    jsonl(
+        toy / "tuples.jsonl",
+        *(
+            {
+                "claim_id": claim,
+                "positive": f"{n % 12 + 1:04}",
+                "negatives": [f"{(n + 3) % 12 + 1:04}"],
+            }
+            for n, (claim, _) in enumerate(claims)
+        ),
+    )
     for name in ("claims", "qrels"):
         (toy / f"data/demo/{name}.dev.tsv").write_bytes(
-            (toy / f"data/demo/{name}.test.tsv").read_bytes())
+            (toy / f"data/demo/{name}.test.tsv").read_bytes()
+        )
     return toy
+
 
 TRAIN = "train tuples.jsonl --model models/tiny --lr 1e-3 --max-length 24 --batch-size 8".split()
 
+
 def same_numbers(whole, again):
     return all(whole[name] == again[name] for name in set(whole) - {"made"})
+
 
 @pytest.mark.parametrize("loss", ["triplet", "mnrl"])
 def test_kill_9_in_training_ends_with_the_same_metrics(ready, call, killed, loss):
@@ -206,6 +256,7 @@ def test_kill_9_in_training_ends_with_the_same_metrics(ready, call, killed, loss
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert "up to date" in call(SCRIPT, *words, "--out", "killed", cwd=ready).stdout
 
+
 def test_a_trained_model_reads_its_own_length_and_is_indexed_by_the_next_call(ready, call):
     words = ("--epochs", 1, "--dev-split", "none", "--pooling", "chunks")
     facts(call(SCRIPT, *TRAIN, *words, cwd=ready))
@@ -214,6 +265,7 @@ def test_a_trained_model_reads_its_own_length_and_is_indexed_by_the_next_call(re
     assert trained.max_seq_length > 24 and len(tokens) == 102
     words = ("--indexes", "dense", "--dense-model", "work/demo/models/encoder")
     assert facts(call(SCRIPT, *words, cwd=ready))["made"] == [f"{INDEX}/dense"]
+
 
 def test_early_stopping_keeps_the_best_epoch(ready, call):
     done = facts(call(SCRIPT, *TRAIN, "--epochs", 6, "--patience", 1, cwd=ready))

@@ -1,4 +1,5 @@
 """02_retrieve.py: exact search, fusion, fitted weights, training examples."""
+
 import json
 import shutil
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ SCRIPT = "02_retrieve.py"
 KIT = load(SCRIPT)
 HYBRID = "work/demo/test/hybrid.tsv"
 
+
 # ---------------------------------------------------------------- Search
 @pytest.mark.parametrize(("count", "spread"), [(1, 3), (39, 3), (4001, 3), (4001, 50), (4001, 999)])
 def test_best_rows_equal_a_full_stable_sort(count, spread):
@@ -25,24 +27,29 @@ def test_best_rows_equal_a_full_stable_sort(count, spread):
         above = [row for row in expected[:k] if scores[row] > 0]
         assert KIT.best_rows(scores, 0, k).tolist() == above
 
+
 def test_every_retriever_equals_brute_force(toy, call, refused):
     from sentence_transformers import SentenceTransformer, SparseEncoder
+
     facts(call("01_index.py", cwd=toy))
     facts(call(SCRIPT, "--top-k", 8, cwd=toy))
     index, out, models = toy / "work/demo/index", toy / "work/demo/test", toy / "data/models"
     claims = list(read(toy / "data/demo/claims.test.tsv")["claim"])
     dense = SentenceTransformer(str(models / "minilm"), device="cpu").encode(claims)
     splade = SparseEncoder(str(models / "splade-tiny"), device="cpu").encode_query(claims)
-    postings, vectors = (sparse.load_npz(index / "splade/weights.npz"),
-                         np.load(index / "dense/embeddings.npy"))
+    postings, vectors = (
+        sparse.load_npz(index / "splade/weights.npz"),
+        np.load(index / "dense/embeddings.npy"),
+    )
     how = {"stopwords": "english", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
     bm25 = bm25s.BM25()
     bm25.index(bm25s.tokenize(list(ABSTRACTS.values()), **how), show_progress=False)
     words = map(bm25.get_tokens_ids, bm25s.tokenize(claims, return_ids=False, **how))
     for kind, scores in {
-            "dense": dense @ vectors.T.astype(np.float32),
-            "splade": splade.to_dense().numpy() @ postings.T,
-            "bm25": [bm25.get_scores_from_ids(ids) for ids in words]}.items():
+        "dense": dense @ vectors.T.astype(np.float32),
+        "splade": splade.to_dense().numpy() @ postings.T,
+        "bm25": [bm25.get_scores_from_ids(ids) for ids in words],
+    }.items():
         expected = []
         for claim, row in zip(("c3", "c4", "c5"), scores):
             best = [n for n in np.argsort(-row, kind="stable")[:8] if row[n] > 0 or kind == "dense"]
@@ -66,6 +73,7 @@ def test_every_retriever_equals_brute_force(toy, call, refused):
     np.save(index / "dense/embeddings.npy", vectors)
     refused(toy, SCRIPT, *words, said="index/dense: scores are not finite")
 
+
 @pytest.fixture
 def indexed(toy, call):
     """The toy with a BM25 index of words as they are, and three claims."""
@@ -73,6 +81,7 @@ def indexed(toy, call):
     claims = [("1", "sea level"), ("2", "xyzzy"), ("3", "?!")]
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
     return toy
+
 
 def test_no_row_without_a_common_term_nor_outside_of_restrict(indexed, call):
     done = call(SCRIPT, cwd=indexed)
@@ -85,19 +94,26 @@ def test_no_row_without_a_common_term_nor_outside_of_restrict(indexed, call):
     facts(call(SCRIPT, "--restrict", "few.tsv", "--out", "o", cwd=indexed))
     assert read(indexed / "o/bm25.tsv").values.tolist() == [["1", "0009", 1, whole["0009"]]]
 
+
 def test_a_limit_takes_the_first_claims(indexed, call, refused):
     tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("2", "ice"), ("1", "sea")])
     assert facts(call(SCRIPT, "--limit", 1, cwd=indexed))["claims"] == 1
     assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"2"}
     refused(indexed, SCRIPT, "--index", "nowhere", said="nowhere: no index; make one by 01")
 
+
 # ---------------------------------------------------------------- Fusion
 SD = np.std([9, 5, 1]), np.std([0.5, 0.3])
 
-@pytest.mark.parametrize(("method", "expected", "alone"), [
-    ("rrf", {"a": 1 / 61 + 3 / 62, "b": 1 / 62, "c": 1 / 63 + 3 / 61}, 3 / 61),
-    ("zscore", {"a": 8 / SD[0], "b": 4 / SD[0], "c": 3 * 0.2 / SD[1]}, 0),
-    ("union", {"a": 3 / 2, "b": 1 / 2, "c": 3}, 3)])
+
+@pytest.mark.parametrize(
+    ("method", "expected", "alone"),
+    [
+        ("rrf", {"a": 1 / 61 + 3 / 62, "b": 1 / 62, "c": 1 / 63 + 3 / 61}, 3 / 61),
+        ("zscore", {"a": 8 / SD[0], "b": 4 / SD[0], "c": 3 * 0.2 / SD[1]}, 0),
+        ("union", {"a": 3 / 2, "b": 1 / 2, "c": 3}, 3),
+    ],
+)
 def test_fusion_equals_the_arithmetic_by_hand(method, expected, alone):
     first = [("1", "a", 1, 9.0), ("1", "b", 2, 5.0), ("1", "c", 3, 1.0)]
     second = [("2", "d", 1, 2.0), ("1", "c", 1, 0.5), ("1", "a", 2, 0.3)]
@@ -107,6 +123,7 @@ def test_fusion_equals_the_arithmetic_by_hand(method, expected, alone):
     best = sorted(expected, key=expected.get, reverse=True)
     assert list(zip(fused["claim_id"], fused["abstract_id"])) == [*zip("111", best), ("2", "d")]
 
+
 @pytest.mark.parametrize(("ids", "expected"), [([], "zya"), (list("ayz"), "ayz")])
 def test_equal_scores_have_the_z_score_0_and_ties_follow_the_corpus(ids, expected):
     ranks = (10, 1, 4), (4, 4, 10), (1, 10, 1)  # of z, y, a; in this order, their sums differ
@@ -115,6 +132,7 @@ def test_equal_scores_have_the_z_score_0_and_ties_follow_the_corpus(ids, expecte
         fused = KIT.fuse_runs(runs, [1, 1, 1], method, 60, ids)
         assert "".join(fused["abstract_id"]) == expected
     assert fused["score"].tolist() == [0, 0, 0]
+
 
 def test_runs_of_other_claims_are_refused_and_missing_claims_are_counted(toy, call, refused):
     tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 1)])
@@ -126,13 +144,16 @@ def test_runs_of_other_claims_are_refused_and_missing_claims_are_counted(toy, ca
     assert "d.tsv: 2 rows, 2 claims, 0 without rows" in done.stdout
     assert json.loads((toy / "d.tsv.meta.json").read_text())["warnings"]
 
+
 COMBMNZ = {  # Fox and Shaw 1994, over ranks: the sum of the points times how many runs have it
     "# The points of a run's rows": '''def count(terms, axis):
     """CombMNZ"""
     return np.nansum(terms, axis) * np.sum(~np.isnan(terms), axis)
 
 # The points of a run's rows''',
-    'METHODS = {': 'METHODS = {"combmnz": (inverse_rank, count, [0]),'}
+    "METHODS = {": 'METHODS = {"combmnz": (inverse_rank, count, [0]),',
+}
+
 
 def test_a_method_in_the_registry_is_offered_and_fitted(toy, call):
     for name, ranks in {"a.tsv": "xyz", "b.tsv": "yx", "c.tsv": "zy"}.items():
@@ -147,14 +168,26 @@ def test_a_method_in_the_registry_is_offered_and_fitted(toy, call):
     assert facts(done)["method"] == "combmnz"  # the first of equal ones
     assert "combmnz: 1 / rank" in call(SCRIPT, "fuse", "--help", cwd=toy, edits=COMBMNZ).stdout
 
+
 def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, call, refused):
-    first = [("c1", "x", 1, 9), ("c1", "a", 2, 8), ("c1", "b", 3, 7), ("c2", "d", 1, 5),
-             ("c2", "c", 2, 4)]
+    first = [
+        ("c1", "x", 1, 9),
+        ("c1", "a", 2, 8),
+        ("c1", "b", 3, 7),
+        ("c2", "d", 1, 5),
+        ("c2", "c", 2, 4),
+    ]
     second = [("c1", "y", 1, 4), ("c1", "a", 2, 3), ("c2", "c", 1, 2), ("c2", "d", 2, 1)]
     for name, rows in {"a.tsv": first, "b.tsv": second}.items():
         tsv(toy / name, RUN, rows)
-    judged = [("c1", "a", "SUPPORTS"), ("c1", "q", "REFUTES"), ("c2", "c", "SUPPORTS"),
-              ("c2", "d", "NEI"), ("c3", "z", "REFUTES"), ("c4", "x", "NEI")]
+    judged = [
+        ("c1", "a", "SUPPORTS"),
+        ("c1", "q", "REFUTES"),
+        ("c2", "c", "SUPPORTS"),
+        ("c2", "d", "NEI"),
+        ("c3", "z", "REFUTES"),
+        ("c4", "x", "NEI"),
+    ]
     tsv(toy / "q.tsv", [*KEY, "label"], judged)
     fit = ("fit", "a.tsv", "b.tsv", "--qrels", "q.tsv", "--out", "f.json")
     done = call(SCRIPT, *fit, cwd=toy)
@@ -167,8 +200,17 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     by_hand = KIT.fuse_runs(runs, fusion["weights"], fusion["method"], fusion["rrf_k"], [])
     assert read(toy / "c.tsv")["score"].tolist() == pytest.approx(by_hand["score"].tolist())
     shutil.copy(toy / "b.tsv", toy / "n.tsv")
-    refused(toy, SCRIPT, "fuse", "a.tsv", "n.tsv", "--fusion", "f.json",
-            said="f.json: name a.tsv, b.tsv, in this order")
+    refused(
+        toy,
+        SCRIPT,
+        "fuse",
+        "a.tsv",
+        "n.tsv",
+        "--fusion",
+        "f.json",
+        said="f.json: name a.tsv, b.tsv, in this order",
+    )
+
 
 def test_a_fit_ranks_ties_as_a_fusion_does():
     rng, runs = np.random.default_rng(0), []
@@ -186,6 +228,7 @@ def test_a_fit_ranks_ties_as_a_fusion_does():
         assert value == pytest.approx(np.mean(1 / (hits.argmax(axis=1) + 1))), (method, k, weights)
     assert len(KIT.grid(3)) == 66 and np.allclose(KIT.grid(3).sum(axis=1), 1)
 
+
 # ---------------------------------------------------------------- Training examples
 def test_examples_by_hand():
     rng, draw = np.random.default_rng(0), KIT.draw
@@ -194,21 +237,31 @@ def test_examples_by_hand():
     assert sorted(draw("abcd", 9, "random", rng, {"b"})) == list("acd")
     args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best", seed=1)
     negatives = ["x", "y"], ["z", "x", "p"], {"x", "y", "p"}
+
     def rows(claim, evidence):
         return [tuple(row.values()) for row in KIT.examples_of(claim, evidence, negatives, args)]
+
     assert rows("c", ["p", "q"]) == [
-        ("evidence", "c", "p", 1), ("evidence", "c", "q", 1), ("hard", "c", "x", 0),
-        ("easy", "c", "z", 0)]
+        ("evidence", "c", "p", 1),
+        ("evidence", "c", "q", 1),
+        ("hard", "c", "x", 0),
+        ("easy", "c", "z", 0),
+    ]
     args.shape, args.draw, args.easy = "labels", "worst", 0  # for each evidence abstract
     assert rows("c", ["p", "q"]) == [("hard", "c", "y", "NEI"), ("hard", "c", "x", "NEI")]
     args.shape, args.easy = "tuples", 1
     assert rows("c", ["p"]) == [("evidence", "c", "p", ["y", "z"])]
 
+
 MINES = [
-    ("--hard 2 --easy 9 --from-top 3", {"hard": 3}), ("--shape labels", {"hard": 12}),
-    ("--shape tuples --hard 2 --easy 3", {"evidence": 6}), ("--pool nei --hard 9", {"hard": 6}),
+    ("--hard 2 --easy 9 --from-top 3", {"hard": 3}),
+    ("--shape labels", {"hard": 12}),
+    ("--shape tuples --hard 2 --easy 3", {"evidence": 6}),
+    ("--pool nei --hard 9", {"hard": 6}),
     ("--shape tuples --pool nei --hard 0 --easy 9", {"evidence": 6}),
-    ("--pool unjudged --easy 2", {"hard": 9})]
+    ("--pool unjudged --easy 2", {"hard": 9}),
+]
+
 
 @pytest.mark.parametrize(("words", "kinds"), MINES)
 def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, words, kinds):
@@ -230,15 +283,19 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
         assert seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
     assert set(made) >= {"examples", "claims_without_evidence"}
 
+
 def test_easy_negatives_come_from_the_corpus_and_repeat_no_hard_one(toy, call):
     tsv(toy / "r.tsv", RUN, [("c3", f"{n:04}", n, 100 - n) for n in range(1, 5)])
     tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0012", "SUPPORTS")])
     mine = ("mine", "r.tsv", "--qrels", "q.tsv", "--out", "x.jsonl", "--easy", 9)
     facts(call(SCRIPT, *mine, "--hard", 3, cwd=toy))
-    kinds = {kind: {row["abstract_id"] for row in records(toy / "x.jsonl") if row["kind"] == kind}
-             for kind in ("hard", "easy")}
+    kinds = {
+        kind: {row["abstract_id"] for row in records(toy / "x.jsonl") if row["kind"] == kind}
+        for kind in ("hard", "easy")
+    }
     assert len(kinds["hard"]) == 3 and kinds["hard"] <= {"0001", "0002", "0003", "0004"}
     assert kinds["easy"] == {f"{n:04}" for n in range(5, 12)}  # 12 in all, 4 on top, 1 evidence
+
 
 def test_scores_as_targets_with_gold_evidence(toy, call, refused):
     tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])
@@ -247,4 +304,7 @@ def test_scores_as_targets_with_gold_evidence(toy, call, refused):
     words = (*words.split(), "--middle", 0.6, "--scale", 2)
     assert facts(call(SCRIPT, *words, cwd=toy))["examples"] == 7
     assert [tuple(row.values()) for row in records(toy / "x.jsonl")][:3] == [
-        ("score", "c3", "0003", 1), ("score", "c3", "0002", 0.3), ("evidence", "c3", "0001", 1)]
+        ("score", "c3", "0003", 1),
+        ("score", "c3", "0002", 0.3),
+        ("evidence", "c3", "0001", 1),
+    ]

@@ -1,4 +1,5 @@
 """03_rerank.py: scores of every kind of model, blends, graphs, restarts, and every loss."""
+
 import functools
 import json
 from argparse import Namespace
@@ -19,15 +20,19 @@ TEMPLATE = """{% for m in messages %}{% if m.role == 'system' %}<|im_start|>{{ m
 {% elif m.role == 'document' %}<Document>: {{ m.content }}{% endif %}{% endfor %}
 <Query>: {% for m in messages if m.role == 'query' %}{{ m.content }}{% endfor %}<|im_end|>yes?"""
 
+
 def scorer(folder, dtype="fp32", **own):
     """The script's model, and its function from pairs to scores and truncation flags."""
     own = {"max_length": 512, "prompt": None} | own
     args = Namespace(device=["cpu"], model=folder, **own)
     model = KIT.open_reranker(KIT.load_reranker, args, dtype)
+
     def score(pairs):
         short, cut = KIT.truncate(model, pairs)
         return model.predict(short, batch_size=2), cut
+
     return model, score
+
 
 # ---------------------------------------------------------------- Models and truncation
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -37,25 +42,40 @@ def test_scores_are_those_of_predict_and_only_abstracts_truncated(models, tmp_pa
     found, cut = scorer(folder, max_length=48, dtype=dtype)[1](pairs)
     encoder = CrossEncoder(folder, max_length=48, device="cpu")
     assert cut == [len(encoder.tokenizer(*pair)["input_ids"]) > 48 for pair in pairs] and any(cut)
-    wanted = encoder.predict(pairs, activation_fn=torch.nn.Identity(),
-                             processing_kwargs={"text": {"truncation": "only_second"}})
+    wanted = encoder.predict(
+        pairs,
+        activation_fn=torch.nn.Identity(),
+        processing_kwargs={"text": {"truncation": "only_second"}},
+    )
     np.testing.assert_allclose(found, wanted, atol=1e-5 if dtype == "fp32" else 1)
     if dtype == "bf16":  # the last layer is fp32: more digits than bf16 has
         assert (found != torch.tensor(found).bfloat16().float().numpy()).any()
 
+
 def test_a_claim_keeps_at_most_half_of_the_tokens(models, tmp_path):
     model, _ = scorer(tiny(tmp_path / "tiny"), max_length=43)  # three of them are special
-    pairs = [("sun " * 700, "ice " * 700), ("sun " * 700, "ice"), ("sun", "ice " * 700),
-             ("sun " * 20, "ice " * 20), ("sun", "")]
+    pairs = [
+        ("sun " * 700, "ice " * 700),
+        ("sun " * 700, "ice"),
+        ("sun", "ice " * 700),
+        ("sun " * 20, "ice " * 20),
+        ("sun", ""),
+    ]
     short, cut = KIT.truncate(model, pairs)
     words = [(claim.split().count("sun"), text.split().count("ice")) for claim, text in short]
     assert words == [(20, 20), (20, 1), (1, 39), (20, 20), (1, 0)]
     assert cut == [True, True, True, False, False]
 
+
 def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     from sentence_transformers.cross_encoder.modules import LogitScore
-    encoder = CrossEncoder(tiny_llm(tmp_path), device="cpu", prompts={"judge": "Judge it."},
-                           default_prompt_name="judge")
+
+    encoder = CrossEncoder(
+        tiny_llm(tmp_path),
+        device="cpu",
+        prompts={"judge": "Judge it."},
+        default_prompt_name="judge",
+    )
     encoder.tokenizer.chat_template = TEMPLATE
     encoder.save_pretrained(str(tmp_path))
     long, pair = ("The sun is hot #sun", "Ice melts. " * 40), ("Up?", "Sea.")
@@ -70,11 +90,19 @@ def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     assert found[1] == pytest.approx(wanted[0], abs=1e-4)
     assert abs(scorer(tmp_path, prompt="Refute it.")[1]([pair])[0][0] - found[1]) > 1e-3
 
+
 def test_mono_t5_scores_true_against_false(models, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(models / "minilm")
     torch.manual_seed(1)
-    config = T5Config(vocab_size=30_522, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2,
-                      decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=30_522,
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
     model = T5ForConditionalGeneration(config).eval()
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path)
@@ -89,6 +117,7 @@ def test_mono_t5_scores_true_against_false(models, tmp_path):
             logits = model(input_ids=ids, decoder_input_ids=torch.tensor([[0]])).logits[0, 0]
         assert number == pytest.approx(float(logits[true] - logits[false]), abs=1e-5)
 
+
 # ---------------------------------------------------------------- Arithmetic
 def test_arithmetic_by_hand():
     found = KIT.combo_score(np.array([0.0, np.log(3)]), np.array([0.5, 0.2]), 0.25)
@@ -101,19 +130,28 @@ def test_arithmetic_by_hand():
     low, high = -1 / 2**0.5, 2**0.5  # mean 40 / 3, standard deviation 10 sqrt(2) / 3
     assert KIT.blend_first_stage(table, 0.5).tolist() == pytest.approx([low / 2, high / 2, low / 2])
 
-@pytest.mark.parametrize(("start", "rounds", "beam", "calls"), [
-    ("ag", 20, 2, ["ag", "bcfd"]),  # then d and f are best, and they know nothing new
-    ("ag", 20, 6, ["ag", "bcfd", "e"]), ("c", 1, 2, ["c", "ae"])])
+
+@pytest.mark.parametrize(
+    ("start", "rounds", "beam", "calls"),
+    [
+        ("ag", 20, 2, ["ag", "bcfd"]),  # then d and f are best, and they know nothing new
+        ("ag", 20, 6, ["ag", "bcfd", "e"]),
+        ("c", 1, 2, ["c", "ae"]),
+    ],
+)
 def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, calls):
     asked, worth = [], dict(zip("abcdefg", (5, 6, 1, 9, 2, 7, 0)))
     graph = {"a": "bc", "b": "ad", "c": "ae", "d": "bf", "e": "ca", "f": "db", "g": "fd"}
+
     def score(pairs):
         asked.append("".join(name for _, name in pairs))
         return [(claim, name, worth[name], False) for claim, name in pairs]
+
     args, pairs = Namespace(rounds=rounds, beam=beam), [("1", name) for name in start]
     found = KIT.score_with_graph(score, pairs, graph, args)
     assert list(filter(None, asked)) == calls
     assert "".join(found["abstract_id"]) == "".join(calls)
+
 
 # ---------------------------------------------------------------- Reranking
 def test_candidates_join_by_models_runs_and_verdicts(toy, call, refused):
@@ -145,6 +183,7 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, call, refused):
     words += ("--run", HYBRID, "--out", "no.tsv", "--depth")
     refused(toy, SCRIPT, *words, 5, said="two.tsv: no score of claim c3")
 
+
 def test_what_stands_behind_depth_follows_where_top_k_asks_for_it(toy, call):
     tiny(toy / "tiny")
     before = read(toy / HYBRID)
@@ -160,6 +199,7 @@ def test_what_stands_behind_depth_follows_where_top_k_asks_for_it(toy, call):
     done = call(SCRIPT, "--model", "tiny", "--depth", 9, "--top-k", 2, "--out", "b.tsv", cwd=toy)
     assert facts(done)["left_out"] == len(before) - 6  # nothing stands behind that depth
 
+
 def test_neighbours_by_01_join(toy, call, refused):
     tiny(toy / "tiny")
     facts(call("01_index.py", "--indexes", "dense", "--dense-model", "tiny", cwd=toy))
@@ -171,6 +211,7 @@ def test_neighbours_by_01_join(toy, call, refused):
     with open(toy / "data/demo/corpus.jsonl", "a") as file:
         file.write('{"abstract_id": "0013", "abstract": "snow"}\n')
     refused(toy, SCRIPT, *words, said=f"{GRAPH}: the corpus has changed", kept=".parts")
+
 
 def test_kill_9_in_the_middle_changes_no_byte(toy, call, killed):
     tiny(toy / "tiny")
@@ -187,12 +228,16 @@ def test_kill_9_in_the_middle_changes_no_byte(toy, call, killed):
     assert (toy / "killed.tsv").read_bytes() == (toy / "whole.tsv").read_bytes()
     assert not path.parent.exists()
 
+
 # ---------------------------------------------------------------- Training
 TRAIN = ("train", "--model", "tiny", "--max-length", 32, "--batch-size", 2, "--lr", 1e-3)
 DEV = ("--dev-split", "test")
 
-@pytest.mark.parametrize(("loss", "shape", "rows"), [
-    ("bce", "pairs", 5), ("l1", "pairs", 5), ("bce", "tuples", 5), ("margin", "tuples", 3)])
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "rows"),
+    [("bce", "pairs", 5), ("l1", "pairs", 5), ("bce", "tuples", 5), ("margin", "tuples", 3)],
+)
 def test_every_loss_trains_a_model_that_reranks(toy, call, loss, shape, rows):
     tiny(toy / "tiny", dtype="bfloat16")
     words = (*TRAIN, f"data/demo/{shape}.jsonl", "--loss", loss, "--epochs", 2, *DEV)
@@ -204,6 +249,7 @@ def test_every_loss_trains_a_model_that_reranks(toy, call, loss, shape, rows):
     assert facts(call(SCRIPT, "--depth", 4, cwd=toy))["made"]
     trained = CrossEncoder(str(toy / "work/demo/models/reranker"), device="cpu")
     assert trained.max_seq_length == 512  # not the 32 of the training
+
 
 def test_losses_by_hand(models, tmp_path):
     model = CrossEncoder(tiny(tmp_path / "tiny"), device="cpu").eval()
@@ -220,15 +266,24 @@ def test_losses_by_hand(models, tmp_path):
     found = loss([claims, good], torch.tensor(targets)).item()
     assert found == pytest.approx(np.abs(1 / (1 + np.exp(-up)) - targets).mean(), abs=1e-5)
 
+
 def test_a_claim_of_700_words_trains_and_is_reranked(toy, call):
     tiny(toy / "tiny")
     for split in ("train", "test"):
         path = toy / f"data/demo/claims.{split}.tsv"
-        path.write_text(path.read_text().replace("\t", "\t" + "sun " * 700).replace(
-            "sun " * 700 + "claim\n", "claim\n"))
-    assert facts(call(SCRIPT, *TRAIN, "data/demo/pairs.jsonl", "--epochs", 1, *DEV, cwd=toy))[
-        "truncated"] == 5
+        path.write_text(
+            path.read_text()
+            .replace("\t", "\t" + "sun " * 700)
+            .replace("sun " * 700 + "claim\n", "claim\n")
+        )
+    assert (
+        facts(call(SCRIPT, *TRAIN, "data/demo/pairs.jsonl", "--epochs", 1, *DEV, cwd=toy))[
+            "truncated"
+        ]
+        == 5
+    )
     assert facts(call(SCRIPT, "--max-length", 32, "--depth", 2, cwd=toy))["truncated"] == 6
+
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_dev_is_the_ndcg_of_the_candidates(toy, call, depth):
@@ -246,6 +301,7 @@ def test_dev_is_the_ndcg_of_the_candidates(toy, call, depth):
         values.append(sum(1 / np.log2(rank + 1) for rank in hits) / ideal if ideal else 0)
     assert curve[0] == pytest.approx(np.mean(values), abs=1e-4)
 
+
 def test_kill_9_in_training_ends_in_the_same_bytes(toy, call, killed):
     tiny(toy / "tiny")
     words = (*TRAIN, "data/demo/pairs.jsonl", "--epochs", 2, *DEV)
@@ -259,9 +315,14 @@ def test_kill_9_in_training_ends_in_the_same_bytes(toy, call, killed):
     for path in filter(Path.is_file, (toy / "whole").rglob("*")):
         assert path.read_bytes() == Path(str(path).replace("whole", "killed")).read_bytes(), path
 
-LOSS = {'    if args.loss == "bce":\n': '''    if args.loss == "mse":
+
+LOSS = {
+    '    if args.loss == "bce":\n': """    if args.loss == "mse":
         return losses.MSELoss(model)
-    if args.loss == "bce":\n''', '("bce", "margin", "l1")': '("bce", "margin", "l1", "mse")'}
+    if args.loss == "bce":\n""",
+    '("bce", "margin", "l1")': '("bce", "margin", "l1", "mse")',
+}
+
 
 def test_a_loss_is_added_in_two_lines(toy, call):
     tiny(toy / "tiny")

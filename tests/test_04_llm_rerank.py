@@ -1,4 +1,5 @@
 """04_llm_rerank.py: replies are read or asked again, fused by hand, and never lost."""
+
 import functools
 import itertools
 import json
@@ -18,24 +19,40 @@ SCRIPT, SECRET = "04_llm_rerank.py", "sk-secret-0123456789"
 HYBRID, OUT = "work/demo/test/hybrid.tsv", "work/demo/test/llm.tsv"
 REPLIES, KIT = "work/demo/test/llm.replies.jsonl", load(SCRIPT)
 
+
 def settings(**other):
     """What prompts ask of the arguments."""
-    known = {"model": "toy", "max_tokens": 0, "structured": False, "method": "listwise", "best": 0,
-             "max_words": 0, "fewshot": 9, "backend": "openai", "extra": {}}
+    known = {
+        "model": "toy",
+        "max_tokens": 0,
+        "structured": False,
+        "method": "listwise",
+        "best": 0,
+        "max_words": 0,
+        "fewshot": 9,
+        "backend": "openai",
+        "extra": {},
+    }
     return SimpleNamespace(**known | other)
+
 
 def completion(text, **choice):
     return {"choices": [{"message": {"content": text}, **choice}]}
 
+
 # ---------------------------------------------------------------- Replies
 READERS = {
-    "order": functools.partial(KIT.order_in, n=3), "best": functools.partial(KIT.order_in, n=4),
+    "order": functools.partial(KIT.order_in, n=3),
+    "best": functools.partial(KIT.order_in, n=4),
     "yes": functools.partial(KIT.label_in, labels=("YES", "NO")),
     "label": functools.partial(KIT.label_in, labels=LABELS),
-    "evidence": functools.partial(KIT.label_in, labels=("EVIDENCE", "UNKNOWN"))}
+    "evidence": functools.partial(KIT.label_in, labels=("EVIDENCE", "UNKNOWN")),
+}
 
-@pytest.mark.parametrize(("what", "reply", "wanted"), [
-    row for row in cases("replies.tsv") if row[0] in READERS])
+
+@pytest.mark.parametrize(
+    ("what", "reply", "wanted"), [row for row in cases("replies.tsv") if row[0] in READERS]
+)
 def test_what_a_reply_says_is_read_or_it_is_asked_again(what, reply, wanted):
     """none: nothing that is said plainly; the prompt is asked once more."""
     text = KIT.reply_of({"response": {"body": completion(reply.replace("\\n", "\n"))}})["text"]
@@ -44,21 +61,25 @@ def test_what_a_reply_says_is_read_or_it_is_asked_again(what, reply, wanted):
         found = " ".join(str(place + 1) for place in found)
     assert str(found or "none") == wanted
 
+
 @given(st.text("[]>0123456789 ,abc\n-."), st.integers(1, 25))
 def test_any_text_gives_places_in_range_or_none(reply, n):
     found = KIT.order_in(reply, n)
     assert found is None or len(set(found)) == len(found) > 0
     assert set(found or ()) <= set(range(n))
 
+
 def tops(**chances):
     """The entry of logprobs for a token: the first of chances, {token: probability}."""
     top = [{"token": token, "logprob": math.log(p)} for token, p in chances.items()]
     return top[0] | {"top_logprobs": top}
 
+
 def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
     def chances(label, *entries, labels=LABELS):
         found = KIT.chances_of({"content": [*entries]}, labels, label)
         return found and [round(found[name], 3) for name in labels]
+
     refutes = tops(REF=0.99, SUP=0.01)
     for token in ("**", "\n", '"', " `", "_"):  # empty when stripped, they begin nothing
         likely = tops(**{token: 0.9, "SUP": 0.1})
@@ -71,6 +92,7 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
     found = chances("YES", tops(**{'{"': 1}), entry, labels=("YES", "NO"))
     assert found == [0.8, 0.2]  # 0.3 + 0.1 against 0.1
 
+
 def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     found = KIT.read_replies(TOY.parent / "engine.jsonl")
     said = {name: reply["text"].strip() for name, reply in found.items() if not reply["error"]}
@@ -81,14 +103,25 @@ def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     cut = KIT.reply_of({"response": {"body": completion("YES", finish_reason="length")}})
     assert cut["text"] == ""  # a cut reply counts as unread
 
+
 def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
     error = {"response": None, "error": {"code": "batch_expired"}}
     said = {"response": {"body": completion("paid")}}
-    lines = [{"custom_id": name} | what for name, what in
-             (("a", said), ("a", error), ("b", error), ("b", said), ("c", error), ("c", error))]
+    lines = [
+        {"custom_id": name} | what
+        for name, what in (
+            ("a", said),
+            ("a", error),
+            ("b", error),
+            ("b", said),
+            ("c", error),
+            ("c", error),
+        )
+    ]
     (tmp_path / "replies").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = KIT.read_replies(tmp_path / "replies")
     assert [found[name]["text"] for name in "abc"] == ["paid", "paid", ""]
+
 
 # ---------------------------------------------------------------- Prompts
 def test_windows_go_up_from_the_bottom_and_reach_the_top():
@@ -97,6 +130,7 @@ def test_windows_go_up_from_the_bottom_and_reach_the_top():
         spans = KIT.windows(n, 6, 4)
         assert spans[-1].start == 0 and spans[0].stop == n
         assert set().union(*(range(n)[span] for span in spans)) == set(range(n))
+
 
 def test_a_prompt_holds_claim_marks_and_the_form_of_the_answer():
     texts = ["one two three", "see [7] {claim}"]
@@ -110,14 +144,21 @@ def test_a_prompt_holds_claim_marks_and_the_form_of_the_answer():
     prompt = KIT.prompt_of(KIT.PROMPT, "claim", ["a"], settings(method="pointwise"))
     assert "Answer YES or NO." in prompt
 
+
 def test_a_request_has_the_parameters_that_are_asked_for():
     form = KIT.METHODS["listwise"][3]
     extra = {"max_tokens": None, "max_completion_tokens": 77, "temperature": 0.7}
     body = KIT.request_of([], 9, form, settings(extra=extra, structured=True))["body"]
     assert "max_tokens" not in body and body["max_completion_tokens"] == 77
     assert body["temperature"] == 0.7 and KIT.request_of([], 9, form, settings())["body"] == {
-        "model": "toy", "messages": [], "temperature": 0, "seed": 13, "max_tokens": 9}
+        "model": "toy",
+        "messages": [],
+        "temperature": 0,
+        "seed": 13,
+        "max_tokens": 9,
+    }
     assert list(body["response_format"]["json_schema"]["schema"]["properties"]) == ["order"]
+
 
 def test_a_prompt_file_without_its_comments_is_sent(toy, rerank, endpoint, refused):
     prompt = toy / "mine.txt"
@@ -129,12 +170,16 @@ def test_a_prompt_file_without_its_comments_is_sent(toy, rerank, endpoint, refus
     prompt.write_text("{claim}")
     refused(toy, SCRIPT, "--run", HYBRID, "--prompt", "mine.txt", said="mine.txt: it needs {abs")
 
+
 def test_examples_show_one_abstract_a_label_and_put_evidence_first(tmp_path):
     claims = {"a": [*LABELS, *LABELS], "b": ["REFUTES"], "c": ["NEI"], "d": ["NEI", "REFUTES"]}
     shots = [str(tmp_path / name) for name in ("claims", "qrels")]
     tsv(tmp_path / "claims", ["claim_id", "claim"], [(f"id {claim}", claim) for claim in claims])
-    rows = [(f"id {claim}", f"{label} {claim}{n}", label) for claim, labels in claims.items()
-            for n, label in enumerate(labels)]
+    rows = [
+        (f"id {claim}", f"{label} {claim}{n}", label)
+        for claim, labels in claims.items()
+        for n, label in enumerate(labels)
+    ]
     tsv(tmp_path / "qrels", [*RUN[:2], "label"], rows)
     texts = {name: name for _, name, _ in rows}
     turns = KIT.few_shot(shots, KIT.PROMPT, {}, texts, settings(fewshot=2))
@@ -148,6 +193,7 @@ def test_examples_show_one_abstract_a_label_and_put_evidence_first(tmp_path):
     assert "Claim: d\n" in turns[0]["content"]
     with pytest.raises(SystemExit):
         KIT.few_shot(shots, KIT.PROMPT, asked, texts, settings(fewshot=2))
+
 
 # ---------------------------------------------------------------- Scores
 def test_fusion_worked_by_hand():
@@ -164,22 +210,28 @@ def test_fusion_worked_by_hand():
     expected = [("a", "x", 1, 0.5), ("a", "w", 2, 0.25), ("a", "y", 3, 0), ("a", "z", 4, -1)]
     assert list(done.itertuples(index=False, name=None)) == [*expected, ("b", "w", 1, 0.5)]
 
+
 # ---------------------------------------------------------------- Endpoints
 def last_first(prompt):
     numbers = range(len(re.findall(r"^\[", prompt, re.MULTILINE)), 0, -1)
     return " > ".join(f"[{number}]" for number in numbers)
 
+
 @pytest.fixture
 def rerank(toy, call):
     """rerank(server, "--depth", 3): the script with the key, asking the server."""
+
     def ask(server, *args, by=call, **how):
         words = ("--run", HYBRID, "--base-url", server.url, "--model", "toy", *args)
         return by(SCRIPT, *words, cwd=toy, env={"OPENAI_API_KEY": SECRET + "\r\n"}, **how)
+
     return ask
+
 
 def orders(path):
     """{claim_id: abstract_ids in their order}."""
     return {claim: list(rows["abstract_id"]) for claim, rows in read(path).groupby("claim_id")}
+
 
 def many(toy, number):
     """Write number claims, each with the toy's twelve abstracts."""
@@ -188,11 +240,24 @@ def many(toy, number):
     rows = [(name, f"{rank:04}", rank, 1 / rank) for name, _ in claims for rank in range(1, 13)]
     tsv(toy / HYBRID, RUN, rows)
 
+
 def test_windows_reach_the_top_nothing_is_paid_twice_and_no_key_is_kept(toy, rerank, endpoint):
     server = endpoint(last_first)
     for alpha in (0, 1):  # another --alpha costs nothing
-        words = ("--depth", 6, "--window", 4, "--step", 2, "--alpha", alpha,
-                 "--out", f"{alpha}.tsv", "--replies", "replies.jsonl")
+        words = (
+            "--depth",
+            6,
+            "--window",
+            4,
+            "--step",
+            2,
+            "--alpha",
+            alpha,
+            "--out",
+            f"{alpha}.tsv",
+            "--replies",
+            "replies.jsonl",
+        )
         done = rerank(server, *words)
         assert facts(done)["unread"] == 0 and len(server.asked) == 6
         assert rerank(server, *words).stdout.startswith("up to date")
@@ -204,21 +269,31 @@ def test_windows_reach_the_top_nothing_is_paid_twice_and_no_key_is_kept(toy, rer
     everything = b"".join(path.read_bytes() for path in toy.rglob("*") if path.is_file())
     assert SECRET.encode() not in everything and SECRET not in done.stdout + done.stderr
 
+
 FAULTS = [  # what a server may do, by turns
-    {"status": 429, "text": "slow down", "headers": {"Retry-After": "0.2"}}, {"drop": True},
-    {"status": 500, "text": "oops"}, {"raw": b'{"choices": [{"mess'}, {"status": 500, "sleep": 2},
-    {"status": 408, "text": "time"}, {"raw": b"<html>busy</html>"}, {"raw": b'{"choices": []}'}]
+    {"status": 429, "text": "slow down", "headers": {"Retry-After": "0.2"}},
+    {"drop": True},
+    {"status": 500, "text": "oops"},
+    {"raw": b'{"choices": [{"mess'},
+    {"status": 500, "sleep": 2},
+    {"status": 408, "text": "time"},
+    {"raw": b"<html>busy</html>"},
+    {"raw": b'{"choices": []}'},
+]
 ODD = ["", "I'm sorry, I can't help with that.", "x" * 1_000_000, {"text": None}]
+
 
 def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoint):
     many(toy, 200)
     rng, faults, odd = random.Random(7), itertools.cycle(FAULTS), itertools.cycle(ODD)
+
     def moody(prompt):
         if rng.random() < 0.2:
             return next(faults)
         if rng.random() < 0.05 and "could not be read" not in prompt:
             return next(odd)
         return last_first(prompt)
+
     words = ("--window", 8, "--step", 4, "--depth", 12, "--alpha", 0)
     server, calm = endpoint(moody), endpoint(last_first)
     made = facts(rerank(server, *words, "--timeout", 1))
@@ -229,6 +304,7 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
     asked = len(server.asked)
     facts(rerank(server, *words, "--force"))
     assert len(server.asked) == asked
+
 
 def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, killed, rerank, endpoint):
     many(toy, 60)
@@ -242,6 +318,7 @@ def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, killed,
     assert len(server.asked) == 60 + 2
     facts(rerank(server, "--out", "calm.tsv"))
     assert (toy / OUT).read_bytes() == (toy / "calm.tsv").read_bytes()
+
 
 def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rerank, endpoint):
     filtered = {"status": 400, "text": f"filtered {SECRET}"}
@@ -258,11 +335,13 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     assert facts(rerank(server, "--alpha", 0, "--retry-errors"))["failed"] == 0
     assert len(server.asked) == 4
 
+
 def test_what_cannot_be_read_twice_keeps_its_order_and_is_counted(toy, rerank, endpoint):
     odd = "I cannot."
     server = endpoint(lambda prompt: odd if "Claim: Polar" in prompt else last_first(prompt))
     assert facts(rerank(server, "--alpha", 0))["unread"] == 1 and len(server.asked) == 4
     assert orders(toy / OUT)["c3"] == orders(toy / HYBRID)["c3"]
+
 
 def test_where_all_requests_are_refused_there_is_no_output(toy, rerank, endpoint):
     refusal = {"status": 400, "text": "max_tokens is not supported, use max_completion_tokens"}
@@ -275,6 +354,7 @@ def test_where_all_requests_are_refused_there_is_no_output(toy, rerank, endpoint
     extra = '{"max_tokens": null, "max_completion_tokens": 99}'
     assert facts(rerank(server, "--extra", extra))["unread"] == 0 and len(server.asked) == 6
 
+
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, rerank, endpoint, status):
     many(toy, 60)
@@ -286,6 +366,7 @@ def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, rerank, endpoin
     assert SECRET not in done.stderr + done.stdout and len(server.asked) < 30
     assert (toy / REPLIES).read_text().count("\n") == len(server.answered)
 
+
 def test_an_outage_that_outlasts_the_retries_is_no_reply(toy, rerank, endpoint):
     server = endpoint(lambda prompt: {"status": 502, "text": "away"})
     for address in (server, SimpleNamespace(url="http://127.0.0.1:9/v1")):  # nobody is there
@@ -295,10 +376,26 @@ def test_an_outage_that_outlasts_the_retries_is_no_reply(toy, rerank, endpoint):
     server.reply = last_first
     assert facts(rerank(server))["failed"] == 0
 
+
 # ---------------------------------------------------------------- Batch engines, local models
 def test_an_engine_gets_all_that_waits(toy, call):
-    words = (SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy", "--alpha", 0,
-             "--depth", 6, "--window", 4, "--step", 2)
+    words = (
+        SCRIPT,
+        "--run",
+        HYBRID,
+        "--backend",
+        "none",
+        "--model",
+        "toy",
+        "--alpha",
+        0,
+        "--depth",
+        6,
+        "--window",
+        4,
+        "--step",
+        2,
+    )
     rounds, done = [], call(*words, cwd=toy)
     while done.returncode == 3:
         waiting = records(toy / "work/demo/test/llm.requests.jsonl")
@@ -315,10 +412,26 @@ def test_an_engine_gets_all_that_waits(toy, call):
     for claim, (a, b, c, d, e, f) in orders(toy / HYBRID).items():
         assert orders(toy / OUT)[claim][:6] == [e, f, b, a, d, c]
 
+
 def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, call):
     tiny_llm(toy / "llm")
-    words = (SCRIPT, "--run", HYBRID, "--backend", "transformers", "--model", "llm", "--depth", 3,
-             "--batch-size", 4, "--alpha", 0, "--method", "pointwise")
+    words = (
+        SCRIPT,
+        "--run",
+        HYBRID,
+        "--backend",
+        "transformers",
+        "--model",
+        "llm",
+        "--depth",
+        3,
+        "--batch-size",
+        4,
+        "--alpha",
+        0,
+        "--method",
+        "pointwise",
+    )
     assert facts(call(*words, cwd=toy))["unread"] == 0
     whole, lines = read(toy / OUT), (toy / REPLIES).read_text().splitlines()
     for reply in records(toy / REPLIES):
@@ -338,6 +451,7 @@ def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, ca
     save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})
     done = call(*words, "--out", "nan.tsv", cwd=toy)
     assert done.returncode == 2 and "its output is no number" in done.stderr
+
 
 @pytest.mark.parametrize("ends, reason", [(None, "length"), ([*range(260)], "stop")])
 def test_a_local_reply_says_whether_the_token_limit_cut_it(tmp_path, ends, reason):

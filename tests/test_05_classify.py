@@ -1,4 +1,5 @@
 """05_classify.py: labels and probabilities, training, language models, verdicts on claims."""
+
 import json
 import math
 import re
@@ -30,15 +31,30 @@ P, NLI = ["p_supports", "p_refutes", "p_nei"], ["contradiction", "neutral", "ent
 KIT, PROMPTS = load(SCRIPT), ROOT / "recipes" / "prompts"
 SHORT = ("--max-length", 24)
 
+
 def arguments(**other):
-    how = {"max_length": 24, "seed": 1, "dtype": "fp32", "device": ["cpu"], "epochs": 2,
-           "lr": 0.001, "batch": 8, "schedule": "constant", "loss": "focal", "sampler": "shuffle",
-           "held_out": 0.1, "split_by": "claim", "job": "train"}
+    how = {
+        "max_length": 24,
+        "seed": 1,
+        "dtype": "fp32",
+        "device": ["cpu"],
+        "epochs": 2,
+        "lr": 0.001,
+        "batch": 8,
+        "schedule": "constant",
+        "loss": "focal",
+        "sampler": "shuffle",
+        "held_out": 0.1,
+        "split_by": "claim",
+        "job": "train",
+    }
     return SimpleNamespace(**how | other)
+
 
 # ---------------------------------------------------------------- Classify
 def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
     folder, corpus = tiny(toy / "nli", NLI), toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A title of it"'))
     words = (*HYBRID, "--model", "nli", *SHORT)
@@ -61,15 +77,21 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     assert made["truncated"] == truncated > 0
     assert "up to date" in call(SCRIPT, *words, "--batch-size", 3, cwd=toy).stdout
 
+
 def test_heads_are_known_by_their_names_alone():
     def order(*names):
         config = SimpleNamespace(num_labels=len(names), id2label=dict(enumerate(names)))
         return KIT.head_order(config)
+
     assert order("contradiction", "NEUTRAL", "entailment") == [2, 0, 1]
     assert order("Supports", "Refutes", "not_enough_info") == [0, 1, 2]
-    for names in (("LABEL_0", "LABEL_1", "LABEL_2"), ("entailment", "not_entailment"),
-                  ("support", "refute", "nei", "other")):
+    for names in (
+        ("LABEL_0", "LABEL_1", "LABEL_2"),
+        ("entailment", "not_entailment"),
+        ("support", "refute", "nei", "other"),
+    ):
         assert order(*names) is None
+
 
 def test_a_claim_of_700_words_trains_and_is_labelled(toy, call):
     tiny(toy / "nli", NLI)
@@ -80,9 +102,11 @@ def test_a_claim_of_700_words_trains_and_is_labelled(toy, call):
     assert made["truncated"] == made["pairs"]
     assert facts(call(SCRIPT, *HYBRID, *SHORT, cwd=toy))["truncated"] == 18
 
+
 # ---------------------------------------------------------------- Training
 def test_the_arithmetic_of_training_by_hand():
     import torch
+
     rng, weights = np.random.default_rng(0), KIT.class_weights(np.array([2, 1, 3]))
     assert weights.tolist() == pytest.approx([9 / 11, 18 / 11, 6 / 11])  # (1/2, 1, 1/3) 18/11
     assert KIT.class_weights(np.array([2, 0, 1])).tolist() == pytest.approx([1, 0, 2])
@@ -96,12 +120,21 @@ def test_the_arithmetic_of_training_by_hand():
     labels = np.array([rng.choice(3, p=row) for row in KIT.calibrated(logits)])
     assert KIT.assess(logits * 3, labels, "x")["temperature"] == pytest.approx(3, rel=0.05)
 
-@pytest.mark.parametrize(("how", "alphas", "shares"), [
-    ({"sampler": "balanced"}, [1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
-    ({"sampler": "shuffle"}, [2 / 3, 2, 1 / 3], [1 / 3, 1 / 3, 1 / 3]),
-    ({"sampler": "shuffle", "loss": "cross-entropy"}, [1, 1, 1], [0.3, 0.1, 0.6]),
-    # the prior is corrected twice, as in Kiepura & Lam 2025: shares like 1/3 / (.3, .1, .6)
-    ({"sampler": "balanced", "loss": "weighted-focal"}, [2 / 3, 2, 1 / 3], [2 / 9, 6 / 9, 1 / 9])])
+
+@pytest.mark.parametrize(
+    ("how", "alphas", "shares"),
+    [
+        ({"sampler": "balanced"}, [1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
+        ({"sampler": "shuffle"}, [2 / 3, 2, 1 / 3], [1 / 3, 1 / 3, 1 / 3]),
+        ({"sampler": "shuffle", "loss": "cross-entropy"}, [1, 1, 1], [0.3, 0.1, 0.6]),
+        # the prior is corrected twice, as in Kiepura & Lam 2025: shares like 1/3 / (.3, .1, .6)
+        (
+            {"sampler": "balanced", "loss": "weighted-focal"},
+            [2 / 3, 2, 1 / 3],
+            [2 / 9, 6 / 9, 1 / 9],
+        ),
+    ],
+)
 def test_the_prior_is_corrected_once_and_adjust_knows_what_training_saw(how, alphas, shares):
     counts, args = np.array([30, 10, 60]), arguments(**how)
     np.testing.assert_allclose(KIT.loss_weights(counts, args), alphas)
@@ -109,16 +142,22 @@ def test_the_prior_is_corrected_once_and_adjust_knows_what_training_saw(how, alp
     unseen = KIT.seen_shares(np.array([3, 0, 7]), args)
     assert unseen[1] == 0 and unseen.sum() == pytest.approx(1)
 
+
 def test_claims_are_held_out_whole():
     qrels = pd.DataFrame({"claim_id": [f"c{n // 5}" for n in range(999)], "label": LABELS * 333})
     held = KIT.held_out(qrels, arguments())
     assert 80 <= held.sum() <= 120 and not KIT.held_out(qrels, arguments(held_out=0)).any()
     assert not set(qrels[held]["claim_id"]) & set(qrels[~held]["claim_id"])
 
-@pytest.mark.parametrize(("what", "dtype", "learning"), [
-    ("none", "bfloat16", {"embeddings", "layer.0", "layer.1", "pooler", "classifier"}),
-    ("encoder", "float16", {"pooler", "classifier"}),
-    ("1", "bfloat16", {"layer.1", "pooler", "classifier"})])
+
+@pytest.mark.parametrize(
+    ("what", "dtype", "learning"),
+    [
+        ("none", "bfloat16", {"embeddings", "layer.0", "layer.1", "pooler", "classifier"}),
+        ("encoder", "float16", {"pooler", "classifier"}),
+        ("1", "bfloat16", {"layer.1", "pooler", "classifier"}),
+    ],
+)
 def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, dtype, learning):
     folder = tiny(tmp_path, NLI, dtype=dtype)
     model = KIT.open_model(KIT.with_head, folder, arguments(), "fp32")
@@ -130,7 +169,10 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     assert model.config.id2label == dict(enumerate(NLI)) and not model.config.stance_claim_first
     model = KIT.open_model(KIT.with_head, tiny(tmp_path / "new"), arguments(), "fp32")
     assert model.config.stance_claim_first and KIT.inputs_of(model, [("c", "a")]) == (
-        [("c", "a")], 0)
+        [("c", "a")],
+        0,
+    )
+
 
 @pytest.fixture
 def many(toy):
@@ -143,7 +185,9 @@ def many(toy):
     jsonl(toy / "more.jsonl", {"claim_id": "t1", "abstract_id": "0009", "label": "NEI", "kind": 1})
     return toy
 
+
 TRAIN = ("train", "--model", "nli", *SHORT, "--batch-size", 8, "--lr", 1e-3)
+
 
 def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call, killed):
     words = (*TRAIN, "--epochs", 3, "--held-out", 0.25, "--examples", "more.jsonl", "--out")
@@ -164,15 +208,19 @@ def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call
     tokenizer = json.loads((many / "whole/tokenizer.json").read_text())
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None
 
+
 def test_a_classifier_that_learned_nothing_is_called_out(many, call, refused):
-    jsonl(many / "data/demo/corpus.jsonl",  # all alike: there is nothing to learn
-          *({"abstract_id": f"{n:04}", "abstract": "The ice melts."} for n in range(1, 13)))
+    jsonl(
+        many / "data/demo/corpus.jsonl",  # all alike: there is nothing to learn
+        *({"abstract_id": f"{n:04}", "abstract": "The ice melts."} for n in range(1, 13)),
+    )
     claims = [(f"t{n}", "ice") for n in range(60)]
     tsv(many / "data/demo/claims.train.tsv", ["claim_id", "claim"], claims)
     words = ("--epochs", 1, "--held-out", 0.25, "--split-by", "instance", "--out", "useless")
     done = call(SCRIPT, *TRAIN[:-1], 0, *words, cwd=many)
     made = facts(done)
     assert made["best_F1"] <= made["majority_F1"] and "warning: useless: held-out F1" in done.stderr
+
 
 def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
     tiny(toy / "nli", NLI)
@@ -186,9 +234,11 @@ def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
     words = (*HYBRID, "--model", "nli", *SHORT, "--adjust", 0.5, "--out", "v.tsv")
     refused(toy, SCRIPT, *words, said="--adjust: it needs class shares")
 
+
 # ---------------------------------------------------------------- Language models
-@pytest.mark.parametrize(("reply", "wanted"), [row[1:] for row in cases("replies.tsv")
-                                               if row[0] == "digits"])
+@pytest.mark.parametrize(
+    ("reply", "wanted"), [row[1:] for row in cases("replies.tsv") if row[0] == "digits"]
+)
 def test_digits_are_read_or_asked_for_again(reply, wanted):
     """-: no label; the prompt is asked once more, and then the pair is NEI, and counted."""
     body = {"choices": [{"message": {"content": reply.replace("\\n", "\n")}}]}
@@ -197,22 +247,29 @@ def test_digits_are_read_or_asked_for_again(reply, wanted):
     assert " ".join(label or "-" for label in found) == wanted
     assert (KIT.digits_in(text, 3) is None) == ("-" in wanted.split())
 
+
 @pytest.fixture
 def llm(toy, call):
     """llm(server, "--top-k", 2): the script beside 04, asking the server."""
     shutil.copy(ROOT / "04_llm_rerank.py", toy)
+
     def ask(server, *words, **how):
         words = ("llm", *HYBRID, "--base-url", server.url, "--model", "toy", *words)
         return call(SCRIPT, *words, cwd=toy, **how)
+
     return ask
+
 
 VERDICTS = "work/demo/test/llm_verdicts.tsv"
 
+
 def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint):
     says = {"starving": "hm", "stupid": "Label: REFUTES", "NOT": "NEI, or SUPPORTS"}
+
     def reply(prompt):
         word = re.search("starving|stupid|NOT", prompt).group()
         return "SUPPORTS" if word == "NOT" and "could not be read" in prompt else says[word]
+
     server = endpoint(reply)
     done = llm(server, "--top-k", 2, "--aggregate", "c.jsonl")
     made = facts(done)
@@ -220,12 +277,16 @@ def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint)
     assert "2 of 6 pairs have no label" in done.stderr and len(server.asked) == 10
     assert read(toy / VERDICTS)[P].max(axis=1).eq(1).all()
     assert [line["verdict"] for line in records(toy / "c.jsonl")] == [
-        "NOT ENOUGH INFORMATION", "REFUTED", "SUPPORTED"]
+        "NOT ENOUGH INFORMATION",
+        "REFUTED",
+        "SUPPORTED",
+    ]
     prompt = server.asked[0]["messages"][0]["content"]
     assert prompt.count("</abstract>") == 1 and server.asked[0]["logprobs"]
     assert "up to date" in llm(server, "--top-k", 2, "--timeout", 9).stdout
     (toy / "mine.txt").write_text("# mine\n{claim} {abstract}")  # a changed prompt is asked anew
     assert facts(llm(server, "--top-k", 2, "--prompt", "mine.txt"))["replies"] == 6
+
 
 def test_two_steps_batches_and_examples(toy, llm, endpoint):
     def reply(prompt):
@@ -234,6 +295,7 @@ def test_two_steps_batches_and_examples(toy, llm, endpoint):
         if "EVIDENCE or UNKNOWN" in prompt:
             return "UNKNOWN" if "starving" in prompt else "EVIDENCE"
         return "REFUTES"
+
     server = endpoint(reply)
     two = [PROMPTS / "two-step-evidence.txt", PROMPTS / "two-step-direction.txt"]
     words = ("--top-k", 1, "--strategy", "two-step", "--prompt", *two)
@@ -249,6 +311,7 @@ def test_two_steps_batches_and_examples(toy, llm, endpoint):
     done = llm(server, "--strategy", "two-step")
     assert done.returncode == 2 and "--prompt: two-step wants 2" in done.stderr
 
+
 @pytest.mark.parametrize("path", sorted(PROMPTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_a_prompt_names_its_source_and_ends_with_the_form_of_the_answer(path):
     names = ("n", "pairs") if path.stem == "batch" else ("claim", "abstract")
@@ -258,17 +321,21 @@ def test_a_prompt_names_its_source_and_ends_with_the_form_of_the_answer(path):
     last = path.read_text().strip().splitlines()[-1]
     assert last.startswith(("Answer with ", "Close with one line"))
 
+
 def test_requests_wait_where_04_is_not_there_and_no_key_is_kept(toy, call):
     words = (SCRIPT, "llm", *HYBRID, "--top-k", 2, "--model", "toy")
     done = call(*words, cwd=toy, env={"OPENAI_API_KEY": "sk-secret"})
     assert done.returncode == 3 and "6 of 6 requests wait" in done.stdout
     requests = records(toy / VERDICTS.replace(".tsv", ".requests.jsonl"))
     body = {"choices": [{"message": {"content": '{"label": "REFUTES"}'}}]}
-    jsonl(toy / VERDICTS.replace(".tsv", ".replies.jsonl"), *(
-        {"custom_id": one["custom_id"], "response": {"body": body}} for one in requests))
+    jsonl(
+        toy / VERDICTS.replace(".tsv", ".replies.jsonl"),
+        *({"custom_id": one["custom_id"], "response": {"body": body}} for one in requests),
+    )
     assert facts(call(*words, cwd=toy))["labels"]["REFUTES"] == 6
     files = [path for path in toy.rglob("*") if path.is_file()]
     assert not any(b"sk-secret" in path.read_bytes() for path in files)
+
 
 def test_local_models_give_probabilities(toy, call):
     shutil.copy(ROOT / "04_llm_rerank.py", toy)
@@ -278,6 +345,7 @@ def test_local_models_give_probabilities(toy, call):
     assert table[P].sum(axis=1).to_numpy() == pytest.approx(1) and table[P].max().max() < 1
     assert table["label"].tolist() == [LABELS[place] for place in table[P].to_numpy().argmax(1)]
 
+
 # ---------------------------------------------------------------- Verdicts on claims
 def test_verdicts_of_claims_by_hand():
     verdict = KIT.claim_verdict
@@ -285,23 +353,36 @@ def test_verdicts_of_claims_by_hand():
     assert verdict(1.8, 0.5) == ("SUPPORTED", 0.782609) and verdict(0.9, 0.5)[0] == "DISPUTED"
     assert verdict(0.75, 0.25) == ("DISPUTED", 0.75) and verdict(0.4, 1.8)[0] == "REFUTED"
 
+
 def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, call, models):
     tiny(toy / "nli", NLI)
-    rows = [("c3", "0001", 1, 3, "SUPPORTS", 0.35, 0.33, 0.32),
-            ("c3", "0002", 2, 2, "REFUTES", 0.3, 0.36, 0.34), ("c3", "0003", 3, 1, "NEI", 0, 0, 1),
-            ("c4", "0004", 1, 1, "REFUTES", 0.33, 0.34, 0.33)]
+    rows = [
+        ("c3", "0001", 1, 3, "SUPPORTS", 0.35, 0.33, 0.32),
+        ("c3", "0002", 2, 2, "REFUTES", 0.3, 0.36, 0.34),
+        ("c3", "0003", 3, 1, "NEI", 0, 0, 1),
+        ("c4", "0004", 1, 1, "REFUTES", 0.33, 0.34, 0.33),
+    ]
     tsv(toy / "v.tsv", [*RUN, "label", *P], rows)
     corpus = toy / "data/demo/corpus.jsonl"
-    corpus.write_text(corpus.read_text().replace(  # 3.5 and e.g. end no sentence
-        "Body mass of", "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.) Body mass of"))
+    corpus.write_text(
+        corpus.read_text().replace(  # 3.5 and e.g. end no sentence
+            "Body mass of",
+            "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.) Body mass of",
+        )
+    )
     words = (SCRIPT, "aggregate", "v.tsv", "--out", "c.jsonl")
     facts(call(*words, cwd=toy))
     first, second, third = records(toy / "c.jsonl")
     assert first["verdict"] == "DISPUTED" and first["support"] == pytest.approx(0.35 / 0.71)
     assert [first[label] for label in LABELS] == [1, 1, 1] and second["verdict"] == "REFUTED"
     assert third["verdict"] == "NOT ENOUGH INFORMATION" and third["evidence"] == []
-    assert first["evidence"][0] == {"abstract_id": "0001", "rank": 1, "label": "SUPPORTS",
-                                    "probability": 0.35, "sentence": None}
+    assert first["evidence"][0] == {
+        "abstract_id": "0001",
+        "rank": 1,
+        "label": "SUPPORTS",
+        "probability": 0.35,
+        "sentence": None,
+    }
     facts(call(*words, "--model", "nli", cwd=toy))
     found = [one["sentence"] for one in records(toy / "c.jsonl")[0]["evidence"]]
     model = KIT.open_classifier(str(toy / "nli"), arguments())

@@ -1,4 +1,5 @@
 """06_evaluate.py: formulas against arithmetic by hand and other implementations; tables; jobs."""
+
 import itertools
 import json
 import re
@@ -22,11 +23,16 @@ NAMES = "abcdefghijklmnopqrst"  # of abstracts
 HYBRID = "work/demo/test/hybrid.tsv"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # as the script does itself
 
+
 def table_of(**claims):
     """Rows of claim="a:S b:N", in order of rank; without labels claim="a b"."""
-    rows = [(claim, pair[0], rank, -rank, LABELS.get(pair[2:])) for claim, pairs in claims.items()
-            for rank, pair in enumerate(pairs.split(), 1)]
+    rows = [
+        (claim, pair[0], rank, -rank, LABELS.get(pair[2:]))
+        for claim, pairs in claims.items()
+        for rank, pair in enumerate(pairs.split(), 1)
+    ]
     return pd.DataFrame(rows, columns=[*RUN, "label"]).dropna(axis=1)
+
 
 def measure(run, qrels, *names, depth=10):
     """The script's own numbers for one run, as floats."""
@@ -34,70 +40,85 @@ def measure(run, qrels, *names, depth=10):
     sums = {name: part.sum(0) for name, part in parts.items()}
     return dict(zip(names, KIT.values_of(sums, names).tolist()))
 
+
 # ---------------------------------------------------------------- Measures
-@pytest.mark.parametrize(("run", "judged", "name", "value"), [
-    # a claim without rows is 0 in recall and left out of B-Pref
-    ("p: a n", "p: a:S n:N; q: b:R m:N", "R@2", 1 / 2),
-    ("p: a n", "p: a:S n:N; q: b:R m:N", "B-Pref", 1),
-    # claims with NEI alone, or without NEI, are left out
-    ("p: a b; q: x a; r: n a", "p: a:N b:N; q: a:S; r: a:S n:N", "R@2", 1),
-    ("p: a b; q: x a; r: n a", "p: a:N b:N; q: a:S; r: a:S n:N", "B-Pref", 0),
-    # R = 2: a is behind one other, b behind three, which count as two
-    ("p: n a m o b", "p: a:S b:S n:N m:N o:N", "B-Pref", (1 / 2 + 0) / 2),
-    # R = 3, N = 1: behind the NEI the organisers give 1 - 1/3, trec_eval 1 - 1/min(3, 1)
-    ("p: a n b c", "p: a:S b:S c:R n:N", "B-Pref", (1 + 2 / 3 + 2 / 3) / 3),
-    ("p: a n b c", "p: a:S b:S c:R n:N", "B-Pref (trec_eval)", 1 / 3),
-    ("p: a n b", "p: a:S b:R n:N", "B-Pref@1", 1 / 2),
-    ("p: a n b", "p: a:S b:R n:N", "Subtask I", (1 / 2 + 1 + 1 + 3 / 4) / 4),
-    ("p: a n b", "p: a:S b:R n:N", "F1", np.nan),
-    ("p: n:N a:S", "p: a:S n:N", "Retrieval 2026", 1 / 2),
-    ("p: n:N a:S", "p: a:S n:N", "Verification 2026", 2),
-    # gold S S R N, said S N R N, one unjudged; F1 of S 2/3, R 1, N 2/3
-    ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "P", 1 / 2 + 1 / 4 + 1 / 8),
-    ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "R", 3 / 4),
-    ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "F1", 1 / 2 * 2 / 3 + 1 / 4 + 1 / 4 * 2 / 3),
-    ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "Subtask II", 1 / 3 + 1 / 4 + 1 / 6 + 1),
-    ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "Judged@10", 4 / 5),
-    ("p: x a b; q: a", "p: a:S b:S; q: b:S", "MRR@1", 0),
-    ("p: x a b; q: a", "p: a:S b:S; q: b:S", "MRR@5", 1 / 4),
-    ("p: x a b; q: a", "p: a:S b:S; q: b:S", "R@5", 1 / 2),
-    ("p: a; q: d e f", "p: a:S; q: b:S c:R d:S", "pooled R@10", 1 / 2),
-    ("p: a; q: d e f", "p: a:S; q: b:S c:R d:S", "R@10", (1 + 1 / 3) / 2),
-    # called evidence: a, b, x; right: a; gold: a, b, c
-    ("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract P", 1 / 3),
-    ("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract R", 1 / 3),
-    ("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract F1", 1 / 3),
-    ("p: x a; q: b", "p: a:S; q: b:S n:N", "AP", 3 / 4),
-    ("p: x a; q: b", "p: a:S; q: b:S n:N", "MAP", 3 / 4),
-    ("p: x a; q: b", "p: a:S; q: b:S n:N", "RR", 3 / 4),
-    ("p: x a; q: b", "p: a:S; q: b:S n:N", "MRR", 3 / 4),
-    ("p: x a; q: b", "p: a:S; q: b:S n:N", "Bpref", 1),
-    # q has no evidence: left out of all means but Judged@k
-    ("p: x a; q: b", "p: a:S; q: b:N", "MRR", 1 / 2),
-    ("p: x a; q: b", "p: a:S; q: b:N", "MRR@10", 1 / 2),
-    ("p: x a; q: b", "p: a:S; q: b:N", "P@5", 1 / 5),
-    ("p: x a; q: b", "p: a:S; q: b:N", "NumRet", 2),
-    ("p: x a; q: b", "p: a:S; q: b:N", "Judged@10", (1 / 2 + 1) / 2),
-    ("q: b", "q: b:N", "AP", np.nan)])
+@pytest.mark.parametrize(
+    ("run", "judged", "name", "value"),
+    [
+        # a claim without rows is 0 in recall and left out of B-Pref
+        ("p: a n", "p: a:S n:N; q: b:R m:N", "R@2", 1 / 2),
+        ("p: a n", "p: a:S n:N; q: b:R m:N", "B-Pref", 1),
+        # claims with NEI alone, or without NEI, are left out
+        ("p: a b; q: x a; r: n a", "p: a:N b:N; q: a:S; r: a:S n:N", "R@2", 1),
+        ("p: a b; q: x a; r: n a", "p: a:N b:N; q: a:S; r: a:S n:N", "B-Pref", 0),
+        # R = 2: a is behind one other, b behind three, which count as two
+        ("p: n a m o b", "p: a:S b:S n:N m:N o:N", "B-Pref", (1 / 2 + 0) / 2),
+        # R = 3, N = 1: behind the NEI the organisers give 1 - 1/3, trec_eval 1 - 1/min(3, 1)
+        ("p: a n b c", "p: a:S b:S c:R n:N", "B-Pref", (1 + 2 / 3 + 2 / 3) / 3),
+        ("p: a n b c", "p: a:S b:S c:R n:N", "B-Pref (trec_eval)", 1 / 3),
+        ("p: a n b", "p: a:S b:R n:N", "B-Pref@1", 1 / 2),
+        ("p: a n b", "p: a:S b:R n:N", "Subtask I", (1 / 2 + 1 + 1 + 3 / 4) / 4),
+        ("p: a n b", "p: a:S b:R n:N", "F1", np.nan),
+        ("p: n:N a:S", "p: a:S n:N", "Retrieval 2026", 1 / 2),
+        ("p: n:N a:S", "p: a:S n:N", "Verification 2026", 2),
+        # gold S S R N, said S N R N, one unjudged; F1 of S 2/3, R 1, N 2/3
+        ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "P", 1 / 2 + 1 / 4 + 1 / 8),
+        ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "R", 3 / 4),
+        (
+            "p: a:S b:N c:R d:N x:S",
+            "p: a:S b:S c:R d:N",
+            "F1",
+            1 / 2 * 2 / 3 + 1 / 4 + 1 / 4 * 2 / 3,
+        ),
+        ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "Subtask II", 1 / 3 + 1 / 4 + 1 / 6 + 1),
+        ("p: a:S b:N c:R d:N x:S", "p: a:S b:S c:R d:N", "Judged@10", 4 / 5),
+        ("p: x a b; q: a", "p: a:S b:S; q: b:S", "MRR@1", 0),
+        ("p: x a b; q: a", "p: a:S b:S; q: b:S", "MRR@5", 1 / 4),
+        ("p: x a b; q: a", "p: a:S b:S; q: b:S", "R@5", 1 / 2),
+        ("p: a; q: d e f", "p: a:S; q: b:S c:R d:S", "pooled R@10", 1 / 2),
+        ("p: a; q: d e f", "p: a:S; q: b:S c:R d:S", "R@10", (1 + 1 / 3) / 2),
+        # called evidence: a, b, x; right: a; gold: a, b, c
+        ("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract P", 1 / 3),
+        ("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract R", 1 / 3),
+        ("p: a:S b:S n:N x:R", "p: a:S b:R c:S n:N", "abstract F1", 1 / 3),
+        ("p: x a; q: b", "p: a:S; q: b:S n:N", "AP", 3 / 4),
+        ("p: x a; q: b", "p: a:S; q: b:S n:N", "MAP", 3 / 4),
+        ("p: x a; q: b", "p: a:S; q: b:S n:N", "RR", 3 / 4),
+        ("p: x a; q: b", "p: a:S; q: b:S n:N", "MRR", 3 / 4),
+        ("p: x a; q: b", "p: a:S; q: b:S n:N", "Bpref", 1),
+        # q has no evidence: left out of all means but Judged@k
+        ("p: x a; q: b", "p: a:S; q: b:N", "MRR", 1 / 2),
+        ("p: x a; q: b", "p: a:S; q: b:N", "MRR@10", 1 / 2),
+        ("p: x a; q: b", "p: a:S; q: b:N", "P@5", 1 / 5),
+        ("p: x a; q: b", "p: a:S; q: b:N", "NumRet", 2),
+        ("p: x a; q: b", "p: a:S; q: b:N", "Judged@10", (1 / 2 + 1) / 2),
+        ("q: b", "q: b:N", "AP", np.nan),
+    ],
+)
 def test_measures_by_hand(run, judged, name, value):
     run, judged = (dict(re.findall(r"([\w-]+): ([^;]+)", text)) for text in (run, judged))
     found = measure(table_of(**run), table_of(**judged), name)[name]
     assert found == pytest.approx(value, abs=1e-5, nan_ok=True)
+
 
 def test_the_organisers_arithmetic_by_hand():
     qrels = table_of(c1="a:S b:R n:N m:N", c2="d:S", c3="e:R f:S g:S o:N", c4="h:S p:N", c5="k:N")
     run = table_of(c1="n:N a:R x:S b:R", c2="x:N d:S", c3="e:R f:S o:S x:N g:N", c5="k:N")
     wanted = {
         "R@2": (1 / 2 + 1 + 2 / 3 + 0) / 4,  # c1 to c4, which was not submitted; c5 has no evidence
-        "R@5": (1 + 1 + 1 + 0) / 4, "R@10": 3 / 4,
+        "R@5": (1 + 1 + 1 + 0) / 4,
+        "R@10": 3 / 4,
         # c1: a and b behind n, R = 2: 1 - 1/2 each. c3: e, f; g behind o, R = 3: 1 - 1/3
         "B-Pref": ((1 / 2 + 1 / 2) / 2 + (1 + 1 + 2 / 3) / 3) / 2,
         # gold: S a d f g, R b e, N n o k; given: S d f o, R a b e, N n g k; right: d f, b e, n k
-        "P": (4 * 2 / 3 + 2 * 2 / 3 + 3 * 2 / 3) / 9, "R": (4 * 2 / 4 + 2 * 2 / 2 + 3 * 2 / 3) / 9,
-        "F1": (4 * 4 / 7 + 2 * 4 / 5 + 3 * 4 / 6) / 9}
+        "P": (4 * 2 / 3 + 2 * 2 / 3 + 3 * 2 / 3) / 9,
+        "R": (4 * 2 / 4 + 2 * 2 / 2 + 3 * 2 / 3) / 9,
+        "F1": (4 * 4 / 7 + 2 * 4 / 5 + 3 * 4 / 6) / 9,
+    }
     wanted["Subtask I"] = (13 / 24 + 3 / 4 + 3 / 4 + 25 / 36) / 4
     wanted["Subtask II"] = wanted["F1"] + 3 / 4
     assert measure(run, qrels, *wanted) == pytest.approx(wanted)
+
 
 def literal(run, qrels):
     """The organisers' arithmetic, step by step."""
@@ -115,19 +136,26 @@ def literal(run, qrels):
             bprefs.append(total / len(relevant))
     return [np.mean(values) if values else np.nan for values in (*recalls.values(), bprefs)]
 
+
 @st.composite
 def judged_runs(draw):
     """Verdicts and qrels: claims without rows or evidence, short runs, unjudged abstracts."""
     pairs = st.tuples(st.sampled_from(NAMES[:14]), st.sampled_from("SRN"))
+
     def labelled(least, most):
         found = draw(st.lists(pairs, min_size=least, max_size=most, unique_by=lambda pair: pair[0]))
         return " ".join(map(":".join, found))
+
     claims = [f"c{place}" for place in range(draw(st.integers(1, 6)))]
     run = {claim: labelled(claim == "c0", 14) for claim in claims}
     return table_of(**run), table_of(**{claim: labelled(1, 8) for claim in claims})
 
-@settings(max_examples=60, deadline=None,  # shrinking a failed example takes minutes
-          phases=[Phase.explicit, Phase.reuse, Phase.generate])
+
+@settings(
+    max_examples=60,
+    deadline=None,  # shrinking a failed example takes minutes
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 @given(judged_runs())
 def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(case):
     run, qrels = case
@@ -136,25 +164,33 @@ def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(c
         assert list(found.values()) == pytest.approx(literal(part, qrels), nan_ok=True)
     both, expected = run.merge(qrels, on=QRELS[:2], suffixes=("", "_gold")), [np.nan] * 4
     if len(both):
-        weighted, macro = (precision_recall_fscore_support(
-            both["label_gold"], both["label"], average=how, zero_division=0)[:3]
-            for how in ("weighted", "macro"))
+        weighted, macro = (
+            precision_recall_fscore_support(
+                both["label_gold"], both["label"], average=how, zero_division=0
+            )[:3]
+            for how in ("weighted", "macro")
+        )
         expected = [*weighted, macro[2]]
     found = measure(run, qrels, "P", "R", "F1", "macro F1", depth=99)
     assert list(found.values()) == pytest.approx(expected, nan_ok=True)
     names = {"claim_id": "query_id", "abstract_id": "doc_id"}
-    tables = (qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)).rename(columns=names),
-              run.assign(score=-run["rank"].astype(float)).rename(columns=names))
+    tables = (
+        qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)).rename(columns=names),
+        run.assign(score=-run["rank"].astype(float)).rename(columns=names),
+    )
     with_evidence = qrels["claim_id"][qrels["label"] != "NEI"]
     for ours, theirs, claims in (
-            ("R@5 MRR@5 Success@3", "R@5 RR@5 Success@3", with_evidence),
-            ("nDCG@10 AP RR Bpref P@5",) * 2 + (with_evidence,),
-            ("Judged@10",) * 2 + (qrels["claim_id"],)):
+        ("R@5 MRR@5 Success@3", "R@5 RR@5 Success@3", with_evidence),
+        ("nDCG@10 AP RR Bpref P@5",) * 2 + (with_evidence,),
+        ("Judged@10",) * 2 + (qrels["claim_id"],),
+    ):
         wanted = [ir_measures.parse_measure(name) for name in theirs.split()]
         values = len(claims) and ir_measures.calc_aggregate(
-            wanted, *(one[one["query_id"].isin(claims)] for one in tables))
+            wanted, *(one[one["query_id"].isin(claims)] for one in tables)
+        )
         found = list(measure(run, qrels, *ours.split()).values())
         assert not len(claims) or found == pytest.approx([values[name] for name in wanted])
+
 
 # ---------------------------------------------------------------- Comparison and tables
 def compared(runs, qrels, names, resamples=20_000):
@@ -162,11 +198,14 @@ def compared(runs, qrels, names, resamples=20_000):
     parts = {name: KIT.parts_of_measures(run, qrels, names, 10) for name, run in runs.items()}
     return parts, KIT.compare(parts, names, resamples, 13)
 
+
 def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
     rng, names = np.random.default_rng(2), ["R@5", "B-Pref", "F1", "Subtask II", "R@10"]
+
     def drawn(count):
         names = rng.permutation(list(NAMES))[:count]
         return " ".join(f"{name}:{rng.choice(list(LABELS))}" for name in names)
+
     qrels = table_of(**{f"c{place}": drawn(7) for place in range(8)})
     a, b = (table_of(**{f"c{place}": drawn(12) for place in range(8)}) for _ in "ab")
     parts, cells = compared({"a": a, "b": b, "c": a}, qrels, names)
@@ -187,6 +226,7 @@ def test_intervals_equal_scipys_and_p_values_all_swaps_counted_out():
     found = tuple(cells[field].loc["b", "R@5"] for field in ("low", "high"))
     assert found == pytest.approx(tuple(theirs.confidence_interval), abs=0.015)
 
+
 def test_swaps_that_leave_no_value_do_not_make_p_smaller():
     """Each run has rows for one claim: after one of two swaps, one run has no B-Pref at all."""
     qrels = table_of(c="a:S n:N", d="a:S n:N")
@@ -194,58 +234,81 @@ def test_swaps_that_leave_no_value_do_not_make_p_smaller():
     assert cells["difference"].loc["other", "B-Pref"] == -1
     assert cells["p"].loc["other", "B-Pref"] == 1
 
+
 def test_holm():
     holm = KIT.holm(pd.Series([0.01, 0.04, 0.03, np.nan])).tolist()
     assert holm == pytest.approx([0.03, 0.06, 0.06, np.nan], nan_ok=True)
 
+
 def test_wilcoxon_and_mcnemar(tmp_path):
     tool = load("recipes/tools/significance.py")
-    differences = pd.Series([.5, .25, -.1, .1, .6])
-    assert tool.wilcoxon(differences) == stats.wilcoxon([.5, .25, -.1, .1, .6]).pvalue
-    noise = pd.Series([.5, .25, 1e-17, -.1 + 1e-17, .1, .6])  # rounding decides no rank
+    differences = pd.Series([0.5, 0.25, -0.1, 0.1, 0.6])
+    assert tool.wilcoxon(differences) == stats.wilcoxon([0.5, 0.25, -0.1, 0.1, 0.6]).pvalue
+    noise = pd.Series([0.5, 0.25, 1e-17, -0.1 + 1e-17, 0.1, 0.6])  # rounding decides no rank
     assert tool.wilcoxon(noise) == tool.wilcoxon(noise.round(3)) != stats.wilcoxon(noise).pvalue
     hits = pd.Series([1, 1, 1, 1, -1, 0])
     assert tool.mcnemar(hits) == pytest.approx(2 * (1 + 5) / 2**5)  # 4 against 1: two tails
     assert tool.wilcoxon(hits * 0) == tool.mcnemar(hits * 0) == 1
     path = tmp_path / "metrics.claims.tsv"
-    tsv(path, ["run", "claim_id", "MRR@5", "Success@1"], [
-        ("b", 1, .5, 1), ("b", 2, .1, 0), ("b", 3, "", ""), ("b", 4, .2, 0),
-        ("a", 1, .1, 0), ("a", 2, .2, 0), ("a", 3, .3, 0), ("a", 4, .8, 1)])
+    tsv(
+        path,
+        ["run", "claim_id", "MRR@5", "Success@1"],
+        [
+            ("b", 1, 0.5, 1),
+            ("b", 2, 0.1, 0),
+            ("b", 3, "", ""),
+            ("b", 4, 0.2, 0),
+            ("a", 1, 0.1, 0),
+            ("a", 2, 0.2, 0),
+            ("a", 3, 0.3, 0),
+            ("a", 4, 0.8, 1),
+        ],
+    )
     command = [sys.executable, ROOT / "recipes/tools/significance.py", path]
     shown = subprocess.check_output([*command, "--measures", "MRR@5", "Success@1"], text=True)
     lines = [line.split("\t") for line in shown.splitlines()]
     assert lines[0] == "measure run claims difference won lost p_wilcoxon p_mcnemar".split()
-    mean = (.1 - .5 + .2 - .1 + .8 - .2) / 3  # b comes first, and has no value for the third claim
+    mean = (
+        0.1 - 0.5 + 0.2 - 0.1 + 0.8 - 0.2
+    ) / 3  # b comes first, and has no value for the third claim
     assert lines[1][:3] == ["MRR@5", "a", "3"] and float(lines[1][3]) == pytest.approx(mean)
     assert lines[1][7] == "" and lines[2][4:6] == ["1", "1"] and float(lines[2][7]) == 1
     done = subprocess.run([*command, "--measures", "nDCG"], capture_output=True, text=True)
     assert done.returncode == 2 and "no measure nDCG; it has MRR@5, Success@1" in done.stderr
 
+
 # ---------------------------------------------------------------- Tables
 def test_tables_mark_best_and_second_and_escape_names():
-    values = pd.DataFrame({"R@5": [.1, .3, .2], "F1": [np.nan, .5, .5]}, ["a_b|<i>&$", "x", "y"])
-    p = pd.DataFrame({"R@5": [np.nan, .01, .2], "F1": [np.nan] * 3}, values.index)
-    cells = {"value": values, "low": values - .1, "high": values + .1, "p_holm": p}
+    values = pd.DataFrame(
+        {"R@5": [0.1, 0.3, 0.2], "F1": [np.nan, 0.5, 0.5]}, ["a_b|<i>&$", "x", "y"]
+    )
+    p = pd.DataFrame({"R@5": [np.nan, 0.01, 0.2], "F1": [np.nan] * 3}, values.index)
+    cells = {"value": values, "low": values - 0.1, "high": values + 0.1, "p_holm": p}
     shown = KIT.markdown(KIT.texts_of(cells)).splitlines()
     assert shown[1:5] == [
         "| --------------- | ---------- | ----- |",
         r"| a\_b\|\<i\>\&\$ | 0.100      | -     |",
-        "| x               | **0.300†** | 0.500 |", "| y               | *0.200*    | 0.500 |"]
+        "| x               | **0.300†** | 0.500 |",
+        "| y               | *0.200*    | 0.500 |",
+    ]
     parts = {run: {"R@5": np.ones((1, 2)), "confusion": np.ones((1, 3, 3))} for run in values.index}
     tex = KIT.tables_of(cells, parts, ["c"], {})[".tex"]
     assert r"a\_b|<i>\&\$ & 0.100 & - \\" in tex and r"\textbf{0.300$^\dagger$} & 0.500 \\" in tex
 
+
 def test_tables_explain_only_what_they_show():
-    values = pd.DataFrame({"R@5": [.1, .3]}, ["x", "y"])
+    values = pd.DataFrame({"R@5": [0.1, 0.3]}, ["x", "y"])
     cells = {"value": values, "p_holm": values + 1}
     notes = KIT.markdown(KIT.texts_of(cells)).split("\n\n")[1]
-    assert notes == ("Bold: the best run. Italics: the second best.\n"
-                     "Means are over claims with evidence.")
+    assert notes == (
+        "Bold: the best run. Italics: the second best.\nMeans are over claims with evidence."
+    )
     cells = {field: cell.set_axis(["pooled R@5"], axis=1) for field, cell in cells.items()}
     notes = KIT.markdown(KIT.texts_of(cells))
     assert "Pooled" in notes and "Means are" not in notes and "B-Pref" not in notes
     cells["p_holm"] *= 0
     assert "† differs" in KIT.markdown(KIT.texts_of(cells))
+
 
 def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     tsv(toy / "work/demo/test/bm25.tsv", RUN, [("c3", "0003", 1, 2), ("c3", "0001", 2, 1)])
@@ -272,12 +335,16 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     tsv(toy / "q.tsv", QRELS, [("c3", "0001", "SUPPORTS")])
     assert facts(call(SCRIPT, *words, cwd=toy))["made"][0] == "work/demo/test/metrics-q.tsv"
 
-MEASURE = {"RANKED = {": """def first_half(labels, gold):
+
+MEASURE = {
+    "RANKED = {": """def first_half(labels, gold):
     \"\"\"Share of evidence among the first half of the ranks\"\"\"
     half = labels[:, : labels.shape[1] // 2]
     return mean_of(evidence(half).sum(1) / gold.R, gold.R > 0)
 
-RANKED = {"Half": first_half, """}
+RANKED = {"Half": first_half, """
+}
+
 
 def test_a_measure_in_the_registry_is_computed(toy, call):
     words = (HYBRID, "--measures", "Half@4", "R@2", "--out", "m.tsv")
@@ -285,9 +352,11 @@ def test_a_measure_in_the_registry_is_computed(toy, call):
     table = pd.read_csv(toy / "m.tsv", sep="\t")
     assert table["Half@4"].tolist() == table["R@2"].tolist() != [0]
 
+
 # ---------------------------------------------------------------- The page
 def data_of(page):
     return json.loads(re.search(r'application/json">(.*?)</script>', page, re.S)[1])
+
 
 def test_the_report_shows_texts_as_texts(toy, call):
     evil = "</script><script>document.title = 'gotcha'</script><b>bold</b> @DATA@"
@@ -295,7 +364,8 @@ def test_the_report_shows_texts_as_texts(toy, call):
     tsv(toy / "<u>x.tsv", [*RUN, "label"], [("c3", "0001", 1, 1, "NEI")])
     (toy / "work/demo/test/claims.jsonl").write_text(
         '{"claim_id": "c3", "verdict": "DISPUTED", "evidence": '
-        '[{"abstract_id": "0001", "sentence": "Body mass"}]}')
+        '[{"abstract_id": "0001", "sentence": "Body mass"}]}'
+    )
     words = (HYBRID, "<u>x.tsv", "--report", "report.html")
     facts(call(SCRIPT, *words, "--resamples", 100, cwd=toy))
     page = (toy / "report.html").read_text()
@@ -308,21 +378,34 @@ def test_the_report_shows_texts_as_texts(toy, call):
     rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 1e9, ""]]  # one missed
     assert [row for row in dict(data["runs"])["<u>x"] if row[0] == "c3"] == rows
 
+
 def test_the_page_shows_ten_ranks_and_the_evidence_behind_them():
     run, qrels = table_of(c=" ".join(NAMES[:14])), table_of(c="a:N k:S l:N z:R")[QRELS]
     rows = [(name, rank, label) for _, name, label, rank, _ in KIT.side_by_side(run, qrels)]
     ten = [(name, rank, "NEI" if name == "a" else "") for rank, name in enumerate(NAMES[:10], 1)]
     assert rows == [*ten, ("k", 11, "SUPPORTS"), ("z", 1e9, "REFUTES")]
 
+
 # ---------------------------------------------------------------- Submissions
-@pytest.mark.parametrize(("task", "text"), [
-    ("climatecheck2026", "claim_id,abstract_id,rank,label\nc3,d1,1,Supports\nc3,d2,2,Refutes\n"),
-    ("checkthat4b", "post_id\tpreds\nc3\t['d1', 'd2']\n")])
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        (
+            "climatecheck2026",
+            "claim_id,abstract_id,rank,label\nc3,d1,1,Supports\nc3,d2,2,Refutes\n",
+        ),
+        ("checkthat4b", "post_id\tpreds\nc3\t['d1', 'd2']\n"),
+    ],
+)
 def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
     (toy / "data/demo/corpus.jsonl").write_text(
-        "".join(f'{{"abstract_id": "d{rank}", "abstract": "x"}}\n' for rank in range(1, 13)))
-    rows = [(claim, f"d{rank}", rank, -rank, label) for claim in ("c5", "c4", "c3")
-            for rank, label in enumerate(["SUPPORTS", "REFUTES", *["NEI"] * 10], 1)]
+        "".join(f'{{"abstract_id": "d{rank}", "abstract": "x"}}\n' for rank in range(1, 13))
+    )
+    rows = [
+        (claim, f"d{rank}", rank, -rank, label)
+        for claim in ("c5", "c4", "c3")
+        for rank, label in enumerate(["SUPPORTS", "REFUTES", *["NEI"] * 10], 1)
+    ]
     tsv(toy / "v.tsv", [*RUN, "label"], rows)
     words = (SCRIPT, "submission", "v.tsv", "--task", task)
     file, archive = (toy / path for path in facts(call(*words, "--top-k", 2, cwd=toy))["made"])
@@ -333,13 +416,25 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
     assert len(set(re.findall(r"d\d+", file.read_text()))) == (5 if task == "checkthat4b" else 10)
     assert "up to date" in call(*words, cwd=toy).stdout
 
+
 def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call, refused):
     claims = ("c3", "c4", "c5")
     rows = [(claim, f"00{rank:02}", rank, -rank) for claim in claims for rank in (1, 2)]
     tsv(toy / "v.tsv", RUN, rows)
     header, codes = ["claim_id", "codes"], [("c5", "0_0"), ("c3", "1_4;5_2"), ("c4", "2_1")]
-    words = (SCRIPT, "submission", "v.tsv", "--task", "climatecheck2026-narratives", "--top-k", 2,
-             "--narratives", "n.tsv", "--out", "s.csv")
+    words = (
+        SCRIPT,
+        "submission",
+        "v.tsv",
+        "--task",
+        "climatecheck2026-narratives",
+        "--top-k",
+        2,
+        "--narratives",
+        "n.tsv",
+        "--out",
+        "s.csv",
+    )
     tsv(toy / "n.tsv", header, codes[:2])
     refused(toy, *words, said="n.tsv: no codes for claim c4")
     tsv(toy / "n.tsv", header, codes)
@@ -347,6 +442,7 @@ def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call,
     table = pd.read_csv(toy / "s.csv", dtype=str)
     assert list(table) == [*RUN[:3], "narrative"]
     assert table["narrative"].tolist() == ["1_4;5_2"] * 2 + ["2_1"] * 2 + ["0_0"] * 2
+
 
 def test_a_run_of_another_data_set_is_refused(toy, refused):
     tsv(toy / "x.tsv", RUN, [("x9", "0001", 1, 1)])

@@ -4,6 +4,7 @@ bad_input.tsv has the commands, what file x holds (| is a tab, ; the end of a li
 the error. Bad tables, which all scripts read alike, are in test_helpers.py, other people's formats
 in test_convert.py, what a server may do in test_04_llm_rerank.py.
 """
+
 import json
 import shutil
 
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 
 HEAD = "claim_id|abstract_id|rank|score"
 VERDICTS = "|label|p_supports|p_refutes|p_nei;c3|0001|1|2|NEI|1|0|0;c3|0002|2|1|NEI|0|0|1"
+
 
 @pytest.fixture(scope="session")
 def folders(models, tmp_path_factory):
@@ -31,6 +33,7 @@ def folders(models, tmp_path_factory):
         save_file(weights, folder / f"{name}-nan" / "model.safetensors", {"format": "pt"})
     return folder
 
+
 @pytest.fixture
 def ready(toy, folders):
     """The toy with these models, and with runs wherever scripts look for one."""
@@ -40,10 +43,16 @@ def ready(toy, folders):
         shutil.copy(toy / "work/demo/test/hybrid.tsv", toy / "work/demo/test" / name)
     return toy
 
+
 @pytest.mark.parametrize(("command", "text", "said"), cases("bad_input.tsv"))
 def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, text, said):
-    texts = {"x": text, "run.tsv": HEAD, "verdicts.tsv": HEAD + VERDICTS,
-             "notes.md": "", "recipes/published.tsv": "system|table|row|measure|value"}
+    texts = {
+        "x": text,
+        "run.tsv": HEAD,
+        "verdicts.tsv": HEAD + VERDICTS,
+        "notes.md": "",
+        "recipes/published.tsv": "system|table|row|measure|value",
+    }
     (ready / "recipes").mkdir()
     for name, content in texts.items():
         (ready / name).write_text(content.replace("|", "\t").replace(";", "\n") + "\n")
@@ -51,16 +60,30 @@ def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, t
     for _ in range(2):  # a restart is refused alike
         refused(ready, *command.replace("LONG", "x" * 300).split(), said=said, kept=kept)
 
+
 FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
 
-@pytest.mark.parametrize("broken", [
-    {"model.safetensors": "torn"},
-    {"model.safetensors": "", "pytorch_model.bin": "cos\nmkdir\n(Vpwned\ntR."},  # a pickle
-    {"config.json": json.dumps({"model_type": "odd", "auto_map": FOREIGN}),
-     "evil.py": "import os; os.mkdir('pwned')"}])
-@pytest.mark.parametrize(("kind", "command"), [
-    ("nli", "01_index.py --indexes dense --dense-model"), ("tiny", "03_rerank.py --model"),
-    ("llm", "04_llm_rerank.py --backend transformers --model"), ("nli", "05_classify.py --model")])
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"model.safetensors": "torn"},
+        {"model.safetensors": "", "pytorch_model.bin": "cos\nmkdir\n(Vpwned\ntR."},  # a pickle
+        {
+            "config.json": json.dumps({"model_type": "odd", "auto_map": FOREIGN}),
+            "evil.py": "import os; os.mkdir('pwned')",
+        },
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("nli", "01_index.py --indexes dense --dense-model"),
+        ("tiny", "03_rerank.py --model"),
+        ("llm", "04_llm_rerank.py --backend transformers --model"),
+        ("nli", "05_classify.py --model"),
+    ],
+)
 def test_a_model_runs_no_code_and_a_damaged_one_is_refused(ready, refused, kind, command, broken):
     folder = ready / "models" / "broken"
     shutil.copytree(ready / kind, folder)

@@ -1,4 +1,5 @@
 """recipes/check_claim.py: a claim is data, an answer that of the verdicts, an error one line."""
+
 import json
 import os
 import re
@@ -9,11 +10,17 @@ import pytest
 from conftest import ROOT, TOY, jsonl, records
 
 HOSTILE, CONTROL = "\x1b]0;owned\x07\x1b[2J\u202e", r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
-CLAIM = "--top \"polar\tbears\"' lose\n\x1b[31m sea ice $(touch pwned) `touch pwned`; {é} \\n%s"
+CLAIM = '--top "polar\tbears"\' lose\n\x1b[31m sea ice $(touch pwned) `touch pwned`; {é} \\n%s'
+
 
 def check(*words, script="recipes/check_claim.py", **env):
-    return subprocess.run([sys.executable, ROOT / script, *words], env=os.environ | env, text=True,
-                          capture_output=True)
+    return subprocess.run(
+        [sys.executable, ROOT / script, *words],
+        env=os.environ | env,
+        text=True,
+        capture_output=True,
+    )
+
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
@@ -26,10 +33,12 @@ def flags(tmp_path_factory):
     assert check("--indexes", "bm25", *flags, script="01_index.py").returncode == 0
     return flags
 
+
 def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     def reply(prompt):
         label = "REFUTES" if "in zoos" in prompt else "NEI"
         return "SUPPORTS" if "a tenth" in prompt else label
+
     server = endpoint(reply)
     env = {"LLM_BASE_URL": server.url, "LLM_MODEL": "toy", "OPENAI_API_KEY": "dummy"}
     done = check(*flags, "--json", "--top", "3", "--", CLAIM, **env)
@@ -46,25 +55,36 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     assert not re.search(CONTROL, shown) and max(map(len, shown.splitlines())) <= 60
     assert len(server.asked) == asked
 
+
 def test_failed_requests_are_named_and_sent_again(flags, endpoint):
     broken = ["in zoos"]
+
     def reply(prompt):
         failed = any(word in prompt for word in broken)
         return {"status": 400, "text": "no"} if failed else "NEI"
+
     server, words = endpoint(reply), (*flags, "--top", "3", "Do polar bears lose sea ice?")
     env = {"LLM_BASE_URL": server.url, "LLM_MODEL": "toy", "OPENAI_API_KEY": "dummy"}
     assert "failed requests: 1 (the next call asks again)" in " ".join(
-        check(*words, **env).stdout.split())
+        check(*words, **env).stdout.split()
+    )
     asked = len(server.asked)
     broken.clear()
     answer = json.loads(check(*words, "--json", **env).stdout)
     assert (answer["failed"], answer["NEI"], len(server.asked)) == (0, 3, asked + 1)
 
-@pytest.mark.parametrize(("words", "said"), [
-    ([], "quotes"), (["polar", "bears"], "quotes"), ([" \n"], "the claim is empty"),
-    (["sea", "--top", "x"], "argument --top"),
-    (["sea"], "no classifier; make it by: python 05_classify.py train --data"),
-    (["sea", "--work", "w"], "w/index: no index; make it by: python 01_index.py --data")])
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "quotes"),
+        (["polar", "bears"], "quotes"),
+        ([" \n"], "the claim is empty"),
+        (["sea", "--top", "x"], "argument --top"),
+        (["sea"], "no classifier; make it by: python 05_classify.py train --data"),
+        (["sea", "--work", "w"], "w/index: no index; make it by: python 01_index.py --data"),
+    ],
+)
 def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, contents):
     before = contents(flags[1])
     done = check(*flags, *words)

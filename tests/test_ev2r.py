@@ -1,4 +1,5 @@
 """recipes/ev2r.py: figures computed by hand, replies of all shapes, what is asked again."""
+
 import json
 import re
 import sys
@@ -9,22 +10,37 @@ from conftest import KEY, ROOT, RUN, facts, jsonl, load, read, records, tsv
 sys.path.insert(0, str(ROOT / "recipes"))
 KIT = load("recipes/ev2r.py")
 VERDICTS = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-QRELS = [("c1", "g1", "SUPPORTS"), ("c1", "g2", "REFUTES"), ("c2", "g3", "NEI"),
-         ("c2", "g4", "REFUTES"), ("c3", "g5", "NEI")]  # c3 is left out, c4 has no gold
+QRELS = [
+    ("c1", "g1", "SUPPORTS"),
+    ("c1", "g2", "REFUTES"),
+    ("c2", "g3", "NEI"),
+    ("c2", "g4", "REFUTES"),
+    ("c3", "g5", "NEI"),
+]  # c3 is left out, c4 has no gold
 POOL = [("c1", "r1"), ("c1", "r2"), ("c2", "r1"), ("c3", "r1"), ("c4", "r1")]
-PROXY = {("c1", "r1"): (0.6, 0.3, 0.1), ("c1", "r2"): (0.5, 0.2, 0.3),
-         ("c2", "r1"): (0.1, 0.1, 0.8)}
+PROXY = {
+    ("c1", "r1"): (0.6, 0.3, 0.1),
+    ("c1", "r2"): (0.5, 0.2, 0.3),
+    ("c2", "r1"): (0.1, 0.1, 0.8),
+}
 COMPARED = {  # facts of r, supported ones, facts of g, supported ones
-    "c1 r1 g1": (4, 2, 2, 2), "c1 r1 g2": (4, 1, 4, 1),  # F1 2/3, 1/4: SUPPORTS is expected
-    "c1 r2 g1": (2, 1, 2, 1), "c1 r2 g2": (1, 1, 2, 1),  # 1/2, 2/3: REFUTES
-    "c2 r1 g3": (0, 0, 3, 0), "c2 r1 g4": (5, 0, 3, 0)}  # 0, 0: NEI, the label of the first
+    "c1 r1 g1": (4, 2, 2, 2),
+    "c1 r1 g2": (4, 1, 4, 1),  # F1 2/3, 1/4: SUPPORTS is expected
+    "c1 r2 g1": (2, 1, 2, 1),
+    "c1 r2 g2": (1, 1, 2, 1),  # 1/2, 2/3: REFUTES
+    "c2 r1 g3": (0, 0, 3, 0),
+    "c2 r1 g4": (5, 0, 3, 0),
+}  # 0, 0: NEI, the label of the first
+
 
 def said(counts, **other):
     return json.dumps({"first": [["A fact.", True]], **dict(zip(KIT.COUNTS, counts)), **other})
 
+
 def name_of(prompt):
     """Return which comparison a prompt asks for, as texts hold their ids."""
     return re.sub(r".*Claim: (c\d).*?about (r\d).*?about (g\d).*", r"\1 \2 \3", prompt, flags=re.S)
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -34,22 +50,36 @@ def folder(tmp_path):
     tsv(data / "claims.test.tsv", ["claim_id", "claim"], claims)
     tsv(data / "qrels.test.tsv", [*KEY, "label"], QRELS)
     names = [*(f"g{n}" for n in range(1, 6)), "r1", "r2"]
-    jsonl(data / "corpus.jsonl", *({"abstract_id": name, "title": "", "abstract": f"about {name}"}
-                                   for name in names))
+    jsonl(
+        data / "corpus.jsonl",
+        *({"abstract_id": name, "title": "", "abstract": f"about {name}"} for name in names),
+    )
     tsv(work / "pool.tsv", KEY, POOL)
     tsv(work / "proxy.tsv", VERDICTS, [(*pair, 1, 1, "NEI", *p) for pair, p in PROXY.items()])
-    tsv(work / "a.tsv", [*RUN, "label"], [
-        ("c1", "r1", 1, 4, "REFUTES"), ("c1", "g1", 2, 3, "NEI"), ("c1", "r2", 3, 2, "REFUTES"),
-        ("c2", "r1", 1, 1, "NEI"), ("c3", "r1", 1, 1, "NEI"), ("c4", "r1", 1, 1, "NEI")])
+    tsv(
+        work / "a.tsv",
+        [*RUN, "label"],
+        [
+            ("c1", "r1", 1, 4, "REFUTES"),
+            ("c1", "g1", 2, 3, "NEI"),
+            ("c1", "r2", 3, 2, "REFUTES"),
+            ("c2", "r1", 1, 1, "NEI"),
+            ("c3", "r1", 1, 1, "NEI"),
+            ("c4", "r1", 1, 1, "NEI"),
+        ],
+    )
     tsv(work / "b.tsv", RUN, [("c1", "r2", 1, 2), ("c1", "r1", 2, 1), ("c2", "g4", 1, 1)])
     return tmp_path
+
 
 @pytest.fixture
 def ev2r(program, folder):
     return lambda *words: program("ev2r", *words, cwd=folder)
 
+
 AT = "work/demo/test/"
 SCORE = (f"{AT}a.tsv", f"{AT}b.tsv", "--verdicts", f"{AT}proxy.tsv", "--model", "toy")
+
 
 def answer(folder, reply):
     """Append reply(name of a comparison) for each request that waits; return their prompts."""
@@ -62,10 +92,14 @@ def answer(folder, reply):
             file.write(json.dumps(line) + "\n")
     return prompts
 
+
 def figures(folder):
     table = read(folder / AT / "ev2r.tsv").replace("", float("nan")).set_index(["measure", "run"])
-    return {key: [float(row[name]) for name in ("value", "low", "high")]
-            for key, row in table.iterrows()}
+    return {
+        key: [float(row[name]) for name in ("value", "low", "high")]
+        for key, row in table.iterrows()
+    }
+
 
 def test_both_figures_by_hand(folder, ev2r):
     """c1: r1 (2/3 + .6) / 2 = .6333, r2 (2/3 + .2) / 2 = .4333; c2: r1 (0 + .8) / 2 = .4."""
@@ -84,23 +118,39 @@ def test_both_figures_by_hand(folder, ev2r):
     assert found["Verification", SCORE[1]] == pytest.approx([float("nan")] * 3, nan_ok=True)
     pairs = read(folder / AT / "ev2r.pairs.tsv")
     assert pairs[[*KEY, "gold_id", "expected"]].values.tolist() == [
-        ["c1", "r1", "g1", "SUPPORTS"], ["c1", "r2", "g2", "REFUTES"], ["c2", "r1", "g3", "NEI"]]
+        ["c1", "r1", "g1", "SUPPORTS"],
+        ["c1", "r2", "g2", "REFUTES"],
+        ["c2", "r1", "g3", "NEI"],
+    ]
     assert pairs["Ev2R"].tolist() == pytest.approx([best, second, other])
     assert facts(ev2r(*SCORE, "--depth", "3"))["made"] == []  # up to date
     made = facts(ev2r(*SCORE, "--depth", "1"))  # another depth asks nothing
     assert made["comparisons"] == 6
     assert figures(folder)["Ev2R", SCORE[1]] == pytest.approx([second] * 3)
 
-@pytest.mark.parametrize(("reply", "counts"), [
-    (f"Here it is:\n```json\n{said((3, 1, 2, 2))}\n```\nDone.", [3, 1, 2, 2]),
-    (said((3, 1, 2, 2)).replace("A fact.", 'A "fact".'), [3, 1, 2, 2]),
-    (said((0, 0, 2, 0)), [0, 0, 2, 0]),
-    (said((3, 1, 2, 2)) + "\nNo, wait:\n" + said((3, 2, 2, 2)), None),
-    (said((3, 4, 2, 2)), None), (said((3, 1, 2, 3)), None), (said((3, -1, 2, 2)), None),
-    (said((3, 1.5, 2, 2)), None), (said((3, True, 2, 2)), None), (said((3, None, 2, 2)), None),
-    (said((3, 1, 2, 2))[:-2], None), (said((3, 1, 2)), None), ("3, 1, 2, 2", None), ("", None)])
+
+@pytest.mark.parametrize(
+    ("reply", "counts"),
+    [
+        (f"Here it is:\n```json\n{said((3, 1, 2, 2))}\n```\nDone.", [3, 1, 2, 2]),
+        (said((3, 1, 2, 2)).replace("A fact.", 'A "fact".'), [3, 1, 2, 2]),
+        (said((0, 0, 2, 0)), [0, 0, 2, 0]),
+        (said((3, 1, 2, 2)) + "\nNo, wait:\n" + said((3, 2, 2, 2)), None),
+        (said((3, 4, 2, 2)), None),
+        (said((3, 1, 2, 3)), None),
+        (said((3, -1, 2, 2)), None),
+        (said((3, 1.5, 2, 2)), None),
+        (said((3, True, 2, 2)), None),
+        (said((3, None, 2, 2)), None),
+        (said((3, 1, 2, 2))[:-2], None),
+        (said((3, 1, 2)), None),
+        ("3, 1, 2, 2", None),
+        ("", None),
+    ],
+)
 def test_counts_are_read_or_asked_for_again(reply, counts):
     assert KIT.counts_of(reply) == counts
+
 
 def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder, ev2r):
     broken = {"c1 r1 g2", "c2 r1 g3", "c2 r1 g4"}
@@ -117,14 +167,20 @@ def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder,
     assert found["Ev2R", SCORE[0]] == pytest.approx([(2 / 3 + 0.6) / 2] * 3)
     assert found["Verification", SCORE[0]] == pytest.approx([(0.3 / 2 + 1.2 / 2) / 2] * 3)
 
-@pytest.mark.parametrize(("file", "old", "new", "what"), [
-    ("pool.tsv", "c1\tr2\n", "", "c1 r2 is neither judged nor in"),  # a run was not pooled
-    ("proxy.tsv", "p_nei", "p_none", "p_nei"),
-    ("pool.tsv", "r2", "r9", "unknown abstract_id: c1 r9"),
-    ("pool.tsv", "\tr", "\tg", "no unjudged pair"),
-    ("b.tsv", "\nc", "\nx", "none of its claims is in")])
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "what"),
+    [
+        ("pool.tsv", "c1\tr2\n", "", "c1 r2 is neither judged nor in"),  # a run was not pooled
+        ("proxy.tsv", "p_nei", "p_none", "p_nei"),
+        ("pool.tsv", "r2", "r9", "unknown abstract_id: c1 r9"),
+        ("pool.tsv", "\tr", "\tg", "no unjudged pair"),
+        ("b.tsv", "\nc", "\nx", "none of its claims is in"),
+    ],
+)
 def test_what_cannot_be_scored_is_refused_before_anything_is_asked(
-        folder, ev2r, file, old, new, what):
+    folder, ev2r, file, old, new, what
+):
     path = folder / AT / file
     text = path.read_text()
     assert old in text

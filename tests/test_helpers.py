@@ -1,4 +1,5 @@
 """The block of helpers that all scripts share: tables, provenance, outputs, the command line."""
+
 import hashlib
 import json
 import sys
@@ -14,12 +15,14 @@ KIT = load(SCRIPT)
 CLAIMS = ["claim_id", "claim"]
 ARGS = SimpleNamespace(job="fuse", k=60, force=False, out="a", device=None)
 
+
 def refusal(capsys, function, *args, **known):
     with pytest.raises(SystemExit) as end:
         function(*args, **known)
     error = capsys.readouterr().err
     assert end.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1
     return error
+
 
 # ---------------------------------------------------------------- Reading
 def test_ids_are_strings_and_claims_lose_the_quotation_marks_of_pandas(tmp_path):
@@ -35,33 +38,50 @@ def test_ids_are_strings_and_claims_lose_the_quotation_marks_of_pandas(tmp_path)
     path.write_bytes(b"\xef\xbb\xbfclaim_id\tclaim\r\n1\tice\r\n")  # as Windows saves it
     assert KIT.read_table(path, CLAIMS).values.tolist() == [["1", "ice"]]
 
+
 def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
     path = tmp_path / "a.tsv"
-    tsv(path, [*RUN, "label"], [("b", "x", 2, 1, "NEI"), ("a", "x", 1, 3e-1, "NEI"),
-                                ("b", "y", 1, 2, "REFUTES")])
+    tsv(
+        path,
+        [*RUN, "label"],
+        [("b", "x", 2, 1, "NEI"), ("a", "x", 1, 3e-1, "NEI"), ("b", "y", 1, 2, "REFUTES")],
+    )
     found = KIT.read_table(path, RUN, label=["NEI", "REFUTES"])
-    assert found.values.tolist() == [["b", "y", 1, 2.0, "REFUTES"], ["b", "x", 2, 1.0, "NEI"],
-                                     ["a", "x", 1, 0.3, "NEI"]]
+    assert found.values.tolist() == [
+        ["b", "y", 1, 2.0, "REFUTES"],
+        ["b", "x", 2, 1.0, "NEI"],
+        ["a", "x", 1, 0.3, "NEI"],
+    ]
     tsv(path, RUN, [])
     assert KIT.read_table(path, RUN).empty
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("", "a.tsv: No columns"), ("claim_id|text;1|ice", "a.tsv:1: wanted claim_id, claim"),
-    ("claim_id|claim;1|ice;1|sun", "a.tsv:3: an earlier row has this claim_id: 1"),
-    ("claim_id|claim;|ice", "a.tsv:2: claim_id is empty"),
-    ("claim_id|claim;1|ice;2", "a.tsv:3: claim is empty: 2"),
-    ("claim_id|claim;1|a|b", "a.tsv:1: wanted"),
-    ("claim_id|claim;1|a;2|b|c", "line 3, saw 3"),
-    ('claim_id|claim;1|"two;lines";2|sun', "a.tsv:3: claim is empty"),
-    ("claim_id|abstract_id|rank|score;1|x|1|5;1|q|2|1", "a.tsv:3: unknown abstract_id: 1 q"),
-    ("claim_id|abstract_id|rank|score;1|x|1|5;1|y|2|nan", "a.tsv:3: score is not a finite number"),
-    ("claim_id|abstract_id|rank|score;1|x|1|5;1|y|1.5|1", "a.tsv:3: rank is not 1, 2, 3: 1 y"),
-    ("claim_id|abstract_id|rank|score;1|y|3|1;1|x|1|5", "a.tsv:2: rank is not 1, 2, 3: 1 y"),
-    ("claim_id|abstract_id|rank|score;1|x|1|5;1|x|2|1", "a.tsv:3: an earlier row")])
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "a.tsv: No columns"),
+        ("claim_id|text;1|ice", "a.tsv:1: wanted claim_id, claim"),
+        ("claim_id|claim;1|ice;1|sun", "a.tsv:3: an earlier row has this claim_id: 1"),
+        ("claim_id|claim;|ice", "a.tsv:2: claim_id is empty"),
+        ("claim_id|claim;1|ice;2", "a.tsv:3: claim is empty: 2"),
+        ("claim_id|claim;1|a|b", "a.tsv:1: wanted"),
+        ("claim_id|claim;1|a;2|b|c", "line 3, saw 3"),
+        ('claim_id|claim;1|"two;lines";2|sun', "a.tsv:3: claim is empty"),
+        ("claim_id|abstract_id|rank|score;1|x|1|5;1|q|2|1", "a.tsv:3: unknown abstract_id: 1 q"),
+        (
+            "claim_id|abstract_id|rank|score;1|x|1|5;1|y|2|nan",
+            "a.tsv:3: score is not a finite number",
+        ),
+        ("claim_id|abstract_id|rank|score;1|x|1|5;1|y|1.5|1", "a.tsv:3: rank is not 1, 2, 3: 1 y"),
+        ("claim_id|abstract_id|rank|score;1|y|3|1;1|x|1|5", "a.tsv:2: rank is not 1, 2, 3: 1 y"),
+        ("claim_id|abstract_id|rank|score;1|x|1|5;1|x|2|1", "a.tsv:3: an earlier row"),
+    ],
+)
 def test_bad_tables_are_refused_by_line(capsys, tmp_path, text, said):
     path, known = tmp_path / "a.tsv", {"abstract_id": ["x", "y"]} if "rank" in text else {}
     path.write_text(text.replace("|", "\t").replace(";", "\n") + "\n" * bool(text))
     assert said in refusal(capsys, KIT.read_table, path, RUN if known else CLAIMS, **known)
+
 
 def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
     path = tmp_path / "c.jsonl"
@@ -72,6 +92,7 @@ def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
     for line in ("[]", "{", '{"abstract": ""}', '{"abstract_id": "7"}'):
         path.write_text(good + line)
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
+
 
 # ---------------------------------------------------------------- Outputs
 def test_digests_are_of_files_of_sidecars_and_of_folders_without_one(tmp_path):
@@ -84,12 +105,14 @@ def test_digests_are_of_files_of_sidecars_and_of_folders_without_one(tmp_path):
     (tmp_path / "model.meta.json").write_bytes(b"{}")
     assert KIT.digest(model) == hashlib.sha256(b"{}").hexdigest()
 
+
 def test_a_task_is_arguments_and_inputs_and_a_hub_model_is_a_name(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x").write_text("x")
     task = KIT.task_of(ARGS, "x", models=["BAAI/bge-m3"])
     assert task == {"arguments": {"job": "fuse", "k": 60}, "inputs": {"x": KIT.digest("x")}}
     assert "nowhere: not found" in refusal(capsys, KIT.task_of, ARGS, "nowhere")
+
 
 def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -110,11 +133,13 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
     assert capsys.readouterr().out == "up to date: sub/out\n"
     Path("script.py").write_text("2")  # the kit is made to be edited
     assert KIT.up_to_date(ARGS, task, "sub/out")
-    assert capsys.readouterr().out == ("up to date: sub/out (made by another version of script.py; "
-                                       "--force makes it again)\n")
+    assert capsys.readouterr().out == (
+        "up to date: sub/out (made by another version of script.py; --force makes it again)\n"
+    )
     assert not KIT.up_to_date(ARGS, task | {"inputs": {"x": "1"}}, "sub/out")
     assert not KIT.up_to_date(ARGS, task, "sub/out", "sub/other")
     assert not KIT.up_to_date(SimpleNamespace(force=True), task, "sub/out")
+
 
 def test_a_folder_is_replaced_only_if_the_kit_made_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -125,6 +150,7 @@ def test_a_folder_is_replaced_only_if_the_kit_made_it(capsys, tmp_path, monkeypa
             new.mkdir()
             (new / name).touch()
     assert [path.name for path in Path("index").iterdir()] == ["b"]
+
 
 def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call):
     words = ("fuse", "work/demo/test/hybrid.tsv", "--out", "a.tsv")
@@ -137,6 +163,7 @@ def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call
     assert facts(done)["made"] and (toy / "a.tsv").read_bytes() == whole
     assert not list(toy.glob("*.tmp"))
 
+
 # ---------------------------------------------------------------- Command line
 def test_work_follows_data_and_the_first_job_is_the_default(monkeypatch):
     jobs = {KIT.retrieve: KIT.add_retrieve, KIT.mine: KIT.add_mine}
@@ -148,11 +175,20 @@ def test_work_follows_data_and_the_first_job_is_the_default(monkeypatch):
     args = KIT.command_line(jobs)
     assert args.run == "w/train/hybrid.tsv" and args.qrels == "data/demo/qrels.train.tsv"
 
-@pytest.mark.parametrize(("error", "said"), [
-    (OSError(28, "No space left on device", "a.tsv"), "error: a.tsv: [Errno 28] No space left"),
-    (RuntimeError("CUDA out of memory.\nTried to"), "error: mine: CUDA out of memory. Tried to"),
-    (MemoryError("MemoryError"), "error: mine: MemoryError")])
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "a.tsv"), "error: a.tsv: [Errno 28] No space left"),
+        (
+            RuntimeError("CUDA out of memory.\nTried to"),
+            "error: mine: CUDA out of memory. Tried to",
+        ),
+        (MemoryError("MemoryError"), "error: mine: MemoryError"),
+    ],
+)
 def test_faults_of_the_machine_are_one_line(capsys, error, said):
     def fault(_):
         raise error
+
     assert said in refusal(capsys, KIT.run, SimpleNamespace(function=fault, job="mine"))

@@ -1,4 +1,5 @@
 """The kit as a whole: shared blocks, scripts that stand alone, instant help, true pages."""
+
 import functools
 import json
 import re
@@ -14,15 +15,32 @@ from conftest import ROOT
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
 LIGHT = sorted(TEXTS)
-LINES = {"01_index.py": 620, "02_retrieve.py": 590, "03_rerank.py": 620, "04_llm_rerank.py": 700,
-         "05_classify.py": 970, "06_evaluate.py": 620}  # a whole file, with its blocks
+LINES = {
+    "01_index.py": 620,
+    "02_retrieve.py": 590,
+    "03_rerank.py": 620,
+    "04_llm_rerank.py": 700,
+    "05_classify.py": 970,
+    "06_evaluate.py": 620,
+}  # a whole file, with its blocks
 BYTES = 55  # a line on average
 BLOCKS = {"helpers": 150, "analyser": 10, "models": 20, "training": 60, "requests": 190}
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
-HEAVY = {"torch", "transformers", "sentence_transformers", "datasets", "pandas", "scipy", "sklearn",
-         "bm25s", "openai"}  # a second and more to import
-PINNED = "\n".join((ROOT / folder / "requirements.txt").read_text(encoding="utf-8")
-                   for folder in ("", "tests"))
+HEAVY = {
+    "torch",
+    "transformers",
+    "sentence_transformers",
+    "datasets",
+    "pandas",
+    "scipy",
+    "sklearn",
+    "bm25s",
+    "openai",
+}  # a second and more to import
+PINNED = "\n".join(
+    (ROOT / folder / "requirements.txt").read_text(encoding="utf-8") for folder in ("", "tests")
+)
+
 
 @functools.cache
 def call_help(script, *job):
@@ -32,13 +50,16 @@ def call_help(script, *job):
     imported = re.findall(r"\| +(\w+)$", done.stderr, re.M)
     return done.stdout, set(imported)
 
+
 def help_of(script, *job):
     return call_help(script, *job)[0]
+
 
 @functools.cache
 def jobs_of(script):
     """Return the jobs of a script, the default one first."""
     return re.findall(r"^    ([a-z]+)  +[A-Z]", help_of(script), re.M)
+
 
 def test_the_scripts_are_light():
     assert sum(text.count("\n") for text in TEXTS.values()) <= 4100
@@ -52,12 +73,14 @@ def test_the_scripts_are_light():
         assert len(text.encode()) <= LINES[name] * BYTES, name
         assert max(map(len, text.splitlines())) <= 100, name
 
+
 def test_shared_blocks_are_the_same_small_and_last(capsys):
     assert not main(fix=False), capsys.readouterr().out
     for name in LIGHT:
         for block, text in blocks_of(TEXTS[name]).items():
             assert text.count("\n") - 2 <= BLOCKS[block], block
             assert TEXTS[name].index(text) > TEXTS[name].index("\ndef main("), block
+
 
 @pytest.mark.parametrize("script", TEXTS)
 def test_a_script_imports_no_other_and_nothing_unsafe(script):
@@ -66,8 +89,13 @@ def test_a_script_imports_no_other_and_nothing_unsafe(script):
     unsafe = "pickle trust_remote_code=True allow_pickle=True exec( shell=True torch.load".split()
     assert not [word for word in [*unsafe, " eval("] if word in text]
 
-PROGRAMS = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("recipes/**/*.py"))
-            if path.read_text(encoding="utf-8").startswith("# /// script")]
+
+PROGRAMS = [
+    str(path.relative_to(ROOT))
+    for path in sorted(ROOT.glob("recipes/**/*.py"))
+    if path.read_text(encoding="utf-8").startswith("# /// script")
+]
+
 
 @pytest.mark.parametrize("script", [*TEXTS, *PROGRAMS])
 def test_the_header_pins_what_the_requirements_pin(script):
@@ -76,12 +104,14 @@ def test_the_header_pins_what_the_requirements_pin(script):
     for one in tomllib.loads(header.replace("#", ""))["dependencies"]:  # uv run reads these
         assert re.search(rf"^{re.escape(one)}\s", PINNED, re.M) or one in UNTESTED, one
 
+
 def test_uv_runs_a_script_that_is_alone_in_a_folder(tmp_path):
     (tmp_path / "02_retrieve.py").write_text(TEXTS["02_retrieve.py"], encoding="utf-8")
     uv = shutil.which("uv") or f"{sys.prefix}/bin/uv"
     command = [uv, "run", "--no-project", "02_retrieve.py", "--help"]
     shown = subprocess.check_output(command, cwd=tmp_path, text=True)
     assert shown.startswith("usage: 02_retrieve.py [-h] JOB (default: retrieve)")
+
 
 @pytest.mark.parametrize("script", TEXTS)
 def test_help_shows_the_usage_the_docstring_and_a_sentence_for_each_job(script):
@@ -91,6 +121,7 @@ def test_help_shows_the_usage_the_docstring_and_a_sentence_for_each_job(script):
     for job in jobs_of(script):
         assert re.search(rf"^    {job}\s+[A-Z][^.]+\.", shown, re.M), job
 
+
 @pytest.mark.parametrize("script", LIGHT)
 def test_the_help_of_a_job_shows_flags_and_their_defaults(script):
     for job in jobs_of(script):
@@ -99,11 +130,14 @@ def test_the_help_of_a_job_shows_flags_and_their_defaults(script):
         for flag in ("--data DATA", "--work WORK", "--split SPLIT", "--force"):
             assert f"  {flag} " in shown or f"  {flag}\n" in shown, (job, flag)
 
+
 def test_the_flags_are_few():
     shown = [help_of(script, job) for script in TEXTS for job in jobs_of(script)]
     assert sum(len(set(re.findall(r"^  (--[\w-]+)", text, re.M))) for text in shown) <= 320
 
+
 CALL = r"\bpython ((?:0\d_\w+|data/\w+|recipes/(?:tools/)?\w+|tests/benchmarks/\w+)\.py.*)"
+
 
 def commands(path):
     """Yield every call of a script in a page's shell blocks, a recipe or the notebook, as words."""
@@ -119,9 +153,17 @@ def commands(path):
             call = re.sub(r'\.py"$', ".py", call)  # name="python SCRIPT.py"
             yield shlex.split(call.rstrip(" };"))
 
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for folder in ("data", "recipes")
-                        for ending in ("md", "sh", "ipynb")
-                        for path in sorted(ROOT.glob(f"{folder}/*.{ending}")))]
+
+PAGES = [
+    "README.md",
+    *(
+        str(path.relative_to(ROOT))
+        for folder in ("data", "recipes")
+        for ending in ("md", "sh", "ipynb")
+        for path in sorted(ROOT.glob(f"{folder}/*.{ending}"))
+    ),
+]
+
 
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_flags_that_exist(page):
@@ -134,8 +176,10 @@ def test_pages_name_only_flags_that_exist(page):
             known = re.search(rf"(?<![\w-]){flag}(?![\w-])", help_of(script, *job))
             assert known, f"{page}: {script} {job} has no {flag}"
 
+
 def test_the_page_of_recipes_can_be_read_at_one_sitting():
     assert (ROOT / "recipes" / "README.md").stat().st_size <= 12_000
+
 
 def test_readme_has_the_two_commands_and_pages_link_only_to_files_that_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -145,6 +189,7 @@ def test_readme_has_the_two_commands_and_pages_link_only_to_files_that_exist():
         for name in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / name).exists(), (page, name)
 
+
 def test_nothing_points_at_this_machine():
     command = ["git", "-C", str(ROOT), "ls-files"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -153,13 +198,20 @@ def test_nothing_points_at_this_machine():
         text = path.read_text(encoding="utf-8", errors="replace")
         assert not re.search(r"\.\./shared|(?<![\w.])/(work|root|tmp|opt)/\w", text), path
 
+
 def test_six_scripts_in_sequence_with_data_alone(toy, call):
     """From a folder of data to verdicts and a table; stage 4 is left out."""
     (toy / "data/demo").rename(toy / "data/mine")
     for script, *words in (
-            ("01_index.py",), ("02_retrieve.py",), ("02_retrieve.py", "--split", "train"),
-            ("02_retrieve.py", "mine"), ("03_rerank.py", "train", "--epochs", 1),
-            ("03_rerank.py",), ("05_classify.py", "train", "--epochs", 1), ("05_classify.py",)):
+        ("01_index.py",),
+        ("02_retrieve.py",),
+        ("02_retrieve.py", "--split", "train"),
+        ("02_retrieve.py", "mine"),
+        ("03_rerank.py", "train", "--epochs", 1),
+        ("03_rerank.py",),
+        ("05_classify.py", "train", "--epochs", 1),
+        ("05_classify.py",),
+    ):
         done = call(script, *words, "--data", "data/mine", cwd=toy)
         assert json.loads(done.stdout.splitlines()[-1])["made"], done.stderr
     assert "labelling work/mine/test/rerank.tsv" in done.stdout

@@ -1,4 +1,5 @@
 """recipes/narratives.py: prompts and replies, thresholds, scores; the demo's narratives."""
+
 import json
 import re
 import sys
@@ -14,35 +15,54 @@ TAXONOMY = CODES.read_taxonomy(ROOT / "data/taxonomy.tsv")
 TEST = dict(read(ROOT / "data/demo/claims.test.tsv").to_numpy())
 GOLD = dict(read(ROOT / "data/demo/narratives.test.tsv").to_numpy())
 
+
 @pytest.fixture
 def narratives(program, tmp_path):
     """narratives(job, ...): the program on the demo, with work/ in a folder of its own."""
     return lambda *words: program("narratives", *words, "--work", tmp_path / "work", cwd=ROOT)
 
-@pytest.mark.parametrize(("reply", "codes"), [
-    ("Codes: 1_1;1_6", ["1_1", "1_6"]), ("codes : 1_1, 1_6 and 5_2.", ["1_1", "1_6", "5_2"]),
-    ("**Codes:** 1\\_1;1\\_6", ["1_1", "1_6"]), ('{"codes": ["3_2", "5_2"]}', ["3_2", "5_2"]),
-    ("Codes 1_1 and 1_6 come close.\nCodes: 1_6", ["1_6"]), ("Codes: 1_1\nNo, Codes: 1_2", ["1_2"]),
-    ("Codes: 1_4 (the warming has paused); 5_3 (it is a fraud)", ["1_4", "5_3"]),
-    ("Codes: 1_1;1_1;7_9", ["1_1", "7_9"]), ("1_1\n", ["1_1"]), ("It is 2_1, it is.", ["2_1"]),
-    ("Codes: 7_9", None), ("Codes: X_Y;X_Y", None), ("none", None), ("", None), ("11_1", None),
-    ("It says 1_1, or 1_2.", None), ("Codes: none\n1_4 comes close.", None)])
+
+@pytest.mark.parametrize(
+    ("reply", "codes"),
+    [
+        ("Codes: 1_1;1_6", ["1_1", "1_6"]),
+        ("codes : 1_1, 1_6 and 5_2.", ["1_1", "1_6", "5_2"]),
+        ("**Codes:** 1\\_1;1\\_6", ["1_1", "1_6"]),
+        ('{"codes": ["3_2", "5_2"]}', ["3_2", "5_2"]),
+        ("Codes 1_1 and 1_6 come close.\nCodes: 1_6", ["1_6"]),
+        ("Codes: 1_1\nNo, Codes: 1_2", ["1_2"]),
+        ("Codes: 1_4 (the warming has paused); 5_3 (it is a fraud)", ["1_4", "5_3"]),
+        ("Codes: 1_1;1_1;7_9", ["1_1", "7_9"]),
+        ("1_1\n", ["1_1"]),
+        ("It is 2_1, it is.", ["2_1"]),
+        ("Codes: 7_9", None),
+        ("Codes: X_Y;X_Y", None),
+        ("none", None),
+        ("", None),
+        ("11_1", None),
+        ("It says 1_1, or 1_2.", None),
+        ("Codes: none\n1_4 comes close.", None),
+    ],
+)
 def test_codes_are_read_from_a_reply(reply, codes):
     assert CODES.codes_in(reply, TAXONOMY) == codes
+
 
 def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call, tmp_path):
     """The endpoint knows the gold; of the first two claims it says something else."""
     first, second, *_ = TEST
+
     def answer(prompt):
-        name, = (name for name, claim in TEST.items() if f"<claim>{claim}</claim>" in prompt)
+        (name,) = (name for name, claim in TEST.items() if f"<claim>{claim}</claim>" in prompt)
         wrong = {first: "Codes: 1_1;9_9;0_0", second: "I cannot say."}
         return wrong.get(name, f"Codes: {GOLD[name]}")
+
     server = endpoint(answer)
     for waiting in (25, 1):  # the claim without codes is asked about once more
         done = narratives("llm", "--model", "toy")
         assert done.returncode == 3, done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["waiting"] == waiting
-        command, = re.findall("04_llm_rerank.py (ask .*)", done.stdout)
+        (command,) = re.findall("04_llm_rerank.py (ask .*)", done.stdout)
         facts(call("04_llm_rerank.py", *command.split(), "--base-url", server.url, cwd=tmp_path))
     done = narratives("llm", "--model", "toy")
     assert "llm_narratives.shots.json" in done.stdout  # up to date: claims are encoded once
@@ -53,9 +73,10 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
     for prompt in server.answered:
         assert all(f"\n{code} {text}\n" in prompt for code, text in TAXONOMY.items())
         assert len(re.findall(r"^Claim: ", prompt, re.M)) == 8
-    antarctica, = (prompt for prompt in server.answered if "<claim>Antarctica is GAIN" in prompt)
+    (antarctica,) = (prompt for prompt in server.answered if "<claim>Antarctica is GAIN" in prompt)
     assert "\nClaim: Greenland is losing ice" in antarctica
     assert "up to date" in narratives("llm", "--model", "toy").stdout
+
 
 def test_an_encoder_is_trained_resumed_and_classifies(narratives, tmp_path, monkeypatch):
     model, out = tiny(tmp_path / "tiny"), tmp_path / "work/models/narratives"
@@ -79,13 +100,15 @@ def test_an_encoder_is_trained_resumed_and_classifies(narratives, tmp_path, monk
     refusal = narratives("classify", "--model", model)
     assert refusal.returncode == 2 and "no thresholds" in refusal.stderr
 
+
 def test_thresholds_by_hand():
     """Three held-out claims have the first code; the second is rare, and shares."""
     gold = np.array([[1, 1], [1, 0], [1, 0], [0, 0]])
-    chances = np.array([[.9, .05], [.6, .1], [.3, .1], [.2, .3]])
+    chances = np.array([[0.9, 0.05], [0.6, 0.1], [0.3, 0.1], [0.2, 0.3]])
     # first code: at .3, three of three. Both: at .3, right 3, named 4, gold 4: 6/8; at .05, 8/12
-    assert CODES.fit_thresholds(gold, chances) == [.3, .3]
-    assert CODES.best_threshold(gold[:, 1], chances[:, 1]) == .05  # right 1, named 4, gold 1: 2/5
+    assert CODES.fit_thresholds(gold, chances) == [0.3, 0.3]
+    assert CODES.best_threshold(gold[:, 1], chances[:, 1]) == 0.05  # right 1, named 4, gold 1: 2/5
+
 
 def test_scores_by_hand(narratives, tmp_path):
     """0_0: right 2, named 3, gold 2: 4/5; 1_1: 1; 1_6 and 5_2 are never named: 0."""
@@ -105,7 +128,7 @@ def test_scores_by_hand(narratives, tmp_path):
     assert "3 of 4 claims are missing" in done.stderr
     table = pd.read_csv(tmp_path / "work/test/narrative_scores.codes.tsv", sep="\t")
     row = table[(table["run"] == str(files["r"])) & (table["code"] == "0_0")].iloc[0]
-    assert list(row[["right", "named", "gold"]]) == [2, 3, 2] and row["F1"] == .8
+    assert list(row[["right", "named", "gold"]]) == [2, 3, 2] and row["F1"] == 0.8
     tsv(files["u"], header, [("e", "1_4")])
     tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcde"])
     refusal = narratives("evaluate", files["u"], *words)

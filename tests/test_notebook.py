@@ -1,4 +1,5 @@
 """recipes/kit.ipynb: kept without outputs, runs from start to end, stops where a script fails."""
+
 import json
 
 import nbformat
@@ -8,11 +9,17 @@ from nbclient import NotebookClient
 
 NOTEBOOK = ROOT / "recipes" / "kit.ipynb"
 
+
 @pytest.fixture
 def notebook(toy, monkeypatch):
     """The notebook, a client that runs it on the toy data, and the folder of these."""
-    env = {"DATA": toy / "data" / "demo", "WORK": toy / "notebook",
-           "LLM_MODEL": "toy", "IPYTHONDIR": toy, "JUPYTER_RUNTIME_DIR": toy}
+    env = {
+        "DATA": toy / "data" / "demo",
+        "WORK": toy / "notebook",
+        "LLM_MODEL": "toy",
+        "IPYTHONDIR": toy,
+        "JUPYTER_RUNTIME_DIR": toy,
+    }
     monkeypatch.delenv("MPLBACKEND", raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, str(value))
@@ -20,12 +27,14 @@ def notebook(toy, monkeypatch):
     pages, here = nbformat.read(NOTEBOOK, as_version=4), {"metadata": {"path": NOTEBOOK.parent}}
     return pages, NotebookClient(pages, timeout=600, resources=here), toy
 
+
 def test_it_is_kept_without_outputs_and_always_written_the_same_way():
     text = NOTEBOOK.read_text(encoding="utf-8")
     page = json.loads(text)
     assert text == json.dumps(page, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     nbformat.validate(page)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in page["cells"])
+
 
 def test_it_runs_from_start_to_end(notebook):
     pages, client, folder = notebook

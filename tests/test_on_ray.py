@@ -1,4 +1,5 @@
 """recipes/on_ray.py: shards give the bytes of one machine, whatever dies; bad input is one line."""
+
 import contextlib
 import json
 import os
@@ -18,7 +19,9 @@ JOBS = {
     "index": ("01_index.py", ("--indexes", "dense", "splade", *ALONE, 16)),
     "retrieve": ("02_retrieve.py", ("--retrievers", "dense", "splade")),
     "rerank": ("03_rerank.py", ("--model", "reranker", "--depth", 7, *ALONE, 64)),
-    "classify": ("05_classify.py", ("--model", "nli", *ALONE, 64))}
+    "classify": ("05_classify.py", ("--model", "nli", *ALONE, 64)),
+}
+
 
 @pytest.fixture
 def folder(tmp_path, models):
@@ -27,10 +30,18 @@ def folder(tmp_path, models):
     (tmp_path / "data" / "models").symlink_to(models)
     return tmp_path
 
+
 def start(folder, script, *words, **env):
     command = [sys.executable, str(ROOT / script), *map(str, words)]
-    return subprocess.Popen(command, cwd=folder, env=os.environ | env, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=os.environ | env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
 
 def result(process):
     """Return the last line of a script as JSON, or its one line of an error."""
@@ -40,12 +51,15 @@ def result(process):
     assert len(errors) == bool(process.returncode), err
     return errors[0] if errors else json.loads(out.splitlines()[-1])
 
+
 def on_ray(folder, job, *words, **env):
     return result(start(folder, "recipes/on_ray.py", job, "--work", "work/many", *words, **env))
+
 
 def same(folder, name):
     one, many = (folder / "work" / work / "test" / name for work in ("one", "many"))
     return one.read_bytes() == many.read_bytes() and one.stat().st_size > 500
+
 
 def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
     def shard(job, number, *words):
@@ -79,21 +93,27 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
     (folder / "ray.py").write_text("raise ImportError")
     run = "work/many/test/bm25.tsv"
     for words, said in {
-            "index --shards 400": "305 abstracts for 400 shards", "index --only 4/3": "I from 0",
-            "retrieve --only 0/2": "run index with the same --shards first",
-            f"rerank --only 1/26 --run {run}": "9 claims", "index -- --out=x": "not behind --",
-            "rerank --only 1/2": "work/many/test/hybrid.tsv: [Errno 2]"}.items():
+        "index --shards 400": "305 abstracts for 400 shards",
+        "index --only 4/3": "I from 0",
+        "retrieve --only 0/2": "run index with the same --shards first",
+        f"rerank --only 1/26 --run {run}": "9 claims",
+        "index -- --out=x": "not behind --",
+        "rerank --only 1/2": "work/many/test/hybrid.tsv: [Errno 2]",
+    }.items():
         assert said in on_ray(folder, *words.split())
     assert "pip install ray==" in on_ray(folder, "index", PYTHONPATH=str(folder))
+
 
 @pytest.fixture
 def cluster():
     """A Ray cluster of two nodes with one core each."""
     from ray.cluster_utils import Cluster
+
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     cluster.add_node(num_cpus=1)
     yield cluster
     cluster.shutdown()
+
 
 def script_on(node, driver):
     """Wait for a script on a node, as long as the driver that asked for it runs."""
@@ -106,6 +126,7 @@ def script_on(node, driver):
         time.sleep(0.05)
     raise AssertionError(f"no script ran on the node: {driver.communicate()}")
 
+
 def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster, call):
     tiny(folder / "reranker", ["relevant"])
     tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
@@ -113,10 +134,11 @@ def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster
     for name, rows in (("corpus.jsonl", 130), ("claims.test.tsv", 9)):  # less of it, for speed
         path = folder / "data/demo" / name
         path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:rows]))
-    process = start(folder, "recipes/on_ray.py", "index", "--work", "work/many", *at, "--",
-                    *JOBS["index"][1])
+    process = start(
+        folder, "recipes/on_ray.py", "index", "--work", "work/many", *at, "--", *JOBS["index"][1]
+    )
     script_on(cluster.head_node, process).kill()
-    other, = cluster.worker_nodes
+    (other,) = cluster.worker_nodes
     script_on(other, process)
     cluster.remove_node(other, allow_graceful=False)
     cluster.add_node(num_cpus=1)

@@ -1,24 +1,26 @@
 """recipes/tools: pool.py, published.py, verdicts.py."""
+
 import json
 import subprocess
 import sys
 
 import pandas as pd
 import pytest
-from conftest import KEY, ROOT, RUN, TOY, facts, read, tsv
+from conftest import KEY, ROOT, RUN, TOY, facts, load, read, tsv
 from sklearn.metrics import accuracy_score, f1_score
 
 TOOLS = ROOT / "recipes" / "tools"
 QRELS = [*KEY, "label"]
 TEST_QRELS = read(TOY / "qrels.test.tsv")[QRELS].values.tolist()
-sys.path.insert(0, str(TOOLS))
-import published
-import verdicts
+published = load("recipes/tools/published.py")
+verdicts = load("recipes/tools/verdicts.py")
+
 
 @pytest.fixture
 def tool(toy, program):
     """tool("pool", "merge", ...): the program in the folder of the toy."""
     return lambda name, *words: program(f"tools/{name}", *words, cwd=toy)
+
 
 def test_what_was_pooled_and_labelled_is_merged(toy, tool):
     tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0011", 2, 2), ("c4", "0012", 1, 1)])
@@ -44,11 +46,16 @@ def test_what_was_pooled_and_labelled_is_merged(toy, tool):
     done = tool("pool", "merge", "other.tsv")
     assert done.returncode == 2 and "other.tsv:2: the qrels have another label" in done.stderr
 
+
 def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
     header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-    rows = [("c3", "0001", 1, 9, "SUPPORTS", 1, 0, 0), ("c3", "0002", 2, 8, "REFUTES", 0, 1, 0),
-            ("c3", "0003", 3, 7, "NEI", 0, 0, 1), ("c4", "0004", 1, 9, "REFUTES", 0, 1, 0),
-            ("c4", "0012", 2, 8, "NEI", 0, 0, 1)]
+    rows = [
+        ("c3", "0001", 1, 9, "SUPPORTS", 1, 0, 0),
+        ("c3", "0002", 2, 8, "REFUTES", 0, 1, 0),
+        ("c3", "0003", 3, 7, "NEI", 0, 0, 1),
+        ("c4", "0004", 1, 9, "REFUTES", 0, 1, 0),
+        ("c4", "0012", 2, 8, "NEI", 0, 0, 1),
+    ]
     tsv(toy / "v.tsv", header, rows)
     done = tool("pool", "merge", "v.tsv")
     assert done.returncode == 2 and "name it by --judge" in done.stderr
@@ -56,8 +63,17 @@ def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
     assert done["made"] == ["work/demo/test/qrels.silver.tsv"] and done["labels"] == 5
     row = facts(tool("pool", "agreement", done["made"][0]))["judges"][0]
     chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
-    assert row == pytest.approx({"judge": "m", "pairs": 5, "with_gold": 4, "agreement": 3 / 4,
-                                 "kappa": (3 / 4 - chance) / (1 - chance), "kappa_relevance": 1})
+    assert row == pytest.approx(
+        {
+            "judge": "m",
+            "pairs": 5,
+            "with_gold": 4,
+            "agreement": 3 / 4,
+            "kappa": (3 / 4 - chance) / (1 - chance),
+            "kappa_relevance": 1,
+        }
+    )
+
 
 def test_published_figures_stand_beside_measured_ones(tmp_path):
     figures = published.figures_of("ant_bridge")
@@ -73,10 +89,14 @@ def test_published_figures_stand_beside_measured_ones(tmp_path):
     shown = subprocess.check_output(command, text=True)
     assert "0.500 (0.2185)" in shown and "- (0.7253)" in shown
 
+
 def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy, tool):
     labels = {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
-    rows = [(claim, name, labels[name]) for claim, names in zip("abcdef", "SN R RS N S R".split())
-            for name in names]
+    rows = [
+        (claim, name, labels[name])
+        for claim, names in zip("abcdef", "SN R RS N S R".split())
+        for name in names
+    ]
     qrels = pd.DataFrame(rows, columns=QRELS)
     gold = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION", "SUPPORTED", "REFUTED"]
     assert verdicts.gold_verdicts(qrels).to_dict() == dict(zip("abcdef", gold))
@@ -94,16 +114,23 @@ def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy,
     done = tool("verdicts", "c.jsonl", "data/demo/qrels.test.tsv")
     assert done.returncode == 2 and done.stderr.startswith("error: c.jsonl: no verdicts of 05")
 
+
 def test_verdicts_are_averaged(toy, tool):
     header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-    tsv(toy / "a.tsv", header, [("c3", "1", 1, 2, "NEI", .2, .3, .5),
-                                ("c3", "2", 2, 1, "NEI", 0, 0, 1)])
-    tsv(toy / "b.tsv", header, [("c3", "2", 1, 2, "NEI", 0, 0, 1),
-                                ("c3", "1", 2, 1, "REFUTES", .1, .8, .1)])
+    tsv(
+        toy / "a.tsv",
+        header,
+        [("c3", "1", 1, 2, "NEI", 0.2, 0.3, 0.5), ("c3", "2", 2, 1, "NEI", 0, 0, 1)],
+    )
+    tsv(
+        toy / "b.tsv",
+        header,
+        [("c3", "2", 1, 2, "NEI", 0, 0, 1), ("c3", "1", 2, 1, "REFUTES", 0.1, 0.8, 0.1)],
+    )
     assert facts(tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "m.tsv"))["pairs"] == 2
     means = read(toy / "m.tsv")
     assert means[KEY[1]].tolist() == ["1", "2"] and means["label"].tolist() == ["REFUTES", "NEI"]
-    assert means.loc[0, "p_supports":].tolist() == pytest.approx([.15, .55, .3])
+    assert means.loc[0, "p_supports":].tolist() == pytest.approx([0.15, 0.55, 0.3])
     tsv(toy / "b.tsv", header, [("c3", "1", 1, 2, "NEI", 0, 0, 1)])
     done = tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "n.tsv")
     assert done.returncode == 2 and "b.tsv: other pairs than in a.tsv" in done.stderr

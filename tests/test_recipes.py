@@ -1,4 +1,5 @@
 """The recipes: one system whole, in small, against a scripted endpoint; their form."""
+
 import functools
 import json
 import os
@@ -13,8 +14,11 @@ import pandas as pd
 import pytest
 from conftest import ROOT, RUN, load, tiny, tsv
 
-SYSTEMS = "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel " \
-          "climatesense_2026".split()
+SYSTEMS = (
+    "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel "
+    "climatesense_2026".split()
+)
+
 
 def answer(prompt):
     """What a language model could say to any question of stages 4 and 5."""
@@ -23,26 +27,40 @@ def answer(prompt):
         return " > ".join(f"[{mark}]" for mark in [*marks[1::-1], *marks[2:]])
     return ("SUPPORTS", "REFUTES", "NEI")[len(prompt) % 3]
 
+
 @pytest.fixture
 def shell(warm):
     """shell(name, X=...): a recipe with these settings."""
+
     def run_recipe(name, **settings):
         env = os.environ | {"PATH": warm} | settings
-        return subprocess.run(["bash", str(ROOT / "recipes" / f"{name}.sh")], env=env,
-                              capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["bash", str(ROOT / "recipes" / f"{name}.sh")],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
     return run_recipe
+
 
 def test_a_system_with_all_six_stages_in_small(toy, endpoint, shell):
     """A second run makes nothing; what replaces which model is said."""
-    how = {"DATA": str(toy / "data/demo"), "SMALL": "1", "WORK": str(toy / "six"),
-           "LLM_MODEL": "toy", "LLM_BASE_URL": endpoint(answer).url}
+    how = {
+        "DATA": str(toy / "data/demo"),
+        "SMALL": "1",
+        "WORK": str(toy / "six"),
+        "LLM_MODEL": "toy",
+        "LLM_BASE_URL": endpoint(answer).url,
+    }
     done = shell("kiepura_lam", **how)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "small: data/models/minilm replaces BAAI/bge-m3" in done.stderr
     table = pd.read_csv(toy / "six/test/metrics.tsv", sep="\t")
     assert list(table["run"]) == "bm25 splade dense hybrid rerank llm verdicts".split()
     assert table["R@10"].between(0.2, 1).all()
-    file, = (toy / "six/test/climatecheck2025").glob("*.csv")
+    (file,) = (toy / "six/test/climatecheck2025").glob("*.csv")
     assert pd.read_csv(file, dtype=str).iloc[:, 0].nunique() == 3
     made = [path for path in (toy / "six").rglob("*") if path.is_file()]
     made = [path for path in made if not path.name.startswith("metrics")]  # made at every call
@@ -50,10 +68,16 @@ def test_a_system_with_all_six_stages_in_small(toy, endpoint, shell):
     assert shell("kiepura_lam", **how).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in made} == before
 
+
 def test_todays_models_in_small(toy, endpoint, shell):
     """The stand-in of the causal reranker is one; no language model is loaded."""
-    how = {"DATA": str(toy / "data/demo"), "SMALL": "1", "WORK": str(toy / "best"),
-           "LLM_MODEL": "toy", "LLM_BASE_URL": endpoint(answer).url}
+    how = {
+        "DATA": str(toy / "data/demo"),
+        "SMALL": "1",
+        "WORK": str(toy / "best"),
+        "LLM_MODEL": "toy",
+        "LLM_BASE_URL": endpoint(answer).url,
+    }
     done = shell("best", **how)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "work/small/causal replaces Qwen/Qwen3-Reranker-4B" in done.stderr
@@ -62,23 +86,35 @@ def test_todays_models_in_small(toy, endpoint, shell):
     runs = "bm25 splade dense hybrid rerank pointwise llm verdicts nli combined"
     assert set(table["run"]) == set(runs.split())
 
+
 def test_vllm_answers_until_nothing_waits(toy, warm):
-    script = (". recipes/common.sh demo; JUDGE=toy; ask $T/llm python 04_llm_rerank.py $D "
-              "--run $T/hybrid.tsv --backend none --model toy --window 4 --step 2")
-    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "work/demo"),
-           "PATH": f"{ROOT}/tests/stand_ins:{warm}"}
+    script = (
+        ". recipes/common.sh demo; JUDGE=toy; ask $T/llm python 04_llm_rerank.py $D "
+        "--run $T/hybrid.tsv --backend none --model toy --window 4 --step 2"
+    )
+    how = {
+        "DATA": str(toy / "data/demo"),
+        "WORK": str(toy / "work/demo"),
+        "PATH": f"{ROOT}/tests/stand_ins:{warm}",
+    }
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | how, check=False)
     replies = (toy / "work/demo/test/llm.replies.jsonl").read_text().splitlines()
     assert done.returncode == 0 and len(replies) == 6  # two windows a claim
     assert (toy / "work/demo/test/llm.tsv").exists()
+
 
 def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, warm):
     line = "n=$(cat $0.n || echo 0); echo $((n + 100)) | tee $0.n"
     (toy / "nvidia-smi").write_text(f"#!/bin/bash\n{line}\n")
     (toy / "nvidia-smi").chmod(0o755)
     tiny(toy / "good")
-    how = {"DATA": str(toy / "data/demo"), "WORK": str(toy / "compare"), "PATH": f"{toy}:{warm}",
-           "RUN": str(toy / "work/demo/test/hybrid.tsv"), "MODELS": f"{toy}/bad {toy}/good"}
+    how = {
+        "DATA": str(toy / "data/demo"),
+        "WORK": str(toy / "compare"),
+        "PATH": f"{toy}:{warm}",
+        "RUN": str(toy / "work/demo/test/hybrid.tsv"),
+        "MODELS": f"{toy}/bad {toy}/good",
+    }
     as_file, before = str(toy).replace("/", "_"), None
     for worked in (False, True):
         done = shell("compare", **how)
@@ -92,19 +128,30 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, 
         before = now
         tiny(toy / "bad", seed=5)
 
-@pytest.mark.parametrize("settings, words", [
-    ({"SMALL": ""}, ["LLM_BASE_URL", "gemini-2.0-flash"]),  # before hours of work, not after them
-    ({"SMALL": "", "OPENAI_API_KEY": "sk-1"}, ["LLM_BASE_URL", "gemini-2.0-flash"]),
-    ({"SMALL": "yes"}, ["SMALL", "'yes'"]),
-    ({"SMALL": "1", "DATA": "data/dmeo"}, ["DATA", "'data/dmeo'"]),  # no download under that name
-    ({"SMALL": "1", "DATA": "my data"}, ["DATA", "'my data'"]),
-])
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (
+            {"SMALL": ""},
+            ["LLM_BASE_URL", "gemini-2.0-flash"],
+        ),  # before hours of work, not after them
+        ({"SMALL": "", "OPENAI_API_KEY": "sk-1"}, ["LLM_BASE_URL", "gemini-2.0-flash"]),
+        ({"SMALL": "yes"}, ["SMALL", "'yes'"]),
+        (
+            {"SMALL": "1", "DATA": "data/dmeo"},
+            ["DATA", "'data/dmeo'"],
+        ),  # no download under that name
+        ({"SMALL": "1", "DATA": "my data"}, ["DATA", "'my data'"]),
+    ],
+)
 def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, tmp_path, shell):
     how = {"DATA": "data/demo", "WORK": str(tmp_path / "work"), **settings}
     done = shell("pranav", **how)
-    error, = done.stderr.splitlines()
+    (error,) = done.stderr.splitlines()
     assert done.returncode == 2 and error.startswith("error: ") and not (tmp_path / "work").exists()
     assert all(word in error for word in words)
+
 
 def test_a_copy_has_no_titles_and_follows_its_data(toy):
     command = [sys.executable, str(ROOT / "recipes/tools/texts.py"), "data/demo", "copy"]
@@ -119,8 +166,10 @@ def test_a_copy_has_no_titles_and_follows_its_data(toy):
     for file in ("claims.train.tsv", "qrels.test.tsv"):
         assert (toy / "copy" / file).read_bytes() == (toy / "data/demo" / file).read_bytes()
 
+
 def test_texts_become_lemmas(toy):
     import spacy
+
     nlp = spacy.blank("en")
     nlp.add_pipe("lemmatizer", config={"mode": "lookup"})
     nlp.initialize()
@@ -131,6 +180,7 @@ def test_texts_become_lemmas(toy):
     assert "c3\tpolar bear starve" in (toy / "lemmas/claims.test.tsv").read_text(encoding="utf-8")
     corpus = (toy / "lemmas/corpus.jsonl").read_text(encoding="utf-8")
     assert '"abstract_id": "0012", "title": "", "abstract": "glaciers alps lose' in corpus
+
 
 # In place of Python: notes its arguments, and makes what --out names, a file or a folder of runs
 REHEARSAL = """#!/bin/bash
@@ -146,6 +196,7 @@ while [ $# -gt 1 ]; do
 done
 """
 
+
 @pytest.fixture
 def rehearsed(toy):
     """rehearsed(name): all commands of a recipe at full size with its tables; none is run."""
@@ -156,21 +207,37 @@ def rehearsed(toy):
     demo = toy / "data/demo"
     for file in ("claims.dev", "qrels.dev", "qrels.all", "qrels.citation", "qrels.pooling"):
         (demo / f"{file}.tsv").touch()
-    for name in ("climatecheck2025", "climatecheck2026", "checkthat4b", "checkthat2026", "scifact",
-                 "scifact-open", "check-covid"):
+    for name in (
+        "climatecheck2025",
+        "climatecheck2026",
+        "checkthat4b",
+        "checkthat2026",
+        "scifact",
+        "scifact-open",
+        "check-covid",
+    ):
         (toy / "data" / name).symlink_to(demo)
     (toy / "work/abstracts").symlink_to(demo)  # what tools/texts.py would copy
     for kind in ("bm25", "dense", "splade", "hybrid"):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])
+
     def commands(name, *words):
-        how = {"WORK": f"{toy}/work", "NOTES": f"{toy}/notes", "SMALL": "",
-               "LLM_BASE_URL": "http://none", "PATH": f"{toy}/bin:{os.environ['PATH']}"}
+        how = {
+            "WORK": f"{toy}/work",
+            "NOTES": f"{toy}/notes",
+            "SMALL": "",
+            "LLM_BASE_URL": "http://none",
+            "PATH": f"{toy}/bin:{os.environ['PATH']}",
+        }
         command = ["bash", f"{toy}/recipes/{name}.sh", *(words or ["tables"])]
-        done = subprocess.run(command, env=os.environ | how, capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run(
+            command, env=os.environ | how, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return [shlex.split(line) for line in (toy / "notes").read_text().splitlines()]
+
     return commands
+
 
 @functools.cache
 def parse(script):
@@ -179,15 +246,18 @@ def parse(script):
     main.__globals__.update(run=lambda args: None)
     return main
 
+
 @pytest.mark.parametrize("name", [*SYSTEMS, "best", "small", "checkthat_2026"])
 def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
-        name, rehearsed, monkeypatch):
+    name, rehearsed, monkeypatch
+):
     data = ["data/demo"] if name == "small" else []
     commands = [words for words in rehearsed(name, *data) if words[0].startswith("0")]
     assert len(commands) > 5
     for words in commands:
         monkeypatch.setattr(sys, "argv", words)
         parse(words[0])()  # SystemExit 2 where argparse refuses
+
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_published_row_is_a_run_of_the_recipe_or_says_why_not(name, rehearsed):
@@ -210,34 +280,47 @@ def test_a_published_row_is_a_run_of_the_recipe_or_says_why_not(name, rehearsed)
         assert run + tool + figure["note"].startswith("not made: ") == 1, figure.to_dict()
         assert not tool or Path(figure["note"]).name in tools
 
+
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_recipe_is_short(name):
     text = (ROOT / "recipes" / f"{name}.sh").read_text(encoding="utf-8")
     main, *further = text.split('\nfurther "${1:-}"')
-    assert len(further) == 1 and "stage \"tables" in further[0]
+    assert len(further) == 1 and 'stage "tables' in further[0]
     assert len(main.splitlines()) <= 75
     assert max(map(len, text.splitlines())) <= 100
 
+
 # ---------------------------------------------------------------- Published figures
 FIGURES = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t", keep_default_na=False)
+
+
 def test_a_figure_stands_once():
     assert not FIGURES.duplicated(["system", "table", "row", "measure"]).any()
     assert (FIGURES[["system", "table", "row", "measure", "source"]] != "").all(axis=None)
 
-NOT_SETTINGS = set("data work split out run index corpus claims replies dev-run verdicts graph "
-                   "restrict prompt indexes retrievers seed backend timeout examples".split())
+
+NOT_SETTINGS = set(
+    "data work split out run index corpus claims replies dev-run verdicts graph "
+    "restrict prompt indexes retrievers seed backend timeout examples".split()
+)
+
 
 def settings_of(words):
     """Return pairs of a flag and a value of a command; files do not count."""
     flags = " ".join(word for word in words if "/work/" not in word)
     found = re.findall(r"--([a-z0-9-]+)((?: (?!--)[^`]*?)?)(?= --|$)", flags)
-    return {(flag, value) for flag, values in found for value in values.strip().split(", ")
-            if flag not in NOT_SETTINGS and (value or flag in ("gold", "structured"))}
+    return {
+        (flag, value)
+        for flag, values in found
+        for value in values.strip().split(", ")
+        if flag not in NOT_SETTINGS and (value or flag in ("gold", "structured"))
+    }
+
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_setting_of_a_recipe_says_where_it_is_from(name, rehearsed):
     page = (ROOT / "recipes/DIFFERENCES.md").read_text("utf-8")
-    section, = re.findall(rf"^### [^\n]*`{name}.sh`\n(.*?)^##", page, re.M | re.S)
+    (section,) = re.findall(rf"^### [^\n]*`{name}.sh`\n(.*?)^##", page, re.M | re.S)
     known = set().union(*(settings_of([one]) for one in re.findall("`([^`]+)`", section)))
     for words in rehearsed(name):
         assert words[0][:2] > "05" or settings_of(words) <= known

@@ -1,4 +1,5 @@
 """recipes/rewrite.py: what a reply becomes, and the way through 04 ask and on through 02."""
+
 import re
 import sys
 
@@ -12,30 +13,45 @@ HEADER = ["claim_id", "claim", "language"]
 TEXTS = ["Polar bears are starving!! #ice", "It's the sun, stupid", 'sea level "is NOT" rising']
 CLAIMS = [(f"c{n}", text, "en") for n, text in enumerate([*TEXTS, TEXTS[1]], 1)]
 
+
 @pytest.fixture
 def rewrite(program, toy):
     """rewrite(...): the program on four claims, two of them the same."""
     tsv(toy / "data/demo/claims.test.tsv", HEADER, CLAIMS)
     return lambda *words: program("rewrite", "--model", "toy", *words, cwd=toy)
 
+
 def claim_in(prompt):
     return re.search("<claim>(.*)</claim>", prompt)[1]
 
-@pytest.mark.parametrize(("reply", "text"), [
-    ("<text>Ice melts.</text>", "Ice melts."), ("<TEXT>\nIce\tmelts.\n</TEXT> Ok?", "Ice melts."),
-    ("<text>Ice melts.</text>\n<text>Seas rise.</text>", "Ice melts. Seas rise."),
-    ("<text>A claim in <claim>tags</claim></text>", "A claim in tags"),
-    ("Ice melts.", None), ("<text>Ice mel", None), ("<text> ... </text>", None), ("", None)])
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("<text>Ice melts.</text>", "Ice melts."),
+        ("<TEXT>\nIce\tmelts.\n</TEXT> Ok?", "Ice melts."),
+        ("<text>Ice melts.</text>\n<text>Seas rise.</text>", "Ice melts. Seas rise."),
+        ("<text>A claim in <claim>tags</claim></text>", "A claim in tags"),
+        ("Ice melts.", None),
+        ("<text>Ice mel", None),
+        ("<text> ... </text>", None),
+        ("", None),
+    ],
+)
 def test_what_stands_between_tags_is_the_new_text(reply, text):
     assert REWRITE.text_of_reply(reply) == text
 
+
 def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call):
-    says = {TEXTS[0]: '<text>Ursus maritimus\n\tloses "mass".</text>', TEXTS[1]: "no tag",
-            TEXTS[2]: {"status": 400, "text": "no"}}
+    says = {
+        TEXTS[0]: '<text>Ursus maritimus\n\tloses "mass".</text>',
+        TEXTS[1]: "no tag",
+        TEXTS[2]: {"status": 400, "text": "no"},
+    }
     server = endpoint(lambda prompt: says[claim_in(prompt)])
     for count in (3, 4):  # the same claim is asked once, "no tag" again
         done = rewrite()
-        command, = re.findall(r"python (04_llm_rerank.py ask .*)", done.stdout)
+        (command,) = re.findall(r"python (04_llm_rerank.py ask .*)", done.stdout)
         assert done.returncode == 3 and not (toy / f"{AT}.tsv").exists()
         facts(call(*command.split(), "--base-url", server.url, cwd=toy))
         assert len(server.asked) == count and server.asked[0]["model"] == "toy"
@@ -51,6 +67,7 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     replies = toy / f"{AT}.replies.jsonl"
     replies.write_text(replies.read_text().replace("Ursus maritimus", "It"))  # made anew
     assert facts(rewrite())["made"] and read(toy / f"{AT}.tsv")["claim"][0].startswith("It")
+
 
 def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call):
     server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")

@@ -3,6 +3,7 @@
 python warm.py serve SOCKET           copies itself for each requested script
 python warm.py ask SOCKET SCRIPT ...  what recipes find as python on the PATH
 """
+
 import gc
 import json
 import os
@@ -10,11 +11,13 @@ import runpy
 import socket
 import sys
 
+
 def serve(server):
     """Copy this process for each requested script; the copy sends the script's exit status."""
     server.listen()
     import datasets  # noqa: F401
     import sentence_transformers  # noqa: F401
+
     gc.freeze()  # a copy shares this memory as long as nothing is collected there
     while True:
         client, _ = server.accept()
@@ -25,6 +28,7 @@ def serve(server):
             client.send(bytes([run(*json.loads(asked))]))
             os._exit(0)
         client.close()
+
 
 def run(folder, environment, words):
     """Run a script as __main__, and return its exit status; an error ends this process."""
@@ -40,11 +44,13 @@ def run(folder, environment, words):
         sys.stdout.flush()
     return 0
 
+
 def ask(server, words):
     """Return the exit status of a script that the server runs; 1 if it ended without one."""
     asked = json.dumps([os.getcwd(), dict(os.environ), words]).encode()
     socket.send_fds(server, [asked], [0, 1, 2])
     return (server.recv(1) or b"\1")[0]
+
 
 if __name__ == "__main__":
     job, path, *words = sys.argv[1:]

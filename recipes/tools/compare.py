@@ -18,6 +18,7 @@ Seconds and equal scores come from provenance and run; an interrupted command co
 seconds since it was resumed. GPU memory is what nvidia-smi shows above its level at the start, the
 peaks of all GPUs added: on a GPU that others use, too, it means little.
 """
+
 import argparse
 import json
 import re
@@ -29,6 +30,7 @@ from pathlib import Path
 SECONDS = 2  # between two looks at the GPUs; PyTorch keeps what it has reserved
 INDEXES = ("bm25", "dense", "splade")
 
+
 # -------------------- Run
 def gpu_memory():
     """Return the MiB in use on each GPU, [] without nvidia-smi."""
@@ -37,6 +39,7 @@ def gpu_memory():
         return []
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return [int(number) for number in shown if number.isdigit()]
+
 
 def watched(command, log):
     """Run a command, its output in a file. Return its exit status and peak of GPU memory (MiB)."""
@@ -55,10 +58,12 @@ def watched(command, log):
             process.wait()
     return process.returncode, sum(map(max, zip(*peaks))) if first else None
 
+
 def error_in(text, status):
     """Return the last line of an output that is an error."""
     lines = re.findall(r"^(?:error: |\w+(?:\.\w+)*(?:Error|Exception): ).*", text, re.M)
     return lines[-1].removeprefix("error: ") if lines else f"exit status {status}"
+
 
 def run(args):
     """Run the command. Nothing is measured anew where everything is up to date."""
@@ -79,25 +84,30 @@ def run(args):
     print(f"{args.row.stem}: {row.get('error') or 'done'}; see {log}")
     return status
 
+
 # -------------------- Table
 def provenance(path):
     """Return the provenance of a file or folder, {} where there is none."""
     path = Path(f"{path}.meta.json")
     return json.loads(path.read_bytes()) if path.exists() else {}
 
+
 def seconds_of(run, index):
     """Return the seconds of a run, and of the one index in a folder, if any."""
     made = [provenance(path) for path in (run, *map(index.joinpath, INDEXES))]
     return sum(one.get("seconds", 0) for one in made)
+
 
 def records(work, name):
     """Return what is kept about a run and its index."""
     paths = [work / "rows" / f"{name}{part}.json" for part in (".index", "")]
     return [json.loads(path.read_bytes()) for path in paths if path.exists()]
 
+
 def table(args):
     """Write and print the table."""
     import pandas as pd
+
     metrics, rows = args.work / "metrics.tsv", []
     values = pd.read_csv(metrics, sep="\t", dtype={"run": str}).set_index("run")
     numbers = json.loads((args.work / "metrics.json").read_bytes())
@@ -123,9 +133,11 @@ def table(args):
     print(json.dumps({"made": [str(args.work / "compare.tsv")], "rows": len(rows)}))
     return 0
 
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     jobs = parser.add_subparsers(required=True)
     one = jobs.add_parser("run")
     one.add_argument("row", type=Path, help="JSON file to write")
@@ -137,6 +149,7 @@ def main():
     all_of_them.set_defaults(job=table)
     args = parser.parse_args()
     sys.exit(args.job(args))
+
 
 if __name__ == "__main__":
     main()

@@ -12,6 +12,7 @@ Prints  texts, and the minimum, median and maximum of their tokens as the model 
 Example
     python recipes/tools/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
 """
+
 import argparse
 from pathlib import Path
 
@@ -20,14 +21,17 @@ from kit import read_corpus, read_table, text_of
 
 FIELDS = ["title", "abstract", "authors", "journal", "source"]
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder of corpus and claims")
     parser.add_argument("--model", default="data/models/minilm", help="whose tokenizer")
     parser.add_argument("--max-length", type=int, default=512, help="tokens that the model reads")
     args = parser.parse_args()
     from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     texts = {}
     for path in sorted(args.data.glob("claims.*.tsv")):
@@ -41,10 +45,15 @@ def main():
         if not some:  # the collection has no such field
             continue
         tokens = pd.Series([len(ids) for ids in tokenizer(some).input_ids], dtype=float)
-        rows[kind] = {"texts": len(some), "min": tokens.min(), "median": tokens.median(),
-                      "max": tokens.max(),
-                      f"over {args.max_length}": (tokens > args.max_length).sum()}
+        rows[kind] = {
+            "texts": len(some),
+            "min": tokens.min(),
+            "median": tokens.median(),
+            "max": tokens.max(),
+            f"over {args.max_length}": (tokens > args.max_length).sum(),
+        }
     print(pd.DataFrame(rows).T.round(1).to_string())
+
 
 if __name__ == "__main__":
     main()

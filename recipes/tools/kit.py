@@ -3,6 +3,7 @@ What the programs in recipes/ share: helpers of the scripts, and asking through 
 
 While requests wait, a program writes them and ends with status 3; the same call reads the replies.
 """
+
 import json
 import os
 import re
@@ -18,23 +19,36 @@ compare = import_module("06_evaluate").compare
 SCRIPT = import_module("04_llm_rerank")
 AGAIN, LABELS, PAIR, RUN = SCRIPT.AGAIN, SCRIPT.LABELS, SCRIPT.PAIR, SCRIPT.RUN
 fail, warn, read_table, read_corpus = (
-    SCRIPT.fail, SCRIPT.warn, SCRIPT.read_table, SCRIPT.read_corpus)
+    SCRIPT.fail,
+    SCRIPT.warn,
+    SCRIPT.read_table,
+    SCRIPT.read_corpus,
+)
 digest, task_of, up_to_date, written, run = (
-    SCRIPT.digest, SCRIPT.task_of, SCRIPT.up_to_date, SCRIPT.written, SCRIPT.run)
+    SCRIPT.digest,
+    SCRIPT.task_of,
+    SCRIPT.up_to_date,
+    SCRIPT.written,
+    SCRIPT.run,
+)
+
 
 def arguments(doc, jobs):
     """Return the arguments of a program; doc: its docstring, for --help; jobs: see command_line."""
     SCRIPT.__doc__ = doc
     return SCRIPT.command_line(jobs)
 
+
 def read_claims(path):
     """Return {claim_id: claim}."""
     return dict(read_table(path, ["claim_id", "claim"]).set_index("claim_id")["claim"])
+
 
 def plain(text):
     """Return a text on one line, without tags of prompts and control characters."""
     tags = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"
     return " ".join(re.sub(rf"{tags}|[\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", text).split())
+
 
 # -------------------- Language model
 def wait(requests, args):
@@ -48,6 +62,7 @@ def wait(requests, args):
     print(json.dumps({"made": [args.requests], "waiting": len(lines)}))
     sys.exit(3)
 
+
 def answers_to(prompts, read, args):
     """Return what read makes of the reply to each prompt, None after two that it cannot read."""
     SCRIPT.answer, args.backend, args.structured = wait, "none", False
@@ -56,8 +71,10 @@ def answers_to(prompts, read, args):
         messages = [{"role": "user", "content": prompt}]
         again = [{"role": "user", "content": prompt + AGAIN}]
         questions.append((messages, args.max_tokens, read))
-        asked |= {SCRIPT.request_of(one, args.max_tokens, form, args)["custom_id"]
-                  for one in (messages, again)}
+        asked |= {
+            SCRIPT.request_of(one, args.max_tokens, form, args)["custom_id"]
+            for one in (messages, again)
+        }
     if others := len(SCRIPT.read_replies(args.replies).keys() - asked):
         warn(args.replies, f"{others} replies belong to other requests, as of another --model")
     answers = SCRIPT.answers_to(questions, form, args)
@@ -67,6 +84,7 @@ def answers_to(prompts, read, args):
         warn(args.replies, f"{useless} useless replies; see --max-tokens")
     facts = {"useless": useless, "failed": failed, "unknown_replies": others}
     return [answer for answer, _ in answers], facts
+
 
 def add_model(add, max_tokens):
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2", help="its name")

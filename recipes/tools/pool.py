@@ -16,6 +16,7 @@ Examples
     python recipes/tools/pool.py merge labelled.tsv
     python recipes/tools/pool.py agreement work/demo/test/qrels.silver.tsv
 """
+
 import kit
 import numpy as np
 import pandas as pd
@@ -24,12 +25,14 @@ from kit import LABELS, PAIR, RUN
 QRELS = [*PAIR, "label"]
 COLUMNS = "claim_id claim abstract_id title abstract label runs best_rank".split()
 
+
 def save(task, tables, **facts):
     """Write {path: table}, and return the facts."""
     for path, table in tables.items():
         with kit.written(path, task, **facts) as new:
             table.to_csv(new, sep="\t", index=False, lineterminator="\n")
     return {"made": list(tables), **facts}
+
 
 def pool(args):
     """Write the unjudged pairs of runs, with their texts, to be labelled."""
@@ -55,6 +58,7 @@ def pool(args):
     tables = {args.out: table[COLUMNS], as_run: table.assign(rank=rank, score=-rank)[RUN]}
     return save(task, tables, pairs=len(table), judged_already=len(pairs) - len(table))
 
+
 def merge(args):
     """Write the qrels with the labels of a pool; or, with --judge, the labels of a model alone."""
     out = args.out or f"{args.work}/{args.split}/qrels{'.silver' * bool(args.judge)}.tsv"
@@ -76,9 +80,11 @@ def merge(args):
     both = both.iloc[np.argsort(both["claim_id"].factorize()[0], kind="stable")]
     return save(task, {out: both}, added=len(both) - len(qrels), **facts)
 
+
 def agreement(args):
     """Print how far the judge of silver judgements agrees with gold."""
     from sklearn.metrics import cohen_kappa_score as kappa
+
     silver = kit.read_table(args.silver, [*QRELS, "judge"], label=LABELS)
     gold = kit.read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     both, rows = silver.merge(gold, how="left", on=PAIR, suffixes=("", "_gold")), []
@@ -87,15 +93,19 @@ def agreement(args):
         given, known = pairs["label"], pairs["label_gold"]
         row |= {"with_gold": len(pairs), "agreement": float((given == known).mean())}
         if len(pairs):  # NaN where there is one label only
-            row |= {"kappa": float(kappa(given, known)),
-                    "kappa_relevance": float(kappa(given != "NEI", known != "NEI"))}
+            row |= {
+                "kappa": float(kappa(given, known)),
+                "kappa_relevance": float(kappa(given != "NEI", known != "NEI")),
+            }
         rows.append(row)
     print(pd.DataFrame(rows).to_string(index=False, float_format="%.3f"))
     return {"made": [], "judges": rows}
 
+
 # -------------------- Command line
 def add_qrels(add):
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
+
 
 def add_pool(add):
     add("runs", nargs="+", help="runs")
@@ -106,15 +116,18 @@ def add_pool(add):
     add("--pool-depth", type=int, default=10, help="ranks of each run to judge")
     add("--agreement", type=int, default=1, metavar="N", help="pairs of at least N runs")
 
+
 def add_merge(add):
     add("pool", help="pool with labels; rows with an empty one are left out; or verdicts")
     add_qrels(add)
     add("--judge", metavar="MODEL", help="what gave the labels: they are silver judgements")
     add("--out", help="default: WORK/SPLIT/qrels.tsv, or qrels.silver.tsv")
 
+
 def add_agreement(add):
     add("silver", help="silver judgements of merge --judge")
     add_qrels(add)
+
 
 if __name__ == "__main__":
     jobs = {pool: add_pool, merge: add_merge, agreement: add_agreement}

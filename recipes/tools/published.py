@@ -11,12 +11,14 @@ Prints  a table of the runs that have published figures: measured, and published
 Example
     python recipes/tools/published.py work/demo/test/metrics.json ant_bridge
 """
+
 import argparse
 import json
 from pathlib import Path
 
 import pandas as pd
 from kit import ROOT, fail
+
 
 def figures_of(system):
     """Return the figures of SYSTEM's first table, or of SYSTEM:TABLE, [rows, measures]."""
@@ -26,6 +28,7 @@ def figures_of(system):
     if chosen.empty:
         fail(system, "no figures of it in recipes/published.tsv")
     return figures[tables.isin(chosen)].pivot(index="row", columns="measure", values="value")
+
 
 def beside(values, figures):
     """Return texts "measured (published)" [runs, measures] where there is a published figure."""
@@ -40,9 +43,11 @@ def beside(values, figures):
                 table.loc[run, name] = f"{shown} ({published:.4g})"
     return table.loc[:, (table != "").any()]
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("metrics", type=Path, help="metrics.json")
     parser.add_argument("system", help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv")
     args = parser.parse_args()
@@ -52,6 +57,7 @@ def main():
     table = beside(values, figures_of(args.system))
     print(f"\nPublished figures in brackets ({args.system}):")
     print("none of these runs has one" if table.empty else table.to_string())
+
 
 if __name__ == "__main__":
     main()

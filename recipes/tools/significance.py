@@ -13,12 +13,14 @@ Prints  for each further run and measure the claims that both runs have a value 
 Example
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
 """
+
 import argparse
 from pathlib import Path
 
 import pandas as pd
 from kit import fail
 from scipy import stats
+
 
 def wilcoxon(differences):
     """Two-sided p of the signed-rank test; 1 where no claim differs.
@@ -28,27 +30,36 @@ def wilcoxon(differences):
     differences = differences.round(9)
     return stats.wilcoxon(differences).pvalue if differences.any() else 1.0
 
+
 def mcnemar(differences):
     """Two-sided exact p that of the claims that differ, as many are won as lost."""
     won, lost = (differences > 0).sum(), (differences < 0).sum()
     return stats.binomtest(won, won + lost).pvalue if won + lost else 1.0
+
 
 def compare(values):
     """Return p by further run from the values of one measure, [claims, runs]."""
     first, rows = values.iloc[:, 0], []
     for run in values.columns[1:]:
         differences = (values[run] - first).dropna()
-        row = {"run": run, "claims": len(differences), "difference": differences.mean(),
-               "won": (differences > 0).sum(), "lost": (differences < 0).sum(),
-               "p_wilcoxon": wilcoxon(differences)}
+        row = {
+            "run": run,
+            "claims": len(differences),
+            "difference": differences.mean(),
+            "won": (differences > 0).sum(),
+            "lost": (differences < 0).sum(),
+            "p_wilcoxon": wilcoxon(differences),
+        }
         if values.isin([0, 1]).where(values.notna(), True).all(axis=None):
             row["p_mcnemar"] = mcnemar(differences)
         rows.append(row)
     return pd.DataFrame(rows)
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("table", help="metrics.claims.tsv")
     parser.add_argument("--measures", nargs="+", help="some of its columns (default: all)")
     args = parser.parse_args()
@@ -67,6 +78,7 @@ def main():
         tests[measure] = compare(values[table["run"].unique()])
     tests = pd.concat(tests, names=["measure"]).reset_index("measure")
     print(tests.to_csv(sep="\t", index=False, float_format="%.4g"), end="")
+
 
 if __name__ == "__main__":
     main()

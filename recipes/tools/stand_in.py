@@ -24,6 +24,7 @@ The BERT computes how much of the claim is found in the abstract, with rare word
 Each feature f is stored as f and -f, so vectors have mean 0. The features of each token have
 length 1, so layer norms change nothing.
 """
+
 import argparse
 import math
 import os
@@ -53,11 +54,13 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% endfor %}<|im_start|>assistant
 """
 
+
 def rarity(vocabulary):
     """Return (vocabulary,) rarities from 0 to 1: 1 + ln(w) / 6, w = (ln place / ln last)^2."""
     place = (torch.arange(vocabulary) - FIRST + 2).clamp(min=1).float()
     weight = (place.log() / place[-1].log()) ** 2
     return (1 + weight.log() / WEIGHT).clamp(min=0)
+
 
 def word_features(vocabulary, cls, sep):
     """Return (vocabulary, SIZE) features, of length 1 together with those of the segment."""
@@ -65,10 +68,11 @@ def word_features(vocabulary, cls, sep):
     words = torch.randn(vocabulary, WORDS, generator=torch.Generator().manual_seed(13))
     table[:, :WORDS] = math.sqrt(WORD2) * words / words.norm(dim=1, keepdim=True)
     table[:, RARE] = math.sqrt(RARE2) * rarity(vocabulary)
-    table[[cls, sep], :RARE + 1] = 0.0
+    table[[cls, sep], : RARE + 1] = 0.0
     table[sep, SEP] = math.sqrt(SEP2)
     table[:, REST] = (1 - SEGMENT2 - table.square().sum(dim=1)).sqrt()
     return table
+
 
 def fill(linear, rows):
     """Set a linear layer to {row: {feature: weight}}, with "bias" for a constant."""
@@ -81,6 +85,7 @@ def fill(linear, rows):
             else:
                 linear.weight[row, feature] = weight
 
+
 def attend(layer, query, key, value, out):
     """Set the attention of a layer; value, {feature: weight}, is written to the feature out."""
     fill(layer.attention.self.query, query)
@@ -89,15 +94,22 @@ def attend(layer, query, key, value, out):
     fill(layer.attention.output.dense, {out: {0: 1.0}, SIZE + out: {0: -1.0}})
     layer.output.dense.weight.zero_()  # no feed-forward part until the model is trained
 
+
 @torch.no_grad()
 def build(vocabulary, cls, sep, nli):
     """Return the model. In NLI, the abstract comes first; it never says contradiction."""
     torch.manual_seed(13)
     labels = ["entailment", "neutral", "contradiction"] if nli else ["LABEL_0"]
     config = BertConfig(
-        vocab_size=vocabulary, hidden_size=2 * SIZE, num_hidden_layers=2, num_attention_heads=1,
-        intermediate_size=2 * SIZE, id2label=dict(enumerate(labels)), pad_token_id=0,
-        label2id={label: place for place, label in enumerate(labels)})
+        vocab_size=vocabulary,
+        hidden_size=2 * SIZE,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        intermediate_size=2 * SIZE,
+        id2label=dict(enumerate(labels)),
+        pad_token_id=0,
+        label2id={label: place for place, label in enumerate(labels)},
+    )
     model = BertForSequenceClassification(config)
     embeddings, (first, second) = model.bert.embeddings, model.bert.encoder.layer
     features, segment = word_features(vocabulary, cls, sep), math.sqrt(SEGMENT2)
@@ -111,8 +123,8 @@ def build(vocabulary, cls, sep, nli):
         if isinstance(module, torch.nn.LayerNorm):
             module.weight.fill_(1 / math.sqrt(SIZE))  # the standard deviation of the vectors
     root = math.sqrt(2 * SIZE)  # attention divides by it
-    claim, abstract = {CLAIM: 1 / SEGMENT2 ** 0.5}, {ABSTRACT: 1 / SEGMENT2 ** 0.5}
-    mark, rare = {SEP: 1 / SEP2 ** 0.5}, {RARE: 1 / RARE2 ** 0.5}
+    claim, abstract = {CLAIM: 1 / SEGMENT2**0.5}, {ABSTRACT: 1 / SEGMENT2**0.5}
+    mark, rare = {SEP: 1 / SEP2**0.5}, {RARE: 1 / RARE2**0.5}
     query = {row: {row: root * SAME / WORD2} for row in range(WORDS)}
     query |= {WORDS: {"bias": -root * NEVER}, WORDS + 1: {"bias": root * ABSENT}}
     key = {row: {row: 1.0} for row in range(WORDS)} | {WORDS: claim, WORDS + 1: mark}
@@ -128,6 +140,7 @@ def build(vocabulary, cls, sep, nli):
     model.classifier.bias[1:2] = 0.0  # neutral, unless most words are found
     return model
 
+
 def write_bert(folder, new, nli):
     """Write the BERT to new, with the tokenizer of folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -135,11 +148,14 @@ def write_bert(folder, new, nli):
     model.save_pretrained(new)
     tokenizer.save_pretrained(new)
 
+
 def write_causal(folder, new):
     """Write a causal model of folder's kind with few layers to new, as a CrossEncoder."""
     from sentence_transformers import CrossEncoder
-    name = {} if (folder / "config.json").exists() else {
-        "gguf_file": next(folder.glob("*.gguf")).name}
+
+    name = (
+        {} if (folder / "config.json").exists() else {"gguf_file": next(folder.glob("*.gguf")).name}
+    )
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **name)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **name)
     config.num_hidden_layers = LAYERS
@@ -149,15 +165,22 @@ def write_causal(folder, new):
     for part in (model.bfloat16(), tokenizer):
         part.save_pretrained(new)
     encoder = CrossEncoder(
-        str(new), device="cpu", prompts={"query": PROMPT}, default_prompt_name="query")
+        str(new), device="cpu", prompts={"query": PROMPT}, default_prompt_name="query"
+    )
     encoder.save_pretrained(str(new), create_model_card=False)
 
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="where to write the model")
-    parser.add_argument("--kind", choices=("cross-encoder", "nli", "causal"),
-                        default="cross-encoder", help="what to write")
+    parser.add_argument(
+        "--kind",
+        choices=("cross-encoder", "nli", "causal"),
+        default="cross-encoder",
+        help="what to write",
+    )
     args = parser.parse_args()
     new = args.folder.with_name(f"{args.folder.name}.tmp-{os.getpid()}")
     if args.kind == "causal":
@@ -167,6 +190,7 @@ def main():
     shutil.rmtree(args.folder, ignore_errors=True)
     os.replace(new, args.folder)
     print(f"{args.folder}: {args.kind}, a stand-in")
+
 
 if __name__ == "__main__":
     main()

@@ -16,6 +16,7 @@ Examples
     pip install spacy && python -m spacy download en_core_web_sm
     python recipes/tools/texts.py data/checkthat4b work/checkthat4b/lemmas --lemmas en_core_web_sm
 """
+
 import argparse
 import json
 import shutil
@@ -23,23 +24,28 @@ from pathlib import Path
 
 from kit import digest, fail, read_corpus, read_table, text_of
 
+
 def lemmas_of(texts, nlp):
     """Yield the lemmas of each text, joined by spaces; "-" where no word is left."""
     for document in nlp.pipe(texts):
         words = [token for token in document if token.is_alpha or token.like_num]
         yield " ".join(token.lemma_.lower() for token in words if not token.is_stop) or "-"
 
+
 def load(pipeline):
     """Return a pipeline of spaCy."""
     try:
         import spacy
+
         return spacy.load(pipeline, exclude=["parser", "ner"])
     except (ImportError, OSError):
         fail(pipeline, f"pip install spacy, then python -m spacy download {pipeline}")
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder of corpus, claims and qrels")
     parser.add_argument("out", type=Path, help="folder for the copy")
     parser.add_argument("--lemmas", metavar="PIPELINE", help="of spaCy, or its folder")
@@ -67,6 +73,7 @@ def main():
             line = {"abstract_id": name, "title": "", "abstract": text}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     done.write_text(json.dumps(task, indent=1))
+
 
 if __name__ == "__main__":
     main()

@@ -16,6 +16,7 @@ Examples
     python recipes/tools/verdicts.py work/demo/test/claims.jsonl data/demo/qrels.test.tsv
     python recipes/tools/verdicts.py mean work/demo/test/{llm_verdicts,verdicts}.tsv --out mean.tsv
 """
+
 import json
 
 import kit
@@ -26,13 +27,16 @@ from kit import LABELS, PAIR, RUN, fail, read_table, warn
 VERDICTS = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION"]
 CHANCES = ["p_supports", "p_refutes", "p_nei"]
 
+
 def gold_verdicts(qrels):
     """Return the verdict on each claim that the labels of its evidence give."""
     claims = qrels["claim_id"]
-    supported, refuted = ((qrels["label"] == label).groupby(claims, sort=False).any()
-                          for label in LABELS[:2])
+    supported, refuted = (
+        (qrels["label"] == label).groupby(claims, sort=False).any() for label in LABELS[:2]
+    )
     cases = [supported & refuted, supported, refuted]
     return pd.Series(np.select(cases, ["DISPUTED", *VERDICTS[:2]], VERDICTS[3]), supported.index)
+
 
 def scores_of(given, gold):
     """Return accuracy, macro F1 and the table of counts, [gold verdicts, given ones]."""
@@ -42,6 +46,7 @@ def scores_of(given, gold):
     right, both = np.diag(counts), counts.sum(axis=1) + counts.sum()[VERDICTS]
     with np.errstate(invalid="ignore"):
         return right.sum() / len(gold), np.nanmean(2 * right / both), counts
+
 
 def compare(args):
     """Compare verdicts on claims with those of gold evidence."""
@@ -57,10 +62,13 @@ def compare(args):
     if missing := (~gold.index.isin(given.index)).sum():
         warn(args.verdicts, f"{missing} judged claims have no verdict, and count as wrong")
     accuracy, macro_f1, counts = scores_of(given, gold)
-    print(f"\nVerdicts on {len(gold)} claims: accuracy {accuracy:.3f}, macro F1 {macro_f1:.3f}. "
-          "Gold by row, given by column:")
+    print(
+        f"\nVerdicts on {len(gold)} claims: accuracy {accuracy:.3f}, macro F1 {macro_f1:.3f}. "
+        "Gold by row, given by column:"
+    )
     print(counts.to_string())
     return {"claims": len(gold), "accuracy": round(accuracy, 3), "macro_F1": round(macro_f1, 3)}
+
 
 def mean(args):
     """Average the probabilities of several files of verdicts on the same pairs."""
@@ -81,13 +89,16 @@ def mean(args):
         means.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
     return {"made": [args.out], "pairs": len(means)}
 
+
 def add_compare(add):
     add("verdicts", help="claims.jsonl")
     add("qrels", help="judged pairs")
 
+
 def add_mean(add):
     add("verdicts", nargs="+", help="verdicts on pairs")
     add("--out", required=True, help="their mean")
+
 
 if __name__ == "__main__":
     kit.run(kit.arguments(__doc__, {compare: add_compare, mean: add_mean}))

@@ -16,12 +16,14 @@ Example
     pip install gensim
     python recipes/tools/word2vec.py data/checkthat4b --out work/checkthat4b/test/word2vec-raw.tsv
 """
+
 import argparse
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from kit import fail, read_corpus, read_table, text_of
+
 
 def means_of(texts, vectors):
     """Return the mean vector of each text's known words, at unit length; zeros without any."""
@@ -33,9 +35,11 @@ def means_of(texts, vectors):
     lengths = np.linalg.norm(table, axis=1, keepdims=True)
     return table / np.where(lengths > 0, lengths, 1)
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder of corpus and claims")
     parser.add_argument("--split", default="test", help="which claims")
     parser.add_argument("--top-k", type=int, default=100, help="abstracts kept per claim")
@@ -57,7 +61,7 @@ def main():
     for claim, question in zip(claims["claim_id"], questions):
         if question.any():
             scores = abstracts @ question
-            best = np.argsort(-scores, kind="stable")[:args.top_k]
+            best = np.argsort(-scores, kind="stable")[: args.top_k]
             rows += zip([claim] * len(best), names[best], range(1, len(best) + 1), scores[best])
     run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +70,7 @@ def main():
     new.replace(args.out)
     missing = len(claims) - run["claim_id"].nunique()
     print(f"{args.out}: {len(run)} rows, {missing} claims without a known word")
+
 
 if __name__ == "__main__":
     main()

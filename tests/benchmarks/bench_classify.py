@@ -10,6 +10,7 @@ Examples
     python tests/benchmarks/bench_classify.py
     python tests/benchmarks/bench_classify.py baselines --data data/demo
 """
+
 import argparse
 import json
 import runpy
@@ -22,14 +23,17 @@ from types import SimpleNamespace
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
+
 def script(path):
     """Return the names of a script."""
     sys.argv = [Path(path).name]
     return runpy.run_path(str(path))
 
+
 def speed(args):
     """Label the same pairs both ways, one after the other."""
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
+
     bench, kit = script(HERE / "bench_rerank.py"), script(ROOT / "05_classify.py")
     labels, (claims, texts, found) = kit["LABELS"], bench["make_texts"](args.claims, args.depth)
     pairs = [(claims[claim], texts[name]) for claim, names in found.items() for name in names]
@@ -52,9 +56,12 @@ def speed(args):
         predicted = [one["label"] for one in theirs_model(inputs, truncation="only_first")]
         ratio = (time.monotonic() - start) / ours
     same = sum(labels[place] == label for place, label in zip(found.argmax(axis=1), predicted))
-    print(f"{len(pairs)} pairs: {ratio:.2f} times the pairs per second of the pipeline at its "
-          f"defaults; {same} labels agree")
+    print(
+        f"{len(pairs)} pairs: {ratio:.2f} times the pairs per second of the pipeline at its "
+        f"defaults; {same} labels agree"
+    )
     return {"pairs": len(pairs), "seconds": ours, "ratio": ratio, "labels_agree": same}
+
 
 def baselines(args):
     """Return weighted precision, recall and F1 on the test split's judged pairs."""
@@ -63,6 +70,7 @@ def baselines(args):
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import precision_recall_fscore_support
     from sklearn.pipeline import make_pipeline
+
     kit, parts = script(ROOT / "05_classify.py"), {}
     for split in ("train", "test"):
         paths = f"{args.data}/claims.{split}.tsv", f"{args.data}/corpus.jsonl"
@@ -72,26 +80,32 @@ def baselines(args):
         parts[split] = [f"{claim} [SEP] {text}" for claim, text in pairs], qrels["label"]
     vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     regression = LogisticRegression(max_iter=1000, class_weight="balanced")
-    models = {"majority": DummyClassifier(strategy="most_frequent"),
-              "tf-idf + logistic regression": make_pipeline(vectors, regression)}
+    models = {
+        "majority": DummyClassifier(strategy="most_frequent"),
+        "tf-idf + logistic regression": make_pipeline(vectors, regression),
+    }
     result = {}
     for name, model in models.items():
         predicted = model.fit(*parts["train"]).predict(parts["test"][0])
         scores = precision_recall_fscore_support(
-            parts["test"][1], predicted, average="weighted", zero_division=0)
+            parts["test"][1], predicted, average="weighted", zero_division=0
+        )
         result[name] = dict(zip(("P", "R", "F1"), map(float, scores)))
         print(f"{name:30} {result[name]}")
     return result
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("job", nargs="?", choices=("speed", "baselines"), default="speed")
     parser.add_argument("--data", default="data/demo")
     parser.add_argument("--claims", type=int, default=20)
     parser.add_argument("--depth", type=int, default=100)
     args = parser.parse_args()
     print(json.dumps({"speed": speed, "baselines": baselines}[args.job](args)))
+
 
 if __name__ == "__main__":
     main()

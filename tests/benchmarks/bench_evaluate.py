@@ -9,6 +9,7 @@ Examples
     python tests/benchmarks/bench_evaluate.py
     python tests/benchmarks/bench_evaluate.py --runs 2 --claims 100
 """
+
 import argparse
 import json
 import os
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CORPUS = 394_269
 RANX = {"R@10": "recall@10", "R@100": "recall@100", "MRR@10": "mrr@10", "Success@5": "hit_rate@5"}
 
+
 def make(folder, runs, claims, depth):
     """Write qrels of 8 abstracts a claim, and runs, the later the better; return their paths."""
     rng = np.random.default_rng(13)
@@ -40,10 +42,16 @@ def make(folder, runs, claims, depth):
         places = np.minimum(rng.geometric(0.004 * run, size=judged.shape), depth) - 1
         np.put_along_axis(found, places, judged, axis=1)
         rows = np.concatenate([pd.unique(one)[:depth] for one in found])
-        pd.DataFrame({
-            "claim_id": names.repeat(depth), "abstract_id": rows, "rank": np.tile(ranks, claims),
-            "score": np.tile(1000.0 - ranks, claims)}).to_csv(path, sep="\t", index=False)
+        pd.DataFrame(
+            {
+                "claim_id": names.repeat(depth),
+                "abstract_id": rows,
+                "rank": np.tile(ranks, claims),
+                "score": np.tile(1000.0 - ranks, claims),
+            }
+        ).to_csv(path, sep="\t", index=False)
     return paths
+
 
 def ours(folder, paths, *flags):
     """Return seconds, peak MiB and {run: {measure: value}} of the script."""
@@ -58,9 +66,11 @@ def ours(folder, paths, *flags):
     values = json.loads((folder / "m.json").read_bytes())["value"]
     return time.monotonic() - begun, usage.ru_maxrss // 1024, values
 
+
 def theirs(folder, paths):
     """Return seconds and {run: {measure: value}} of ranx for the same files."""
     from ranx import Qrels, Run, evaluate
+
     evaluate(Qrels({"q": {"d": 1}}), Run({"q": {"d": 1.0}}), list(RANX.values()))  # compiles it
     begun, values = time.monotonic(), {}
     columns = {"q_id_col": "claim_id", "doc_id_col": "abstract_id", "score_col": "score"}
@@ -74,9 +84,11 @@ def theirs(folder, paths):
         values[path.stem] = evaluate(qrels, run, list(RANX.values()))
     return time.monotonic() - begun, values
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--claims", type=int, default=1000)
     parser.add_argument("--depth", type=int, default=1000)
@@ -92,8 +104,18 @@ def main():
     print(f"{rows:,} rows, ClimateCheck 2025's measures, intervals, p: {whole:.0f} s, {peak} MiB")
     print(f"with intervals and p {seconds / other:.2f} times ranx's time, which computes none")
     print(f"largest difference of a value: {apart:.1e}")
-    print(json.dumps({"rows": rows, "seconds": whole, "peak_mib": peak,
-                      "ratio_to_ranx": seconds / other, "difference": apart}))
+    print(
+        json.dumps(
+            {
+                "rows": rows,
+                "seconds": whole,
+                "peak_mib": peak,
+                "ratio_to_ranx": seconds / other,
+                "difference": apart,
+            }
+        )
+    )
+
 
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ Examples
     python tests/benchmarks/bench_rerank.py
     python tests/benchmarks/bench_rerank.py --claims 10 --depth 20
 """
+
 import argparse
 import json
 import runpy
@@ -23,23 +24,36 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-MINI = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12,
-        "intermediate_size": 1536}
-LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
-         "intermediate_size": 4096, "vocab_size": 40_000}
+MINI = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 40_000,
+}
+
 
 def script(path):
     """Return the names of a script."""
     sys.argv = [Path(path).name]
     return runpy.run_path(str(path))
 
+
 def make_model(folder, sizes):
     """Save a cross-encoder with one logit, random weights and MiniLM's tokenizer."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
     torch.manual_seed(13)
     BertForSequenceClassification(BertConfig(num_labels=1, **sizes)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder)
+
 
 def make_texts(claims, depth):
     """Return {claim_id: claim}, {abstract_id: abstract} and {claim_id: [abstract_id]}."""
@@ -51,11 +65,14 @@ def make_texts(claims, depth):
     queries = {f"c{row}": " ".join(rng.choice(words, 15)) for row in range(claims)}
     return queries, texts, dict(zip(queries, names))
 
+
 def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
     import torch
+
     args = argparse.Namespace(
-        device=None, batch_size=batch_size, max_length=512, prompt=None, model=folder)
+        device=None, batch_size=batch_size, max_length=512, prompt=None, model=folder
+    )
     model = names["open_reranker"](names["load_reranker"], args, dtype)
     model.predict([("a claim", "an abstract")] * 64)  # warms up
     pairs = [(claim, name) for claim, found in candidates.items() for name in found]
@@ -66,31 +83,40 @@ def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     return rows, seconds, memory
 
+
 def library(folder, dtype, batch_size, pairs, depth):
     """Return the scores of predict and seconds: one call over all pairs, one call per claim."""
     import torch
     from sentence_transformers import CrossEncoder
+
     encoder = CrossEncoder(folder, max_length=512, model_kwargs={"dtype": dtype})
     how, seconds = {"activation_fn": torch.nn.Identity(), "batch_size": batch_size}, []
     encoder.predict(pairs[:64], **how)
     for step in (len(pairs), depth):
         begun = time.monotonic()
-        found = [encoder.predict(pairs[start : start + step], **how)
-                 for start in range(0, len(pairs), step)]
+        found = [
+            encoder.predict(pairs[start : start + step], **how)
+            for start in range(0, len(pairs), step)
+        ]
         seconds.append(time.monotonic() - begun)
     return np.concatenate(found), *seconds
 
+
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--claims", type=int, default=30)
     parser.add_argument("--depth", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
     args = parser.parse_args()
     import torch
+
     gpu, results = torch.cuda.is_available(), {}
-    names, (claims, texts, candidates) = script(ROOT / "03_rerank.py"), make_texts(
-        args.claims, args.depth)
+    names, (claims, texts, candidates) = (
+        script(ROOT / "03_rerank.py"),
+        make_texts(args.claims, args.depth),
+    )
     pairs = [(claims[claim], texts[name]) for claim, found in candidates.items() for name in found]
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder, LARGE if gpu else MINI)
@@ -100,17 +126,27 @@ def main():
             torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
             theirs, one, many = library(folder, torch_dtype, size, pairs, args.depth)
             found = np.array([row[2] for row in rows])
-            ties = [len(part) - len(set(part.tolist()))
-                    for scores in (found, theirs) for part in np.split(scores, args.claims)]
+            ties = [
+                len(part) - len(set(part.tolist()))
+                for scores in (found, theirs)
+                for part in np.split(scores, args.claims)
+            ]
             results[dtype] = {
-                "pairs": len(pairs), "stage_per_second": len(pairs) / ours,
-                "one_call_per_second": len(pairs) / one, "ratio_to_one_call": one / ours,
-                "per_claim_per_second": len(pairs) / many, "ratio_to_per_claim": many / ours,
-                "largest_difference": float(np.abs(found - theirs).max()), "gpu_gib": memory,
-                "ties": sum(ties[: args.claims]), "ties_of_predict": sum(ties[args.claims :])}
+                "pairs": len(pairs),
+                "stage_per_second": len(pairs) / ours,
+                "one_call_per_second": len(pairs) / one,
+                "ratio_to_one_call": one / ours,
+                "per_claim_per_second": len(pairs) / many,
+                "ratio_to_per_claim": many / ours,
+                "largest_difference": float(np.abs(found - theirs).max()),
+                "gpu_gib": memory,
+                "ties": sum(ties[: args.claims]),
+                "ties_of_predict": sum(ties[args.claims :]),
+            }
             line = (f"{name} {value:.4g}" for name, value in results[dtype].items())
             print(f"{dtype}: {', '.join(line)}")
     print(json.dumps(results))
+
 
 if __name__ == "__main__":
     main()

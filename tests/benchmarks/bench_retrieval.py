@@ -8,6 +8,7 @@ Examples
     python tests/benchmarks/bench_retrieval.py
     python tests/benchmarks/bench_retrieval.py --abstracts 40000 --parts build search
 """
+
 import argparse
 import json
 import os
@@ -26,9 +27,10 @@ import psutil
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TERMS, POSTINGS = 30_522, 103.5  # BERT's vocabulary; postings a text: 40.8 million in all
-DIMENSIONS = 1024                # BGE-M3, e5-large
-SAMPLE = 40_000                  # abstracts for rank-bm25, which takes minutes for all
+DIMENSIONS = 1024  # BGE-M3, e5-large
+SAMPLE = 40_000  # abstracts for rank-bm25, which takes minutes for all
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12, "T4": 65e12}  # FLOP/s
+
 
 # ---------------------------------------------------------------- Measuring
 def watch(command):
@@ -47,23 +49,28 @@ def watch(command):
     assert process.returncode == 0, command
     return json.loads(lines[-1]), seconds, peak / 2**20
 
+
 def child(name, folder):
     """Run one of CHILDREN in a process of its own."""
     return watch([sys.executable, __file__, "--folder", str(folder), "--child", name])
+
 
 def script(name):
     """Return the names of one of the kit's scripts."""
     sys.argv = [name]
     return runpy.run_path(str(ROOT / name))
 
+
 def timed(call):
     start = time.monotonic()
     result = call()
     return time.monotonic() - start, result
 
+
 def read_claims(folder):
     lines = (folder / "claims.test.tsv").read_text(encoding="utf-8").splitlines()[1:]
     return [line.split("\t")[1] for line in lines]
+
 
 # ---------------------------------------------------------------- Children
 def bare_build(folder):
@@ -79,6 +86,7 @@ def bare_build(folder):
     bm25.index(tokens, show_progress=False)
     bm25.save(folder / "bare", show_progress=False)
     return {"seconds": time.monotonic() - start}
+
 
 def both_searches(folder):
     """Return seconds of bm25s and of 02_retrieve.py, and how many top-1,000 lists are the same."""
@@ -109,13 +117,16 @@ def both_searches(folder):
         result[f"top {k}"] = {"bare": np.median(bare_times), "ours": np.median(our_times)}
     plain_time = timed(lambda: plain.retrieve(tokens, k=1000, show_progress=False))[0]
     result["top 1000, bm25s without numba"] = {
-        "bare": plain_time, "ours": result["top 1000"]["ours"]}
+        "bare": plain_time,
+        "ours": result["top 1000"]["ours"],
+    }
     same, words = 0, bm25s.tokenize(claims, return_ids=False, **options)
     for (scores, rows), claim in zip(ours(1000)[1], words):
         theirs = bare.get_scores([word for word in claim if word in bare.vocab_dict])
         their_rows = np.argsort(-theirs, kind="stable")[:1000]
         same += np.array_equal(rows, their_rows) and np.allclose(scores[rows], theirs[rows])
     return result | {"same": same, "claims": len(claims)}
+
 
 # ---------------------------------------------------------------- Parts
 def build(folder, results):
@@ -128,12 +139,14 @@ def build(folder, results):
     results["BM25 build, s"] = (seconds, theirs["seconds"], 1.1)
     results["BM25 build, peak MiB"] = (peak, their_peak, 1.1)
 
+
 def search(folder, results):
     """BM25 for all claims, without loading: scores and lists."""
     times, _, _ = child("both_searches", folder)
     for name in [name for name in times if name.startswith("top")]:
         results[f"BM25 search, {name}, s"] = (times[name]["ours"], times[name]["bare"], 2)
     results["BM25 top-1000 lists that are the same"] = (times["same"], times["claims"], 1)
+
 
 def rank_bm25(folder, results):
     """The library of the organisers and three teams, on the first 40,000 abstracts, same terms."""
@@ -158,6 +171,7 @@ def rank_bm25(folder, results):
     name = f"BM25 search of {len(lines)}, top 1000, beside rank-bm25, s"
     results[name] = (seconds, timed(search)[0], None)
 
+
 def make_encoder(folder, layers=24):
     """Return the folder of a SentenceTransformer of BERT-large's size with random weights."""
     from sentence_transformers import SentenceTransformer
@@ -165,14 +179,19 @@ def make_encoder(folder, layers=24):
     from transformers import AutoTokenizer, BertConfig, BertModel
 
     if not (folder / "modules.json").exists():
-        config = BertConfig(hidden_size=DIMENSIONS, num_hidden_layers=layers,
-                            num_attention_heads=16, intermediate_size=4096)
+        config = BertConfig(
+            hidden_size=DIMENSIONS,
+            num_hidden_layers=layers,
+            num_attention_heads=16,
+            intermediate_size=4096,
+        )
         BertModel(config).save_pretrained(folder / "bert")
         AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder / "bert")
         masked = Transformer(str(folder / "bert"), max_seq_length=512)
         encoder = SentenceTransformer(modules=[masked, Pooling(DIMENSIONS)], device="cpu")
         encoder.save_pretrained(str(folder))
     return folder
+
 
 def stage(folder, results):
     """02_retrieve.py, top 5,000: BM25, 1,024 dimensions, 40.8 million SPLADE postings."""
@@ -201,8 +220,12 @@ def stage(folder, results):
     large, tiny = make_encoder(folder / "bert-large"), ROOT / "data/models/splade-tiny"
     shared = {"corpus": bm25["corpus"], "abstracts": count, "max_length": 512, "query_prompt": None}
     for kind, model in (("dense", large), ("splade", tiny)):
-        meta = shared | {"kind": kind, "activation": "log1p_relu", "model": str(model),
-                         "model_sha256": names["digest"](model)}
+        meta = shared | {
+            "kind": kind,
+            "activation": "log1p_relu",
+            "model": str(model),
+            "model_sha256": names["digest"](model),
+        }
         (index / kind / "meta.json").write_text(json.dumps(meta))
         (index / kind / "abstract_ids.json").write_text(json.dumps(ids))
     command = [sys.executable, str(ROOT / "02_retrieve.py"), "--data", str(folder), "--work"]
@@ -210,6 +233,7 @@ def stage(folder, results):
     _, seconds, peak = watch(command)
     results["02_retrieve.py, all three, top 5000, s"] = (seconds, None, None)
     results["02_retrieve.py, all three, peak MiB (limit 4096)"] = (peak, None, 4096)
+
 
 def encode(folder, results):
     """A shard beside sentence-transformers' encode at its defaults; BERT-large in bf16 on a GPU."""
@@ -219,8 +243,9 @@ def encode(folder, results):
     names, cuda = script("01_index.py"), torch.cuda.is_available()
     model = make_encoder(folder / "bert-large") if cuda else ROOT / "data/models/minilm"
     args, options = SimpleNamespace(device=None, corpus=""), {"dtype": "auto"}
-    theirs, ours = (names["open_model"](SentenceTransformer, model, args, **options)
-                    for _ in range(2))
+    theirs, ours = (
+        names["open_model"](SentenceTransformer, model, args, **options) for _ in range(2)
+    )
     with open(folder / "corpus.jsonl", encoding="utf-8") as file:
         lines = [line for line, _ in zip(file, range(4096 if cuda else 512))]
     texts = [json.loads(line)["abstract"] for line in lines]
@@ -245,13 +270,16 @@ def encode(folder, results):
                 share = [2 * weights * tokens / seconds / peak for seconds in times]
                 results[f"share of {name}'s peak FLOP/s"] = (*share, None)
 
+
 PARTS = {"build": build, "search": search, "rank_bm25": rank_bm25, "stage": stage, "encode": encode}
 CHILDREN = {"bare_build": bare_build, "both_searches": both_searches}
+
 
 # ---------------------------------------------------------------- Main
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=ROOT / "work" / "benchmark")
     parser.add_argument("--abstracts", type=int, default=394_269)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -276,6 +304,7 @@ def main():
             print(f"{name:68} {ours:10.3f} {beside} {limit or '':>6}", flush=True)
     columns = ("ours", "theirs", "limit")
     print(json.dumps({name: dict(zip(columns, values)) for name, values in results.items()}))
+
 
 if __name__ == "__main__":
     main()

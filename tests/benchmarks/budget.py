@@ -11,6 +11,7 @@ Prints  tables by recipe and step, of larger corpora, and by step and size; then
 Example
     python tests/benchmarks/budget.py --share 0.3
 """
+
 import argparse
 import json
 
@@ -33,10 +34,12 @@ QWEN = {  # layers, width, gated feed-forward part, heads, whether in and out sh
     "8B": (36, 4096, 12_288, 32, False),
 }
 
+
 def qwen(layers, width, feed, heads, _):
     """Return a row of MODELS: a feed-forward part has three matrices, keys and values few heads."""
     attention = layers * (2 * width * HEAD * (heads + KEYS) - 4 * width**2)
     return layers, width, 3 * feed // 2, attention
+
 
 # layers, width, width of the feed-forward part, further weights that every token passes
 LARGE = "BERT-large (bge-m3, bge-reranker, e5-large)"
@@ -56,34 +59,44 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
     "ant_bridge": [
         ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR, False),
         ("training, 5 models x 15 negatives", LARGE, 5 * POSITIVES * 15 * 2, PAIR, True),
-        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False)],
+        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False),
+    ],
     "kiepura_lam": [
         ("training BGE-M3, 3 epochs", LARGE, 3 * POSITIVES * 3, ABSTRACT, True),
         ("dense index", LARGE, CORPUS, ABSTRACT, False),
         ("SPLADE index", SPLADE, CORPUS, ABSTRACT, False),
-        ("training the cross-encoder, 3 + 2 epochs", L6, 5 * (POSITIVES + 8 * TRAIN_CLAIMS), PAIR,
-         True),
-        ("reranking 600 a claim", L6, CLAIMS * 600, PAIR, False)],
+        (
+            "training the cross-encoder, 3 + 2 epochs",
+            L6,
+            5 * (POSITIVES + 8 * TRAIN_CLAIMS),
+            PAIR,
+            True,
+        ),
+        ("reranking 600 a claim", L6, CLAIMS * 600, PAIR, False),
+    ],
     "alexunlp_fmt": [
         ("training the encoder, 10 epochs", LARGE, 10 * POSITIVES * 2, ABSTRACT, True),
         ("dense index", LARGE, CORPUS, ABSTRACT, False),
         ("index of the graph", L6, CORPUS, ABSTRACT, False),
-        ("reranking, 20 rounds, at most 6,100 a claim", L12, CLAIMS * 6100, PAIR, False)],
+        ("reranking, 20 rounds, at most 6,100 a claim", L12, CLAIMS * 6100, PAIR, False),
+    ],
     "efc": [
         ("mining, the corpus once", LARGE, CORPUS, ABSTRACT, False),
         ("training E5, 3 epochs", LARGE, 3 * POSITIVES * 5, ABSTRACT, True),
         ("dense index", LARGE, CORPUS, ABSTRACT, False),
-        ("reranking 150 a claim", L12, CLAIMS * 150, PAIR, False)],
-    "pranav": [
-        ("SPLADE index", SPLADE, CORPUS, ABSTRACT, False)],
+        ("reranking 150 a claim", L12, CLAIMS * 150, PAIR, False),
+    ],
+    "pranav": [("SPLADE index", SPLADE, CORPUS, ABSTRACT, False)],
     "baseline_2025": [
         ("dense index", L12, CORPUS, ABSTRACT, False),
-        ("reranking 20 a claim", L6, CLAIMS * 20, PAIR, False)],
+        ("reranking 20 a claim", L6, CLAIMS * 20, PAIR, False),
+    ],
     "airwaves": [
         ("training E5, 2 epochs", LARGE, 2 * POSTS * 2, ABSTRACT, True),
         ("dense index", LARGE, PAPERS, ABSTRACT, False),
         ("training SciBERT, 3 epochs", BASE, 3 * POSTS * 10, PAIR, True),
-        ("reranking 10 a post", BASE, TEST_POSTS * 10, PAIR, False)],
+        ("reranking 10 a post", BASE, TEST_POSTS * 10, PAIR, False),
+    ],
     "verirel": [
         ("verifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN * 6, PAIR, True),
         ("classifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN, PAIR, True),
@@ -91,21 +104,28 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
         ("verifier on 100 a training claim", DEBERTA, SCIFACT_TRAIN * 100, PAIR, False),
         ("student, 10 epochs until it stops", BASE, 10 * SCIFACT_TRAIN * 20, PAIR, True),
         ("student on dev, 10 times", BASE, 10 * SCIFACT_DEV * 100, PAIR, False),
-        ("student on the candidates", BASE, EVALUATION, PAIR, False)],
+        ("student on the candidates", BASE, EVALUATION, PAIR, False),
+    ],
     "climatesense_2026": [
         ("mining, 1,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 1000, PAIR, False),
         ("training, 5 models x 15 negatives", LARGE, 5 * GROWN * POSITIVES * 15 * 2, PAIR, True),
-        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False)],
-} | {f"best, {size}": [
-    ("SPLADE index", SPLADE, CORPUS, ABSTRACT, False),
-    ("dense index", size, CORPUS, ABSTRACT, False),
-    ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT, False),
-    ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT, False),
-    ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT, False),
-    ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT, False),
-    ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR, False)] for size in QWEN}
+        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False),
+    ],
+} | {
+    f"best, {size}": [
+        ("SPLADE index", SPLADE, CORPUS, ABSTRACT, False),
+        ("dense index", size, CORPUS, ABSTRACT, False),
+        ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT, False),
+        ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT, False),
+        ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT, False),
+        ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT, False),
+        ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR, False),
+    ]
+    for size in QWEN
+}
 LARGER = {"PubMed": 36_000_000, "OpenAlex": 250_000_000}  # abstracts, as long as ClimateCheck's
 BYTES = {"corpus": 1_716, "BM25": 1_313, "dense": 2 * 1024}  # an abstract; BGE-M3's in fp16
+
 
 def operations(model, texts, tokens, training):
     """Return operations: per token 2 a weight and 4 x width x length a layer; training: x 3."""
@@ -113,6 +133,7 @@ def operations(model, texts, tokens, training):
     weights = layers * (4 * width**2 + 2 * width * feed) + further
     passes = 3 if training else 1
     return passes * texts * tokens * (2 * weights + 4 * layers * width * tokens)
+
 
 def memory(layers, width, feed, heads, tied):
     """Return {step of best.sh: GiB} of a model in half precision."""
@@ -124,12 +145,15 @@ def memory(layers, width, feed, heads, tied):
         "index": 2 * body + texts,
         "claims": 4 * body,  # 02_retrieve.py encodes them in fp32, one short text or a few
         "rerank": 2 * whole + texts + 4 * words,  # the last layer is computed in fp32
-        "LLM": 2 * whole + 2 * 2 * layers * KEYS * HEAD * CONTEXT}  # one sequence: keys and values
+        "LLM": 2 * whole + 2 * 2 * layers * KEYS * HEAD * CONTEXT,
+    }  # one sequence: keys and values
     return {step: count / 2**30 + OVERHEAD for step, count in found.items()}
 
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--share", type=float, default=0.3, help="share of the peak reached")
     args = parser.parse_args()
     print("| recipe | step | model | 10^15 operations | A100 hours |\n|---|---|---|---|---|")
@@ -155,6 +179,7 @@ def main():
         print(f"| {size} | {' | '.join(f'{count:.1f}' for count in steps.values())} |")
     gib = {size: round(max(steps.values()), 1) for size, steps in gib.items()}
     print(json.dumps({"share": args.share, "hours": hours, "gib": gib}))
+
 
 if __name__ == "__main__":
     main()

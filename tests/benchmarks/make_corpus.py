@@ -12,6 +12,7 @@ Examples
     python tests/benchmarks/make_corpus.py work/benchmark
     python tests/benchmarks/make_corpus.py work/benchmark-small --abstracts 40000 --train 10
 """
+
 import argparse
 import json
 import math
@@ -22,11 +23,13 @@ import numpy as np
 ABSTRACTS, CLAIMS = 394_269, 176  # ClimateCheck's corpus, and the claims of its test split
 MEAN, SD, LONGEST = 240.93, 232.46, 6818  # words per abstract, from its data set card
 WORDS, EXPONENT, SHIFT = 400_000, 1.07, 2.7  # Zipf-Mandelbrot
-GRAMMAR = ("the of and in to a is for with that as by on are this be an at from it was which "
-           "not or but")
+GRAMMAR = (
+    "the of and in to a is for with that as by on are this be an at from it was which not or but"
+)
 ONSETS = "b c d f g h k l m n p r s t v w z br cl gr pl st tr".split()
 SYLLABLES = [onset + vowel for onset in ONSETS for vowel in "a e i o u ai ea".split()]
 ENDINGS = ["", "", "", "n", "r", "s", "ing", "ed", "ation", "al"]  # for the stemmer
+
 
 def make_words(rng, count):
     """Return count different words, the most frequent first."""
@@ -38,9 +41,11 @@ def make_words(rng, count):
             words["".join(SYLLABLES[part] for part in row[:length]) + ENDINGS[end]] = None
     return np.array(list(words)[:count], dtype=object)
 
+
 def draw(rng, cumulative, words, count):
     """Return count random words, by frequency."""
     return words[np.searchsorted(cumulative, rng.random(count))]
+
 
 def lengths_of(rng, count):
     """Return log-normal lengths with the published mean, standard deviation and extremes."""
@@ -50,14 +55,17 @@ def lengths_of(rng, count):
     lengths[:2] = (1, LONGEST)
     return rng.permutation(lengths)
 
+
 def write_table(path, header, rows):
     """Write a TSV file."""
     lines = ["\t".join(row) for row in [header, *rows]]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--abstracts", type=int, default=ABSTRACTS)
     parser.add_argument("--train", type=int, default=0, help="claims of a train split")
@@ -77,8 +85,9 @@ def main():
                 record = {"abstract_id": str(row), "abstract": " ".join(text) + "."}
                 file.write(json.dumps(record) + "\n")
     sizes = rng.integers(8, 31, CLAIMS + args.train)
-    claims = [(f"c{row}", " ".join(draw(rng, cumulative, words, size)))
-              for row, size in enumerate(sizes)]
+    claims = [
+        (f"c{row}", " ".join(draw(rng, cumulative, words, size))) for row, size in enumerate(sizes)
+    ]
     write_table(args.out / "claims.test.tsv", ("claim_id", "claim"), claims[:CLAIMS])
     judged = []
     for claim, _ in claims[CLAIMS:]:
@@ -88,10 +97,19 @@ def main():
     if args.train:
         write_table(args.out / "claims.train.tsv", ("claim_id", "claim"), claims[CLAIMS:])
         write_table(args.out / "qrels.train.tsv", ("claim_id", "abstract_id", "label"), judged)
-    print(json.dumps({
-        "abstracts": len(lengths), "words": int(lengths.sum()), "mean": round(lengths.mean(), 2),
-        "sd": round(lengths.std(), 2), "shortest": int(lengths.min()),
-        "longest": int(lengths.max())}))
+    print(
+        json.dumps(
+            {
+                "abstracts": len(lengths),
+                "words": int(lengths.sum()),
+                "mean": round(lengths.mean(), 2),
+                "sd": round(lengths.std(), 2),
+                "shortest": int(lengths.min()),
+                "longest": int(lengths.max()),
+            }
+        )
+    )
+
 
 if __name__ == "__main__":
     main()
