@@ -16,7 +16,7 @@ Writes  index/KIND/, each with abstract_ids.json (row to id) and meta.json:
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
         models/encoder/; OUT.parts/: shards and checkpoints, from which a run resumes
-Prints  what is made; the last line is JSON
+Prints  what is made, and how many texts are truncated; the last line is JSON
 
 Examples
     python 01_index.py --indexes bm25 --k1 1.2
@@ -25,44 +25,27 @@ Examples
 """
 
 import argparse
+import collections
 import contextlib
 import csv
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
 import unicodedata
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
-ANALYSERS = {  # a Unicode form, and arguments of bm25s.tokenize
-    "default": {  # Lucene's 33 stopwords
-        "normalise": "NFKC",
-        "lower": True,
-        "token_pattern": r"(?u)\b\w\w+\b",
-        "stopwords": "english",
-        "stemmer": "english",
-    },
-    "plain": {  # whitespace tokenisation, no normalisation: AIRwaves 2025
-        "normalise": None,
-        "lower": False,
-        "token_pattern": r"\S+",
-        "stopwords": None,
-        "stemmer": None,
-    },
-    "nltk": {  # NLTK's 179 stopwords: Ant Bridge 2025
-        "normalise": "NFKC",
-        "lower": True,
-        "token_pattern": r"[^\W_]+",
-        "stopwords": "english_plus",
-        "stemmer": None,
-    },
-}
-FLAGS = {  # what decides an index, beside texts
+LANGUAGES = """danish dutch english french german italian norwegian portuguese russian spanish
+    swedish turkish""".split()  # those with stopwords in bm25s and a Snowball stemmer
+FLAGS = {  # what decides an index, beside the texts
     "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
@@ -70,13 +53,32 @@ FLAGS = {  # what decides an index, beside texts
 SHARD = 4096  # abstracts
 OVERLAP = 50  # tokens that neighbouring windows share: AIRwaves 2025, section 3
 DEV_POOL = 1000  # abstracts that dev claims rank beside judged ones
+ADVICE = "name another, or fetch the small ones: python data/download.py models"
+
+
+class Analyser(NamedTuple):
+    """How texts become terms: a Unicode form, and arguments of bm25s.tokenize."""
+
+    normalise: str
+    lower: bool
+    token_pattern: str
+    stopwords: str
+    stemmer: str
+
+
+ANALYSERS = {
+    "default": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", "english"),  # as Lucene
+    "plain": Analyser(None, False, r"\S+", None, None),  # split at white space: AIRwaves 2025
+    "nltk": Analyser("NFKC", True, r"[^\W_]+", "english_plus", None),  # Ant Bridge 2025
+}
 
 
 # ---------- Texts and BM25
 def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
-    corpus, fields = read_corpus(args.corpus), args.fields.split(",")
-    texts = {name: text_of(record, fields, args.separator) for name, record in corpus.items()}
+    fields = args.fields.split(",")
+    records = read_corpus(args.corpus)
+    texts = {key: text_of(record, fields, args.separator) for key, record in records.items()}
     if not any(texts.values()):
         fail(args.corpus, f"no record has text in {args.fields}; see --fields")
     return texts
@@ -86,36 +88,39 @@ def index_bm25(texts, folder, args):
     """Save the BM25 scores of all postings (Kamphuis et al. 2020, table 1)."""
     import bm25s
 
-    analyser = {"name": args.analyser} | ANALYSERS[args.analyser]
-    if args.language != "english":
-        analyser |= {step: args.language for step in ("stopwords", "stemmer") if analyser[step]}
+    analyser = {"name": args.analyser} | ANALYSERS[args.analyser]._asdict()
+    for step in ("stopwords", "stemmer"):
+        if analyser[step] and args.language != "english":
+            analyser[step] = args.language
     tokens = tokenise(texts, **analyser)
     terms = sorted(tokens.vocab)  # bm25s numbers stems in the order of a set
     number_of = np.argsort([tokens.vocab[term] for term in terms]).astype(np.int32)
     ids = [number_of[row] for row in tokens.ids]
+    vocabulary = {term: number for number, term in enumerate(terms)}
     bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
-    bm25.index((ids, {term: number for number, term in enumerate(terms)}), False)
+    bm25.index((ids, vocabulary), show_progress=False)
     bm25.save(folder, show_progress=False)
     return {"analyser": analyser, "without_terms": tokens.ids.count([])}
 
 
 # ---------- Dense and SPLADE
-def open_encoder(load, model, args, dtype, dense=True):
+def open_encoder(load, model, args, dtype, is_dense=True):
     """Return an encoder with the length, prompts and pooling of the flags."""
-    prompts = {"query": args.query_prompt, "document": args.document_prompt} if dense else None
+    prompts = {"query": args.query_prompt, "document": args.document_prompt} if is_dense else None
     encoder = open_model(load, model, args, dtype, prompts=prompts)
-    if dense and args.document_prompt is None and not encoder.prompts["document"]:
+    if is_dense and args.document_prompt is None and not encoder.prompts["document"]:
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
     if args.max_length < (encoder.max_seq_length or np.inf) < np.inf:
         encoder.max_seq_length = args.max_length  # that of static embeddings stays infinite
-    if dense and args.pooling == "chunks":
+    if is_dense and args.pooling == "chunks":
         pool_chunks(encoder)
     return encoder
 
 
 def pool_chunks(encoder):
     """Let an encoder read long texts in windows, and pool their vectors."""
-    settings, stride = encoder[0].processing_kwargs, min(OVERLAP, encoder.max_seq_length // 2)
+    stride = min(OVERLAP, encoder.max_seq_length // 2)
+    settings = encoder[0].processing_kwargs
     windows = {"return_overflowing_tokens": True, "stride": stride}
     encoder[0].processing_kwargs = settings | {"text": settings.get("text", {}) | windows}
     encoder.set_pooling_include_prompt(True)  # only the first window begins with a prompt
@@ -139,34 +144,44 @@ def save_shard(path, vectors):
     from torch.nn.functional import normalize
 
     if not vectors.is_sparse:
-        return np.savez(path, normalize(vectors).half().numpy())
+        np.savez(path, normalize(vectors).half().numpy())
+        return
     vectors = vectors.coalesce()
-    weights, places = vectors.values().numpy(), vectors.indices().numpy()
-    sparse.save_npz(path, sparse.coo_array((weights, places), vectors.shape), compressed=False)
+    indices = vectors.indices().numpy()
+    matrix = sparse.coo_array((vectors.values().numpy(), indices), vectors.shape)
+    sparse.save_npz(path, matrix, compressed=False)
 
 
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Return the path of each shard, encoded unless it is in the folder parts."""
     pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
-    shards = {start: parts / f"{start}.npz" for start in range(0, len(texts), SHARD)}
-    for start, path in shards.items():
-        if not path.exists():
-            vectors = (
-                encoder.encode_document(
-                    texts[start : start + SHARD],
-                    batch_size=batch_size,
-                    show_progress_bar=True,
-                    pool=pool,
-                    convert_to_tensor=True,
-                )
-                .float()
-                .cpu()
-            )
-            if not vectors.sum().isfinite():
-                fail(args.corpus, "a vector is not finite; use --dtype fp32")
-            save_shard(parts / "new.npz", vectors)
-            (parts / "new.npz").rename(path)
-    return list(shards.values())
+    options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
+    paths = []
+    for start in range(0, len(texts), SHARD):
+        path = parts / f"{start}.npz"
+        paths.append(path)
+        if path.exists():
+            continue
+        shard = texts[start : start + SHARD]
+        vectors = encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
+        if not vectors.sum().isfinite():
+            fail(args.corpus, "a vector is not finite; use --dtype fp32")
+        save_shard(parts / "new.npz", vectors)
+        (parts / "new.npz").rename(path)
+    return paths
+
+
+def count_longer(encoder, texts):
+    """Return how many texts have more tokens than an encoder reads at once."""
+    from tqdm.auto import tqdm
+
+    prompt = encoder.prompts.get("document") or ""
+    count = 0
+    for start in tqdm(range(0, len(texts), SHARD), "count tokens"):
+        shard = [prompt + text for text in texts[start : start + SHARD]]
+        ids = encoder.tokenizer(shard, truncation=False, verbose=False)["input_ids"]
+        count += sum(len(row) > encoder.max_seq_length for row in ids)
+    return count
 
 
 def index_dense(texts, folder, args):
@@ -176,7 +191,9 @@ def index_dense(texts, folder, args):
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
     shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
-    return {"max_length": encoder.max_seq_length if encoder.max_seq_length < np.inf else None}
+    if encoder.max_seq_length == np.inf:  # static embeddings
+        return {"max_length": None, "longer": 0}
+    return {"max_length": encoder.max_seq_length, "longer": count_longer(encoder, texts)}
 
 
 def index_splade(texts, folder, args):
@@ -184,45 +201,46 @@ def index_splade(texts, folder, args):
     from scipy import sparse
     from sentence_transformers import SparseEncoder
 
-    encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, dense=False)
+    encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, is_dense=False)
     batch_size = max(1, args.batch_size // 4)  # logits of 8 x 512 tokens take 0.5 GB
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
     if args.activation == "relu":
         weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
-    return {"max_length": encoder.max_seq_length, "query_prompt": None}
+    meta = {"max_length": encoder.max_seq_length, "query_prompt": None}
+    return meta | {"longer": count_longer(encoder, texts)}
 
 
 # ---------- Index
 def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
     build = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
-    made, texts = [], {}
+    models = {"dense": args.dense_model, "splade": args.splade_model}
+    made = []
+    texts = {}
     for kind in args.indexes:
-        out, model = f"{args.out}/{kind}", vars(args).get(f"{kind}_model")
+        out = f"{args.out}/{kind}"
+        model = models.get(kind)
         names = ["job", "corpus", "fields", "separator", *FLAGS[kind]]
-        flags = {name: vars(args)[name] for name in names}
-        task = task_of(argparse.Namespace(**flags), args.corpus, models=[model] if model else [])
+        flags = {name: vars(args)[name] for name in names}  # others do not change this index
+        models_read = [model] if model else []
+        task = task_of(argparse.Namespace(**flags), args.corpus, models=models_read)
         if up_to_date(args, task, out):
             continue
         texts = texts or read_texts(args)
-        folder = parts_of(out, task) / "index"
-        folder.mkdir(exist_ok=True)
-        meta = {
-            "kind": kind,
-            "corpus": task["inputs"][args.corpus],
-            "model": model,
-            "model_sha256": task["inputs"].get(model, ""),
-            "abstracts": len(texts),
-        }
-        meta = flags | meta | build[kind](list(texts.values()), folder, args)
-        (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
-        (folder / "meta.json").write_text(json.dumps(meta, indent=1))
-        with written(out, task) as new:
-            folder.rename(new)
-        shutil.rmtree(f"{out}.parts")
-        print(f"{out}: {len(texts)} abstracts")
+        digests = task["inputs"]
+        meta = {"kind": kind, "corpus": digests[args.corpus], "abstracts": len(texts)}
+        meta |= {"model": model, "model_sha256": digests.get(model, "")}
+        with parts_of(out, task) as parts:
+            folder = parts / "index"
+            folder.mkdir(exist_ok=True)
+            meta |= flags | build[kind](list(texts.values()), folder, args)
+            (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
+            (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+            with written(out, task) as new:
+                folder.rename(new)
+        print(f"{out}: {len(texts)} abstracts, {meta.get('longer', 0)} longer than the model reads")
         made.append(out)
     return {"made": made}
 
@@ -233,8 +251,10 @@ def nearest(vectors, k):
     import torch
     from tqdm.auto import tqdm
 
-    vectors, found = torch.nn.functional.normalize(vectors), []  # fp16 has moved their lengths
-    for rows in tqdm(torch.arange(len(vectors)).split(256)):  # 0.4 GB with 394,269 abstracts
+    vectors = torch.nn.functional.normalize(vectors)  # fp16 has moved their lengths
+    found = []
+    batches = torch.arange(len(vectors)).split(256)  # 0.4 GB with 394,269 abstracts
+    for rows in tqdm(batches, "neighbours, 256 abstracts each"):
         cosines = vectors[rows] @ vectors.T
         cosines[range(len(rows)), rows] = -2
         found.append(cosines.topk(k).indices.int().cpu())
@@ -243,15 +263,16 @@ def nearest(vectors, k):
 
 def graph(args):
     """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
-    task, source = task_of(args, args.index), Path(args.index)
+    task = task_of(args, args.index)
     if up_to_date(args, task, args.out):
         return {"made": []}
     import torch
 
+    source = Path(args.index)
     corpus = json.loads((source / "meta.json").read_bytes())["corpus"]
     vectors = torch.from_numpy(np.load(source / "embeddings.npy")).float()
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    neighbours = nearest(vectors.to(device), min(args.neighbours, len(vectors) - 1))
+    vectors = vectors.to(device_of(args) or ("cuda" if torch.cuda.is_available() else "cpu"))
+    neighbours = nearest(vectors, min(args.neighbours, len(vectors) - 1))
     with written(args.out, task) as folder:
         folder.mkdir()
         np.save(folder / "neighbours.npy", neighbours)
@@ -268,10 +289,11 @@ def read_tuples(path, claims, texts):
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
-                claim, positive = claims[example["claim_id"]], texts[example["positive"]]
-                tuples.append((claim, positive, *(texts[name] for name in example["negatives"])))
+                abstract_ids = [example["positive"], *example["negatives"]]
+                row = [texts[abstract_id] for abstract_id in abstract_ids]
+                tuples.append((claims[example["claim_id"]], *row))
             except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; see mine --shape tuples")
+                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --shape tuples")
     return tuples
 
 
@@ -280,7 +302,7 @@ def rows_of(tuples, loss):
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
     counts = np.array([len(row) - 2 for row in tuples])
-    kept = [width * (counts >= width).sum() for width in range(counts.max() + 1)]
+    kept = [width * (counts >= width).sum() for width in range(max(counts, default=0) + 1)]
     length = 2 + int(np.argmax(kept))
     return [row[:length] for row in tuples if len(row) >= length]
 
@@ -291,19 +313,14 @@ def dev_evaluator(paths, prompts, texts, seed):
     from sentence_transformers.util import cos_sim
 
     claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
-    qrels = read_table(
-        paths[1],
-        ["claim_id", "abstract_id", "label"],
-        claim_id=claims.index,
-        abstract_id=texts,
-        label=LABELS,
-    )
+    known = {"claim_id": claims.index, "abstract_id": texts, "label": LABELS}
+    qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"], **known)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     drawn = np.random.default_rng(seed).permutation(list(texts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     return InformationRetrievalEvaluator(
         claims.to_dict(),
-        {name: text for name, text in texts.items() if name in pool},
+        {abstract_id: text for abstract_id, text in texts.items() if abstract_id in pool},
         evidence.to_dict(),
         name="dev",
         write_csv=False,
@@ -313,116 +330,154 @@ def dev_evaluator(paths, prompts, texts, seed):
     )
 
 
+def loss_of(encoder, args):
+    """Return the loss that --loss names."""
+    from sentence_transformers.sentence_transformer import losses
+
+    if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
+        return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
+    return losses.MultipleNegativesRankingLoss(encoder, args.scale)
+
+
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
-    if not all(map(os.path.exists, dev)):
-        print(f"the last epoch is kept; to choose one: {', '.join(dev)}")
-        dev = []
+    dev = dev_files([f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")])
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import sentence_transformers as st
     from datasets import Dataset
-    from sentence_transformers.sentence_transformer import losses
 
     claims = read_table(args.claims, ["claim_id", "claim"]).set_index("claim_id")["claim"]
     texts = read_texts(args)
     tuples = read_tuples(args.examples, claims, texts)
     rows = rows_of(tuples, args.loss)
     if not rows:
-        fail(args.examples, "no tuple has a negative; see mine --hard")
-    facts = {"examples": len(tuples), "rows": len(rows)}
+        fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
     encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
-    loss = losses.MultipleNegativesRankingLoss(encoder, args.scale)
-    if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
-        loss = losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
     columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]
-    data = Dataset.from_dict(dict(zip(columns, map(list, zip(*rows)))))
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
-    evaluator = dev_evaluator(dev, encoder.prompts, texts, args.seed) if dev else None
-    facts |= fit(
-        st.SentenceTransformerTrainer,
-        st.SentenceTransformerTrainingArguments,
-        encoder,
-        data,
-        loss,
-        evaluator,
-        "dev_cosine_ndcg@10",
-        parts_of(args.out, task),
-        args,
-        prompts=prompts,
-        gradient_accumulation_steps=args.accumulate,
-        warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
-        batch_sampler="batch_sampler" if args.loss == "triplet" else "no_duplicates",
-    )
-    trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
-    trained.load_state_dict(encoder.state_dict())  # with its own length, without windows
-    with written(args.out, task, **facts) as folder:
-        save_model(trained, folder)
-    shutil.rmtree(f"{args.out}.parts")
-    return {"made": [args.out], **facts}
+    # mnrl: the other positives of a batch are negatives, so none may occur twice
+    sampler = "no_duplicates" if args.loss == "mnrl" else "batch_sampler"
+    with parts_of(args.out, task) as parts:
+        summary = {"examples": len(tuples), "rows": len(rows)}
+        summary |= fit(
+            parts,
+            args,
+            trainer=st.SentenceTransformerTrainer,
+            arguments=st.SentenceTransformerTrainingArguments,
+            model=encoder,
+            data=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))),
+            loss=loss_of(encoder, args),
+            evaluator=dev_evaluator(dev, encoder.prompts, texts, args.seed) if dev else None,
+            measure="dev_cosine_ndcg@10",
+            prompts=prompts,
+            gradient_accumulation_steps=args.accumulate,
+            warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
+            batch_sampler=sampler,
+        )
+        trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
+        trained.load_state_dict(encoder.state_dict())  # with its own length, without windows
+        with written(args.out, task, **summary) as folder:
+            save_model(trained, folder)
+    return {"made": [args.out], **summary}
 
 
 # ---------- Command line
-def add_texts(add):
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    add("--fields", default="title,abstract", help="fields of a text")
-    add("--separator", default=" ", help="between fields")
-    add("--max-length", type=int, default=512, help="tokens of a text, at most")
-    add("--pooling", choices=("truncate", "chunks"), default="truncate", help="long texts, dense")
-    add("--query-prompt", help="before a claim, as 'query: ' (default: the model's)")
-    add("--document-prompt", help="before an abstract (default: the model's)")
+# fmt: off
+def add_texts(job):
+    add = job.add_argument_group("texts").add_argument
+    add("--fields", default="title,abstract",
+        help="join these fields of a record, in this order, to the text of an abstract")
+    add("--separator", default=" ", help="put this between two fields (default: a blank)")
+    add("--max-length", type=positive, default=512, help="truncate texts to this many tokens, if "
+        "the model does not read fewer")
+    add("--pooling", choices=("truncate", "chunks"), default="truncate",
+        help="dense: truncate long texts, or read them in overlapping chunks whose vectors are "
+             "pooled (mean and maximum)")
+    add("--query-prompt", help="dense: put this before a claim, as 'query: ' (default: what the "
+        "model says)")
+    add("--document-prompt", help="dense: put this before an abstract, as 'passage: ' (default: "
+        "what the model says)")
 
+def add_index(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--corpus", default="{data}/corpus.jsonl", help="index these abstracts")
+    add("--out", default="{work}/index", help="write the indexes to this folder")
+    add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS),
+        help="make these indexes (default: all three)")
+    add_texts(job)
+    add = job.add_argument_group("BM25").add_argument
+    add("--analyser", choices=ANALYSERS, default="default",
+        help="default: lower case, stopwords, stems; plain: split at white space only; nltk: lower "
+             "case, no punctuation, NLTK's stopwords, no stems")
+    add("--language", choices=LANGUAGES, default="english", metavar="LANGUAGE",
+        help=f"take stopwords and stems of this language: {', '.join(LANGUAGES)}")
+    add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
+        help="variant of idf; in robertson, terms of more than half of the texts count nothing")
+    add("--k1", type=float, default=1.5, help="term-frequency saturation; a larger k1 lets "
+        "repeated terms count more")
+    add("--b", type=float, default=0.75,
+        help="length normalisation, from 0 (none) to 1 (long texts count fully as long)")
+    add = job.add_argument_group("models").add_argument
+    add("--dense-model", default="data/models/minilm",
+        help="encode by this SentenceTransformer, a folder or a name on the hub")
+    add("--splade-model", default="data/models/splade-tiny",
+        help="encode by this SparseEncoder, a folder or a name on the hub")
+    add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu",
+        help="term weights of SPLADE from logits: log(1 + ReLU) as in SPLADE-v3, or ReLU alone")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="precision of the models; auto takes half precision on a GPU, else fp32")
+    add("--batch-size", type=positive, default=32,
+        help="encode this many texts at once, a quarter for SPLADE; fewer need less memory")
+    add("--device", nargs="+", help="encode on these devices: cpu, mps, cuda:0 cuda:1 (default: a "
+        "GPU, if there is one)")
+    add_shared(job)
 
-def add_index(add):
-    add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS), help="which to make")
-    add("--out", default="{work}/index", help="folder of the indexes")
-    add_texts(add)
-    add("--analyser", choices=ANALYSERS, default="default", help="BM25: how texts become terms")
-    add("--language", default="english", help="BM25: of stopwords, stems")
-    add("--bm25-method", choices=("lucene", "robertson"), default="lucene", help="variant of idf")
-    add("--k1", type=float, default=1.5, help="BM25: term-frequency saturation")
-    add("--b", type=float, default=0.75, help="BM25: length normalisation, 0: none")
-    add("--dense-model", default="data/models/minilm", help="a SentenceTransformer")
-    add("--splade-model", default="data/models/splade-tiny", help="a SparseEncoder")
-    add("--activation", choices=("log1p_relu", "relu"), default="log1p_relu", help="of SPLADE")
-    add(
-        "--dtype",
-        choices=("auto", "fp32", "bf16", "fp16"),
-        default="auto",
-        help="precision; auto: half on a GPU",
-    )
-    add("--batch-size", type=int, default=32, help="texts at a time; of SPLADE a quarter")
-    add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU, if any)")
+def add_graph(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--index", default="{work}/index/dense", help="read the vectors of this dense index")
+    add("--out", default="{work}/index/graph", help="write the graph to this folder")
+    add = job.add_argument_group("graph").add_argument
+    add("--neighbours", type=positive, default=10,
+        help="keep this many nearest abstracts for each abstract")
+    add("--device", nargs=1, help="compute on this device: cpu, mps, cuda:0 (default: a GPU, if "
+        "there is one)")
+    add_shared(job)
 
-
-def add_graph(add):
-    add("--index", default="{work}/index/dense", help="dense index")
-    add("--out", default="{work}/index/graph", help="graph")
-    add("--neighbours", type=int, default=10, help="neighbours of an abstract")
-    add("--device", help="cpu, cuda:0 (default: a GPU, if any)")
-
-
-def add_train(add):
-    add("examples", nargs="?", default="{work}/{split}/examples.jsonl", help="tuples of 02 mine")
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims of the examples")
-    add("--model", default="data/models/minilm", help="a SentenceTransformer")
-    add("--out", default="{work}/models/encoder", help="model")
-    add_texts(add)
-    add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="mnrl: in-batch negatives")
-    add("--margin", type=float, default=0.3, help="triplet: margin between cosines")
-    add("--scale", type=float, default=20, help="mnrl: factor of the cosines")
-    add("--epochs", type=float, default=2, help="passes over the examples")
-    add("--lr", type=float, default=7e-6, help="learning rate")
-    add("--batch-size", type=int, default=64, dest="batch", help="examples per batch")
-    add("--accumulate", type=int, default=1, help="batches per optimiser step")
-    add("--dev-split", default="dev", help="it chooses the epoch; none: the last")
-    add("--patience", type=int, default=2, help="epochs without a gain")
-    add("--seed", type=int, default=13, help="of order and dev abstracts")
-    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU, if any)")
+def add_train(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
+        help="train on these examples of 02_retrieve.py mine --shape tuples")
+    add("--claims", default="{data}/claims.{split}.tsv", help="the claims of the examples")
+    add("--corpus", default="{data}/corpus.jsonl", help="the abstracts of the examples")
+    add("--model", default="data/models/minilm",
+        help="start from this SentenceTransformer, a folder or a name on the hub")
+    add("--out", default="{work}/models/encoder", help="write the trained model to this folder")
+    add_texts(job)
+    add = job.add_argument_group("training").add_argument
+    add("--loss", choices=("triplet", "mnrl"), default="mnrl",
+        help="mnrl: in-batch negatives and mined ones; triplet: one mined negative per row")
+    add("--margin", type=float, default=0.3,
+        help="triplet: push the cosine of a negative this far below that of the positive")
+    add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
+    add("--epochs", type=float, default=2, help="train for this many passes over the examples")
+    add("--lr", type=float, default=7e-6, help="learning rate at its peak")
+    add("--batch-size", type=positive, default=64, dest="batch", help="rows per batch; with mnrl, "
+        "more rows are more negatives")
+    add("--accumulate", type=positive, default=1,
+        help="sum the gradients of this many batches before each optimiser step")
+    add("--dev-split", default="dev", help="keep the epoch with the best nDCG@10 on claims and "
+        "qrels of this split; none: keep the last one")
+    add("--patience", type=positive, default=2,
+        help="stop after this many epochs without improvement on the dev split")
+    add("--seed", type=int, default=13, help="seed of the order and of the dev abstracts")
+    add("--device", nargs=1,
+        help="train on this device: cpu, mps, cuda (default: a GPU, if there is one)")
+    add_shared(job, split="train")
+# fmt: on
 
 
 def main():
@@ -430,14 +485,14 @@ def main():
 
 
 # --- helpers (same in all six scripts)
-START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
+START = time.monotonic()
+WARNINGS = []  # of this call; sidecars keep them
+CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 
 def warn(where, what):
-    """Print a line on stderr; sidecars keep it."""
+    """Print a warning on stderr."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
@@ -448,140 +503,122 @@ def fail(where, what):
     sys.exit(2)
 
 
-def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(
-            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
-        )
-    except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; see data/convert.py")
-    if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
-    if "claim" in columns:  # as pandas quotes
-        table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
-        )
-    ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column] == "" for column in columns}
-    bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
-    bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
-    if "rank" in columns:
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce")
-        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
-    for what, rows in bad.items():
-        if rows.any():
-            row = rows.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
-    return table.reset_index(drop=True)
-
-
-def read_corpus(path):
-    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
-    corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                name = str(record["abstract_id"])
-            except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
-            if name in corpus:
-                fail(f"{path}:{number}", f"a second abstract {name}; remove one")
-            corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    return corpus
-
-
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
-    path, total = Path(path), hashlib.sha256()
-    if path.is_dir() and Path(f"{path}.meta.json").exists():
-        path = Path(f"{path}.meta.json")
-    for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
-        with one.open("rb") as file:
+    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    path = Path(path)
+    sidecar = Path(f"{path}.meta.json")
+    if path.is_dir() and sidecar.exists():
+        path = sidecar
+    total = hashlib.sha256()
+    for part in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
+        with part.open("rb") as file:
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments and digests."""
+    """Return what decides an output: arguments, and digests of inputs and of local models."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; make it or fix its name")
+            fail(path, "not found; make it, fix its name, or name one by its flag, as --qrels")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    made, script = [], Path(sys.argv[0])
-    for out in outs:
+    script = Path(sys.argv[0])
+    lines = []
+    for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
-        if Path(out).is_dir() and not meta.exists():
+        if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
-    if args.force or not all(task.items() <= one.items() for one in made):
-        return False
-    for out, one in zip(outs, made):
-        edited = f" (made by another version of {script.name}; --force makes it again)"
-        print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
+        made = {}
+        with contextlib.suppress(OSError, ValueError):  # no sidecar, or a torn one
+            made = json.loads(meta.read_bytes())
+        if args.force or not out.exists() or not task.items() <= made.items():
+            return False
+        lines.append(f"up to date: {out}")
+        if made["script"] != digest(script):
+            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+    print(*lines, sep="\n")
     return True
 
 
 @contextlib.contextmanager
-def written(path, task, **facts):
+def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    path = Path(path)
+    new = Path(f"{path}.tmp")
+    meta = Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)  # a folder
+    new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
     meta.write_text("{}")  # while the output is replaced
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": sys.argv,
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
+    made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
     new.replace(meta)
 
 
+def positive(text):
+    """Return a flag's value: a whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def add_shared(job, split=None):
+    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+    add = job.add_argument_group("shared by all scripts").add_argument
+    # fmt: off
+    add("--data", default="data/demo", help="read corpus, claims and qrels from this folder, "
+        "{data} in other defaults")
+    add("--work", help="keep what is made in this folder, {work} in other defaults (default: work/ "
+        "with the name of the data folder)")
+    if split:
+        add("--split", default=split, help="take claims and qrels of this split, {split} in other "
+            "defaults")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    # fmt: on
+
+
 def command_line(jobs):
-    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
-    script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
+    """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
+    script = Path(sys.argv[0]).name
+    names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
-        name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        name = function.__name__
+        text = function.__doc__.splitlines()[0]
+        job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
-        job.add_argument("--work", help="what is made of it (default: work/NAME)")
-        job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
-        job.add_argument("--force", action="store_true", help="make outputs again")
-        add_flags(job.add_argument)
-        for flag in job._actions:
-            known = flag.default not in (None, False, argparse.SUPPRESS)
-            flag.help += " (default: %(default)s)" * known
-    given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
-    args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
+        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        add_flags(job)
+        for flag in job._actions:  # argparse has no public list of them
+            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
+            if is_shown and "(default" not in flag.help:
+                flag.help += " (default: %(default)s)"
+    words = sys.argv[1:] or names[:1]
+    if words[0] not in (*names, "-h", "--help"):
+        if words[0].isalpha() and not Path(words[0]).exists():
+            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+        words = [names[0], *words]
+    args = parser.parse_args(words)
+    if args.data != "data/demo" and not Path(args.data).is_dir():
+        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for name, value in vars(args).items():
-        for field in ("data", "work", "split") if isinstance(value, str) else ():
-            value = value.replace(f"{{{field}}}", vars(args)[field])
-        setattr(args, name, value)
+    for field in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            if isinstance(value, str) and field in args:
+                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
     return args
 
 
@@ -598,69 +635,193 @@ def run(args):
 # --- end of helpers
 
 
+# --- files (same in all six scripts)
+def read_table(path, columns, **known):
+    """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
+
+    known: {column: its allowed values}. A faulty row ends the script.
+    """
+    import pandas as pd
+
+    table = read_tsv(path)
+    is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
+    if not is_whole or not set(columns) <= set(table):
+        fail_by_columns(path, list(table), columns)
+    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+    if "claim" in columns:
+        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
+        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
+        table["claim"] = unquoted
+    ids = [column for column in columns if column.endswith("_id")]
+    faults = {f"{column} is empty": table[column] == "" for column in columns}
+    for column, values in known.items():
+        faults[f"unknown {column}"] = ~table[column].isin(list(values))
+    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    if "rank" in columns:
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce")
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
+        counted = table.groupby("claim_id").cumcount() + 1
+        faults["score is not a finite number"] = ~np.isfinite(table["score"])
+        faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+    for what, is_faulty in faults.items():
+        if is_faulty.any():
+            row = is_faulty.idxmax()
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+    if "rank" in columns:
+        table["rank"] = table["rank"].astype(int)  # some tools write 1.0
+    return table.reset_index(drop=True)
+
+
+def read_tsv(path):
+    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    import pandas as pd
+
+    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
+    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    try:
+        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
+            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; see data/convert.py")
+
+
+def fail_by_columns(path, found, wanted):
+    """End with the columns of a table, and the command that renames them."""
+    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
+    missing = [column for column in wanted if column not in found]
+    others = [column for column in found if column not in wanted]
+    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
+    if missing:
+        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
+    wanted = f"wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+
+
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+def read_corpus(path):
+    """Read {abstract_id: record}."""
+    corpus = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                abstract_id = str(record["abstract_id"])
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+            if abstract_id in corpus:
+                fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
+            corpus[abstract_id] = record
+    return corpus
+
+
+# --- end of files
+
+
+# --- texts (same in 01, 03, 04, 05 and 06)
 def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold text; the items of a list are joined by commas."""
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
     texts = []
-    for value in map(record.get, fields):
+    for field in fields:
+        value = record.get(field)
         items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]  # no NaN
-        texts.append(", ".join(filter(None, known)))
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
     return separator.join(filter(None, texts))
 
 
+# --- end of texts
+
+
 # --- analyser (same in 01 and 02)
+INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
+
+
 def tokenise(texts, name, normalise, stemmer, **options):
     """Return bm25s' tokens of texts by one of the ANALYSERS of 01_index.py."""
     import bm25s
     from Stemmer import Stemmer
 
     if normalise:
-        texts = [unicodedata.normalize(normalise, text) for text in texts]
+        texts = [normalised(text, normalise) for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None
     return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
+
+
+def normalised(text, form):
+    """Return a text in a Unicode form, without characters that part words and are not seen."""
+    if text.isascii():
+        return text
+    return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))
 
 
 # --- end of analyser
 
 
 # --- models (same in 01, 02, 03 and 05)
-def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
+def device_of(args):
+    """Return the first device of --device, None without one; a GPU that is not there is refused."""
     import torch
 
     device = args.device[0] if args.device else None
-    gpu = torch.cuda.is_available() and device != "cpu"
-    half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "auto": half if gpu else torch.float32,
-    }
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
+    return device
+
+
+def open_model(load, name, args, dtype="fp32", **options):
+    """Return load(name, ...): weights of safetensors, no code. auto: half precision on a GPU."""
+    import torch
+    from huggingface_hub import repo_exists
+
+    device = device_of(args)
+    if dtype == "auto":
+        dtype = "fp32"
+        if torch.cuda.is_available() and device != "cpu":
+            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    weights = {"dtype": names[dtype], "use_safetensors": True}
+    options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
+    options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
+    if not Path(name).exists():
+        if str(name).count("/") > 1:
+            fail(name, f"no such model; {ADVICE}")
+        with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
+            options["local_files_only"] = not repo_exists(name)
     try:
-        return load(
-            str(name),
-            device=device,
-            trust_remote_code=False,
-            **options,
-            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
-        )
+        return load(str(name), **options)
     except Exception as error:  # of many kinds
-        fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+        fail(name, f"cannot be loaded: {error}; {ADVICE}")
 
 
 # --- end of models
 
 
 # --- training (same in 01, 03 and 05)
+@contextlib.contextmanager
 def parts_of(out, task):
-    """Return OUT.parts/ for unfinished work; that of another task is removed."""
-    folder, mark = Path(f"{out}.parts"), Path(f"{out}.parts/task.json")
-    if not mark.exists() or mark.read_text() != json.dumps(task):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        mark.write_text(json.dumps(task))
-    return folder
+    """Yield a folder in OUT.parts/ for unfinished work of a task; all goes when the work is done.
+
+    A lock keeps a second process out: two would spoil the output.
+    """
+    parts = Path(f"{out}.parts")
+    folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(parts / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(parts, "another process works on it; wait for it, or give another --out")
+        except OSError:
+            pass  # a file system without locks, as a mounted drive
+        yield folder
+        shutil.rmtree(parts)
 
 
 def newest_checkpoint(folder):
@@ -670,37 +831,43 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 
-def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
+def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
+    """Train on from the newest checkpoint, and keep the best epoch. Return losses, dev curve.
+
+    trainer, arguments: classes; measure: the evaluator's value that tells the best epoch.
+    """
     import torch
     from transformers import EarlyStoppingCallback
 
-    gpu, curve, callbacks = model.device.type == "cuda", [], []
-    settings["bf16" if gpu and torch.cuda.is_bf16_supported(False) else "fp16"] = gpu
+    is_gpu = model.device.type == "cuda"
+    half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
+    settings[half] = is_gpu
+    curve = []
+    callbacks = []
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
-            curve, callbacks = [evaluator(model)[measure]], [EarlyStoppingCallback(args.patience)]
-            settings |= {
-                "eval_strategy": "epoch",
-                "metric_for_best_model": measure,
-                "load_best_model_at_end": True,
-            }
-        how = arguments(
-            str(folder),
-            num_train_epochs=args.epochs,
-            learning_rate=args.lr,
-            seed=args.seed,
-            per_device_train_batch_size=args.batch,
-            use_cpu=model.device.type == "cpu",
-            save_strategy="epoch",
-            save_total_limit=2,
-            logging_strategy="epoch",
-            logging_nan_inf_filter=False,
-            report_to="none",
-            restore_callback_states_from_checkpoint=True,
-            **settings,
-        )
-        training = trainer(model, how, data, loss=loss, evaluator=evaluator, callbacks=callbacks)
+            curve.append(evaluator(model)[measure])
+            callbacks.append(EarlyStoppingCallback(args.patience))
+            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure}
+            settings["load_best_model_at_end"] = True
+        settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
+        settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
+        settings |= {"save_strategy": "epoch", "save_total_limit": 2}
+        settings |= {"logging_strategy": "epoch", "logging_nan_inf_filter": False}
+        settings["restore_callback_states_from_checkpoint"] = True
+        settings["use_cpu"] = model.device.type == "cpu"
+        arguments = arguments(str(folder), **settings)
+        options = {"loss": loss, "evaluator": evaluator, "callbacks": callbacks}
+        training = trainer(model, arguments, data, **options)
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]

@@ -11,7 +11,7 @@ Retrieve abstracts for each claim, fuse runs, fit a fusion's weights, mine train
 Reads   claims and index/*/; fuse: runs; fit: runs, qrels; mine: a run, qrels, corpus
 Writes  {bm25,dense,splade}.tsv and hybrid.tsv, their reciprocal rank fusion; fuse: fused.tsv;
         fit: fusion.json; mine: examples.jsonl
-Prints  counts of each file; the last line is JSON
+Prints  counts of each file; fit: the best fusions beside single runs; the last line is JSON
 
 Examples
     python 02_retrieve.py --limit 5
@@ -21,23 +21,29 @@ Examples
 """
 
 import argparse
+import collections
 import contextlib
 import csv
 import hashlib
 import itertools
 import json
+import re
 import shutil
 import sys
 import time
 import unicodedata
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
+QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
-POOLS = {  # labels of what may be a negative; None: unjudged
+RRF_K = 60  # Cormack et al. 2009
+ADVICE = "see meta.json of the index, and data/README.md, models"
+POOLS = {  # labels of abstracts that may be negatives; None: not judged
     "both": ("NEI", None),
     "nei": ("NEI",),
     "unjudged": (None,),
@@ -46,16 +52,16 @@ POOLS = {  # labels of what may be a negative; None: unjudged
 
 # ---------- Search: scores of all abstracts for each claim
 def search_bm25(folder, meta, claims, args):
-    """Yield BM25 scores. A repeated term counts repeatedly."""
+    """Yield BM25 scores (abstracts,) of each claim. A repeated term counts repeatedly."""
     import bm25s
 
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-    rows = map(bm25.get_tokens_ids, tokenise(claims, return_ids=False, **meta["analyser"]))
-    return map(bm25.get_scores_from_ids, rows)
+    for tokens in tokenise(claims, return_ids=False, **meta["analyser"]):
+        yield bm25.get_scores_from_ids(bm25.get_tokens_ids(tokens))
 
 
 def encode_claims(meta, claims, args):
-    """Return the embeddings of claims (claims, dimensions)."""
+    """Return the embeddings of claims (claims, dimensions), by the model of an index."""
     import sentence_transformers as st
 
     load = st.SparseEncoder if meta["kind"] == "splade" else st.SentenceTransformer
@@ -69,11 +75,12 @@ def encode_claims(meta, claims, args):
 
 
 def search_splade(folder, meta, claims, args):
-    """Yield inner products of term weights."""
+    """Yield inner products of term weights (abstracts,) for each claim."""
     from scipy.sparse import load_npz
 
     vectors = encode_claims(meta, claims, args).cpu().coalesce()
-    (rows, terms), weights = vectors.indices().numpy(), vectors.values().numpy()
+    rows, terms = vectors.indices().numpy()
+    weights = vectors.values().numpy()
     if meta["activation"] == "relu":
         weights = np.expm1(weights)  # undoes the logarithm of log(1 + ReLU(logit))
     index = load_npz(folder / "weights.npz")  # CSC: abstracts x vocabulary
@@ -82,62 +89,80 @@ def search_splade(folder, meta, claims, args):
 
 
 def search_dense(folder, meta, claims, args):
-    """Yield cosines, exact, in float32: inner products of unit vectors."""
+    """Yield cosines (abstracts,) for each claim: exact, float32, inner products of unit vectors."""
     import torch
 
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
-    for part in queries.split(128):  # their scores take 0.2 GiB with 394,269 abstracts
-        blocks = [part @ block.to(part.device).float().T for block in vectors.split(65_536)]
-        yield from torch.cat(blocks, dim=1).cpu().numpy()
+    for batch in queries.split(128):  # their scores take 0.2 GiB with 394,269 abstracts
+        blocks = vectors.split(65_536)
+        cosines = [batch @ block.to(batch.device).float().T for block in blocks]
+        yield from torch.cat(cosines, dim=1).cpu().numpy()
 
 
-# What yields scores (abstracts,) of each claim, and the score of nothing in common
-SEARCH = {"bm25": (search_bm25, 0), "dense": (search_dense, -np.inf), "splade": (search_splade, 0)}
+# The scores of each kind of index, and the score of an abstract that shares nothing with a claim
+SEARCH = {
+    "bm25": (search_bm25, 0),
+    "dense": (search_dense, -np.inf),
+    "splade": (search_splade, 0),
+}
 
 
 def best_rows(scores, lowest, k):
-    """Return the k best rows with a score above lowest; ties, also at the cut, in their order."""
+    """Return the k best rows with a score above lowest; ties, also at the cut, in their order.
+
+    The k-th best score is at least the k-th best maximum of blocks. To sort only what reaches
+    that takes a fifth of the time.
+    """
     k = min(k, len(scores))
-    height = max(1, len(scores) // (4 * k))  # with maxima of blocks: a fifth of the time
-    maxima = scores[: len(scores) // height * height].reshape(height, -1).max(axis=0)
-    rows = np.flatnonzero((scores >= np.partition(maxima, -k)[-k]) & (scores > lowest))
+    height = max(1, len(scores) // (4 * k))
+    blocks = scores[: len(scores) // height * height].reshape(height, -1)
+    bound = np.partition(blocks.max(axis=0), -k)[-k]
+    rows = np.flatnonzero((scores >= bound) & (scores > lowest))
     return rows[np.argsort(-scores[rows], kind="stable")][:k]
 
 
 # ---------- Retrieve
 def search(kind, claims, corpus, args):
-    """Return a table of PAIR and score: each claim's best abstracts in an index."""
+    """Return a table of PAIR and score: each claim's best abstracts in an index.
+
+    claims: table of claims; corpus: sha256 of the corpus.
+    """
     import pandas as pd
 
-    folder, (scores_of, lowest), found = Path(args.index, kind), SEARCH[kind], []
+    folder = Path(args.index, kind)
+    scores_of, lowest = SEARCH[kind]
     meta = json.loads((folder / "meta.json").read_bytes())
     if meta["corpus"] != corpus:
-        fail(folder, "the corpus has changed since then; see 01_index.py")
-    ids = np.array(json.loads((folder / "abstract_ids.json").read_bytes()), object)
+        fail(folder, "the corpus has changed since then; make the index again by 01_index.py")
+    abstract_ids = np.array(json.loads((folder / "abstract_ids.json").read_bytes()), object)
     if args.restrict:
-        run = read_table(args.restrict, RUN, abstract_id=ids)
-        rows = pd.Series(pd.Index(ids).get_indexer(run["abstract_id"]))
+        run = read_table(args.restrict, RUN, abstract_id=abstract_ids)
+        rows = pd.Series(pd.Index(abstract_ids).get_indexer(run["abstract_id"]))
         candidates = rows.groupby(run["claim_id"]).agg(list)
+    found = []
     all_scores = scores_of(folder, meta, claims["claim"].tolist(), args)
-    for claim, scores in zip(claims["claim_id"], all_scores):
+    for claim_id, scores in zip(claims["claim_id"], all_scores):
         if not np.isfinite(scores).all():
-            fail(folder, "scores are not finite; index with --dtype fp32")
+            fail(folder, "scores are not finite; make the index again with --dtype fp32")
         if args.restrict:
-            scores[np.delete(np.arange(len(ids)), candidates.get(claim, []))] = lowest
+            scores[np.delete(np.arange(len(scores)), candidates.get(claim_id, []))] = lowest
         rows = best_rows(scores, lowest, args.top_k)
-        found += [(claim, ids[row], scores[row]) for row in rows]
+        found += [(claim_id, abstract_ids[row], scores[row]) for row in rows]
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
 def write_run(run, path, task, top_k, claims):
-    """Write and return the first top_k rows of each claim of a table without ranks."""
+    """Write and return the first top_k rows of each claim of a table without ranks.
+
+    claims: how many there are, to count those without rows.
+    """
     run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
     run = run.loc[run["rank"] <= top_k, RUN]
     with written(path, task) as new:
-        run.to_csv(new, sep="\t", index=False, float_format="%.9g")
-    lacking = claims - run["claim_id"].nunique()
-    print(f"{path}: {len(run)} rows, {claims} claims, {lacking} without rows")
+        write_table(run, new)
+    found = run["claim_id"].nunique()
+    print(f"{path}: {len(run)} rows, {claims} claims, {claims - found} without rows")
     return run
 
 
@@ -146,18 +171,21 @@ def retrieve(args):
     kinds = args.retrievers or [kind for kind in SEARCH if Path(args.index, kind).is_dir()]
     if not kinds:
         fail(args.index, "no index; make one by 01_index.py")
-    names = kinds if len(kinds) == 1 else [*kinds, "hybrid"]
+    names = [*kinds, "hybrid"] if len(kinds) > 1 else kinds
     outs = [f"{args.out}/{name}.tsv" for name in names]
     indexes = [Path(args.index, kind) for kind in kinds]
-    task = task_of(args, args.claims, args.corpus, *indexes, *filter(None, [args.restrict]))
+    inputs = [args.claims, args.corpus, *indexes]
+    if args.restrict:
+        inputs.append(args.restrict)
+    task = task_of(args, *inputs)
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims = read_table(args.claims, ["claim_id", "claim"])[: args.limit]
     runs = [search(kind, claims, task["inputs"][args.corpus], args) for kind in kinds]
     runs = [write_run(run, out, task, args.top_k, len(claims)) for run, out in zip(runs, outs)]
     if len(runs) > 1:
-        ids = json.loads((indexes[0] / "abstract_ids.json").read_bytes())
-        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, ids)
+        abstract_ids = json.loads((indexes[0] / "abstract_ids.json").read_bytes())
+        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, abstract_ids)
         write_run(fused, outs[-1], task, args.top_k, len(claims))
     return {"made": outs, "claims": len(claims)}
 
@@ -169,9 +197,10 @@ def reciprocal_rank(run, k):
 
 
 def zscore(run, _):
-    """standardised score, where a missing abstract counts as the run's lowest"""
+    """standardised score, in which a missing abstract gets the run's lowest score"""
     scores = run["score"].groupby(run["claim_id"])
-    return (run["score"] - scores.transform("min")) / scores.transform("std", ddof=0).replace(0, 1)
+    deviation = scores.transform("std", ddof=0).replace(0, 1)
+    return (run["score"] - scores.transform("min")) / deviation
 
 
 def inverse_rank(run, _):
@@ -179,101 +208,133 @@ def inverse_rank(run, _):
     return 1 / run["rank"]
 
 
-# The points of a run's rows, how they are combined, and each k that fit tries, if any
+class Method(NamedTuple):
+    """A fusion: the weighted points of a pair in all runs are combined to its score."""
+
+    points: callable  # of the rows of a run, by a function of the run and k
+    combine: callable  # np.nansum or np.nanmax
+    constants: list  # the values of k that fit tries; with none, fit leaves the method out
+
+
 METHODS = {
-    "zscore": (zscore, np.nansum, [0]),
-    "rrf": (reciprocal_rank, np.nansum, [1, 6, 15, 60]),  # Cormack et al. 2009
-    "union": (inverse_rank, np.nanmax, []),
-}  # the best rank: weights mean nothing
+    "zscore": Method(zscore, np.nansum, [0]),
+    "rrf": Method(reciprocal_rank, np.nansum, [1, 6, 15, RRF_K]),  # Cormack et al. 2009
+    "union": Method(inverse_rank, np.nanmax, []),  # the best rank: weights mean nothing
+}
 
 
 def points_table(runs, method, k):
     """Return points (pairs, runs), indexed by PAIR; NaN where a run lacks a pair."""
     import pandas as pd
 
-    points = [METHODS[method][0](run, k).set_axis(run.set_index(PAIR).index) for run in runs]
-    return pd.concat(points, axis=1)
+    runs = [run.set_index(PAIR, drop=False) for run in runs]
+    return pd.concat([METHODS[method].points(run, k) for run in runs], axis=1)
 
 
-def combined(table, weights, method):
-    """Return a score for each pair of a table of points."""
-    terms = np.sort(table.to_numpy() * weights, axis=1)  # the same terms give the same sum
-    return METHODS[method][1](terms, axis=1)
+def combined_scores(table, weights, method):
+    """Return a score (pairs,) for a table of points; sorted, the same terms give the same sum."""
+    terms = np.sort(table.to_numpy() * weights, axis=1)
+    return METHODS[method].combine(terms, axis=1)
 
 
-def fuse_runs(runs, weights, method, k, ids):
-    """Return a table of PAIR and score, best first; ties by ids, else by the runs."""
+def fuse_runs(runs, weights, method, k, abstract_ids):
+    """Return a table of PAIR and score, best first; ties by abstract_ids, else by the runs."""
     import pandas as pd
 
     table = points_table(runs, method, k)
-    fused = table.index.to_frame(index=False).assign(score=combined(table, weights, method))
-    place = pd.Index(ids).get_indexer(fused["abstract_id"])
-    return fused.iloc[np.lexsort((place, -fused["score"], fused["claim_id"].factorize()[0]))]
+    scores = combined_scores(table, weights, method)
+    fused = table.index.to_frame(index=False).assign(score=scores)
+    row = pd.Index(abstract_ids).get_indexer(fused["abstract_id"])
+    claims, _ = fused["claim_id"].factorize()
+    return fused.iloc[np.lexsort((row, -fused["score"], claims))]
 
 
 def check_claims(tables):
     """Refuse {path: claim_ids} without any in common; warn of what one lacks."""
-    claims = {path: set(ids) for path, ids in tables.items()}
-    somewhere = set.union(*claims.values())
-    if somewhere and not set.intersection(*claims.values()):
+    claims = {path: set(claim_ids) for path, claim_ids in tables.items()}
+    in_any = set.union(*claims.values())
+    if in_any and not set.intersection(*claims.values()):
         fail(", ".join(claims), "no claim in common; name files of one split")
-    for path, ids in claims.items():
-        if ids != somewhere:
-            warn(path, f"{len(somewhere - ids)} of {len(somewhere)} claims are not in it")
+    for path, claim_ids in claims.items():
+        if claim_ids != in_any:
+            warn(path, f"{len(in_any - claim_ids)} of {len(in_any)} claims are not in it")
+
+
+def read_fusion(path, runs):
+    """Return weights, method and k of a file that fit has made; runs: paths to be fused."""
+    try:
+        fusion = json.loads(Path(path).read_bytes())
+        names, *setting = (fusion[key] for key in ("runs", "weights", "method", "rrf_k"))
+    except (ValueError, LookupError, TypeError):
+        fail(path, "no fusion; make one by 02_retrieve.py fit")
+    if names != [Path(run).name for run in runs]:
+        fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
+    return setting
 
 
 def fuse(args):
     """Fuse run files into one run."""
-    weights, method, k = args.weights or [1] * len(args.runs), args.method, args.rrf_k
-    corpus = [path for path in [f"{args.data}/corpus.jsonl"] if Path(path).exists()]
-    task = task_of(args, *args.runs, *corpus, *filter(None, [args.fusion]))
+    inputs = list(args.runs)
+    corpus = f"{args.data}/corpus.jsonl"
+    if Path(corpus).exists():
+        inputs.append(corpus)
+    if args.fusion:
+        inputs.append(args.fusion)
+    task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
+    setting = [args.weights or [1] * len(args.runs), args.method, args.rrf_k]
     if args.fusion:
-        fitted = json.loads(Path(args.fusion).read_bytes())
-        weights, method, k = fitted["weights"], fitted["method"], fitted["rrf_k"]
-        if fitted["runs"] != [Path(path).name for path in args.runs]:
-            fail(args.fusion, f"name {', '.join(fitted['runs'])}, in this order")
+        setting = read_fusion(args.fusion, args.runs)
+    weights, method, k = setting
     if len(weights) != len(args.runs):
-        fail("--weights", f"{len(weights)} for {len(args.runs)} runs")
+        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
     runs = [read_table(path, RUN) for path in args.runs]
     check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
-    ids = [name for path in corpus for name in read_corpus(path)]
-    fused = fuse_runs(runs, weights, method, k, ids)
+    abstract_ids = list(read_corpus(corpus)) if corpus in inputs else []
+    fused = fuse_runs(runs, weights, method, k, abstract_ids)
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
 
 
 # ---------- Fit the weights of a fusion
-def grid(count):
-    """Return all weights in tenths, rows [count] with sum 1, the most even first."""
+def weight_grid(count):
+    """Return all weights in tenths (weightings, count) with the sum 1, the most even first."""
     cuts = itertools.combinations(range(9 + count), count - 1)  # of ten tenths into count parts
     rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
 
-def fusions(runs, evidence, measure):
-    """Yield (value, method, k, weights) of every fusion; evidence: judged pairs."""
+def scorer_of(name, evidence):
+    """Return a measure of ir-measures and what computes it; evidence: a table of PAIR."""
     import ir_measures
 
     try:
-        measure = ir_measures.parse_measure(measure)
-        cutoff = measure["cutoff"]
-    except (KeyError, NameError, ValueError):
-        fail("--measure", f"{measure} is no measure with a cutoff")
-    qrels = evidence.set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1)
-    scorer = ir_measures.evaluator([measure], qrels)
-    for method, (_, _, constants) in METHODS.items():
-        for k in constants:
-            table = points_table(runs, method, k)
-            claims, _ = table.index.get_level_values("claim_id").factorize()
-            for weights in grid(len(runs)):
-                order = np.lexsort((-combined(table, weights, method), claims))
-                rank = np.arange(len(order)) - np.searchsorted(claims[order], claims[order])
-                first = rank < cutoff
-                run = table.index[order[first]].to_frame(False, ["query_id", "doc_id"])
-                value = scorer.calc_aggregate(run.assign(score=-rank[first].astype(float)))[measure]
-                yield value, method, k, weights.tolist()
+        measure = ir_measures.parse_measure(name)
+    except (NameError, ValueError):
+        fail("--measure", f"{name} is no measure of ir-measures; take nDCG@10, R@5, RR or MAP")
+    qrels = evidence[PAIR].set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1)
+    return measure, ir_measures.evaluator([measure], qrels)
+
+
+def fusion_value(table, weights, method, measure, scorer):
+    """Return the mean of a measure, over claims with evidence, of a fusion of a points table."""
+    claims, _ = table.index.get_level_values("claim_id").factorize()
+    order = np.lexsort((-combined_scores(table, weights, method), claims))
+    rank = np.arange(len(order)) - np.searchsorted(claims[order], claims[order])
+    is_seen = rank < measure.params.get("cutoff", len(order))
+    run = table.index[order[is_seen]].to_frame(False, ["query_id", "doc_id"])
+    return scorer.calc_aggregate(run.assign(score=-rank[is_seen].astype(float)))[measure]
+
+
+def fusions(runs, measure, scorer):
+    """Yield value, method, k and weights of every fusion that fit tries."""
+    for name, method in METHODS.items():
+        for k in method.constants:
+            table = points_table(runs, name, k)
+            for weights in weight_grid(len(runs)):
+                value = fusion_value(table, weights, name, measure, scorer)
+                yield value, name, k, weights.tolist()
 
 
 def fit(args):
@@ -284,173 +345,237 @@ def fit(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     runs = [read_table(path, RUN) for path in args.runs]
-    qrels = read_table(args.qrels, [*PAIR, "label"], label=LABELS)
-    evidence = qrels.loc[qrels["label"] != "NEI", PAIR]
-    tables = {path: run["claim_id"] for path, run in zip(args.runs, runs)}
-    check_claims(tables | {args.qrels: evidence["claim_id"]})
-    settings = sorted(tqdm(fusions(runs, evidence, args.measure), "fit"), key=lambda one: -one[0])
-    for value, method, k, weights in settings[:10]:
+    qrels = read_table(args.qrels, QRELS, label=LABELS)
+    claim_ids = {path: run["claim_id"] for path, run in zip(args.runs, runs)}
+    check_claims(claim_ids | {args.qrels: qrels["claim_id"]})
+    measure, scorer = scorer_of(args.measure, qrels[qrels["label"] != "NEI"])
+    baselines = {f"{path} alone": [run] for path, run in zip(args.runs, runs)}
+    baselines[f"rrf, k = {RRF_K}, equal weights"] = runs
+    for name, fused in baselines.items():
+        table = points_table(fused, "rrf", RRF_K)
+        value = fusion_value(table, [1] * len(fused), "rrf", measure, scorer)
+        print(f"{value:.4f}  {name}")
+    tried = tqdm(fusions(runs, measure, scorer), "fusions tried")
+    found = sorted(tried, key=lambda fusion: -fusion[0])
+    for value, method, k, weights in found[:10]:
         print(f"{value:.4f}  {method}, k = {k}, weights {' '.join(map(str, weights))}")
     fusion = {"measure": args.measure, "runs": [Path(path).name for path in args.runs]}
-    fusion |= dict(zip(["value", "method", "rrf_k", "weights"], settings[0]))
+    fusion |= dict(zip(["value", "method", "rrf_k", "weights"], found[0]))
     with written(args.out, task) as new:
         new.write_text(json.dumps(fusion, indent=1) + "\n")
     return {"made": [args.out], **fusion}
 
 
 # ---------- Mine training examples
-def draw(names, count, order, rng, unwanted=()):
-    """Return count of names (best first); random ones are not unwanted."""
-    if order == "random":
-        rows = rng.choice(len(names), min(count + len(unwanted), len(names)), False)
-        return [names[row] for row in rows if names[row] not in unwanted][:count]
-    return names[:count] if order == "best" else names[::-1][:count]
+def draw(abstract_ids, count, order, rng, unwanted=()):
+    """Return count of abstract_ids (best first) by order; random ones are not unwanted."""
+    if order != "random":
+        return abstract_ids[:count] if order == "best" else abstract_ids[::-1][:count]
+    size = min(count + len(unwanted), len(abstract_ids))
+    rows = rng.choice(len(abstract_ids), size, replace=False)
+    drawn = [abstract_ids[row] for row in rows]
+    return [abstract_id for abstract_id in drawn if abstract_id not in unwanted][:count]
+
+
+class Negatives(NamedTuple):
+    """What the negatives of a claim are drawn from: lists of abstract_ids."""
+
+    hard: list  # the first ranks, best first, without evidence
+    easy: list  # the corpus, or what is NEI for any claim
+    not_easy: set  # what is no easy negative: evidence, and the first ranks
 
 
 def negatives_of(labels, ranked, corpus, nei, args):
-    """Return what hard and easy negatives are drawn from, and what is not easy.
+    """Return the Negatives of a claim.
 
-    labels: {abstract_id: label} of a claim; ranked: its abstracts; nei: {abstract_id: "NEI"} of
-    any claim, for the pool nei alone.
+    labels: {abstract_id: label} of the claim; ranked: its abstracts in the run; nei: what is NEI
+    for any claim, {abstract_id: "NEI"}, for --pool nei.
     """
     pool = POOLS[args.pool]
-    first = list(dict.fromkeys([*ranked, *labels]))[: args.from_top]  # last, what the run lacks
-    top = [name for name in first if labels.get(name, nei.get(name)) in pool]
-    rest = list(nei) if args.pool == "nei" else corpus
-    return top, rest, {name for name in labels if labels[name] not in pool}.union(first)
+    candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
+    first = list(candidates)[: args.from_top]
+    known = nei | labels
+    hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
+    easy = list(nei) if args.pool == "nei" else corpus
+    not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
+    return Negatives(hard, easy, not_easy.union(first))
 
 
-def examples_of(claim, evidence, negatives, args):
-    """Yield examples: evidence and negatives; of labels negatives alone.
+def example(kind, claim_id, abstract_id, **value):
+    """Return an example that is a pair."""
+    return {"kind": kind, "claim_id": claim_id, "abstract_id": abstract_id} | value
 
-    --hard and --easy count by claim in pairs, else by evidence abstract.
+
+def pairs_of(claim_id, evidence, negatives, rng, args):
+    """Yield a pair for each evidence abstract (not for labels, which qrels have) and negative.
+
+    --hard and --easy count negatives of the claim; for labels, of each evidence abstract.
     """
-    top, rest, not_easy = negatives
-    rng = np.random.default_rng([args.seed, *claim.encode()])  # other claims change no draw
-    if args.shape == "tuples":
-        for name in evidence:
-            drawn = draw(top, args.hard, args.draw, rng)
-            drawn = drawn + draw(rest, args.easy, "random", rng, not_easy)
-            yield dict(kind="evidence", claim_id=claim, positive=name, negatives=drawn)
-        return
-    times, value = len(evidence), {"label": "NEI"}
+    times = len(evidence)
+    value = {"label": "NEI"}
     if args.shape == "pairs":
-        times, value = 1, {"target": 0.0}
-        for name in evidence:
-            yield dict(kind="evidence", claim_id=claim, abstract_id=name, target=1.0)
-    for name in draw(top, times * args.hard, args.draw, rng):
-        yield dict(kind="hard", claim_id=claim, abstract_id=name, **value)
-    for name in draw(rest, times * args.easy, "random", rng, not_easy):
-        yield dict(kind="easy", claim_id=claim, abstract_id=name, **value)
+        times = 1
+        value = {"target": 0.0}
+        for abstract_id in evidence:
+            yield example("evidence", claim_id, abstract_id, target=1.0)
+    hard = draw(negatives.hard, times * args.hard, args.draw, rng)
+    easy = draw(negatives.easy, times * args.easy, "random", rng, negatives.not_easy)
+    for kind, drawn in (("hard", hard), ("easy", easy)):
+        for abstract_id in drawn:
+            yield example(kind, claim_id, abstract_id, **value)
 
 
-def score_examples(claim, gold, scores, args):
+def tuples_of(claim_id, evidence, negatives, rng, args):
+    """Yield a tuple for each evidence abstract, with negatives drawn for it."""
+    for abstract_id in evidence:
+        hard = draw(negatives.hard, args.hard, args.draw, rng)
+        easy = draw(negatives.easy, args.easy, "random", rng, negatives.not_easy)
+        example = {"kind": "evidence", "claim_id": claim_id, "positive": abstract_id}
+        yield example | {"negatives": hard + easy}
+
+
+def scored_pairs_of(claim_id, evidence, scores, args):
     """Yield the top of a run with targets 0.5 + SCALE (score - MIDDLE), clipped to 0 to 1.
 
-    Gold evidence has the target 1 (+VeriRel, section 3.4).
+    scores: {abstract_id: score}. With --gold, evidence has the target 1 (+VeriRel, section 3.4).
     """
-    for name, score in list(scores.items())[: args.from_top]:
-        if name not in gold:
-            target = round(min(max(0.5 + args.scale * (score - args.middle), 0.0), 1.0), 6)
-            yield dict(kind="score", claim_id=claim, abstract_id=name, target=target)
-    for name in gold:
-        yield dict(kind="evidence", claim_id=claim, abstract_id=name, target=1.0)
+    gold = evidence if args.gold else []
+    for abstract_id, score in list(scores.items())[: args.from_top]:
+        if abstract_id not in gold:
+            target = np.clip(0.5 + args.scale * (score - args.middle), 0, 1)
+            yield example("score", claim_id, abstract_id, target=round(float(target), 6))
+    for abstract_id in gold:
+        yield example("evidence", claim_id, abstract_id, target=1.0)
 
 
 def by_claim(table, column):
     """Return {claim_id: {abstract_id: value}} of a column."""
-    groups = table.groupby("claim_id", sort=False)
-    return {claim: dict(zip(rows["abstract_id"], rows[column])) for claim, rows in groups}
+    claims = table.groupby("claim_id", sort=False)
+    return {claim_id: dict(zip(rows["abstract_id"], rows[column])) for claim_id, rows in claims}
 
 
 def mine(args):
     """Write training examples: evidence, and negatives of a run and the corpus."""
     if args.shape == "scores" and None in (args.middle, args.scale):
-        fail("--shape scores", "it needs --middle and --scale")
-    task = task_of(args, args.qrels, args.corpus, *[args.run] * (args.hard > 0))
+        fail("--shape scores", "it needs --middle and --scale; see mine --help")
+    inputs = [args.qrels, args.corpus]
+    if args.hard > 0:
+        inputs.append(args.run)
+    task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    corpus, ranked, examples, skipped = list(read_corpus(args.corpus)), {}, [], 0
-    qrels = read_table(args.qrels, [*PAIR, "label"], abstract_id=corpus, label=LABELS)
+    corpus = list(read_corpus(args.corpus))
+    qrels = read_table(args.qrels, QRELS, abstract_id=corpus, label=LABELS)
+    ranked = {}
     if args.hard > 0:
         ranked = by_claim(read_table(args.run, RUN, abstract_id=corpus), "score")
         check_claims({args.qrels: qrels["claim_id"], args.run: ranked})
+    nei = {}
+    if args.pool == "nei":
+        nei = dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"], "NEI")
     judged = by_claim(qrels, "label")
-    nei = qrels["abstract_id"][(qrels["label"] == "NEI") & (args.pool == "nei")]
-    nei = dict.fromkeys(nei, "NEI")
-    for claim in judged | ranked:
-        labels, scores = judged.get(claim, {}), ranked.get(claim, {})
-        evidence = [name for name in labels if labels[name] != "NEI"]
+    examples = []
+    without_evidence = 0
+    for claim_id in judged | ranked:
+        labels = judged.get(claim_id, {})
+        scores = ranked.get(claim_id, {})
+        evidence = [abstract_id for abstract_id in labels if labels[abstract_id] != "NEI"]
         if args.shape == "scores":
-            examples += score_examples(claim, evidence if args.gold else [], scores, args)
-        elif evidence:
-            negatives = negatives_of(labels, scores, corpus, nei, args)
-            examples += examples_of(claim, evidence, negatives, args)
+            examples += scored_pairs_of(claim_id, evidence, scores, args)
+        elif not evidence:
+            without_evidence += 1
         else:
-            skipped += 1
-    facts = {"examples": len(examples), "claims_without_evidence": skipped}
-    with written(args.out, task, **facts) as new:
+            negatives = negatives_of(labels, scores, corpus, nei, args)
+            rng = np.random.default_rng([args.seed, *claim_id.encode()])  # for this claim alone
+            examples_of = tuples_of if args.shape == "tuples" else pairs_of
+            examples += examples_of(claim_id, evidence, negatives, rng, args)
+    if not examples:
+        fail(args.qrels, f"no example comes of its {len(judged)} claims; see mine --help")
+    summary = {"examples": len(examples), "claims_without_evidence": without_evidence}
+    with written(args.out, task, **summary) as new:
         new.write_text("".join(json.dumps(example) + "\n" for example in examples))
-    return {"made": [args.out], **facts}
+    return {"made": [args.out], **summary}
 
 
 # ---------- Command line
-def add_retrieve(add):
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts that were indexed")
-    add("--index", default="{work}/index", help="folder of the indexes")
-    add("--out", default="{work}/{split}", help="folder of the runs")
-    add("--retrievers", nargs="+", choices=SEARCH, help="default: those in --index")
-    add("--restrict", metavar="RUN", help="score only the candidates of this run")
-    add("--limit", type=int, metavar="N", help="the first N claims")
-    add("--top-k", type=int, default=100, help="abstracts per claim")
-    add("--rrf-k", type=int, default=60, help="k of reciprocal rank fusion")
-    add("--device", nargs="+", help="cpu, cuda:0, mps (default: a GPU, if any)")
+# fmt: off
+def add_ranks(add):
+    add("--top-k", type=positive, default=100, help="keep this many abstracts per claim and run")
+    add("--rrf-k", type=int, default=RRF_K,
+        help="k of the reciprocal rank fusion 1 / (k + rank); a larger k flattens the ranks")
 
+def add_retrieve(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--claims", default="{data}/claims.{split}.tsv", help="retrieve abstracts for these claims")
+    add("--corpus", default="{data}/corpus.jsonl",
+        help="the abstracts that were indexed; they are compared with those of the index")
+    add("--index", default="{work}/index", help="read the indexes of 01_index.py in this folder")
+    add("--out", default="{work}/{split}", help="write the runs to this folder")
+    add = job.add_argument_group("search").add_argument
+    add("--retrievers", nargs="+", choices=SEARCH,
+        help="search these indexes (default: all that are in --index)")
+    add("--restrict", metavar="RUN", help="score only the candidates that this run has for a claim")
+    add("--limit", type=positive, metavar="N", help="retrieve for the first N claims only")
+    add_ranks(add)
+    add("--device", nargs="+",
+        help="encode claims on this device: cpu, cuda:0, mps (default: a GPU, if there is one)")
+    add_shared(job, split="test")
 
-def add_fuse(add):
-    points = "; ".join(f"{name}: {method[0].__doc__}" for name, method in METHODS.items())
-    add("runs", nargs="+", help="runs")
-    add("--out", default="{work}/{split}/fused.tsv", help="fused run")
-    add("--method", choices=METHODS, default="rrf", help=f"points of a row; {points}")
-    add("--weights", nargs="+", type=float, help="one a run (default: 1 each)")
-    add("--rrf-k", type=int, default=60, help="k of reciprocal rank fusion")
-    add("--fusion", metavar="FILE", help="fusion.json of fit, in place of these flags")
-    add("--top-k", type=int, default=100, help="abstracts per claim")
+def add_fuse(job):
+    points = "; ".join(f"{name}: {method.points.__doc__}" for name, method in METHODS.items())
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="+", help="fuse these runs")
+    add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
+    add("--fusion", metavar="FILE",
+        help="take method, weights and k from this fusion.json of the job fit")
+    add = job.add_argument_group("fusion").add_argument
+    add("--method", choices=METHODS, default="rrf",
+        help=f"sum these points of an abstract over the runs (union: take the best): {points}")
+    add("--weights", nargs="+", type=float,
+        help="multiply the points of each run by its weight, one a run (default: 1 each)")
+    add_ranks(add)
+    add_shared(job, split="test")
 
+def add_fit(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="+", help="fit a fusion of these runs of judged claims; where a run comes "
+        "from a trained model, take claims that the model was not trained on")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="score fusions by these judgements")
+    add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
+    add = job.add_argument_group("fusion").add_argument
+    add("--measure", default="nDCG@10",
+        help="maximise this measure of ir-measures, as nDCG@10, R@5, RR or MAP")
+    add_shared(job, split="dev")
 
-def add_fit(add):
-    add("runs", nargs="+", help="runs of judged claims, unseen by models")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--out", default="{work}/{split}/fusion.json", help="for fuse")
-    add("--measure", default="nDCG@10", help="to maximise, of ir-measures")
-
-
-def add_mine(add):
-    add("run", nargs="?", default="{work}/{split}/hybrid.tsv", help="source of hard negatives")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts, source of easy negatives")
-    add("--out", default="{work}/{split}/examples.jsonl", help="training examples")
-    add(
-        "--shape",
-        choices=("pairs", "tuples", "labels", "scores"),
-        default="pairs",
-        help="pairs, scores: for 03, tuples: 01, 03, labels: 05",
-    )
-    add("--hard", type=int, default=4, help="negatives from the top of the run (examples_of)")
-    add("--easy", type=int, default=0, help="random negatives from the rest of the corpus")
-    add("--from-top", type=int, default=50, help="ranks that hard negatives come from")
-    add("--draw", choices=["random", "best", "worst"], default="random", help="of these ranks")
-    add(
-        "--pool",
-        choices=POOLS,
-        default="both",
-        help="what may be negative; nei: what is NEI for any claim",
-    )
-    add("--middle", type=float, help="scores: the score with target 0.5")
-    add("--scale", type=float, help="scores: target per unit of the score")
-    add("--gold", action="store_true", help="scores: evidence has the target 1")
-    add("--seed", type=int, default=13, help="of random draws")
+def add_mine(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("run", nargs="?", default="{work}/{split}/hybrid.tsv",
+        help="draw hard negatives from this run")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="take evidence from these judgements")
+    add("--corpus", default="{data}/corpus.jsonl", help="draw easy negatives from these abstracts")
+    add("--out", default="{work}/{split}/examples.jsonl", help="write the examples to this file")
+    add = job.add_argument_group("examples").add_argument
+    add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
+        help="pairs: claim, abstract, target 0 or 1, for 03_rerank.py; tuples: claim, evidence, "
+             "negatives, for 01_index.py and 03_rerank.py; labels: NEI pairs, for 05_classify.py; "
+             "scores: pairs whose targets are a run's scores, for 03_rerank.py")
+    add("--hard", type=int, default=4, help="draw this many negatives from the first ranks of "
+        "the run, per claim (pairs) or per evidence abstract (tuples, labels)")
+    add("--easy", type=int, default=0, help="draw this many negatives at random from the rest of "
+        "the corpus, counted as --hard")
+    add("--from-top", type=positive, default=50,
+        help="draw hard negatives from this many first ranks; scores: take this many ranks")
+    add("--draw", choices=("random", "best", "worst"), default="random",
+        help="take hard negatives from these ranks at random, best first or worst first")
+    add("--pool", choices=POOLS, default="both", help="take as negatives what is judged NEI, "
+        "what is not judged, or both; nei takes what is NEI for any claim")
+    add("--seed", type=int, default=13, help="seed of the random draws")
+    add = job.add_argument_group("examples of --shape scores").add_argument
+    add("--middle", type=float, help="the score that gets the target 0.5")
+    add("--scale", type=float, help="add this to the target for each unit of the score")
+    add("--gold", action="store_true", help="give evidence the target 1, whatever its score")
+    add_shared(job, split="train")
+# fmt: on
 
 
 def main():
@@ -458,14 +583,14 @@ def main():
 
 
 # --- helpers (same in all six scripts)
-START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
+START = time.monotonic()
+WARNINGS = []  # of this call; sidecars keep them
+CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 
 def warn(where, what):
-    """Print a line on stderr; sidecars keep it."""
+    """Print a warning on stderr."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
@@ -476,140 +601,122 @@ def fail(where, what):
     sys.exit(2)
 
 
-def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(
-            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
-        )
-    except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; see data/convert.py")
-    if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
-    if "claim" in columns:  # as pandas quotes
-        table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
-        )
-    ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column] == "" for column in columns}
-    bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
-    bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
-    if "rank" in columns:
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce")
-        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
-    for what, rows in bad.items():
-        if rows.any():
-            row = rows.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
-    return table.reset_index(drop=True)
-
-
-def read_corpus(path):
-    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
-    corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                name = str(record["abstract_id"])
-            except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
-            if name in corpus:
-                fail(f"{path}:{number}", f"a second abstract {name}; remove one")
-            corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    return corpus
-
-
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
-    path, total = Path(path), hashlib.sha256()
-    if path.is_dir() and Path(f"{path}.meta.json").exists():
-        path = Path(f"{path}.meta.json")
-    for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
-        with one.open("rb") as file:
+    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    path = Path(path)
+    sidecar = Path(f"{path}.meta.json")
+    if path.is_dir() and sidecar.exists():
+        path = sidecar
+    total = hashlib.sha256()
+    for part in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
+        with part.open("rb") as file:
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments and digests."""
+    """Return what decides an output: arguments, and digests of inputs and of local models."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; make it or fix its name")
+            fail(path, "not found; make it, fix its name, or name one by its flag, as --qrels")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    made, script = [], Path(sys.argv[0])
-    for out in outs:
+    script = Path(sys.argv[0])
+    lines = []
+    for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
-        if Path(out).is_dir() and not meta.exists():
+        if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
-    if args.force or not all(task.items() <= one.items() for one in made):
-        return False
-    for out, one in zip(outs, made):
-        edited = f" (made by another version of {script.name}; --force makes it again)"
-        print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
+        made = {}
+        with contextlib.suppress(OSError, ValueError):  # no sidecar, or a torn one
+            made = json.loads(meta.read_bytes())
+        if args.force or not out.exists() or not task.items() <= made.items():
+            return False
+        lines.append(f"up to date: {out}")
+        if made["script"] != digest(script):
+            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+    print(*lines, sep="\n")
     return True
 
 
 @contextlib.contextmanager
-def written(path, task, **facts):
+def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    path = Path(path)
+    new = Path(f"{path}.tmp")
+    meta = Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)  # a folder
+    new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
     meta.write_text("{}")  # while the output is replaced
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": sys.argv,
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
+    made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
     new.replace(meta)
 
 
+def positive(text):
+    """Return a flag's value: a whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def add_shared(job, split=None):
+    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+    add = job.add_argument_group("shared by all scripts").add_argument
+    # fmt: off
+    add("--data", default="data/demo", help="read corpus, claims and qrels from this folder, "
+        "{data} in other defaults")
+    add("--work", help="keep what is made in this folder, {work} in other defaults (default: work/ "
+        "with the name of the data folder)")
+    if split:
+        add("--split", default=split, help="take claims and qrels of this split, {split} in other "
+            "defaults")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    # fmt: on
+
+
 def command_line(jobs):
-    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
-    script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
+    """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
+    script = Path(sys.argv[0]).name
+    names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
-        name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        name = function.__name__
+        text = function.__doc__.splitlines()[0]
+        job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
-        job.add_argument("--work", help="what is made of it (default: work/NAME)")
-        job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
-        job.add_argument("--force", action="store_true", help="make outputs again")
-        add_flags(job.add_argument)
-        for flag in job._actions:
-            known = flag.default not in (None, False, argparse.SUPPRESS)
-            flag.help += " (default: %(default)s)" * known
-    given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
-    args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
+        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        add_flags(job)
+        for flag in job._actions:  # argparse has no public list of them
+            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
+            if is_shown and "(default" not in flag.help:
+                flag.help += " (default: %(default)s)"
+    words = sys.argv[1:] or names[:1]
+    if words[0] not in (*names, "-h", "--help"):
+        if words[0].isalpha() and not Path(words[0]).exists():
+            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+        words = [names[0], *words]
+    args = parser.parse_args(words)
+    if args.data != "data/demo" and not Path(args.data).is_dir():
+        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for name, value in vars(args).items():
-        for field in ("data", "work", "split") if isinstance(value, str) else ():
-            value = value.replace(f"{{{field}}}", vars(args)[field])
-        setattr(args, name, value)
+    for field in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            if isinstance(value, str) and field in args:
+                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
     return args
 
 
@@ -626,45 +733,153 @@ def run(args):
 # --- end of helpers
 
 
+# --- files (same in all six scripts)
+def read_table(path, columns, **known):
+    """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
+
+    known: {column: its allowed values}. A faulty row ends the script.
+    """
+    import pandas as pd
+
+    table = read_tsv(path)
+    is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
+    if not is_whole or not set(columns) <= set(table):
+        fail_by_columns(path, list(table), columns)
+    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+    if "claim" in columns:
+        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
+        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
+        table["claim"] = unquoted
+    ids = [column for column in columns if column.endswith("_id")]
+    faults = {f"{column} is empty": table[column] == "" for column in columns}
+    for column, values in known.items():
+        faults[f"unknown {column}"] = ~table[column].isin(list(values))
+    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    if "rank" in columns:
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce")
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
+        counted = table.groupby("claim_id").cumcount() + 1
+        faults["score is not a finite number"] = ~np.isfinite(table["score"])
+        faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+    for what, is_faulty in faults.items():
+        if is_faulty.any():
+            row = is_faulty.idxmax()
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+    if "rank" in columns:
+        table["rank"] = table["rank"].astype(int)  # some tools write 1.0
+    return table.reset_index(drop=True)
+
+
+def read_tsv(path):
+    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    import pandas as pd
+
+    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
+    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    try:
+        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
+            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; see data/convert.py")
+
+
+def fail_by_columns(path, found, wanted):
+    """End with the columns of a table, and the command that renames them."""
+    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
+    missing = [column for column in wanted if column not in found]
+    others = [column for column in found if column not in wanted]
+    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
+    if missing:
+        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
+    wanted = f"wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+
+
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+def read_corpus(path):
+    """Read {abstract_id: record}."""
+    corpus = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                abstract_id = str(record["abstract_id"])
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+            if abstract_id in corpus:
+                fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
+            corpus[abstract_id] = record
+    return corpus
+
+
+# --- end of files
+
+
 # --- analyser (same in 01 and 02)
+INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
+
+
 def tokenise(texts, name, normalise, stemmer, **options):
     """Return bm25s' tokens of texts by one of the ANALYSERS of 01_index.py."""
     import bm25s
     from Stemmer import Stemmer
 
     if normalise:
-        texts = [unicodedata.normalize(normalise, text) for text in texts]
+        texts = [normalised(text, normalise) for text in texts]
     stemmer = Stemmer(stemmer) if stemmer else None
     return bm25s.tokenize(texts, stemmer=stemmer, show_progress=False, **options)
+
+
+def normalised(text, form):
+    """Return a text in a Unicode form, without characters that part words and are not seen."""
+    if text.isascii():
+        return text
+    return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))
 
 
 # --- end of analyser
 
 
 # --- models (same in 01, 02, 03 and 05)
-def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
+def device_of(args):
+    """Return the first device of --device, None without one; a GPU that is not there is refused."""
     import torch
 
     device = args.device[0] if args.device else None
-    gpu = torch.cuda.is_available() and device != "cpu"
-    half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "auto": half if gpu else torch.float32,
-    }
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
+    return device
+
+
+def open_model(load, name, args, dtype="fp32", **options):
+    """Return load(name, ...): weights of safetensors, no code. auto: half precision on a GPU."""
+    import torch
+    from huggingface_hub import repo_exists
+
+    device = device_of(args)
+    if dtype == "auto":
+        dtype = "fp32"
+        if torch.cuda.is_available() and device != "cpu":
+            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    weights = {"dtype": names[dtype], "use_safetensors": True}
+    options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
+    options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
+    if not Path(name).exists():
+        if str(name).count("/") > 1:
+            fail(name, f"no such model; {ADVICE}")
+        with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
+            options["local_files_only"] = not repo_exists(name)
     try:
-        return load(
-            str(name),
-            device=device,
-            trust_remote_code=False,
-            **options,
-            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
-        )
+        return load(str(name), **options)
     except Exception as error:  # of many kinds
-        fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+        fail(name, f"cannot be loaded: {error}; {ADVICE}")
 
 
 # --- end of models

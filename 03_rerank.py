@@ -22,40 +22,60 @@ Examples
 """
 
 import argparse
+import collections
 import contextlib
 import csv
+import fcntl
 import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-CLAIM, PAIR = ["claim_id", "claim"], ["claim_id", "abstract_id"]
+PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
+ADVICE = """train one (python 03_rerank.py train --data ...), name one (--model
+    cross-encoder/ms-marco-MiniLM-L6-v2), or fetch the small ones (python data/download.py models)"""
 
 
 # ---------- Inputs
+class Texts(NamedTuple):
+    """The texts of a data set."""
+
+    claims: dict  # {claim_id: claim}
+    abstracts: dict  # {abstract_id: title and abstract}
+
+
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    table = read_table(path, ["claim_id", "claim"])
+    return dict(zip(table["claim_id"], table["claim"]))
+
+
 def read_texts(claims, corpus):
-    """Return {claim_id: claim} and {abstract_id: title and abstract} of two files."""
-    texts = {
-        name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
-        for name, one in read_corpus(corpus).items()
-    }
-    return dict(read_table(claims, CLAIM)[CLAIM].values), texts
+    """Return the Texts of two files."""
+    records = read_corpus(corpus)
+    abstracts = {abstract_id: text_of(record) for abstract_id, record in records.items()}
+    return Texts(read_claims(claims), abstracts)
 
 
 def default_run(folder):
     """Return the path of hybrid.tsv, else of the one run of 02_retrieve.py in a folder."""
     paths = [f"{folder}/{name}.tsv" for name in ("hybrid", "bm25", "dense", "splade")]
-    return next(filter(os.path.exists, paths), paths[0])
+    for path in paths:
+        if Path(path).exists():
+            return path
+    return paths[0]
 
 
 def read_columns(path, columns, pairs):
@@ -64,20 +84,20 @@ def read_columns(path, columns, pairs):
 
     table = pairs[PAIR].merge(read_table(path, [*PAIR, *columns]), on=PAIR, how="left")
     total = table[columns].apply(pd.to_numeric, errors="coerce").sum(axis=1, skipna=False)
-    for claim, name in table.loc[total.isna(), PAIR].values[:1]:
-        fail(path, f"no {columns[0]} of claim {claim}, abstract {name}")
+    if total.isna().any():
+        claim_id, abstract_id = table.loc[total.isna().idxmax(), PAIR]
+        fail(path, f"no {columns[0]} of claim {claim_id}, abstract {abstract_id}")
     return total
 
 
-def read_graph(folder, inputs, args):
-    """Return {abstract_id: its nearest abstracts}; inputs: {path: sha256}."""
-    meta, ids = (
-        json.loads(Path(folder, f"{name}.json").read_bytes()) for name in ("meta", "abstract_ids")
-    )
-    if meta["corpus"] != inputs[args.corpus]:
-        fail(folder, "the corpus has changed since then; see 01_index.py")
-    neighbours = np.load(Path(folder, "neighbours.npy"))[:, : args.neighbours]
-    return dict(zip(ids, np.array(ids, object)[neighbours].tolist()))
+def read_graph(folder, corpus, neighbours):
+    """Return {abstract_id: its nearest abstracts}; corpus: sha256 of the corpus."""
+    meta = json.loads(Path(folder, "meta.json").read_bytes())
+    if meta["corpus"] != corpus:
+        fail(folder, "the corpus has changed since then; make the graph again by 01_index.py")
+    abstract_ids = json.loads(Path(folder, "abstract_ids.json").read_bytes())
+    rows = np.load(Path(folder, "neighbours.npy"))[:, :neighbours]
+    return dict(zip(abstract_ids, np.array(abstract_ids, object)[rows].tolist()))
 
 
 # ---------- Models
@@ -110,11 +130,15 @@ def load_reranker(name, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
 
-    kind = str(AutoConfig.from_pretrained(name, trust_remote_code=False).architectures)
-    load = mono_t5 if "ConditionalGeneration" in kind else CrossEncoder
-    if load is CrossEncoder and "Classification" not in kind and "CausalLM" not in kind:
-        fail(name, "no head that scores; see 03_rerank.py train")
-    model = load(name, **options)
+    keys = ("trust_remote_code", "local_files_only")
+    config = AutoConfig.from_pretrained(name, **{key: options[key] for key in keys})
+    kind = str(config.architectures)
+    if "ConditionalGeneration" in kind:
+        model = mono_t5(name, **options)
+    elif "Classification" in kind or "CausalLM" in kind:
+        model = CrossEncoder(name, **options)
+    else:
+        fail(name, "no head that scores; train one (python 03_rerank.py train --model ...)")
     if not model.keep_in_fp32_modules:  # in half precision, abstracts get equal scores
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
         model.set_keep_in_fp32_modules(layers[-1:])
@@ -122,39 +146,45 @@ def load_reranker(name, **options):
 
 
 def open_reranker(load, args, dtype):
-    """Return load's model, which scores by logits, with the flags' length and prompt."""
+    """Return load'"'"'s model, which scores by logits, with the length and prompt of the flags."""
     import torch
 
     model = open_model(load, args.model, args, dtype)
     if model.num_labels != 1:
-        fail(args.model, f"{model.num_labels} labels; see 05_classify.py")
+        fail(args.model, f"{model.num_labels} labels; a classifier is for 05_classify.py")
     model.activation_fn = torch.nn.Identity()  # a sigmoid would make large logits 1
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     if args.prompt is not None:
-        model.prompts["own"], model.default_prompt_name = args.prompt, "own"
+        model.prompts["own"] = args.prompt
+        model.default_prompt_name = "own"
     return model
 
 
 # ---------- Truncation
 def first_tokens(tokenizer, texts, limits):
-    """Return texts cut to limits of tokens, and how many they have."""
+    """Return texts cut to their limits of tokens, and how many tokens each of them has then."""
     coded = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
-    counts = [len(row) for row in coded["input_ids"]]
-    ends = [
-        coded.token_to_chars(row, limit - 1).end if counts[row] > limit else None
-        for row, limit in enumerate(limits)
-    ]
-    return [text[:end] for text, end in zip(texts, ends)], np.minimum(counts, limits)
+    cut = []
+    counts = []
+    for row, (text, limit) in enumerate(zip(texts, limits)):
+        count = len(coded["input_ids"][row])
+        if count > limit:
+            text = text[: coded.token_to_chars(row, limit - 1).end]
+        cut.append(text)
+        counts.append(min(count, limit))
+    return cut, np.array(counts)
 
 
 def truncate(model, pairs):
-    """Return pairs that a model reads whole, and which ones are truncated.
+    """Return pairs that a model reads whole, and which of them are truncated.
 
-    A claim loses only what fills more than half of the tokens.
+    Only the abstract is truncated, unless the claim fills more than half of the tokens.
     """
-    prompt, short = model.prompts.get(model.default_prompt_name), []
+    prompt = model.prompts.get(model.default_prompt_name)
     room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
-    room -= 4 * ("message" in model.modalities)  # in a template, ends of texts may split anew
+    if "message" in model.modalities:
+        room -= 4  # in a chat template, the ends of texts may be tokenised anew
+    short = []
     for start in range(0, len(pairs), GROUP):  # the tokens of all may take gigabytes
         claims, texts = map(list, zip(*pairs[start : start + GROUP]))
         claims, counts = first_tokens(model.tokenizer, claims, [room // 2] * len(claims))
@@ -164,25 +194,36 @@ def truncate(model, pairs):
 
 
 # ---------- Scores
-def score_resumably(model, claims, texts, args, path, pairs):
-    """Return rows (claim_id, abstract_id, score, truncated); path holds finished groups."""
+def read_scores(path):
+    """Return {(claim_id, abstract_id): row} of the finished groups in a file."""
+    finished = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # a kill has torn it
+                finished |= {tuple(row[:2]): row for row in json.loads(line)}
+    return finished
+
+
+def score_resumably(model, texts, args, path, pairs):
+    """Return rows (claim_id, abstract_id, score, is_truncated); path holds finished groups."""
     from tqdm.auto import tqdm
 
-    devices = args.device if len(args.device or ()) > 1 else None  # a list starts processes
-    finished, size = {}, GROUP * (20 if devices else 1)
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):  # a kill has torn it
-            finished |= {(row[0], row[1]): row for row in json.loads(line)}
+    devices = None
+    size = GROUP
+    if args.device and len(args.device) > 1:  # predict starts processes, so groups are larger
+        devices = args.device
+        size = 20 * GROUP
+    finished = read_scores(path)
     left = [pair for pair in pairs if pair not in finished]
     with open(path, "a") as file:
         for start in tqdm(range(0, len(left), size), f"rerank, {size} pairs each"):
             group = left[start : start + size]
-            inputs = [(claims[claim], texts[name]) for claim, name in group]
-            inputs, truncated = truncate(model, inputs)
+            inputs = [(texts.claims[pair[0]], texts.abstracts[pair[1]]) for pair in group]
+            inputs, is_truncated = truncate(model, inputs)
             scores = model.predict(inputs, batch_size=args.batch_size, device=devices)
             if not np.isfinite(scores).all():
                 fail(args.model, "a score is no finite number; use --dtype fp32")
-            rows = [(*pair, *rest) for pair, *rest in zip(group, scores.tolist(), truncated)]
+            rows = [(*pair, *rest) for pair, *rest in zip(group, scores.tolist(), is_truncated)]
             file.write("\n" + json.dumps(rows))  # not behind a torn line
             file.flush()
             finished |= dict(zip(group, rows))
@@ -193,14 +234,33 @@ def score_with_graph(score, pairs, graph, args):
     """Score pairs, then in rounds neighbours of the best (AlexUNLP-FMT 2025)."""
     import pandas as pd
 
-    rows, columns = score(pairs), [*PAIR, "score", "truncated"]
-    for _ in range(args.rounds if graph else 0):
-        near, seen = {}, {(claim, name) for claim, name, *_ in rows}
-        for claim, group in pd.DataFrame(rows, columns=columns).groupby("claim_id", sort=False):
-            for name in group.nlargest(args.beam, "score")["abstract_id"]:
-                near |= dict.fromkeys((claim, other) for other in graph.get(name, ()))
-        rows += score([pair for pair in near if pair not in seen])
+    columns = [*PAIR, "score", "is_truncated"]
+    rows = score(pairs)
+    for _ in range(args.rounds):
+        seen = {tuple(row[:2]) for row in rows}
+        near = {}  # keeps the order in which neighbours were found
+        for claim_id, group in pd.DataFrame(rows, columns=columns).groupby("claim_id", sort=False):
+            for abstract_id in group.nlargest(args.beam, "score")["abstract_id"]:
+                near |= {(claim_id, other): None for other in graph.get(abstract_id, ())}
+        new = [pair for pair in near if pair not in seen]
+        if not new:
+            break
+        rows += score(new)
     return pd.DataFrame(rows, columns=columns)
+
+
+def score_candidates(candidates, texts, graph, parts, args):
+    """Return candidates (a table of PAIR and first) with score and is_truncated.
+
+    Neighbours that have joined have no first, the score in the run.
+    """
+    if args.model.endswith(".tsv"):
+        scores = read_columns(args.model, ["score"], candidates)
+        return candidates.assign(score=scores, is_truncated=False)
+    model = open_reranker(load_reranker, args, args.dtype)
+    score = functools.partial(score_resumably, model, texts, args, parts / "scores.jsonl")
+    pairs = list(candidates[PAIR].itertuples(index=False, name=None))
+    return score_with_graph(score, pairs, graph, args).merge(candidates, on=PAIR, how="left")
 
 
 # ---------- Rerank
@@ -213,7 +273,8 @@ def combo_score(logits, stance, alpha):
 
 def blend_first_stage(table, weight):
     """(1 - weight) z(score) + weight z(first) by claim; what first lacks counts lowest."""
-    claims, scores = table["claim_id"], table[["score", "first"]]
+    claims = table["claim_id"]
+    scores = table[["score", "first"]]
     above = (scores - scores.groupby(claims).transform("min")).fillna(0)
     by_claim = above.groupby(claims)
     # (score - mean) / standard deviation, 0 if all are equal
@@ -228,84 +289,96 @@ def with_rest(table, before):
     rest = before[PAIR].merge(table, on=PAIR, how="left")
     rest = rest[rest["score"].isna()]
     lowest = rest["claim_id"].map(table.groupby("claim_id")["score"].min()).astype(float)
-    place = 1 + rest.groupby("claim_id").cumcount()
-    return pd.concat([table, rest.assign(score=lowest - place)])
+    steps = 1 + rest.groupby("claim_id").cumcount()
+    return pd.concat([table, rest.assign(score=lowest - steps)])
+
+
+def ranked(table, top_k):
+    """Return the first top_k rows of each claim by score (None: all), with ranks."""
+    claims, _ = table["claim_id"].factorize()
+    run = table.iloc[np.lexsort((-table["score"], claims))]
+    run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
+    return run.loc[run["rank"] <= (top_k or len(run)), RUN]
 
 
 def rerank(args):
     """Score the first candidates of each claim by a model, and sort them by it."""
-    source = args.run or default_run(f"{args.work}/{args.split}")
     is_run = args.model.endswith(".tsv")
     if args.graph and (is_run or args.verdicts):
         fail("--graph", "not with --verdicts, or a run as --model")
-    files = [source, args.claims, args.corpus, *filter(None, [args.graph, args.verdicts])]
-    task = task_of(args, *files, *[args.model] * is_run, models=[args.model])
+    source = args.run or default_run(f"{args.work}/{args.split}")
+    inputs = [source, args.claims, args.corpus]
+    inputs += [path for path in (args.graph, args.verdicts) if path]
+    if is_run:
+        inputs.append(args.model)
+    task = task_of(args, *inputs, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
-    claims, texts = read_texts(args.claims, args.corpus)
-    before = read_table(source, RUN, claim_id=claims, abstract_id=texts)
-    first = before[before["rank"] <= args.depth].rename(columns={"score": "first"})
-    first = first[[*PAIR, "first"]].reset_index(drop=True)
+    texts = read_texts(args.claims, args.corpus)
+    before = read_table(source, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
+    candidates = before[before["rank"] <= args.depth].rename(columns={"score": "first"})
+    candidates = candidates[[*PAIR, "first"]].reset_index(drop=True)
     if args.verdicts:
-        stance = read_columns(args.verdicts, ["p_supports", "p_refutes"], first)
-    if is_run:
-        table = first.assign(score=read_columns(args.model, ["score"], first), truncated=False)
-    else:
-        graph = read_graph(args.graph, task["inputs"], args) if args.graph else {}
-        model = open_reranker(load_reranker, args, args.dtype)
-        path = parts_of(args.out, task) / "scores.jsonl"
-        score = functools.partial(score_resumably, model, claims, texts, args, path)
-        table = score_with_graph(score, list(map(tuple, first[PAIR].values)), graph, args)
-        table = table.merge(first, on=PAIR, how="left")
-    facts = {"pairs": len(table), "truncated": int(table["truncated"].sum())}
-    if args.verdicts:
-        table["score"] = combo_score(table["score"], stance, args.alpha)
-    if args.first_stage:
-        table["score"] = blend_first_stage(table, args.first_stage)
-    if args.top_k:
-        table = with_rest(table, before)
-    run = table.iloc[np.lexsort((-table["score"], table["claim_id"].factorize()[0]))]
-    run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
-    run = run.loc[run["rank"] <= (args.top_k or len(run)), RUN]
-    facts |= {"rows": len(run), "left_out": len(before) - len(before.merge(run, on=PAIR))}
-    with written(args.out, task, **facts) as new:
-        run.to_csv(new, sep="\t", index=False, float_format="%.9g")
-    shutil.rmtree(f"{args.out}.parts", ignore_errors=True)
-    print(f"{args.out}: {len(run)} rows, {facts['left_out']} of {len(before)} candidates left out")
-    return {"made": [args.out], **facts}
+        stance = read_columns(args.verdicts, ["p_supports", "p_refutes"], candidates)
+    graph = {}
+    if args.graph:
+        graph = read_graph(args.graph, task["inputs"][args.corpus], args.neighbours)
+    with parts_of(args.out, task) as parts:
+        table = score_candidates(candidates, texts, graph, parts, args)
+        summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
+        if args.verdicts:
+            table["score"] = combo_score(table["score"], stance, args.alpha)
+        if args.first_stage:
+            table["score"] = blend_first_stage(table, args.first_stage)
+        if args.top_k:
+            table = with_rest(table, before)
+        run = ranked(table, args.top_k)
+        left_out = len(before) - len(before.merge(run, on=PAIR))
+        summary |= {"rows": len(run), "left_out": left_out}
+        with written(args.out, task, **summary) as new:
+            write_table(run, new)
+    print(f"{args.out}: {len(run)} rows, {left_out} of {len(before)} candidates left out")
+    return {"made": [args.out], **summary}
 
 
 # ---------- Train
-def read_examples(path, claims, texts, loss):
+def read_examples(path, texts, loss):
     """Return rows (claim, text, target), for margin (claim, positive, negative, -1)."""
     rows = []
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             try:
-                example = json.loads(line)
-                claim = claims[example["claim_id"]]
-                negatives = [texts[name] for name in example.get("negatives", ())]
-                if loss == "margin":
-                    positive = texts[example["positive"]]
-                    rows += [(claim, positive, negative, -1.0) for negative in negatives]
-                elif "positive" in example:  # a tuple for bce: pairs with the targets 1 and 0
-                    rows.append((claim, texts[example["positive"]], 1.0))
-                    rows += [(claim, negative, 0.0) for negative in negatives]
-                else:
-                    rows.append((claim, texts[example["abstract_id"]], float(example["target"])))
+                rows += rows_of(json.loads(line), texts, loss)
             except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine")
+                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --help")
+    if not rows:
+        fail(path, f"no examples for --loss {loss}; see 02_retrieve.py mine --help")
     return list(dict.fromkeys(rows))  # positives of tuples are repeated
+
+
+def rows_of(example, texts, loss):
+    """Return the rows of an example, a pair or a tuple."""
+    claim = texts.claims[example["claim_id"]]
+    negatives = [texts.abstracts[abstract_id] for abstract_id in example.get("negatives", ())]
+    if loss == "margin":
+        positive = texts.abstracts[example["positive"]]
+        return [(claim, positive, negative, -1.0) for negative in negatives]
+    if "positive" in example:  # a tuple: pairs with the targets 1 and 0
+        positive = texts.abstracts[example["positive"]]
+        return [(claim, positive, 1.0), *((claim, negative, 0.0) for negative in negatives)]
+    return [(claim, texts.abstracts[example["abstract_id"]], float(example["target"]))]
 
 
 def training_table(model, rows):
     """Return {column: values} of rows, and how many texts are truncated."""
     claims, *columns, labels = zip(*rows)
-    table, count = {}, 0
-    for place, texts in enumerate(columns):
-        short, truncated = truncate(model, list(zip(claims, texts)))
-        table["claim"], table[f"text_{place}"] = map(list, zip(*short))
-        count += sum(truncated)
+    table = {}
+    count = 0
+    for number, texts in enumerate(columns):
+        short, is_truncated = truncate(model, list(zip(claims, texts)))
+        table["claim"] = [claim for claim, _ in short]
+        table[f"text_{number}"] = [text for _, text in short]
+        count += sum(is_truncated)
     return table | {"label": list(labels)}, count
 
 
@@ -325,21 +398,23 @@ def loss_of(model, args):
     return loss
 
 
-def dev_evaluator(model, paths, texts, depth):
+def dev_evaluator(model, paths, abstracts, depth):
     """Return an evaluator: nDCG@10 of claims with evidence; paths: claims, qrels, run."""
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
-    claims, samples = dict(read_table(paths[0], CLAIM)[CLAIM].values), []
-    known = {"claim_id": claims, "abstract_id": texts}
+    claims = read_claims(paths[0])
+    known = {"claim_id": claims, "abstract_id": abstracts}
     qrels = read_table(paths[1], [*PAIR, "label"], label=LABELS, **known)
     run = read_table(paths[2], RUN, **known)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
-    for claim, relevant in evidence.items():
-        names = candidates.get(claim, [None])  # a claim without candidates counts 0
-        short, _ = truncate(model, [(claims[claim], texts.get(name, "")) for name in names])
+    samples = []
+    for claim_id, relevant in evidence.items():
+        ranked_ids = candidates.get(claim_id, [""])  # a claim without candidates counts 0
+        pairs = [(claims[claim_id], abstracts.get(one, "")) for one in ranked_ids]
+        short, _ = truncate(model, pairs)
         documents = [text for _, text in short]
-        positive = [text for name, text in zip(names, documents) if name in relevant]
+        positive = [text for one, text in zip(ranked_ids, documents) if one in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})
     return CrossEncoderRerankingEvaluator(
         samples, always_rerank_positives=False, name="dev", write_csv=False
@@ -348,11 +423,9 @@ def dev_evaluator(model, paths, texts, depth):
 
 def train(args):
     """Fine-tune a cross-encoder on mined examples."""
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in ("claims", "qrels")]
+    dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
     dev.append(args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv")
-    if not all(map(os.path.exists, dev)):
-        print(f"the last epoch is kept; to choose one: {', '.join(dev)}")
-        dev = []
+    dev = dev_files(dev)
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -361,78 +434,110 @@ def train(args):
     from datasets import Dataset
     from sentence_transformers import cross_encoder
 
-    claims, texts = read_texts(args.claims, args.corpus)
-    rows = read_examples(args.examples, claims, texts, args.loss)
+    texts = read_texts(args.claims, args.corpus)
+    rows = read_examples(args.examples, texts, args.loss)
     transformers.set_seed(args.seed)  # of a new head
     model = open_reranker(cross_encoder.CrossEncoder, args, "fp32")
     table, truncated = training_table(model, rows)
-    facts = {"rows": len(rows), "truncated": truncated} | fit(
-        cross_encoder.CrossEncoderTrainer,
-        cross_encoder.CrossEncoderTrainingArguments,
-        model,
-        Dataset.from_dict(table),
-        loss_of(model, args),
-        dev_evaluator(model, dev, texts, args.dev_depth) if dev else None,
-        "dev_ndcg@10",
-        parts_of(args.out, task),
-        args,
-        prompts=model.prompts.get(model.default_prompt_name),
-        weight_decay=0.01,  # Kiepura & Lam 2025
-        lr_scheduler_type="cosine" if args.loss == "l1" else "linear",
-    )  # +VeriRel 2025
-    with written(args.out, task, **facts) as folder:
-        save_model(model, folder)
-    shutil.rmtree(f"{args.out}.parts")
-    return {"made": [args.out], **facts}
+    evaluator = dev_evaluator(model, dev, texts.abstracts, args.dev_depth) if dev else None
+    schedule = "cosine" if args.loss == "l1" else "linear"  # +VeriRel 2025
+    with parts_of(args.out, task) as parts:
+        summary = {"rows": len(rows), "truncated": truncated}
+        summary |= fit(
+            parts,
+            args,
+            trainer=cross_encoder.CrossEncoderTrainer,
+            arguments=cross_encoder.CrossEncoderTrainingArguments,
+            model=model,
+            data=Dataset.from_dict(table),
+            loss=loss_of(model, args),
+            evaluator=evaluator,
+            measure="dev_ndcg@10",
+            prompts=model.prompts.get(model.default_prompt_name),
+            weight_decay=0.01,  # Kiepura & Lam 2025
+            lr_scheduler_type=schedule,
+        )
+        with written(args.out, task, **summary) as folder:
+            save_model(model, folder)
+    return {"made": [args.out], **summary}
 
 
 # ---------- Command line
-def add_shared(add, **model):
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    add("--model", **model)
-    add("--max-length", type=int, default=512, help="tokens of a pair, at most")
-    add("--prompt", help="instruction (default: the model's own)")
+# fmt: off
+def add_texts(add):
+    add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
+    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
 
+def add_length(add):
+    add("--max-length", type=positive, default=512, help="truncate a claim and its abstract to this "
+        "many tokens together; only the abstract is truncated, unless the claim is very long")
+    add("--prompt", help="instruct a causal reranker by this text (default: what the model says)")
 
-def add_rerank(add):
-    add("--run", help="run to rerank (default: hybrid.tsv, else another of 02)")
-    add("--out", default="{work}/{split}/rerank.tsv", help="reranked run")
-    add_shared(add, default="{work}/models/reranker", help="reranker; or a RUN.tsv: its scores")
-    add("--depth", type=int, default=20, help="candidates per claim that are scored")
-    add("--top-k", type=int, help="abstracts per claim, beyond --depth in their old order")
-    add("--batch-size", type=int, default=32, help="pairs at a time")
-    add(
-        "--dtype",
-        choices=("auto", "fp32", "bf16", "fp16"),
-        default="auto",
-        help="precision; auto: half on a GPU",
-    )
-    add("--device", nargs="+", help="cpu, mps, cuda:0 cuda:1 (default: a GPU, if any)")
-    add("--first-stage", type=float, default=0, help="weight of --run's z-scores")
-    add("--verdicts", help="of --run: P(SUP) + P(REF) joins the score's sigmoid")
-    add("--alpha", type=float, default=0.5, help="weight of --verdicts")
-    add("--graph", help="of 01_index.py: neighbours join candidates")
-    add("--rounds", type=int, default=20, help="graph: rounds at most")
-    add("--neighbours", type=int, default=10, help="graph: neighbours of an abstract")
-    add("--beam", type=int, default=30, help="graph: the best of a claim in each round")
+def add_rerank(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--run", help="rerank this run (default: hybrid.tsv in {work}/{split}, else the run of one "
+        "retriever)")
+    add_texts(add)
+    add("--out", default="{work}/{split}/rerank.tsv", help="write the reranked run to this file")
+    add("--depth", type=positive, default=20, help="score this many candidates per claim")
+    add("--top-k", type=positive, help="write this many abstracts per claim, those beyond --depth "
+        "in their old order (default: those that were scored)")
+    add = job.add_argument_group("model").add_argument
+    add("--model", default="{work}/models/reranker", help="score by this reranker, a folder or a "
+        "name on the hub; or take the scores of a run, FILE.tsv")
+    add_length(add)
+    add("--batch-size", type=positive, default=32,
+        help="score this many pairs at once; fewer need less memory")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="precision of the model; auto takes half precision on a GPU, else fp32")
+    add("--device", nargs="+", help="score on these devices: cpu, mps, cuda:0 cuda:1 (default: a "
+        "GPU, if there is one)")
+    add = job.add_argument_group("other scores").add_argument
+    add("--first-stage", type=float, default=0, metavar="WEIGHT",
+        help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
+    add("--verdicts", metavar="FILE", help="add P(SUPPORTS) + P(REFUTES) of these verdicts on the "
+        "same pairs to the sigmoid of the score (ComboScorer)")
+    add("--alpha", type=float, default=0.5, help="weight of --verdicts, from 0 to 1")
+    add = job.add_argument_group("neighbours").add_argument
+    add("--graph", metavar="FOLDER", help="let neighbours of the best candidates join, by this "
+        "graph of 01_index.py")
+    add("--rounds", type=positive, default=20, help="stop after this many rounds of neighbours")
+    add("--neighbours", type=positive, default=10, help="take this many neighbours of an abstract")
+    add("--beam", type=positive, default=30,
+        help="take the neighbours of this many best abstracts of a claim in each round")
+    add_shared(job, split="test")
 
-
-def add_train(add):
-    add("examples", nargs="?", default="{work}/{split}/examples.jsonl", help="of 02 mine")
-    add("--out", default="{work}/models/reranker", help="model")
-    add_shared(add, default="data/models/minilm", help="an encoder or a reranker to start from")
-    add("--loss", choices=("bce", "margin", "l1"), default="bce", help="margin: tuples alone")
-    add("--margin", type=float, default=0.2, help="margin: lead of a positive, in logits")
-    add("--epochs", type=float, default=3, help="passes over the examples")
-    add("--lr", type=float, default=2e-5, help="learning rate")
-    add("--batch-size", type=int, default=16, dest="batch", help="rows per batch")
-    add("--dev-split", default="dev", help="it chooses the epoch; none: the last")
-    add("--dev-run", help="candidates of dev (default: WORK/DEV_SPLIT/hybrid.tsv)")
-    add("--dev-depth", type=int, default=20, help="how many are scored")
-    add("--patience", type=int, default=2, help="epochs without a gain")
-    add("--seed", type=int, default=13, help="of order and new head")
-    add("--device", nargs=1, help="cpu, mps, cuda (default: a GPU, if any)")
+def add_train(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
+        help="train on these examples of 02_retrieve.py mine: pairs, tuples or scores")
+    add_texts(add)
+    add("--out", default="{work}/models/reranker", help="write the trained model to this folder")
+    add = job.add_argument_group("model").add_argument
+    add("--model", default="data/models/minilm", help="start from this encoder or reranker, a folder "
+        "or a name on the hub; an encoder gets a new head")
+    add_length(add)
+    add = job.add_argument_group("training").add_argument
+    add("--loss", choices=("bce", "margin", "l1"), default="bce",
+        help="bce: binary cross-entropy of the targets; margin: hinge loss on tuples; l1: distance "
+             "of the sigmoid from the targets")
+    add("--margin", type=float, default=0.2,
+        help="margin: wanted lead of the positive over a negative, in logits")
+    add("--epochs", type=float, default=3, help="train for this many passes over the examples")
+    add("--lr", type=float, default=2e-5, help="learning rate at its peak")
+    add("--batch-size", type=positive, default=16, dest="batch", help="rows per batch")
+    add("--dev-split", default="dev", help="keep the epoch with the best nDCG@10 on claims and "
+        "qrels of this split; none: keep the last one")
+    add("--dev-run", metavar="RUN", help="rerank the candidates of this run for the dev claims "
+        "(default: hybrid.tsv of --dev-split in {work})")
+    add("--dev-depth", type=positive, default=20, help="rerank this many candidates per dev claim")
+    add("--patience", type=positive, default=2,
+        help="stop after this many epochs without improvement on the dev split")
+    add("--seed", type=int, default=13, help="seed of the order and of a new head")
+    add("--device", nargs=1,
+        help="train on this device: cpu, mps, cuda (default: a GPU, if there is one)")
+    add_shared(job, split="train")
+# fmt: on
 
 
 def main():
@@ -440,14 +545,14 @@ def main():
 
 
 # --- helpers (same in all six scripts)
-START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
+START = time.monotonic()
+WARNINGS = []  # of this call; sidecars keep them
+CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 
 def warn(where, what):
-    """Print a line on stderr; sidecars keep it."""
+    """Print a warning on stderr."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
@@ -458,140 +563,122 @@ def fail(where, what):
     sys.exit(2)
 
 
-def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(
-            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
-        )
-    except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; see data/convert.py")
-    if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
-    if "claim" in columns:  # as pandas quotes
-        table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
-        )
-    ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column] == "" for column in columns}
-    bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
-    bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
-    if "rank" in columns:
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce")
-        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
-    for what, rows in bad.items():
-        if rows.any():
-            row = rows.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
-    return table.reset_index(drop=True)
-
-
-def read_corpus(path):
-    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
-    corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                name = str(record["abstract_id"])
-            except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
-            if name in corpus:
-                fail(f"{path}:{number}", f"a second abstract {name}; remove one")
-            corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    return corpus
-
-
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
-    path, total = Path(path), hashlib.sha256()
-    if path.is_dir() and Path(f"{path}.meta.json").exists():
-        path = Path(f"{path}.meta.json")
-    for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
-        with one.open("rb") as file:
+    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    path = Path(path)
+    sidecar = Path(f"{path}.meta.json")
+    if path.is_dir() and sidecar.exists():
+        path = sidecar
+    total = hashlib.sha256()
+    for part in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
+        with part.open("rb") as file:
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments and digests."""
+    """Return what decides an output: arguments, and digests of inputs and of local models."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; make it or fix its name")
+            fail(path, "not found; make it, fix its name, or name one by its flag, as --qrels")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    made, script = [], Path(sys.argv[0])
-    for out in outs:
+    script = Path(sys.argv[0])
+    lines = []
+    for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
-        if Path(out).is_dir() and not meta.exists():
+        if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
-    if args.force or not all(task.items() <= one.items() for one in made):
-        return False
-    for out, one in zip(outs, made):
-        edited = f" (made by another version of {script.name}; --force makes it again)"
-        print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
+        made = {}
+        with contextlib.suppress(OSError, ValueError):  # no sidecar, or a torn one
+            made = json.loads(meta.read_bytes())
+        if args.force or not out.exists() or not task.items() <= made.items():
+            return False
+        lines.append(f"up to date: {out}")
+        if made["script"] != digest(script):
+            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+    print(*lines, sep="\n")
     return True
 
 
 @contextlib.contextmanager
-def written(path, task, **facts):
+def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    path = Path(path)
+    new = Path(f"{path}.tmp")
+    meta = Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)  # a folder
+    new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
     meta.write_text("{}")  # while the output is replaced
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": sys.argv,
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
+    made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
     new.replace(meta)
 
 
+def positive(text):
+    """Return a flag's value: a whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def add_shared(job, split=None):
+    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+    add = job.add_argument_group("shared by all scripts").add_argument
+    # fmt: off
+    add("--data", default="data/demo", help="read corpus, claims and qrels from this folder, "
+        "{data} in other defaults")
+    add("--work", help="keep what is made in this folder, {work} in other defaults (default: work/ "
+        "with the name of the data folder)")
+    if split:
+        add("--split", default=split, help="take claims and qrels of this split, {split} in other "
+            "defaults")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    # fmt: on
+
+
 def command_line(jobs):
-    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
-    script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
+    """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
+    script = Path(sys.argv[0]).name
+    names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
-        name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        name = function.__name__
+        text = function.__doc__.splitlines()[0]
+        job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
-        job.add_argument("--work", help="what is made of it (default: work/NAME)")
-        job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
-        job.add_argument("--force", action="store_true", help="make outputs again")
-        add_flags(job.add_argument)
-        for flag in job._actions:
-            known = flag.default not in (None, False, argparse.SUPPRESS)
-            flag.help += " (default: %(default)s)" * known
-    given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
-    args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
+        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        add_flags(job)
+        for flag in job._actions:  # argparse has no public list of them
+            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
+            if is_shown and "(default" not in flag.help:
+                flag.help += " (default: %(default)s)"
+    words = sys.argv[1:] or names[:1]
+    if words[0] not in (*names, "-h", "--help"):
+        if words[0].isalpha() and not Path(words[0]).exists():
+            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+        words = [names[0], *words]
+    args = parser.parse_args(words)
+    if args.data != "data/demo" and not Path(args.data).is_dir():
+        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for name, value in vars(args).items():
-        for field in ("data", "work", "split") if isinstance(value, str) else ():
-            value = value.replace(f"{{{field}}}", vars(args)[field])
-        setattr(args, name, value)
+    for field in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            if isinstance(value, str) and field in args:
+                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
     return args
 
 
@@ -608,44 +695,168 @@ def run(args):
 # --- end of helpers
 
 
+# --- files (same in all six scripts)
+def read_table(path, columns, **known):
+    """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
+
+    known: {column: its allowed values}. A faulty row ends the script.
+    """
+    import pandas as pd
+
+    table = read_tsv(path)
+    is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
+    if not is_whole or not set(columns) <= set(table):
+        fail_by_columns(path, list(table), columns)
+    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+    if "claim" in columns:
+        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
+        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
+        table["claim"] = unquoted
+    ids = [column for column in columns if column.endswith("_id")]
+    faults = {f"{column} is empty": table[column] == "" for column in columns}
+    for column, values in known.items():
+        faults[f"unknown {column}"] = ~table[column].isin(list(values))
+    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    if "rank" in columns:
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce")
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
+        counted = table.groupby("claim_id").cumcount() + 1
+        faults["score is not a finite number"] = ~np.isfinite(table["score"])
+        faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+    for what, is_faulty in faults.items():
+        if is_faulty.any():
+            row = is_faulty.idxmax()
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+    if "rank" in columns:
+        table["rank"] = table["rank"].astype(int)  # some tools write 1.0
+    return table.reset_index(drop=True)
+
+
+def read_tsv(path):
+    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    import pandas as pd
+
+    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
+    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    try:
+        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
+            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; see data/convert.py")
+
+
+def fail_by_columns(path, found, wanted):
+    """End with the columns of a table, and the command that renames them."""
+    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
+    missing = [column for column in wanted if column not in found]
+    others = [column for column in found if column not in wanted]
+    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
+    if missing:
+        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
+    wanted = f"wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+
+
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+def read_corpus(path):
+    """Read {abstract_id: record}."""
+    corpus = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                abstract_id = str(record["abstract_id"])
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+            if abstract_id in corpus:
+                fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
+            corpus[abstract_id] = record
+    return corpus
+
+
+# --- end of files
+
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
+
+
+# --- end of texts
+
+
 # --- models (same in 01, 02, 03 and 05)
-def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
+def device_of(args):
+    """Return the first device of --device, None without one; a GPU that is not there is refused."""
     import torch
 
     device = args.device[0] if args.device else None
-    gpu = torch.cuda.is_available() and device != "cpu"
-    half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "auto": half if gpu else torch.float32,
-    }
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
+    return device
+
+
+def open_model(load, name, args, dtype="fp32", **options):
+    """Return load(name, ...): weights of safetensors, no code. auto: half precision on a GPU."""
+    import torch
+    from huggingface_hub import repo_exists
+
+    device = device_of(args)
+    if dtype == "auto":
+        dtype = "fp32"
+        if torch.cuda.is_available() and device != "cpu":
+            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    weights = {"dtype": names[dtype], "use_safetensors": True}
+    options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
+    options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
+    if not Path(name).exists():
+        if str(name).count("/") > 1:
+            fail(name, f"no such model; {ADVICE}")
+        with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
+            options["local_files_only"] = not repo_exists(name)
     try:
-        return load(
-            str(name),
-            device=device,
-            trust_remote_code=False,
-            **options,
-            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
-        )
+        return load(str(name), **options)
     except Exception as error:  # of many kinds
-        fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+        fail(name, f"cannot be loaded: {error}; {ADVICE}")
 
 
 # --- end of models
 
 
 # --- training (same in 01, 03 and 05)
+@contextlib.contextmanager
 def parts_of(out, task):
-    """Return OUT.parts/ for unfinished work; that of another task is removed."""
-    folder, mark = Path(f"{out}.parts"), Path(f"{out}.parts/task.json")
-    if not mark.exists() or mark.read_text() != json.dumps(task):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        mark.write_text(json.dumps(task))
-    return folder
+    """Yield a folder in OUT.parts/ for unfinished work of a task; all goes when the work is done.
+
+    A lock keeps a second process out: two would spoil the output.
+    """
+    parts = Path(f"{out}.parts")
+    folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(parts / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(parts, "another process works on it; wait for it, or give another --out")
+        except OSError:
+            pass  # a file system without locks, as a mounted drive
+        yield folder
+        shutil.rmtree(parts)
 
 
 def newest_checkpoint(folder):
@@ -655,37 +866,43 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 
-def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
+def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
+    """Train on from the newest checkpoint, and keep the best epoch. Return losses, dev curve.
+
+    trainer, arguments: classes; measure: the evaluator's value that tells the best epoch.
+    """
     import torch
     from transformers import EarlyStoppingCallback
 
-    gpu, curve, callbacks = model.device.type == "cuda", [], []
-    settings["bf16" if gpu and torch.cuda.is_bf16_supported(False) else "fp16"] = gpu
+    is_gpu = model.device.type == "cuda"
+    half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
+    settings[half] = is_gpu
+    curve = []
+    callbacks = []
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
-            curve, callbacks = [evaluator(model)[measure]], [EarlyStoppingCallback(args.patience)]
-            settings |= {
-                "eval_strategy": "epoch",
-                "metric_for_best_model": measure,
-                "load_best_model_at_end": True,
-            }
-        how = arguments(
-            str(folder),
-            num_train_epochs=args.epochs,
-            learning_rate=args.lr,
-            seed=args.seed,
-            per_device_train_batch_size=args.batch,
-            use_cpu=model.device.type == "cpu",
-            save_strategy="epoch",
-            save_total_limit=2,
-            logging_strategy="epoch",
-            logging_nan_inf_filter=False,
-            report_to="none",
-            restore_callback_states_from_checkpoint=True,
-            **settings,
-        )
-        training = trainer(model, how, data, loss=loss, evaluator=evaluator, callbacks=callbacks)
+            curve.append(evaluator(model)[measure])
+            callbacks.append(EarlyStoppingCallback(args.patience))
+            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure}
+            settings["load_best_model_at_end"] = True
+        settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
+        settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
+        settings |= {"save_strategy": "epoch", "save_total_limit": 2}
+        settings |= {"logging_strategy": "epoch", "logging_nan_inf_filter": False}
+        settings["restore_callback_states_from_checkpoint"] = True
+        settings["use_cpu"] = model.device.type == "cpu"
+        arguments = arguments(str(folder), **settings)
+        options = {"loss": loss, "evaluator": evaluator, "callbacks": callbacks}
+        training = trainer(model, arguments, data, **options)
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]
