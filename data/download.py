@@ -167,7 +167,7 @@ def write_dataset(folder, name, found):
         for kind, rows in (("claims", claims), ("narratives", codes), ("qrels", pairs)):
             if len(rows):
                 path = folder / f"{kind}.{split}.tsv"
-                convert.write_table(path, [rows.columns, *rows.itertuples(index=False)])
+                convert.write_table(path, rows)
         here = Counter(claims=len(claims), narratives=len(codes), pairs=len(pairs))
         here += Counter(pairs["label"])  # without zeros
         counts.update({f"{split} {what}": number for what, number in here.items()})

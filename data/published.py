@@ -111,7 +111,7 @@ def papers(table, key, text="abstract"):
     for row in table:
         if isinstance(row.get("metadata"), dict):  # SciFact-Open: year, venue
             row = row.pop("metadata") | row
-        yield None, convert.paper(row, key, text)
+        yield None, convert.corpus_record(row, key, text)
 
 
 def corpus_of(source, pattern, key, text="abstract"):
