@@ -4,7 +4,7 @@ Convert a corpus, claims, qrels, runs or verdicts of other formats into the file
 Reads   FILE: CSV or TSV with a header, JSON Lines, or a TREC run or qrels; in UTF-8
 Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
         and beside it qrels.SPLIT.tsv
-Prints  kind and rows of the table, what was left out; the last line is JSON
+Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
 
 Examples
     python data/convert.py papers.csv --columns abstract_id=pmid,abstract=text --out corpus.jsonl
@@ -33,6 +33,7 @@ import os
 import re
 import sys
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ import pandas as pd
 
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!, BEIR
-SPELT = {  # in lower case, without white space and underscores
+SPELLINGS = {  # without white space and underscores, in either case
     "SUPPORTS": "supports?|supported|entailment",
     "REFUTES": "refute[sd]?|contradict(ion)?",
     "NEI": "nei|notenoughinfo(rmation)?|neutral",
@@ -53,33 +54,36 @@ KINDS = {  # columns that each kind needs; the first kind that fits is taken
     "claims": ["claim_id", "claim"],
 }
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
-KEPT = {"run": ["score"], "verdicts": ["score", "label", *PROBABILITIES], "claims": ["language"]}
-RENAMED = {
-    "abstract_original_index": "abstract_id",
+WRITTEN = {  # columns that are written, where the table has them; a corpus keeps all
+    "verdicts": ["claim_id", "abstract_id", "rank", "score", "label", *PROBABILITIES],
+    "run": ["claim_id", "abstract_id", "rank", "score"],
+    "qrels": ["claim_id", "abstract_id", "label"],
+    "claims": ["claim_id", "claim", "language"],
+}
+KNOWN_COLUMNS = {  # columns of any file, and our names for them
+    "abstract_original_index": "abstract_id",  # ClimateCheck
     "annotation": "label",  # ClimateCheck
-    "post_id": "claim_id",
-    "cord_uid": "abstract_id",
+    "post_id": "claim_id",  # CheckThat!
+    "cord_uid": "abstract_id",  # CheckThat!
     "tweet_text": "claim",  # CheckThat!
-    "query-id": "claim_id",
+    "query-id": "claim_id",  # BEIR
     "corpus-id": "abstract_id",  # BEIR
-    "doc_id": "abstract_id",
-}  # SciFact
-FORMS = [  # columns that tell the form of a file, and our names for some of them
+    "doc_id": "abstract_id",  # SciFact
+}
+KNOWN_FORMS = [  # columns that tell the form of a file, and our names for some of them
     ({"_id", "title", "text"}, {"_id": "abstract_id", "text": "abstract"}),  # BEIR's corpus
     ({"_id", "text"}, {"_id": "claim_id", "text": "claim"}),  # BEIR's queries
     ({"query-id", "corpus-id", "score"}, {"score": "relevance"}),  # BEIR's qrels
-    ({"id", "claim", "evidence"}, {"id": "claim_id"}),
-]  # SciFact's claims
-TREC = {  # by number of fields
-    4: ["claim_id", "q0", "abstract_id", "relevance"],
-    6: ["claim_id", "q0", "abstract_id", "rank", "score", "tag"],
-}
+    ({"id", "claim", "evidence"}, {"id": "claim_id"}),  # SciFact's claims
+]
+TREC_QRELS = ["claim_id", "q0", "abstract_id", "relevance"]
+TREC_RUN = ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]
 WARNINGS = []  # of this call
 
 
 # ---------------------------------------------------------------- Messages, texts, labels
 def fail(where, what):
-    """Bad input or usage: one line on stderr, exit status 2."""
+    """End with one line on stderr and exit status 2."""
     print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
@@ -96,61 +100,75 @@ def one_line(text):
 
 
 def as_id(value):
-    """Return 7, 7.0 (an integer in a column with gaps) and " 7" as "7", None as ""."""
+    """Return an id as text: "7" for 7, 7.0 (an integer in a column with gaps) and " 7"."""
+    if value is None:
+        return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    name = "" if value is None else str(value).strip()
-    if "\t" in name or len(name.splitlines()) > 1:
-        fail(repr(name), "an id holds a tab or a line break; fix the file")
-    return name
+    text = str(value).strip()
+    if "\t" in text or len(text.splitlines()) > 1:
+        fail(repr(text), "an id holds a tab or a line break; fix the file")
+    return text
 
 
 def label_of(text):
     """Return the label that a text spells; an unknown spelling is returned as it is."""
-    bare = re.sub(r"[\s_]", "", text)
-    for label, pattern in SPELT.items():
-        if re.fullmatch(pattern, bare, re.IGNORECASE):
+    spelling = re.sub(r"[\s_]", "", text)
+    for label, pattern in SPELLINGS.items():
+        if re.fullmatch(pattern, spelling, re.IGNORECASE):
             return label
     return text
 
 
 def grade_label(grade):
-    """Return the label of a grade of relevance; below 0 means not judged, as in TREC: ""."""
-    if float(grade) > 0:
+    """Return the label of a grade of relevance; a grade below 0 is not judged, as in TREC: ""."""
+    grade = float(grade)
+    if grade > 0:
         return RELEVANT
-    return "NEI" if float(grade) == 0 else ""
+    if grade == 0:
+        return "NEI"
+    return ""
 
 
-def paper(row, key, text):
-    """Return a record of the corpus; key and text: the row's names of abstract_id and abstract."""
-    sentences = row.get(text) if isinstance(row.get(text), list) else [row.get(text)]
-    abstract = " ".join(one for one in sentences if isinstance(one, str))
-    rest = {name: value for name, value in row.items() if name not in (key, text)}
-    ours = {"abstract_id": row[key], "title": row.get("title"), "abstract": abstract}
-    return ours | rest | ours  # in this order, and ours win
+def corpus_record(record, id_field, text_field):
+    """Return a record of the corpus: abstract_id, title, abstract, then the other fields.
+
+    id_field and text_field are the record's names of abstract_id and abstract. An abstract may be
+    a list of sentences.
+    """
+    abstract = record.get(text_field)
+    if isinstance(abstract, list):
+        abstract = " ".join(sentence for sentence in abstract if isinstance(sentence, str))
+    elif not isinstance(abstract, str):
+        abstract = ""
+    ours = {"abstract_id": record[id_field], "title": record.get("title"), "abstract": abstract}
+    for field, value in record.items():
+        if field not in (id_field, text_field):
+            ours.setdefault(field, value)
+    return ours
 
 
 def storable(record, left_out):
-    """Return the fields of a record that are texts (NFC) or finite numbers; count the others."""
+    """Return the fields that are texts (in NFC) or finite numbers; left_out counts the others."""
     kept = {}
-    for name, value in record.items():
+    for field, value in record.items():
         if isinstance(value, str):
-            kept[name] = unicodedata.normalize("NFC", value)
+            kept[field] = unicodedata.normalize("NFC", value)
         elif isinstance(value, (int, float)) and math.isfinite(value):
-            kept[name] = value
+            kept[field] = value
         elif value is not None:
-            left_out[name] = left_out.get(name, 0) + 1
+            left_out[field] += 1
     return kept
 
 
-def evidence_of(row):
+def evidence_of(record):
     """Return {abstract_id: label} of a claim of SciFact; cited without evidence is NEI."""
-    labels = dict.fromkeys(map(str, row.get("cited_doc_ids") or ()), "NEI")
-    for name, rationales in row.get("evidence", {}).items():
-        if isinstance(rationales, dict):  # SciFact-Open: one a pair
-            rationales = [rationales]
-        if rationales:  # those of an abstract share a label
-            labels[name] = rationales[0]["label"]
+    labels = {str(abstract_id): "NEI" for abstract_id in record.get("cited_doc_ids") or ()}
+    for abstract_id, rationales in record.get("evidence", {}).items():
+        if isinstance(rationales, dict):  # SciFact-Open: one rationale
+            labels[abstract_id] = rationales["label"]
+        elif rationales:  # all rationales of an abstract share a label
+            labels[abstract_id] = rationales[0]["label"]
     return labels
 
 
@@ -158,9 +176,15 @@ def evidence_of(row):
 def trec_columns(line):
     """Return the columns of a TREC file by its first line, None if it is something else."""
     fields = line.split()
-    columns = TREC.get(len(fields))
-    number = columns and fields[3 if len(fields) == 4 else 4]
-    return columns if number and re.fullmatch(r"[-+.\deE]+", number) else None
+    if len(fields) == len(TREC_QRELS):
+        columns = TREC_QRELS
+        number = fields[3]
+    elif len(fields) == len(TREC_RUN):
+        columns = TREC_RUN
+        number = fields[4]
+    else:
+        return None
+    return columns if re.fullmatch(r"[-+.\deE]+", number) else None
 
 
 def unquoted(field):
@@ -169,26 +193,29 @@ def unquoted(field):
     return quoted[1].replace('""', '"') if quoted else field
 
 
-def rows_of(path, text, delimiter):
-    """Yield (line, fields) of a table with a header."""
-    # Where every line of a TSV file has as many tabs, no quotation mark can swallow rows
+def delimited_rows(path, text, delimiter):
+    """Yield (line, fields) of the rows of a CSV or TSV file that are not blank."""
+    quoting = csv.QUOTE_MINIMAL
     tabs = {line.count("\t") for line in text.split("\n") if line}
-    quoting = csv.QUOTE_NONE if delimiter == "\t" and len(tabs) == 1 else csv.QUOTE_MINIMAL
+    if delimiter == "\t" and len(tabs) == 1:
+        # Every line of this TSV file has as many tabs: no quotation mark can swallow rows
+        quoting = csv.QUOTE_NONE
     csv.field_size_limit(2**31 - 1)
-    reader, line = (
-        csv.reader(
-            io.StringIO(text),
-            delimiter=delimiter,
-            quoting=quoting,
-            strict=True,
-            skipinitialspace=delimiter != "\t",
-        ),
-        1,
+    reader = csv.reader(
+        io.StringIO(text),
+        delimiter=delimiter,
+        quoting=quoting,
+        strict=True,
+        skipinitialspace=delimiter != "\t",
     )
+    line = 1
     try:
         for row in reader:
-            if any(map(str.strip, row)):
-                yield line, list(map(unquoted, row)) if quoting == csv.QUOTE_NONE else row
+            if any(field.strip() for field in row):
+                fields = row
+                if quoting == csv.QUOTE_NONE:
+                    fields = [unquoted(field) for field in row]
+                yield line, fields
             line = reader.line_num + 1
     except csv.Error as error:
         fail(f"{path}:{line}", f"{error}; fix its quotation marks")
@@ -198,11 +225,16 @@ def read_json(path):
     """Yield (line, record) of JSON Lines."""
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
-                if line.strip():
-                    yield number, {**json.loads(line)}
-            except (ValueError, TypeError) as error:
+                record = json.loads(line)
+            except ValueError as error:
                 fail(f"{path}:{number}", f"no JSON object ({error}); fix the line")
+            if not isinstance(record, dict):
+                kind = type(record).__name__
+                fail(f"{path}:{number}", f"no JSON object but a value of type {kind}; fix the line")
+            yield number, record
 
 
 def read_table(path):
@@ -213,42 +245,51 @@ def read_table(path):
         fail(path, f"{error}; save it as CSV in UTF-8")
     if not text.strip():
         fail(path, "an empty file; give one with rows")
-    first = text.split("\n", 1)[0]
-    if columns := trec_columns(first):
-        lines = enumerate(text.split("\n"), 1)
-        rows = {number: line.split() for number, line in lines if line.strip()}
+    lines = text.split("\n")
+    columns = trec_columns(lines[0])
+    if columns:
+        rows = {number: line.split() for number, line in enumerate(lines, 1) if line.strip()}
     else:
-        rows = dict(rows_of(path, text, max("\t,;", key=first.count)))
-        columns = [name.strip() for name in rows.pop(min(rows))]
-    for line, row in rows.items():
-        if len(row) != len(columns):
-            fail(f"{path}:{line}", f"{len(row)} fields, the first row has {len(columns)}; fix it")
+        delimiter = max("\t,;", key=lines[0].count)
+        rows = dict(delimited_rows(path, text, delimiter))
+        header = rows.pop(min(rows))
+        columns = [column.strip() for column in header]
+    for line, fields in rows.items():
+        if len(fields) != len(columns):
+            what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
+            fail(f"{path}:{line}", what)
     return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=str)
 
 
 # ---------------------------------------------------------------- Our columns from theirs
-def reject(path, table, bad, what):
-    """End the program at the first row of which bad holds."""
-    if bad.any():
-        row = table[bad].iloc[0]
+def reject(path, table, is_bad, what):
+    """End at the first row for which is_bad (a truth value per row) holds."""
+    if is_bad.any():
+        row = table[is_bad].iloc[0]
         values = row.reindex(["claim_id", "abstract_id", "rank", "score", "label"]).dropna()
         fail(f"{path}:{row.name}", f"{what}: {' '.join(map(str, values))}; fix the row")
 
 
-def renamed(path, table, theirs):
-    """Return a table with our column names; theirs: {our column: column of the file}."""
-    for ours, name in theirs.items():
-        if name not in table:
-            fail(f"{path}:1", f"no column {name} for {ours} among {', '.join(table)}")
-    form = next((names for columns, names in FORMS if columns <= set(table)), {})
-    named = {name: ours for ours, name in theirs.items()}
-    table = table.rename(columns=RENAMED | form | named)
-    if twice := list(filter(None, table.columns[table.columns.duplicated()])):
-        fail(f"{path}:1", f"two columns mean {twice[0]}; remove or rename one")
+def with_our_columns(path, table, given):
+    """Return a table with our column names; given: {our column: column of the file}."""
+    for ours, theirs in given.items():
+        if theirs not in table:
+            fail(f"{path}:1", f"no column {theirs} for {ours} among {', '.join(table)}")
+    names = dict(KNOWN_COLUMNS)
+    for columns, names_in_form in KNOWN_FORMS:
+        if columns <= set(table):
+            names |= names_in_form
+            break
+    for ours, theirs in given.items():
+        names[theirs] = ours
+    table = table.rename(columns=names)
+    for column in table.columns[table.columns.duplicated()]:
+        if column:
+            fail(f"{path}:1", f"two columns mean {column}; remove or rename one")
     return table
 
 
-def numbers(column):
+def to_floats(column):
     """Return a column of texts as floats, NaN for what is not a number."""
     return pd.to_numeric(column, errors="coerce").astype(float)
 
@@ -257,45 +298,55 @@ def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
     reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
-    table = table.assign(abstract_id=lists)[lists.str.len() > 0].explode("abstract_id")
-    return table.assign(rank=(table.groupby(level=0).cumcount() + 1).astype(str))
+    table = table.assign(abstract_id=lists)
+    table = table[lists.str.len() > 0].explode("abstract_id")
+    ranks = table.groupby(level=0).cumcount() + 1
+    return table.assign(rank=ranks.astype(str))
 
 
 def with_trec_ranks(path, table):
     """Return a TREC run ranked as trec_eval does: by score in float32, ties by id, backwards."""
-    order = table.assign(score=numbers(table["score"]).astype("float32"))
-    reject(path, table, order["score"].isna(), "the score is not a number")
-    order = order.sort_values(["score", "abstract_id"], ascending=False)
-    return table.assign(rank=(order.groupby("claim_id").cumcount() + 1).astype(str))
+    ordered = table.assign(score=to_floats(table["score"]).astype("float32"))
+    reject(path, table, ordered["score"].isna(), "the score is not a number")
+    ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
+    ranks = ordered.groupby("claim_id").cumcount() + 1
+    return table.assign(rank=ranks.astype(str))
 
 
 def with_relevance_labels(path, table):
-    """Return a table with relevance as labels; rows of relevance below 0 are not judged."""
-    grades = numbers(table["relevance"])
-    reject(path, table, grades % 1 != 0, "no grade of relevance (a run needs a header with rank)")
-    labels = grades.map(grade_label)
-    unjudged = labels == ""
+    """Return a table with labels for its relevance; rows of relevance below 0 are left out."""
+    grades = to_floats(table["relevance"])
+    what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
+    reject(path, table, grades % 1 != 0, what)
+    unjudged = grades < 0
     if unjudged.any():
-        warn(path, f"{unjudged.sum()} rows of relevance below 0: not judged, left out")
+        warn(
+            path, f"{unjudged.sum()} rows of relevance below 0 count as not judged and are left out"
+        )
     if (grades > 1).any():
         warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
-    return table.drop(columns="relevance").assign(label=labels)[~unjudged]
+    table = table.drop(columns="relevance").assign(label=grades.map(grade_label))
+    return table[~unjudged]
 
 
-def translated(path, theirs):
-    """Read a table of any format under our column names, with our ranks and labels."""
+def translated(path, given):
+    """Read a table of any format under our column names, with our ranks and labels.
+
+    given: {our column: column of the file}
+    """
     if Path(path).suffix in (".jsonl", ".json"):
         records = dict(read_json(path))
         table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
         table = table.where(table.notna(), None)
     else:
         table = read_table(path)
-    columns, table = list(table), renamed(path, table, theirs)
+    theirs = list(table)
+    table = with_our_columns(path, table, given)
     if {"claim_id", "preds"} <= set(table):
         table = with_list_rows(path, table)
-    if columns == TREC[6]:
+    if theirs == TREC_RUN:
         table = with_trec_ranks(path, table)
-    if "cord_uid" in columns and not {"rank", "score", "label", "relevance"} & set(table):
+    if "cord_uid" in theirs and not {"rank", "score", "label", "relevance"} & set(table):
         table["relevance"] = "1"  # CheckThat!: the paper that a post is about
     if "relevance" in table and not {"rank", "label"} & set(table):  # else it judges nothing
         table = with_relevance_labels(path, table)
@@ -305,26 +356,27 @@ def translated(path, theirs):
 # ---------------------------------------------------------------- The kind, and its checks
 def kind_of(path, table):
     """Return the first kind of which all columns are there."""
-    for kind, wanted in KINDS.items():
-        if set(wanted) <= set(table):
+    for kind, needed in KINDS.items():
+        if set(needed) <= set(table):
             return kind
-    known = "; ".join(f"{kind}: {', '.join(wanted)}" for kind, wanted in KINDS.items())
+    kinds = "; ".join(f"{kind}: {', '.join(needed)}" for kind, needed in KINDS.items())
     fail(
         f"{path}:1",
         f"columns {', '.join(map(str, table)):.200} make no known table; name them, "
-        f"as --columns claim_id=THEIRS,claim=THEIRS ({known})",
+        f"as --columns claim_id=THEIRS,claim=THEIRS ({kinds})",
     )
 
 
-def with_labels(path, table, kind):
+def with_our_labels(path, table, kind):
     """Return a table with labels as we spell them; qrels may have rows without any yet."""
     empty = table["label"].str.strip() == ""
     if kind == "qrels" and empty.any():
-        warn(path, f"{empty.sum()} rows without a label: not judged, left out")
+        warn(path, f"{empty.sum()} rows without a label count as not judged and are left out")
         table = table[~empty]
     labels = table["label"].map(label_of)
     unknown = ~labels.isin([*LABELS, RELEVANT])
-    reject(path, table, unknown, f"the label is none of {LABELS}; --labels may name it")
+    what = f"the label is none of {', '.join(LABELS)} (--labels maps other spellings)"
+    reject(path, table, unknown, what)
     if (labels == RELEVANT).any():
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
     return table.assign(label=labels.replace(RELEVANT, LABELS[0]))
@@ -332,15 +384,17 @@ def with_labels(path, table, kind):
 
 def with_checked_ranks(path, table):
     """Return a run by claim and rank; the ranks of a claim are 1, 2, 3, without gaps."""
-    ranks = numbers(table["rank"])
+    ranks = to_floats(table["rank"])
     if "score" not in table:
         table = table.assign(score=-ranks)
-    claim = table["claim_id"].factorize()[0]
-    reject(path, table, ranks != ranks.groupby(claim).rank("first"), "the ranks are not 1, 2, 3")
+    claims = table["claim_id"].factorize()[0]  # the first claim of the file is 0
+    wanted = ranks.groupby(claims).rank("first")
+    reject(path, table, ranks != wanted, "the ranks are not 1, 2, 3")
     for column in table.columns.intersection(["score", *PROBABILITIES]):
-        bad = ~np.isfinite(numbers(table[column]))
-        reject(path, table, bad, f"{column} is not a finite number")
-    return table.assign(rank=ranks.astype(int)).iloc[np.lexsort((ranks, claim))]
+        is_bad = ~np.isfinite(to_floats(table[column]))
+        reject(path, table, is_bad, f"{column} is not a finite number")
+    order = np.lexsort((ranks, claims))
+    return table.assign(rank=ranks.astype(int)).iloc[order]
 
 
 def checked(path, table, kind):
@@ -350,7 +404,7 @@ def checked(path, table, kind):
         table = table.assign(**{column: table[column].map(as_id)})
         reject(path, table, table[column] == "", f"{column} is empty")
     if kind in ("qrels", "verdicts"):
-        table = with_labels(path, table, kind)
+        table = with_our_labels(path, table, kind)
     if kind == "claims":
         table = table.assign(claim=table["claim"].map(one_line))
         reject(path, table, table["claim"] == "", "claim is empty")
@@ -359,73 +413,82 @@ def checked(path, table, kind):
         table = with_checked_ranks(path, table)
     if kind == "corpus":
         return table
-    columns = KINDS["run" if kind == "verdicts" else kind]
-    return table[[*columns, *(column for column in KEPT.get(kind, ()) if column in table)]]
+    return table[[column for column in WRITTEN[kind] if column in table]]
 
 
 # ---------------------------------------------------------------- Writing
-def write_table(path, rows):
-    """Write rows as TSV, whole or not at all; a field with a quotation mark is quoted."""
+def write_table(path, table):
+    """Write a table as TSV, whole or not at all; a field with a quotation mark is quoted."""
     with open(f"{path}.tmp", "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(rows)
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(table.columns)
+        writer.writerows(table.itertuples(index=False))
     os.replace(f"{path}.tmp", path)
 
 
-def write_corpus(path, rows, where):
-    """Write records as JSON Lines, whole or not at all; where: whose, for the warnings."""
-    left_out = {}
+def write_corpus(path, records, where):
+    """Write records as JSON Lines, whole or not at all; warnings name where they come from."""
+    left_out = Counter()
     with open(f"{path}.tmp", "w", encoding="utf-8", errors="replace") as file:
-        for row in rows:
-            record = storable(paper(row, "abstract_id", "abstract"), left_out)
+        for record in records:
+            record = storable(corpus_record(record, "abstract_id", "abstract"), left_out)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     os.replace(f"{path}.tmp", path)
-    for name, number in left_out.items():
-        warn(where, f"{number} fields {name} are neither text nor number, left out")
+    for field, number in left_out.items():
+        warn(where, f"{number} fields {field} are neither text nor number, left out")
 
 
 def write_evidence(path, out, table):
     """Write the qrels of claims that hold their evidence, as SciFact's; return their path."""
     pairs = []
-    for line, row in table.to_dict("index").items():
+    for line, record in table.to_dict("index").items():
         try:
-            pairs += [(row["claim_id"], *pair) for pair in evidence_of(row).items()]
+            for abstract_id, label in evidence_of(record).items():
+                pairs.append((record["claim_id"], abstract_id, label))
         except (AttributeError, LookupError, TypeError) as error:
-            fail(f"{path}:{line}", f"evidence is no {{doc_id: [{{label}}]}}: {error!r}")
+            form = "{doc_id: [{label: ...}]}"
+            fail(f"{path}:{line}", f"evidence is not of the form {form} ({error!r}); fix the line")
     qrels = checked(path, pd.DataFrame(pairs, columns=KINDS["qrels"]), "qrels")
     target = Path(out).with_name(Path(out).name.replace("claims", "qrels", 1))
     if target == Path(out):
-        fail("--out", f"{out} is for claims and evidence; name it claims.SPLIT.tsv")
-    write_table(target, [qrels.columns, *qrels.itertuples(index=False)])
+        fail("--out", f"{out} gets claims, and qrels go beside it; name it claims.SPLIT.tsv")
+    write_table(target, qrels)
     return str(target)
 
 
 def convert(args):
-    """Write FILE as ours, and return facts."""
+    """Write FILE as ours, and return a summary."""
     if Path(args.out).resolve() == Path(args.file).resolve():
         fail(args.out, "this command reads it; give another --out")
     labels = {theirs: ours for ours, theirs in args.labels.items()}
-    whole = translated(args.file, args.columns).replace({"label": labels})
-    kind = kind_of(args.file, whole)
-    if whole.empty:
+    source = translated(args.file, args.columns).replace({"label": labels})
+    kind = kind_of(args.file, source)
+    if source.empty:
         fail(args.file, "a header without rows; give a file with rows")
-    table, made = checked(args.file, whole, kind), [args.out]
+    table = checked(args.file, source, kind)
+    made = [args.out]
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    if kind == "claims" and "evidence" in whole:
-        made.append(write_evidence(args.file, args.out, whole))
+    if kind == "claims" and "evidence" in source:
+        made.append(write_evidence(args.file, args.out, source))
     if kind == "corpus":
         write_corpus(args.out, table.to_dict("records"), args.out)
     else:
-        write_table(args.out, [table.columns, *table.itertuples(index=False)])
-    others = [name for name in whole if name not in {*table, "q0", "tag", "preds", "evidence"}]
-    if others:
-        warn(args.file, f"columns left out (no use in {kind}): {', '.join(map(str, others))}")
+        write_table(args.out, table)
+    used = {*table, "q0", "tag", "preds", "evidence"}
+    unused = [str(column) for column in source if column not in used]
+    if unused:
+        warn(args.file, f"columns left out (no use in {kind}): {', '.join(unused)}")
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
     return {"made": made, "kind": kind, "rows": len(table)}
 
 
-def names(text):
+# ---------------------------------------------------------------- Command line
+def name_pairs(text):
     """Return {our name: that of the file} of --columns or --labels."""
-    return dict(pair.split("=") for pair in text.split(","))
+    try:
+        return dict(pair.split("=") for pair in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form OURS=THEIRS,...") from None
 
 
 def main():
@@ -434,22 +497,17 @@ def main():
     )
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
-    add("file", metavar="FILE", help="a table of another format")
-    add("--out", required=True, help="file to write")
-    add(
-        "--columns",
-        type=names,
-        default={},
-        metavar="OURS=THEIRS,...",
-        help="our column names for those of FILE",
-    )
-    add(
-        "--labels",
-        type=names,
-        default={},
-        metavar="OURS=THEIRS,...",
-        help="our labels for those of FILE, as SUPPORTS=agrees,REFUTES=disagrees,NEI=unclear",
-    )
+    # fmt: off
+    add("file", metavar="FILE", help="convert this table")
+    add("--out", required=True,
+        help="write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for "
+             "claims with evidence, whose qrels go beside it")
+    add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
+        help="read our column OURS from the file's column THEIRS (default: the names above)")
+    add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
+        help="read the file's label THEIRS as OURS, as in SUPPORTS=agrees,REFUTES=disagrees "
+             "(default: common spellings of supports, refutes, not enough info)")
+    # fmt: on
     args = parser.parse_args()
     try:
         print(json.dumps(convert(args)))

@@ -16,7 +16,6 @@ import json
 import pickle
 import random
 import re
-from pathlib import Path
 
 import convert
 from convert import RELEVANT, as_id, fail
@@ -37,48 +36,65 @@ PICKLE = "a pickle can hold code; --allow-pickle reads it with an unpickler for 
 
 # ---------------------------------------------------------------- Files
 def find(source, *patterns):
-    """Return the files at or below source whose names match, sorted."""
-    paths = [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*")))
+    """Return the files at or below source whose names match a pattern, sorted."""
+    if source.is_file():
+        paths = [source]
+    else:
+        paths = sorted(path for path in source.rglob("*") if path.is_file())
     found = [path for path in paths if any(map(path.match, patterns))]
     if not found:
         fail(source, f"no file {' or '.join(patterns)}; give the folder of the published files")
     return found
 
 
-def only(source, pattern):
+def find_one(source, pattern):
     """Return the one file that matches; copies with the same bytes count as one."""
     found = find(source, pattern)
-    if not all(filecmp.cmp(found[0], path, shallow=False) for path in found):
-        fail(source, f"{found[0]} and {found[-1]} differ; give the folder of one data set")
+    for path in found:
+        if not filecmp.cmp(found[0], path, shallow=False):
+            fail(source, f"{found[0]} and {found[-1]} differ; give the folder of one data set")
     return found[0]
 
 
-def demand(where, found, *wanted):
-    """End the script if columns are missing."""
-    missing = [column for column in wanted if column not in found]
+def demand(where, record, *fields):
+    """End the script if a record lacks one of the fields."""
+    missing = [field for field in fields if field not in record]
     if missing:
-        there = ", ".join(map(str, found))
+        there = ", ".join(map(str, record))
         fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
 
-def rows(path, *wanted):
-    """Yield the records of a parquet, pickle, TSV, CSV or JSON file that has the columns wanted."""
+def first_character(path):
+    """Return the first character of a file: "[" in a JSON array, "{" in JSON Lines."""
+    with open(path, encoding="utf-8-sig") as file:
+        return file.read(1)
+
+
+def records_of(path):
+    """Yield the records of a parquet, pickle, TSV, CSV or JSON file."""
     if path.suffix == ".parquet":
         from pyarrow import parquet
 
-        batches = parquet.ParquetFile(path).iter_batches(10_000)  # a whole corpus takes gigabytes
-        records = (record for batch in batches for record in batch.to_pylist())
+        # In batches: a whole corpus takes gigabytes
+        for batch in parquet.ParquetFile(path).iter_batches(10_000):
+            yield from batch.to_pylist()
     elif path.suffix == ".pkl":
         with open(path, "rb") as file:
-            records = TableUnpickler(file).load().to_dict("records")
+            table = TableUnpickler(file).load()
+        yield from table.to_dict("records")
     elif path.suffix in (".tsv", ".csv"):
-        records = convert.read_table(path).to_dict("records")
-    elif path.open(encoding="utf-8-sig").read(1) == "[":
-        records = json.loads(path.read_text(encoding="utf-8-sig"))
+        yield from convert.read_table(path).to_dict("records")
+    elif first_character(path) == "[":
+        yield from json.loads(path.read_text(encoding="utf-8-sig"))
     else:
-        records = (record for _, record in convert.read_json(path))
-    for record in records:
-        demand(path, record, *wanted)
+        for _, record in convert.read_json(path):
+            yield record
+
+
+def read_records(path, *fields):
+    """Yield the records of a file; end the script at one that lacks one of the fields."""
+    for record in records_of(path):
+        demand(path, record, *fields)
         yield record
 
 
@@ -88,62 +104,79 @@ class TableUnpickler(pickle.Unpickler):
     def find_class(self, module, name):
         module = re.sub(r"^numpy\.core\b", "numpy._core", module)  # its name before numpy 2
         if name == "Int64Index":  # before pandas 2
-            module, name = "pandas", "Index"
+            module = "pandas"
+            name = "Index"
         if f"{module}.{name}" not in TABLE_NAMES:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no table needs")
         return super().find_class(module, name)
 
 
-# ---------------------------------------------------------------- Rows
-def renamed(row, **names):
-    """Return some fields of a row under our names; names: {our name: theirs}."""
-    return {ours: row.get(theirs) for ours, theirs in names.items()}
+# ---------------------------------------------------------------- Records
+def renamed(record, **names):
+    """Return some fields of a record under our names; names: {our name: theirs}."""
+    return {ours: record.get(theirs) for ours, theirs in names.items()}
 
 
 def codes_of(value):
     """Return codes, a list or a text, as "1_1;1_6"; None without any."""
-    codes = value if isinstance(value, list) else re.split(r"[;,\s]+", value or "")
-    return ";".join(dict.fromkeys(filter(None, codes))) or None
+    codes = value
+    if not isinstance(value, list):
+        codes = re.split(r"[;,\s]+", value or "")
+    distinct = dict.fromkeys(code for code in codes if code)
+    return ";".join(distinct) or None
 
 
-def papers(table, key, text="abstract"):
-    """Yield rows as records of the corpus; key and text: their names of abstract_id, abstract."""
-    for row in table:
-        if isinstance(row.get("metadata"), dict):  # SciFact-Open: year, venue
-            row = row.pop("metadata") | row
-        yield None, convert.paper(row, key, text)
+def corpus_records(records, id_field, text_field="abstract"):
+    """Yield (None, record of the corpus); the fields are their abstract_id and abstract."""
+    for record in records:
+        if isinstance(record.get("metadata"), dict):  # SciFact-Open: year, venue
+            record = record.pop("metadata") | record
+        yield None, convert.corpus_record(record, id_field, text_field)
 
 
-def corpus_of(source, pattern, key, text="abstract"):
-    """Yield the records of the one corpus file in JSON Lines."""
-    yield from papers(rows(only(source, pattern), key, text), key, text)
+def read_corpus(source, pattern, id_field, text_field="abstract"):
+    """Yield (None, record of the corpus) from the one corpus file in JSON Lines."""
+    records = read_records(find_one(source, pattern), id_field, text_field)
+    yield from corpus_records(records, id_field, text_field)
 
 
 # ---------------------------------------------------------------- Data sets
 def read_climatecheck(source, args):
-    """ClimateCheck: parquet files of both hub data sets; test labels in *gold*."""
-    files = find(source, "*.parquet", "*gold*.csv", "*gold*.tsv")
-    names = {path: str(path.relative_to(source)) for path in files}
-    corpus = [path for path in files if "corpus" in names[path]]
-    gold = [path for path in files if "gold" in names[path]]
+    """ClimateCheck: parquet files of both hub data sets; labels of test in files named *gold*."""
+    names = {}
+    for path in find(source, "*.parquet", "*gold*.csv", "*gold*.tsv"):
+        names[path] = str(path.relative_to(source))
+    corpus = [path for path in names if "corpus" in names[path]]
+    gold = [path for path in names if "gold" in names[path]]
+    claims = [path for path in names if path not in corpus and path not in gold]
     if not corpus:
         fail(source, "no *corpus*.parquet; add climatecheck_publications_corpus.parquet")
     for path in corpus:
-        yield from papers(rows(path, "abstract_id", "abstract"), "abstract_id")
-    rest = [path for path in files if path not in (*corpus, *gold)]
-    columns = ("claim_id", "claim", "abstract_id", "annotation")  # of test, only two are public
-    for split, public in (("train", 4), ("test", 2)):
-        paths = [path for path in rest if path.name.startswith(split)]
-        for path in [path for path in paths if args.edition in names[path]] or paths:
-            for row in rows(path, *columns[:public]):
-                more = {"label": row.get("annotation"), "codes": codes_of(row.get("narrative"))}
-                yield split, row | more
+        yield from corpus_records(read_records(path, "abstract_id", "abstract"), "abstract_id")
+    public = {
+        "train": ("claim_id", "claim", "abstract_id", "annotation"),
+        "test": ("claim_id", "claim"),
+    }
+    for split, fields in public.items():
+        paths = [path for path in claims if path.name.startswith(split)]
+        of_edition = [path for path in paths if args.edition in names[path]]
+        for path in of_edition or paths:
+            for record in read_records(path, *fields):
+                yield split, climatecheck_row(record, "abstract_id")
     for path in gold:
-        for row in rows(path, "claim_id", "annotation"):
-            key = "abstract_id" if "abstract_id" in row else "abstract_original_index"
-            demand(path, row, key)
-            more = {"label": row["annotation"], "codes": codes_of(row.get("narrative"))}
-            yield "test", row | {"abstract_id": row[key]} | more
+        for record in read_records(path, "claim_id", "annotation"):
+            id_field = "abstract_original_index"
+            if "abstract_id" in record:
+                id_field = "abstract_id"
+            demand(path, record, id_field)
+            yield "test", climatecheck_row(record, id_field)
+
+
+def climatecheck_row(record, id_field):
+    """Return a record of ClimateCheck under our names."""
+    codes = codes_of(record.get("narrative"))
+    pair = renamed(record, abstract_id=id_field, label="annotation")
+    return record | pair | {"codes": codes}
 
 
 def read_scifact(source, args):
@@ -154,15 +187,18 @@ def read_scifact(source, args):
     """
     for path in find(source, "claims_train.jsonl", "claims_dev.jsonl", "claims_test.jsonl"):
         split = path.stem.removeprefix("claims_")
-        labelled = () if split == "test" else ("evidence", "cited_doc_ids")
-        for row in rows(path, "id", "claim", *labelled):
-            claim = {"claim_id": row["id"], "claim": row["claim"]}
+        fields = ["id", "claim"]
+        if split != "test":
+            fields += ["evidence", "cited_doc_ids"]
+        for record in read_records(path, *fields):
+            claim = renamed(record, claim_id="id", claim="claim")
             yield split, claim
-            for name in dict.fromkeys(map(str, row.get("cited_doc_ids", ()))):
-                yield f"{split}-cited", claim | {"abstract_id": name, "label": RELEVANT}
-            for name, label in convert.evidence_of(row).items():
-                yield split, {"claim_id": row["id"], "abstract_id": name, "label": label}
-    yield from corpus_of(source, "corpus.jsonl", "doc_id")
+            cited = map(str, record.get("cited_doc_ids", ()))
+            for abstract_id in dict.fromkeys(cited):  # a claim may cite one twice
+                yield f"{split}-cited", claim | {"abstract_id": abstract_id, "label": RELEVANT}
+            for abstract_id, label in convert.evidence_of(record).items():
+                yield split, claim | {"abstract_id": abstract_id, "label": label}
+    yield from read_corpus(source, "corpus.jsonl", "doc_id")
 
 
 def read_scifact_open(source, args):
@@ -170,140 +206,153 @@ def read_scifact_open(source, args):
 
     Two further splits hold the evidence known from SciFact (citation), and the new (pooling).
     """
-    path = only(source, "claims.jsonl")
-    for row in rows(path, "id", "claim", "evidence"):
-        claim = {"claim_id": row["id"], "claim": row["claim"]}
+    for record in read_records(find_one(source, "claims.jsonl"), "id", "claim", "evidence"):
+        claim = renamed(record, claim_id="id", claim="claim")
         yield "test", claim
-        for name, label in convert.evidence_of(row).items():
-            judged = claim | {"abstract_id": name, "label": label}
-            yield "test", judged
-            if row["evidence"][name].get("provenance") in ("citation", "pooling"):
-                yield row["evidence"][name]["provenance"], judged
-    yield from corpus_of(source, "corpus.jsonl", "doc_id")
+        for abstract_id, label in convert.evidence_of(record).items():
+            pair = claim | {"abstract_id": abstract_id, "label": label}
+            yield "test", pair
+            provenance = record["evidence"][abstract_id].get("provenance")
+            if provenance in ("citation", "pooling"):
+                yield provenance, pair
+    yield from read_corpus(source, "corpus.jsonl", "doc_id")
 
 
 def read_check_covid(source, args):
-    """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json; all: the three splits."""
+    """Check-COVID: covidCheck_SPLIT.json or its two halves, corpus.json.
+
+    The split all holds the claims of the three splits.
+    """
     for split in ("train", "dev", "test"):
-        names = [f"covidCheck_{split}{kind}.json" for kind in ("", "_composed", "_extracted")]
+        stem = f"covidCheck_{split}"
+        names = [f"{stem}.json", f"{stem}_composed.json", f"{stem}_extracted.json"]
         for path in find(source, *names):
-            for row in rows(path, "id", "claim", "cord_id", "label"):
-                row |= {"claim_id": row["id"], "abstract_id": row["cord_id"]}
+            for record in read_records(path, "id", "claim", "cord_id", "label"):
+                row = record | renamed(record, claim_id="id", abstract_id="cord_id")
                 yield split, row
                 yield "all", row
-    yield from corpus_of(source, "corpus.json", "cord_id")
+    yield from read_corpus(source, "corpus.json", "cord_id")
 
 
 def read_climate_fever(source, args):
     """CLIMATE-FEVER: claims, each with its evidence sentences; split at random."""
-    path = only(source, "climate-fever*.jsonl")
-    claims = list(rows(path, "claim_id", "claim", "evidences"))
+    path = find_one(source, "climate-fever*.jsonl")
+    claims = list(read_records(path, "claim_id", "claim", "evidences"))
     sentences = {}  # a sentence may be evidence for several claims
-    for row in claims:
-        for one in row["evidences"]:
-            demand(
-                f"{path}, claim {row['claim_id']}",
-                one,
-                "evidence_id",
-                "evidence_label",
-                "article",
-                "evidence",
-            )
-            sentences[one["evidence_id"]] = one
-    for one in sentences.values():
-        yield None, renamed(one, abstract_id="evidence_id", title="article", abstract="evidence")
-    claims.sort(key=lambda row: (len(str(row["claim_id"])), str(row["claim_id"])))  # 9 before 10
+    fields = ("evidence_id", "evidence_label", "article", "evidence")
+    for claim in claims:
+        for evidence in claim["evidences"]:
+            demand(f"{path}, claim {claim['claim_id']}", evidence, *fields)
+            sentences[evidence["evidence_id"]] = evidence
+    names = {"abstract_id": "evidence_id", "title": "article", "abstract": "evidence"}
+    for evidence in sentences.values():
+        yield None, renamed(evidence, **names)
+    # By number, 9 before 10
+    claims.sort(key=lambda claim: (len(str(claim["claim_id"])), str(claim["claim_id"])))
     random.Random(SEED).shuffle(claims)
     splits = ["train"] * (len(claims) // 2) + ["dev"] * (len(claims) // 10)
     splits += ["test"] * (len(claims) - len(splits))
-    for split, row in zip(splits, claims):
-        for one in row["evidences"]:
-            yield split, row | renamed(one, abstract_id="evidence_id", label="evidence_label")
+    for split, claim in zip(splits, claims):
+        for evidence in claim["evidences"]:
+            pair = renamed(evidence, abstract_id="evidence_id", label="evidence_label")
+            yield split, claim | pair
 
 
 def read_checkthat4b(source, args):
-    """CheckThat! 2025, task 4b: query tweets (papers of test in test_gold), the collection."""
+    """CheckThat! 2025, task 4b: tweets that are about a paper, and the collection of papers.
+
+    The papers of test are read from subtask4b_query_tweets_test_gold.tsv.
+    """
+    names = {"claim_id": "post_id", "claim": "tweet_text", "abstract_id": "cord_uid"}
     for path in find(source, "subtask4b_query_tweets_*.tsv"):
         split = path.stem.removeprefix("subtask4b_query_tweets_")
-        columns = ("post_id", "tweet_text", "cord_uid")
-        public = 2 if split == "test" else 3
-        for row in rows(path, *columns[:public]):
-            row = renamed(row, claim_id="post_id", claim="tweet_text", abstract_id="cord_uid")
-            yield split.removesuffix("_gold"), row | {"label": RELEVANT}
-    path = only(source, "subtask4b_collection_data.*")
-    columns = ("cord_uid", "title", "abstract")
+        fields = ["post_id", "tweet_text"]
+        if split != "test":
+            fields.append("cord_uid")
+        for record in read_records(path, *fields):
+            yield split.removesuffix("_gold"), renamed(record, **names) | {"label": RELEVANT}
+    path = find_one(source, "subtask4b_collection_data.*")
     if path.suffix == ".pkl" and not args.allow_pickle:
         fail(path.name, PICKLE)
-    for _, record in papers(rows(path, *columns), "cord_uid"):
+    records = read_records(path, "cord_uid", "title", "abstract")
+    for _, record in corpus_records(records, "cord_uid"):
         record["source"] = record.pop("source_x", None)
         record.pop("label", None)  # cord_uid once more
         yield None, record
 
 
 def read_checkthat2026(source, args):
-    """CheckThat! 2026, task 1: the collection, and posts in English, German and French.
+    """CheckThat! 2026, task 1: posts in English, German and French, and the collection of papers.
 
     The path of a file of posts names language and split, as in de_train.json; claim_id is
     LANGUAGE-NUMBER. Without the papers of test, these posts have no judgements.
     """
-    paths = find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv")
-    words = {path: re.findall("[a-z]+", str(path.relative_to(source)).lower()) for path in paths}
+    words = {}
+    for path in find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv"):
+        words[path] = re.findall("[a-z]+", str(path.relative_to(source)).lower())
     for path in find(source, "*collection*.*"):
-        yield from papers(rows(path, "pubkey", "title", "abstract"), "pubkey")
+        yield from corpus_records(read_records(path, "pubkey", "title", "abstract"), "pubkey")
     for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
-        for path in [path for path in paths if {language, split} <= set(words[path])]:
-            for row in rows(path, "index", "text", *["pubkey"] * (split != "test")):
-                claim = {"claim_id": f"{language}-{as_id(row['index'])}", "claim": row["text"]}
-                yield (
-                    split,
-                    claim
-                    | {"language": language, "abstract_id": row.get("pubkey"), "label": RELEVANT},
-                )
+        fields = ["index", "text"]
+        if split != "test":
+            fields.append("pubkey")
+        for path in words:
+            if language not in words[path] or split not in words[path]:
+                continue
+            for record in read_records(path, *fields):
+                row = renamed(record, claim="text", abstract_id="pubkey")
+                row["claim_id"] = f"{language}-{as_id(record['index'])}"
+                yield split, row | {"language": language, "label": RELEVANT}
 
 
 def read_beir(source, args):
     """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
-    queries = rows(only(source, "queries.jsonl"), "_id", "text")
-    texts = {as_id(row["_id"]): row["text"] for row in queries}
+    queries = read_records(find_one(source, "queries.jsonl"), "_id", "text")
+    claims = {as_id(record["_id"]): record["text"] for record in queries}
     for path in find(source, "qrels/*.tsv"):
-        for row in rows(path, "query-id", "corpus-id", "score"):
-            pair = renamed(row, claim_id="query-id", abstract_id="corpus-id")
-            label = convert.grade_label(row["score"])
-            yield path.stem, pair | {"claim": texts.get(as_id(row["query-id"])), "label": label}
-    yield from corpus_of(source, "corpus.jsonl", "_id", "text")
+        for record in read_records(path, "query-id", "corpus-id", "score"):
+            row = renamed(record, claim_id="query-id", abstract_id="corpus-id")
+            row["claim"] = claims.get(as_id(row["claim_id"]))
+            row["label"] = convert.grade_label(record["score"])
+            yield path.stem, row
+    yield from read_corpus(source, "corpus.jsonl", "_id", "text")
 
 
 # ---------------------------------------------------------------- Folders of the kit
 def read_ours(source, args):
     """Yield the rows of a data folder of the kit."""
     for path in source.glob("*.*.tsv"):  # claims, qrels, narratives
-        for row in rows(path, "claim_id"):
-            yield path.stem.partition(".")[2], row
-    for record in rows(source / "corpus.jsonl", "abstract_id"):
+        split = path.stem.partition(".")[2]
+        for row in read_records(path, "claim_id"):
+            yield split, row
+    for record in read_records(source / "corpus.jsonl", "abstract_id"):
         yield None, record
 
 
 def read_split(source, args):
-    """Draw a dev split from a data folder's training claims; another of its splits is test."""
+    """Draw a dev split from the training claims of a data folder; another of its splits is test."""
     if not 0 < args.share < 1:
         fail("--share", f"{args.share} is not between 0 and 1")
     path = source / f"claims.{args.test}.tsv"
     if args.test.partition("-")[0] == "train" or not path.is_file():
         fail(path, "no such file, or what dev is drawn from; --test names another split for test")
-    claims = rows(source / "claims.train.tsv", "claim_id", "claim")
-    words = {row["claim_id"]: row["claim"].casefold() for row in claims}
-    texts = sorted(set(words.values()))
-    # claims of equal words stay together
-    dev = set(random.Random(args.seed).sample(texts, round(args.share * len(texts))))
-    for name, row in read_ours(source, args):
-        split, dash, suffix = (name or "").partition("-")  # train-cited
-        if split == "train":
-            drawn = words.get(row["claim_id"]) in dev
-            yield ("dev" if drawn else "train") + dash + suffix, row
-        elif name is None:
+    claims = {}
+    for row in read_records(source / "claims.train.tsv", "claim_id", "claim"):
+        claims[row["claim_id"]] = row["claim"].casefold()
+    distinct = sorted(set(claims.values()))  # claims of equal words stay together
+    drawn = random.Random(args.seed).sample(distinct, round(args.share * len(distinct)))
+    dev = set(drawn)
+    for split, row in read_ours(source, args):
+        if split is None:
             yield None, row
-        elif name == args.test or name.startswith(args.test + "-"):
-            yield "test" + name.removeprefix(args.test), row
+            continue
+        base, dash, suffix = split.partition("-")  # train-cited
+        if base == "train":
+            if claims.get(row["claim_id"]) in dev:
+                base = "dev"
+            yield base + dash + suffix, row
+        elif split == args.test or split.startswith(f"{args.test}-"):
+            yield "test" + split.removeprefix(args.test), row
 
 
 READERS = {

@@ -113,7 +113,7 @@ def test_claims_with_evidence_become_claims_and_qrels(tmp_path, convert):
     assert qrels == [["7", "1", "SUPPORTS"], ["7", "2", "NEI"], ["7", "3", "REFUTES"]]
     jsonl(tmp_path / "bad.jsonl", {"id": 7, "claim": "C", "evidence": {"1": [{"stance": "x"}]}})
     done = convert("bad.jsonl", None, out="claims.x.tsv")
-    assert done.returncode == 2 and "bad.jsonl:1: evidence is no" in done.stderr
+    assert done.returncode == 2 and "bad.jsonl:1: evidence is not" in done.stderr
 
 
 def test_queries_and_qrels_of_beir(convert, rows, tmp_path):
@@ -181,7 +181,7 @@ def test_columns_of_other_names_are_named(tmp_path, convert, rows):
     assert (tmp_path / "out/t.tsv").read_text().startswith("claim_id\tclaim\tlanguage\n7\t")
     for named, said in (
         ("claim=tweet", "no column tweet"),
-        ("claim", "invalid names value"),
+        ("claim", "is not of the form OURS=THEIRS"),
         ("claim_id=text", "no known table"),
     ):
         done = convert("c.csv", text, "--columns", named)
