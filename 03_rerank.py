@@ -44,8 +44,8 @@ RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
-ADVICE = """train one (python 03_rerank.py train --data ...), name one (--model
-    cross-encoder/ms-marco-MiniLM-L6-v2), or fetch the small ones (python data/download.py models)"""
+ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
+    cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
 
 
 # ---------- Inputs
@@ -410,11 +410,11 @@ def dev_evaluator(model, paths, abstracts, depth):
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     samples = []
     for claim_id, relevant in evidence.items():
-        ranked_ids = candidates.get(claim_id, [""])  # a claim without candidates counts 0
-        pairs = [(claims[claim_id], abstracts.get(one, "")) for one in ranked_ids]
-        short, _ = truncate(model, pairs)
+        found = candidates.get(claim_id, [""])  # a claim without candidates counts 0
+        texts = [abstracts.get(abstract_id, "") for abstract_id in found]
+        short, _ = truncate(model, [(claims[claim_id], text) for text in texts])
         documents = [text for _, text in short]
-        positive = [text for one, text in zip(ranked_ids, documents) if one in relevant]
+        positive = [text for key, text in zip(found, documents) if key in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})
     return CrossEncoderRerankingEvaluator(
         samples, always_rerank_positives=False, name="dev", write_csv=False
@@ -469,8 +469,8 @@ def add_texts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
 
 def add_length(add):
-    add("--max-length", type=positive, default=512, help="truncate a claim and its abstract to this "
-        "many tokens together; only the abstract is truncated, unless the claim is very long")
+    add("--max-length", type=positive, default=512, help="truncate a claim and its abstract to "
+        "this many tokens together; only the abstract is truncated, unless the claim is very long")
     add("--prompt", help="instruct a causal reranker by this text (default: what the model says)")
 
 def add_rerank(job):
@@ -514,8 +514,8 @@ def add_train(job):
     add_texts(add)
     add("--out", default="{work}/models/reranker", help="write the trained model to this folder")
     add = job.add_argument_group("model").add_argument
-    add("--model", default="data/models/minilm", help="start from this encoder or reranker, a folder "
-        "or a name on the hub; an encoder gets a new head")
+    add("--model", default="data/models/minilm", help="start from this encoder or reranker, a "
+        "folder or a name on the hub; an encoder gets a new head")
     add_length(add)
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=("bce", "margin", "l1"), default="bce",
@@ -699,7 +699,7 @@ def run(args):
 def read_table(path, columns, **known):
     """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
 
-    known: {column: its allowed values}. A faulty row ends the script.
+    known: {column: the values that it may hold, if it is there}. A faulty row ends the script.
     """
     import pandas as pd
 
@@ -715,7 +715,8 @@ def read_table(path, columns, **known):
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
-        faults[f"unknown {column}"] = ~table[column].isin(list(values))
+        if column in table:
+            faults[f"unknown {column}"] = ~table[column].isin(list(values))
     faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):

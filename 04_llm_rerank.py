@@ -357,16 +357,14 @@ def rerank(args):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
-    texts = {
-        name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
-        for name, one in read_corpus(args.corpus).items()
-    }
+    records = read_corpus(args.corpus)
+    texts = {abstract_id: text_of(record) for abstract_id, record in records.items()}
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=texts)
     seen = run[run["rank"] <= args.depth]
     order = listwise if args.method == "listwise" else pointwise
     run = fuse_run(run, seen, order(seen, template, claims, texts, shots, args), args)
     with written(args.out, task, rows=len(run), **COUNTS) as new:
-        run[RUN].to_csv(new, sep="\t", index=False, float_format="%.9g")
+        write_table(run[RUN], new)
     return {"made": [args.out], "rows": len(run), **COUNTS}
 
 
@@ -386,7 +384,8 @@ def ask(args):
 
 # ---------- Command line
 # fmt: off
-def add_rerank(add):
+def add_rerank(job):
+    add = job.add_argument_group("this job").add_argument
     add("--run", default="{work}/{split}/rerank.tsv", help="run to rerank")
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
@@ -400,13 +399,16 @@ def add_rerank(add):
     add("--alpha", type=float, default=ALPHA, help="weight of the run's score")
     add("--fewshot", type=int, default=0, help="claims of train shown as examples")
     add("--prompt", metavar="FILE", help="with {claim}, {abstracts}; {n}, {wanted}, {example}")
-    add_requests(add)
-    add_model(add)
+    add_requests(job)
+    add_model(job)
+    add_shared(job, split="test")
 
-def add_ask(add):
+def add_ask(job):
+    add = job.add_argument_group("this job").add_argument
     add("requests", help="file of requests, as for the OpenAI Batch API")
     add("--replies", required=True, help="file that replies are added to")
-    add_model(add)
+    add_model(job)
+    add_shared(job)
 # fmt: on
 
 
@@ -415,14 +417,14 @@ def main():
 
 
 # --- helpers (same in all six scripts)
-START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
+START = time.monotonic()
+WARNINGS = []  # of this call; sidecars keep them
+CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 
 def warn(where, what):
-    """Print a line on stderr; sidecars keep it."""
+    """Print a warning on stderr."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
@@ -433,140 +435,122 @@ def fail(where, what):
     sys.exit(2)
 
 
-def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(
-            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
-        )
-    except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; see data/convert.py")
-    if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
-    if "claim" in columns:  # as pandas quotes
-        table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
-        )
-    ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column] == "" for column in columns}
-    bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
-    bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
-    if "rank" in columns:
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce")
-        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
-    for what, rows in bad.items():
-        if rows.any():
-            row = rows.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
-    return table.reset_index(drop=True)
-
-
-def read_corpus(path):
-    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
-    corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                name = str(record["abstract_id"])
-            except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
-            if name in corpus:
-                fail(f"{path}:{number}", f"a second abstract {name}; remove one")
-            corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    return corpus
-
-
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
-    path, total = Path(path), hashlib.sha256()
-    if path.is_dir() and Path(f"{path}.meta.json").exists():
-        path = Path(f"{path}.meta.json")
-    for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
-        with one.open("rb") as file:
+    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    path = Path(path)
+    sidecar = Path(f"{path}.meta.json")
+    if path.is_dir() and sidecar.exists():
+        path = sidecar
+    total = hashlib.sha256()
+    for part in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
+        with part.open("rb") as file:
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments and digests."""
+    """Return what decides an output: arguments, and digests of inputs and of local models."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; make it or fix its name")
+            fail(path, "not found; make it, fix its name, or name one by its flag, as --qrels")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    made, script = [], Path(sys.argv[0])
-    for out in outs:
+    script = Path(sys.argv[0])
+    lines = []
+    for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
-        if Path(out).is_dir() and not meta.exists():
+        if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
-    if args.force or not all(task.items() <= one.items() for one in made):
-        return False
-    for out, one in zip(outs, made):
-        edited = f" (made by another version of {script.name}; --force makes it again)"
-        print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
+        made = {}
+        with contextlib.suppress(OSError, ValueError):  # no sidecar, or a torn one
+            made = json.loads(meta.read_bytes())
+        if args.force or not out.exists() or not task.items() <= made.items():
+            return False
+        lines.append(f"up to date: {out}")
+        if made["script"] != digest(script):
+            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+    print(*lines, sep="\n")
     return True
 
 
 @contextlib.contextmanager
-def written(path, task, **facts):
+def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    path = Path(path)
+    new = Path(f"{path}.tmp")
+    meta = Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)  # a folder
+    new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
     meta.write_text("{}")  # while the output is replaced
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": sys.argv,
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
+    made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
     new.replace(meta)
 
 
+def positive(text):
+    """Return a flag's value: a whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def add_shared(job, split=None):
+    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+    add = job.add_argument_group("shared by all scripts").add_argument
+    # fmt: off
+    add("--data", default="data/demo", help="read corpus, claims and qrels from this folder, "
+        "{data} in other defaults")
+    add("--work", help="keep what is made in this folder, {work} in other defaults (default: work/ "
+        "with the name of the data folder)")
+    if split:
+        add("--split", default=split, help="take claims and qrels of this split, {split} in other "
+            "defaults")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    # fmt: on
+
+
 def command_line(jobs):
-    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
-    script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
+    """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
+    script = Path(sys.argv[0]).name
+    names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
-        name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        name = function.__name__
+        text = function.__doc__.splitlines()[0]
+        job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
-        job.add_argument("--work", help="what is made of it (default: work/NAME)")
-        job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
-        job.add_argument("--force", action="store_true", help="make outputs again")
-        add_flags(job.add_argument)
-        for flag in job._actions:
-            known = flag.default not in (None, False, argparse.SUPPRESS)
-            flag.help += " (default: %(default)s)" * known
-    given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
-    args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
+        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        add_flags(job)
+        for flag in job._actions:  # argparse has no public list of them
+            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
+            if is_shown and "(default" not in flag.help:
+                flag.help += " (default: %(default)s)"
+    words = sys.argv[1:] or names[:1]
+    if words[0] not in (*names, "-h", "--help"):
+        if words[0].isalpha() and not Path(words[0]).exists():
+            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+        words = [names[0], *words]
+    args = parser.parse_args(words)
+    if args.data != "data/demo" and not Path(args.data).is_dir():
+        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for name, value in vars(args).items():
-        for field in ("data", "work", "split") if isinstance(value, str) else ():
-            value = value.replace(f"{{{field}}}", vars(args)[field])
-        setattr(args, name, value)
+    for field in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            if isinstance(value, str) and field in args:
+                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
     return args
 
 
@@ -581,6 +565,111 @@ def run(args):
 
 
 # --- end of helpers
+
+
+# --- files (same in all six scripts)
+def read_table(path, columns, **known):
+    """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
+
+    known: {column: the values that it may hold, if it is there}. A faulty row ends the script.
+    """
+    import pandas as pd
+
+    table = read_tsv(path)
+    is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
+    if not is_whole or not set(columns) <= set(table):
+        fail_by_columns(path, list(table), columns)
+    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+    if "claim" in columns:
+        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
+        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
+        table["claim"] = unquoted
+    ids = [column for column in columns if column.endswith("_id")]
+    faults = {f"{column} is empty": table[column] == "" for column in columns}
+    for column, values in known.items():
+        if column in table:
+            faults[f"unknown {column}"] = ~table[column].isin(list(values))
+    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    if "rank" in columns:
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce")
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
+        counted = table.groupby("claim_id").cumcount() + 1
+        faults["score is not a finite number"] = ~np.isfinite(table["score"])
+        faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+    for what, is_faulty in faults.items():
+        if is_faulty.any():
+            row = is_faulty.idxmax()
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+    if "rank" in columns:
+        table["rank"] = table["rank"].astype(int)  # some tools write 1.0
+    return table.reset_index(drop=True)
+
+
+def read_tsv(path):
+    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    import pandas as pd
+
+    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
+    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    try:
+        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
+            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; see data/convert.py")
+
+
+def fail_by_columns(path, found, wanted):
+    """End with the columns of a table, and the command that renames them."""
+    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
+    missing = [column for column in wanted if column not in found]
+    others = [column for column in found if column not in wanted]
+    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
+    if missing:
+        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
+    wanted = f"wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+
+
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+def read_corpus(path):
+    """Read {abstract_id: record}."""
+    corpus = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                abstract_id = str(record["abstract_id"])
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+            if abstract_id in corpus:
+                fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
+            corpus[abstract_id] = record
+    return corpus
+
+
+# --- end of files
+
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
+
+
+# --- end of texts
 
 # --- requests (same in 04 and 05)
 # The script has AGAIN and answer(requests, args).
@@ -599,7 +688,9 @@ BEFORE = "^((so|the|my|final|label|answer|verdict|is) )+"  # a label in the last
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
 COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
-NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
+CHANGE_NO_OUTPUT.update(
+    ("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout")
+)
 
 
 def filled(template, **values):
@@ -789,14 +880,16 @@ def with_backend(args):
 
 
 # fmt: off
-def add_requests(add):
+def add_requests(job):
+    add = job.add_argument_group("language model: requests").add_argument
     add("--replies", help="default: beside --out")
     add("--max-words", type=int, default=0, help="of an abstract; 0: all")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="JSON of parameters")
 
-def add_model(add):
+def add_model(job):
+    add = job.add_argument_group("language model").add_argument
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
     add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
     add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="or LLM_MODEL")

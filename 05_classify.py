@@ -25,6 +25,7 @@ import argparse
 import collections
 import contextlib
 import csv
+import fcntl
 import functools
 import hashlib
 import json
@@ -49,6 +50,8 @@ HEADS = (  # how names of a model's outputs begin, in the order of LABELS
     ("nei", "neutral", "notenough", "insufficient"),
 )
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
+ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
+    MoritzLaurer/DeBERTa-v3-base-mnli) or fetch the small ones (python data/download.py models)"""
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
 
 
@@ -63,10 +66,8 @@ def run_of(args):
 
 def read_texts(claims, corpus):
     """Return {claim_id: claim} and {abstract_id: title and abstract} of two files."""
-    texts = {
-        name: " ".join(filter(None, [one.get("title"), one["abstract"]]))
-        for name, one in read_corpus(corpus).items()
-    }
+    records = read_corpus(corpus)
+    texts = {abstract_id: text_of(record) for abstract_id, record in records.items()}
     return dict(read_table(claims, CLAIM)[CLAIM].values), texts
 
 
@@ -164,7 +165,7 @@ def write_verdicts(run, probabilities, task, args, **facts):
     facts = {"made": [args.out], "pairs": len(run), "labels": counts, **facts}
     verdicts = run.assign(label=labels, **dict(zip(COLUMNS, probabilities.T)))
     with written(args.out, task, **facts) as new:
-        verdicts.to_csv(new, sep="\t", index=False, float_format="%.9g")
+        write_table(verdicts, new)
     return facts
 
 
@@ -265,7 +266,8 @@ def with_head(name, model_kwargs, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    keys = ("trust_remote_code", "local_files_only")
+    config = AutoConfig.from_pretrained(name, **{key: options[key] for key in keys})
     new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
     if new:
         options |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
@@ -312,15 +314,15 @@ def learn(model, inputs, outputs, held, parts, args):
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
     trainer = functools.partial(trainer_of, cross_encoder.CrossEncoderTrainer, args.max_length)
     return fit(
-        trainer,
-        cross_encoder.CrossEncoderTrainingArguments,
-        model,
-        data.select(rows),
-        loss,
-        evaluator or None,
-        "held_out_f1_weighted",
         parts,
         args,
+        trainer=trainer,
+        arguments=cross_encoder.CrossEncoderTrainingArguments,
+        model=model,
+        data=data.select(rows),
+        loss=loss,
+        evaluator=evaluator or None,
+        measure="held_out_f1_weighted",
         lr_scheduler_type=args.schedule,
         batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler",
     )
@@ -366,17 +368,16 @@ def train(args):
     inputs, truncated = inputs_of(model, pairs)
     facts = {"pairs": len(pairs), "held_out": int(held.sum()), "truncated": truncated}
     outputs = np.array(head_order(model.config))[gold]
-    facts |= learn(model, inputs, outputs, held, parts_of(args.out, task), args)
-    if held.any():
-        logits = logits_of(model, [inputs[row] for row in np.flatnonzero(held)], args)
-        facts |= assess(logits, gold[held], args.out)
-    shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
-    model.config.update(
-        {"stance_shares": shares.tolist(), "stance_temperature": facts.get("temperature", 1.0)}
-    )
-    with written(args.out, task, **facts) as folder:
-        save_model(model, folder)
-    shutil.rmtree(f"{args.out}.parts")
+    with parts_of(args.out, task) as parts:
+        facts |= learn(model, inputs, outputs, held, parts, args)
+        if held.any():
+            logits = logits_of(model, [inputs[row] for row in np.flatnonzero(held)], args)
+            facts |= assess(logits, gold[held], args.out)
+        shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
+        temperature = facts.get("temperature", 1.0)
+        model.config.update({"stance_shares": shares.tolist(), "stance_temperature": temperature})
+        with written(args.out, task, **facts) as folder:
+            save_model(model, folder)
     return {"made": [args.out], **facts}
 
 
@@ -570,7 +571,8 @@ def aggregate(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].values)
-    texts = {name: one["abstract"] for name, one in read_corpus(args.corpus).items()}
+    records = read_corpus(args.corpus)
+    texts = {abstract_id: text_of(records[abstract_id], ["abstract"]) for abstract_id in records}
     verdicts = read_table(
         args.verdicts, [*RUN, "label", *COLUMNS], claim_id=claims, abstract_id=texts, label=LABELS
     )
@@ -595,28 +597,33 @@ def with_claims(facts, args, model, device):
 
 # ---------- Command line
 # fmt: off
-def add_inputs(add):
+def add_inputs(job):
+    add = job.add_argument_group("inputs").add_argument
     add("--claims", default="{data}/claims.{split}.tsv", help="claims")
     add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
 
-def add_run(add, out, top_k):
-    add_inputs(add)
+def add_run(job, out, top_k):
+    add_inputs(job)
+    add = job.add_argument_group("outputs").add_argument
     add("--run", help="default: llm, else rerank, else hybrid.tsv")
     add("--top-k", type=int, default=top_k, help="abstracts per claim; 0: all")
     add("--out", default=out, help="verdicts")
     add("--aggregate", metavar="FILE", help="verdicts on claims, too")
 
-def add_classify(add):
-    add_run(add, "{work}/{split}/verdicts.tsv", 0)
+def add_classify(job):
+    add_run(job, "{work}/{split}/verdicts.tsv", 0)
+    add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/classifier", help="classifier or NLI model")
     add("--max-length", type=int, default=512, help="tokens of a pair, at most")
     add("--adjust", type=float, default=0.0, help="takes out class shares; 1: all")
     add("--batch-size", type=int, default=32, help="pairs at a time")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
     add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
+    add_shared(job, split="test")
 
-def add_train(add):
-    add_inputs(add)
+def add_train(job):
+    add_inputs(job)
+    add = job.add_argument_group("training").add_argument
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
     add("--examples", nargs="+", default=[], help="of mine --shape labels")
     add("--out", default="{work}/models/classifier", help="model")
@@ -637,41 +644,46 @@ def add_train(add):
     add("--patience", type=int, default=3, help="epochs without a gain")
     add("--seed", type=int, default=13, help="of split, head and order")
     add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
+    add_shared(job, split="train")
 
-def add_llm(add):
-    add_run(add, "{work}/{split}/llm_verdicts.tsv", 10)
+def add_llm(job):
+    add_run(job, "{work}/{split}/llm_verdicts.tsv", 10)
+    add = job.add_argument_group("prompts").add_argument
     add("--strategy", choices=STRATEGIES, default="one-step", help="two-step: evidence, direction")
     add("--prompt", nargs="+", default=[], metavar="FILE", help="as in recipes/prompts")
     add("--pairs-per-prompt", type=int, default=50, help="of batch (Ant Bridge 2025)")
     add("--fewshot", type=int, default=0, help="training claims shown, in one step")
-    add_requests(add)
-    add_model(add)
+    add_requests(job)
+    add_model(job)
+    add_shared(job, split="test")
 
-def add_aggregate(add):
+def add_aggregate(job):
+    add = job.add_argument_group("this job").add_argument
     add("verdicts", nargs="?", default="{work}/{split}/verdicts.tsv", help="verdicts on pairs")
-    add_inputs(add)
+    add_inputs(job)
     add("--out", default="{work}/{split}/claims.jsonl", help="verdicts on claims")
     add("--model", help="it picks sentences (default: none)")
     add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
+    add_shared(job, split="test")
 # fmt: on
 
 
 def main():
     jobs = {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
-    NEUTRAL.add("aggregate")  # it has its own sidecar
+    CHANGE_NO_OUTPUT.add("aggregate")  # it has its own sidecar
     args = command_line(jobs)
     run(with_backend(args) if args.job == "llm" else args)
 
 
 # --- helpers (same in all six scripts)
-START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
+START = time.monotonic()
+WARNINGS = []  # of this call; sidecars keep them
+CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 
 def warn(where, what):
-    """Print a line on stderr; sidecars keep it."""
+    """Print a warning on stderr."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
@@ -682,140 +694,122 @@ def fail(where, what):
     sys.exit(2)
 
 
-def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(
-            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
-        )
-    except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; see data/convert.py")
-    if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
-    if "claim" in columns:  # as pandas quotes
-        table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
-        )
-    ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column] == "" for column in columns}
-    bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
-    bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
-    if "rank" in columns:
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce")
-        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
-    for what, rows in bad.items():
-        if rows.any():
-            row = rows.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
-    return table.reset_index(drop=True)
-
-
-def read_corpus(path):
-    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
-    corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                name = str(record["abstract_id"])
-            except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
-            if name in corpus:
-                fail(f"{path}:{number}", f"a second abstract {name}; remove one")
-            corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    return corpus
-
-
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
-    path, total = Path(path), hashlib.sha256()
-    if path.is_dir() and Path(f"{path}.meta.json").exists():
-        path = Path(f"{path}.meta.json")
-    for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
-        with one.open("rb") as file:
+    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    path = Path(path)
+    sidecar = Path(f"{path}.meta.json")
+    if path.is_dir() and sidecar.exists():
+        path = sidecar
+    total = hashlib.sha256()
+    for part in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
+        with part.open("rb") as file:
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments and digests."""
+    """Return what decides an output: arguments, and digests of inputs and of local models."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; make it or fix its name")
+            fail(path, "not found; make it, fix its name, or name one by its flag, as --qrels")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    made, script = [], Path(sys.argv[0])
-    for out in outs:
+    script = Path(sys.argv[0])
+    lines = []
+    for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
-        if Path(out).is_dir() and not meta.exists():
+        if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
-    if args.force or not all(task.items() <= one.items() for one in made):
-        return False
-    for out, one in zip(outs, made):
-        edited = f" (made by another version of {script.name}; --force makes it again)"
-        print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
+        made = {}
+        with contextlib.suppress(OSError, ValueError):  # no sidecar, or a torn one
+            made = json.loads(meta.read_bytes())
+        if args.force or not out.exists() or not task.items() <= made.items():
+            return False
+        lines.append(f"up to date: {out}")
+        if made["script"] != digest(script):
+            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+    print(*lines, sep="\n")
     return True
 
 
 @contextlib.contextmanager
-def written(path, task, **facts):
+def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    path = Path(path)
+    new = Path(f"{path}.tmp")
+    meta = Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)  # a folder
+    new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
     meta.write_text("{}")  # while the output is replaced
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": sys.argv,
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
+    made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
     new.replace(meta)
 
 
+def positive(text):
+    """Return a flag's value: a whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def add_shared(job, split=None):
+    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+    add = job.add_argument_group("shared by all scripts").add_argument
+    # fmt: off
+    add("--data", default="data/demo", help="read corpus, claims and qrels from this folder, "
+        "{data} in other defaults")
+    add("--work", help="keep what is made in this folder, {work} in other defaults (default: work/ "
+        "with the name of the data folder)")
+    if split:
+        add("--split", default=split, help="take claims and qrels of this split, {split} in other "
+            "defaults")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    # fmt: on
+
+
 def command_line(jobs):
-    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
-    script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
+    """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
+    script = Path(sys.argv[0]).name
+    names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
-        name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        name = function.__name__
+        text = function.__doc__.splitlines()[0]
+        job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
-        job.add_argument("--work", help="what is made of it (default: work/NAME)")
-        job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
-        job.add_argument("--force", action="store_true", help="make outputs again")
-        add_flags(job.add_argument)
-        for flag in job._actions:
-            known = flag.default not in (None, False, argparse.SUPPRESS)
-            flag.help += " (default: %(default)s)" * known
-    given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
-    args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
+        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        add_flags(job)
+        for flag in job._actions:  # argparse has no public list of them
+            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
+            if is_shown and "(default" not in flag.help:
+                flag.help += " (default: %(default)s)"
+    words = sys.argv[1:] or names[:1]
+    if words[0] not in (*names, "-h", "--help"):
+        if words[0].isalpha() and not Path(words[0]).exists():
+            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+        words = [names[0], *words]
+    args = parser.parse_args(words)
+    if args.data != "data/demo" and not Path(args.data).is_dir():
+        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for name, value in vars(args).items():
-        for field in ("data", "work", "split") if isinstance(value, str) else ():
-            value = value.replace(f"{{{field}}}", vars(args)[field])
-        setattr(args, name, value)
+    for field in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            if isinstance(value, str) and field in args:
+                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
     return args
 
 
@@ -832,44 +826,169 @@ def run(args):
 # --- end of helpers
 
 
+# --- files (same in all six scripts)
+def read_table(path, columns, **known):
+    """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
+
+    known: {column: the values that it may hold, if it is there}. A faulty row ends the script.
+    """
+    import pandas as pd
+
+    table = read_tsv(path)
+    is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
+    if not is_whole or not set(columns) <= set(table):
+        fail_by_columns(path, list(table), columns)
+    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+    if "claim" in columns:
+        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
+        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
+        table["claim"] = unquoted
+    ids = [column for column in columns if column.endswith("_id")]
+    faults = {f"{column} is empty": table[column] == "" for column in columns}
+    for column, values in known.items():
+        if column in table:
+            faults[f"unknown {column}"] = ~table[column].isin(list(values))
+    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    if "rank" in columns:
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce")
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
+        counted = table.groupby("claim_id").cumcount() + 1
+        faults["score is not a finite number"] = ~np.isfinite(table["score"])
+        faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+    for what, is_faulty in faults.items():
+        if is_faulty.any():
+            row = is_faulty.idxmax()
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+    if "rank" in columns:
+        table["rank"] = table["rank"].astype(int)  # some tools write 1.0
+    return table.reset_index(drop=True)
+
+
+def read_tsv(path):
+    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    import pandas as pd
+
+    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
+    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    try:
+        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
+            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; see data/convert.py")
+
+
+def fail_by_columns(path, found, wanted):
+    """End with the columns of a table, and the command that renames them."""
+    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
+    missing = [column for column in wanted if column not in found]
+    others = [column for column in found if column not in wanted]
+    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
+    if missing:
+        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
+    wanted = f"wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+
+
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+def read_corpus(path):
+    """Read {abstract_id: record}."""
+    corpus = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                abstract_id = str(record["abstract_id"])
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+            if abstract_id in corpus:
+                fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
+            corpus[abstract_id] = record
+    return corpus
+
+
+# --- end of files
+
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
+
+
+# --- end of texts
+
+
 # --- models (same in 01, 02, 03 and 05)
-def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name), of safetensors, without code. auto: half precision on a GPU."""
+def device_of(args):
+    """Return the first device of --device, None without one; a GPU that is not there is refused."""
     import torch
 
     device = args.device[0] if args.device else None
-    gpu = torch.cuda.is_available() and device != "cpu"
-    half = torch.bfloat16 if gpu and torch.cuda.is_bf16_supported(False) else torch.float16
-    types = {
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-        "auto": half if gpu else torch.float32,
-    }
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
+    return device
+
+
+def open_model(load, name, args, dtype="fp32", **options):
+    """Return load(name, ...): weights of safetensors, no code. auto: half precision on a GPU."""
+    import torch
+    from huggingface_hub import repo_exists
+
+    device = device_of(args)
+    if dtype == "auto":
+        dtype = "fp32"
+        if torch.cuda.is_available() and device != "cpu":
+            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+    names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+    weights = {"dtype": names[dtype], "use_safetensors": True}
+    options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
+    options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
+    if not Path(name).exists():
+        if str(name).count("/") > 1:
+            fail(name, f"no such model; {ADVICE}")
+        with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
+            options["local_files_only"] = not repo_exists(name)
     try:
-        return load(
-            str(name),
-            device=device,
-            trust_remote_code=False,
-            **options,
-            model_kwargs={"dtype": types[dtype], "use_safetensors": True},
-        )
+        return load(str(name), **options)
     except Exception as error:  # of many kinds
-        fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+        fail(name, f"cannot be loaded: {error}; {ADVICE}")
 
 
 # --- end of models
 
 
 # --- training (same in 01, 03 and 05)
+@contextlib.contextmanager
 def parts_of(out, task):
-    """Return OUT.parts/ for unfinished work; that of another task is removed."""
-    folder, mark = Path(f"{out}.parts"), Path(f"{out}.parts/task.json")
-    if not mark.exists() or mark.read_text() != json.dumps(task):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        mark.write_text(json.dumps(task))
-    return folder
+    """Yield a folder in OUT.parts/ for unfinished work of a task; all goes when the work is done.
+
+    A lock keeps a second process out: two would spoil the output.
+    """
+    parts = Path(f"{out}.parts")
+    folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(parts / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(parts, "another process works on it; wait for it, or give another --out")
+        except OSError:
+            pass  # a file system without locks, as a mounted drive
+        yield folder
+        shutil.rmtree(parts)
 
 
 def newest_checkpoint(folder):
@@ -879,37 +998,43 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 
-def fit(trainer, arguments, model, data, loss, evaluator, measure, folder, args, **settings):
-    """Train on from the newest checkpoint; keep the best epoch. Return losses, curve."""
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
+def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
+    """Train on from the newest checkpoint, and keep the best epoch. Return losses, dev curve.
+
+    trainer, arguments: classes; measure: the evaluator's value that tells the best epoch.
+    """
     import torch
     from transformers import EarlyStoppingCallback
 
-    gpu, curve, callbacks = model.device.type == "cuda", [], []
-    settings["bf16" if gpu and torch.cuda.is_bf16_supported(False) else "fp16"] = gpu
+    is_gpu = model.device.type == "cuda"
+    half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
+    settings[half] = is_gpu
+    curve = []
+    callbacks = []
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
-            curve, callbacks = [evaluator(model)[measure]], [EarlyStoppingCallback(args.patience)]
-            settings |= {
-                "eval_strategy": "epoch",
-                "metric_for_best_model": measure,
-                "load_best_model_at_end": True,
-            }
-        how = arguments(
-            str(folder),
-            num_train_epochs=args.epochs,
-            learning_rate=args.lr,
-            seed=args.seed,
-            per_device_train_batch_size=args.batch,
-            use_cpu=model.device.type == "cpu",
-            save_strategy="epoch",
-            save_total_limit=2,
-            logging_strategy="epoch",
-            logging_nan_inf_filter=False,
-            report_to="none",
-            restore_callback_states_from_checkpoint=True,
-            **settings,
-        )
-        training = trainer(model, how, data, loss=loss, evaluator=evaluator, callbacks=callbacks)
+            curve.append(evaluator(model)[measure])
+            callbacks.append(EarlyStoppingCallback(args.patience))
+            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure}
+            settings["load_best_model_at_end"] = True
+        settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
+        settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
+        settings |= {"save_strategy": "epoch", "save_total_limit": 2}
+        settings |= {"logging_strategy": "epoch", "logging_nan_inf_filter": False}
+        settings["restore_callback_states_from_checkpoint"] = True
+        settings["use_cpu"] = model.device.type == "cpu"
+        arguments = arguments(str(folder), **settings)
+        options = {"loss": loss, "evaluator": evaluator, "callbacks": callbacks}
+        training = trainer(model, arguments, data, **options)
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]
@@ -946,7 +1071,9 @@ BEFORE = "^((so|the|my|final|label|answer|verdict|is) )+"  # a label in the last
 THOUGHTS = re.compile(r"^.*(?:</think>|\[/THINK\])|(?:<think>|\[THINK\]).*", re.DOTALL)
 ODD = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
 COUNTS = collections.Counter()  # of replies, for the last line and the sidecar
-NEUTRAL.update(("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout"))
+CHANGE_NO_OUTPUT.update(
+    ("base_url", "concurrency", "replies", "requests", "retry_errors", "timeout")
+)
 
 
 def filled(template, **values):
@@ -1136,14 +1263,16 @@ def with_backend(args):
 
 
 # fmt: off
-def add_requests(add):
+def add_requests(job):
+    add = job.add_argument_group("language model: requests").add_argument
     add("--replies", help="default: beside --out")
     add("--max-words", type=int, default=0, help="of an abstract; 0: all")
     add("--max-tokens", type=int, default=0, help="of a reply; 0: what its form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="JSON of parameters")
 
-def add_model(add):
+def add_model(job):
+    add = job.add_argument_group("language model").add_argument
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
     add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
     add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="or LLM_MODEL")

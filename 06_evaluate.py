@@ -10,7 +10,7 @@ Score runs and verdicts as the shared tasks and trec_eval do; compare them; writ
 Reads   runs, verdicts, qrels; for the page also claims, corpus, claims.jsonl
 Writes  metrics.tsv, .tex, .json (with intervals, p-values, counts), .claims.tsv (by claim);
         --report: a page with all rankings; submission: a table and its zip
-Prints  the table, what explains it, counts; the last line is JSON
+Prints  the table, what explains it, what its figures rest on; the last line is JSON
 
 Examples
     python 06_evaluate.py --report work/demo/test/report.html
@@ -19,6 +19,7 @@ Examples
 """
 
 import argparse
+import collections
 import contextlib
 import csv
 import hashlib
@@ -30,12 +31,14 @@ import time
 import warnings
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
-PAIR, CLAIM = ["claim_id", "abstract_id"], ["claim_id", "claim"]  # columns
-RUN, QRELS = [*PAIR, "rank", "score"], [*PAIR, "label"]
+PAIR = ["claim_id", "abstract_id"]
+RUN = [*PAIR, "rank", "score"]
+QRELS = [*PAIR, "label"]
+CLAIM = ["claim_id", "claim"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
 MEASURES = {
@@ -52,7 +55,8 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
     "Verification 2026": (np.sum, ["F1", "R@5"]),
 }
-STANCE, CONFUSION = ("P", "R", "F1", "macro F1"), "confusion"
+STANCE = ("P", "R", "F1", "macro F1")
+CONFUSION = "confusion"  # the component of the stance measures
 PER_CLAIM = ["R@5", "Success@1"]  # for the page, for McNemar's test
 NOTES = {  # what a table may show: what explains it
     r"^\*\*": "Bold: the best run. Italics: the second best.",
@@ -60,90 +64,112 @@ NOTES = {  # what a table may show: what explains it
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
     "^pooled": "Pooled R@k is a mean over pairs.",
     "^Judged": "Judged@k is a mean over all claims.",
-    r"\(trec_eval": "B-Pref (trec_eval): n / min(R, N) in place of n / R.",
-    "^B-Pref($|@)": "B-Pref has n / R; claims need rows, evidence, NEI.",
+    r"\(trec_eval": "B-Pref (trec_eval) divides by min(R, N) in place of R.",
+    "^B-Pref($|@)": "B-Pref divides by R; claims without evidence, NEI pairs or rows are skipped.",
     "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
     "^macro": "Macro F1 is not weighted.",
     "^abstract": "Abstract P, R, F1: evidence with the right label.",
 }
-UNJUDGED, NOTHING = -1, -2  # of labels
-TASKS = {
+UNJUDGED = -1  # in place of a label's number
+NO_ROW = -2
+WIDTH = 100  # columns of a terminal
+TASKS = {  # abstracts per claim
     "climatecheck2025": 10,
     "climatecheck2026": 10,
     "climatecheck2026-narratives": 10,
     "checkthat4b": 5,
-}  # abstracts per claim
+}
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
 
 # ---------- Runs beside judgements
-def judged_rows(path, qrels):
+def read_run(path, qrels):
     """Return a run's rows for claims of the qrels, and counts of what is missing."""
-    run = read_table(path, RUN)
-    if "label" in run:
-        read_table(path, RUN, label=LABELS)  # which refuses other labels
+    run = read_table(path, RUN, label=LABELS)
     for column in PAIR:
         if not run[column].isin(qrels[column]).any():
-            fail(path, f"no {column} is in the qrels; name others")
-    claims, given = set(qrels["claim_id"]), set(run["claim_id"])
+            fail(path, f"no {column} is in the qrels; name a run and qrels of one split")
+    claims = set(qrels["claim_id"])
+    given = set(run["claim_id"])
     counts = {"claims without rows": len(claims - given), "unknown claims": len(given - claims)}
     return run[run["claim_id"].isin(claims)], counts
 
 
-def judgements(run, qrels):
-    """Return claims, R relevant and N other abstracts of each, labels by rank."""
+class Judgements(NamedTuple):
+    """A run beside the qrels: labels are numbers, of LABELS, or UNJUDGED, or NO_ROW."""
+
+    claims: list  # claim_ids
+    R: np.ndarray  # (claims,), relevant abstracts
+    N: np.ndarray  # (claims,), other judged abstracts
+    gold: np.ndarray  # (claims, ranks), labels in the qrels
+    predicted: np.ndarray  # (claims, ranks), labels in the run
+
+
+def judgements_of(run, qrels):
+    """Return the Judgements of a run."""
     relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
-    R, places = relevant.sum(), dict(zip(LABELS, range(3)))
-    rows, ranks = R.index.get_indexer(run["claim_id"]), run["rank"].to_numpy(int) - 1
-    labels = np.full((len(R), ranks.max() + 1), NOTHING, np.int8)
-    said = labels.copy()
-    labels[rows, ranks] = run[PAIR].merge(qrels, how="left")["label"].map(places).fillna(UNJUDGED)
+    R = relevant.sum()
+    claims = R.index.get_indexer(run["claim_id"])
+    ranks = run["rank"].to_numpy(int) - 1
+    gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
+    predicted = gold.copy()
+    gold[claims, ranks] = UNJUDGED
+    is_known = run["abstract_id"].isin(qrels["abstract_id"])  # a merge of all rows takes longer
+    numbers = qrels.assign(label=qrels["label"].map(LABELS.index))
+    labels = run.loc[is_known, PAIR].merge(numbers, on=PAIR, how="left")["label"]
+    gold[claims[is_known], ranks[is_known]] = labels.fillna(UNJUDGED)
     if "label" in run:
-        said[rows, ranks] = run["label"].map(places)
+        predicted[claims, ranks] = run["label"].map(LABELS.index)
     N = (relevant.size() - R).to_numpy()
-    return SimpleNamespace(claims=R.index, R=R.to_numpy(float), N=N, labels=labels, said=said)
+    return Judgements(R.index, R.to_numpy(float), N, gold, predicted)
 
 
 # ---------- Measures of a claim
-# (numerator, denominator), both [claims], of gold labels [claims, k ranks]. A run's value is the
+# (numerator, denominator), both (claims,), of gold labels (claims, k ranks). A run's value is the
 # sum of numerators / that of denominators; a claim with denominator 0 does not count.
-def evidence(labels):
-    return (labels == 0) | (labels == 1)  # SUPPORTS or REFUTES
+def is_evidence(labels):
+    """Return where labels are SUPPORTS or REFUTES."""
+    return (labels == 0) | (labels == 1)
 
 
-def mean_of(values, counted):
-    return np.where(counted, values, 0.0), counted
+def mean_of(values, is_counted):
+    """Return a fraction that is a mean over the claims that are counted."""
+    return np.where(is_counted, values, 0.0), is_counted
 
 
-def recall(labels, gold):
+def recall(gold, judgements):
     """Share of a claim's evidence that is found."""
-    return mean_of(evidence(labels).sum(1) / gold.R, gold.R > 0)
+    R = judgements.R
+    return mean_of(is_evidence(gold).sum(1) / R, R > 0)
 
 
-def pooled_recall(labels, gold):
+def pooled_recall(gold, judgements):
     """Share of all evidence pairs that is found (+VeriRel, eq. 7)."""
-    return evidence(labels).sum(1), gold.R
+    return is_evidence(gold).sum(1), judgements.R
 
 
-def bpref(labels, gold):
+def bpref(gold, judgements):
     """B-Pref of the ClimateCheck organisers; trec_eval has n / min(R, N) inside.
 
     Each relevant abstract adds 1 - n / R, with n judged non-relevant ones above it, at most R.
     """
-    n = np.minimum((labels == LABELS.index("NEI")).cumsum(1), gold.R[:, None])
-    counted = (gold.R > 0) & (gold.N > 0) & (labels[:, 0] != NOTHING)
-    return mean_of((evidence(labels) * (1 - n / gold.R[:, None])).sum(1) / gold.R, counted)
+    R = judgements.R
+    n = np.minimum((gold == LABELS.index("NEI")).cumsum(1), R[:, None])
+    is_counted = (R > 0) & (judgements.N > 0) & (gold[:, 0] != NO_ROW)
+    return mean_of((is_evidence(gold) * (1 - n / R[:, None])).sum(1) / R, is_counted)
 
 
 RANKED = {"R": recall, "pooled R": pooled_recall, "B-Pref": bpref}
 
 
-def abstract_level(gold):
+def abstract_level(judgements):
     """SciFact's abstract-level measures, labels only (Wadden et al. 2020)."""
-    called = evidence(gold.said).sum(1)
-    right = (evidence(gold.labels) & (gold.labels == gold.said)).sum(1)
-    R = gold.R * (gold.said >= 0).any()  # no labels, no value
+    gold = judgements.gold
+    predicted = judgements.predicted
+    called = is_evidence(predicted).sum(1)
+    right = (is_evidence(gold) & (gold == predicted)).sum(1)
+    R = judgements.R * (predicted >= 0).any()  # no labels, no value
     return {
         "abstract P": (right, called),
         "abstract R": (right, R),
@@ -151,73 +177,92 @@ def abstract_level(gold):
     }
 
 
-def trec_fraction(name, run, qrels, gold):
+def trec_fraction(name, run, qrels, judgements):
     """A measure of ir-measures, by ranks. Judged@k is of all claims."""
-    from ir_measures import iter_calc, parse_measure
+    import ir_measures
 
-    ids = {"claim_id": "query_id", "abstract_id": "doc_id"}
-    judged = qrels.rename(columns=ids).assign(relevance=(qrels["label"] != "NEI").astype(int))
+    columns = {"claim_id": "query_id", "abstract_id": "doc_id"}
+    judged = qrels.rename(columns=columns).assign(relevance=(qrels["label"] != "NEI").astype(int))
     try:
-        measure = parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
-        ranked = run.rename(columns=ids).assign(score=-run["rank"].astype(float))
-        found = {claim: value for claim, _, value in iter_calc([measure], judged, ranked)}
-    except Exception:
+        measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
+        first = run[run["rank"] <= measure.params.get("cutoff", len(run))].rename(columns=columns)
+        first = first.assign(score=-first["rank"].astype(float))
+        results = ir_measures.iter_calc([measure], judged, first)
+        values = {claim_id: value for claim_id, _, value in results}
+    except Exception:  # of many kinds
         fail("--measures", f"cannot compute {name!r}; see --help")
-    counted = (gold.R > 0) | name.startswith("Judged")
-    return mean_of([found.get(claim, 0.0) for claim in gold.claims], counted)
+    is_counted = (judgements.R > 0) | name.startswith("Judged")
+    return mean_of([values.get(claim_id, 0.0) for claim_id in judgements.claims], is_counted)
 
 
-def confusion(labels, said):
-    """Confusion matrices [claims, gold, given]."""
-    matrices = np.zeros((len(labels), 3, 3))
-    rows, ranks = np.nonzero((labels >= 0) & (said >= 0))
-    np.add.at(matrices, (rows, labels[rows, ranks], said[rows, ranks]), 1)
+def confusion(gold, predicted):
+    """Return confusion matrices (claims, gold, predicted)."""
+    matrices = np.zeros((len(gold), 3, 3))
+    claims, ranks = np.nonzero((gold >= 0) & (predicted >= 0))
+    np.add.at(matrices, (claims, gold[claims, ranks], predicted[claims, ranks]), 1)
     return matrices
 
 
 def stance_scores(matrices):
-    """Weighted P, R, F1, and macro F1 of labels that occur; matrices [..., gold, given]."""
+    """Weighted P, R, F1, and macro F1 of labels that occur; matrices (..., gold, predicted)."""
     right = np.diagonal(matrices, axis1=-2, axis2=-1)
-    support, given = matrices.sum(-1), matrices.sum(-2)
-    f1 = 2 * right / (support + given)
-    scores = right / np.maximum(given, 1), right / np.maximum(support, 1), np.nan_to_num(f1)
+    support = matrices.sum(-1)
+    predicted = matrices.sum(-2)
+    f1 = 2 * right / (support + predicted)
+    scores = [right / np.maximum(predicted, 1), right / np.maximum(support, 1), np.nan_to_num(f1)]
     weighted = [(score * support).sum(-1) / support.sum(-1) for score in scores]
     return [*weighted, np.nanmean(f1, axis=-1)]
 
 
+def stance_basis(run, matrix, depth):
+    """Return what the stance measures of a run rest on; matrix: confusion (gold, predicted)."""
+    support = matrix.sum(axis=1)
+    share = support.max() / support.sum()  # of the majority label: its precision; its recall is 1
+    return {
+        "labelled pairs": int((run["rank"] <= depth).sum()),
+        "judged pairs": int(support.sum()),
+        "majority F1": share * 2 * share / (1 + share),
+    }
+
+
 # ---------- Measures of a run
-# parts: {measure: its fractions [claims, 2], CONFUSION: matrices [claims, 3, 3]}
-def parts_of_measures(run, qrels, names, depth):
-    """Return the parts of measures; stance and B-Pref see the first depth ranks."""
-    gold = judgements(run, qrels)
-    parts = {CONFUSION: confusion(gold.labels[:, :depth], gold.said[:, :depth])}
-    needed = [part for name in names for part in COMPOSED.get(name, (None, [name]))[1]]
-    for name in [one for one in needed if one not in STANCE]:
+# components: {measure: its fractions (claims, 2), CONFUSION: matrices (claims, 3, 3)}
+def components_of(run, qrels, names, depth):
+    """Return the components of measures; stance and B-Pref see the first depth ranks."""
+    judgements = judgements_of(run, qrels)
+    gold = judgements.gold
+    members = [member for name in names for member in COMPOSED.get(name, (None, [name]))[1]]
+    needed = dict.fromkeys(member for member in members if member not in STANCE)
+    components = {CONFUSION: confusion(gold[:, :depth], judgements.predicted[:, :depth])}
+    for name in needed:
         at_k = re.fullmatch(rf"({'|'.join(RANKED)})(?:@([1-9]\d*))?", name)
         if at_k:
-            fraction = RANKED[at_k[1]](gold.labels[:, : int(at_k[2] or depth)], gold)
+            fraction = RANKED[at_k[1]](gold[:, : int(at_k[2] or depth)], judgements)
         elif name.startswith("abstract "):
-            fraction = abstract_level(gold)[name]
+            fraction = abstract_level(judgements)[name]
         else:
-            fraction = trec_fraction(name, run, qrels, gold)
-        parts[name] = np.stack(fraction, axis=-1)
-    return parts
+            fraction = trec_fraction(name, run, qrels, judgements)
+        components[name] = np.stack(fraction, axis=-1)
+    return components
 
 
 def values_of(sums, names):
-    """Return values [..., names] from parts, summed over claims or not."""
-    known = {name: part[..., 0] / part[..., 1] for name, part in sums.items() if name != CONFUSION}
-    known |= zip(STANCE, stance_scores(sums[CONFUSION]))
+    """Return values (..., names) from components, summed over claims or not."""
+    known = dict(zip(STANCE, stance_scores(sums[CONFUSION])))
+    for name, fraction in sums.items():
+        if name != CONFUSION:
+            known[name] = fraction[..., 0] / fraction[..., 1]
     for name in set(COMPOSED) & set(names):
         compose, members = COMPOSED[name]
         known[name] = compose([known[member] for member in members], axis=0)
     return np.stack([known[name] for name in names], axis=-1)
 
 
-# ---------- Comparison of runs (stacks: {measure: [runs, claims, ...]})
+# ---------- Comparison of runs (stacks: {measure: (runs, claims, ...)})
 def intervals(stacks, names, resamples, seed):
-    """95 % percentile bootstrap intervals over claims (Efron 1979), [2, runs, measures]."""
-    claims, rng = stacks[CONFUSION].shape[1], np.random.default_rng(seed)
+    """95 % percentile bootstrap intervals over claims (Efron 1979), (2, runs, measures)."""
+    claims = stacks[CONFUSION].shape[1]
+    rng = np.random.default_rng(seed)
     draws = rng.multinomial(claims, np.full(claims, 1 / claims), size=resamples)
     sums = {name: np.tensordot(draws, stack, (1, 1)) for name, stack in stacks.items()}
     return np.nanquantile(values_of(sums, names), (0.025, 0.975), axis=0)
@@ -227,13 +272,18 @@ def randomisation(stacks, names, resamples, seed):
     """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
-    sums = {name: stack.sum(1) for name, stack in stacks.items()}
-    moved = {name: np.tensordot(swaps, stack - stack[0], (1, 1)) for name, stack in stacks.items()}
-    these = values_of({name: sums[name] - moved[name] for name in sums}, names)
-    those = values_of({name: sums[name][0] + moved[name] for name in sums}, names)
-    swapped, values = np.abs(these - those), values_of(sums, names)  # NaN does not count
-    as_large = swapped >= np.abs(values - values[0]) - 1e-12
-    return (1 + as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
+    these = {}
+    those = {}
+    sums = {}
+    for name, stack in stacks.items():
+        moved = np.tensordot(swaps, stack - stack[0], (1, 1))
+        sums[name] = stack.sum(1)
+        these[name] = sums[name] - moved
+        those[name] = sums[name][0] + moved
+    swapped = np.abs(values_of(these, names) - values_of(those, names))  # NaN does not count
+    values = values_of(sums, names)
+    is_as_large = swapped >= np.abs(values - values[0]) - 1e-12
+    return (1 + is_as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
 
 
 def holm(p):
@@ -243,63 +293,89 @@ def holm(p):
     return stepped.clip(upper=1).reindex(p.index)
 
 
-def compare(parts, names, resamples, seed):
-    """Return {field: table [runs, measures]} from {run: its parts}."""
+def compare(components, names, resamples, seed):
+    """Return {field: table (runs, measures)} from {run: its components}.
+
+    Without resamples, there are no intervals and no p-values: they are NaN.
+    """
     import pandas as pd
 
-    first, *_ = parts.values()
-    stacks = {name: np.stack([one[name] for one in parts.values()]) for name in first}
+    first, *_ = components.values()
+    stacks = {name: np.stack([own[name] for own in components.values()]) for name in first}
     values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
-    low, high = intervals(stacks, names, resamples, seed)
-    p = randomisation(stacks, names, resamples, seed)
+    low = high = p = np.full(values.shape, np.nan)
+    if resamples:
+        low, high = intervals(stacks, names, resamples, seed)
+        p = randomisation(stacks, names, resamples, seed)
     cells = {"value": values, "low": low, "high": high, "difference": values - values[0], "p": p}
-    cells = {field: pd.DataFrame(cell, list(parts), names) for field, cell in cells.items()}
+    cells = {field: pd.DataFrame(cell, list(components), names) for field, cell in cells.items()}
     cells["difference"].iloc[0] = np.nan
     cells["p"] = cells["p"].mask(cells["difference"].isna())
     return cells | {"p_holm": cells["p"].apply(holm)}
 
 
 # ---------- Tables
-def texts_of(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
+def cell_texts(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
     """Return cells as texts; patterns mark the best and second."""
     values = cells["value"]
     texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, sign, "")
-    places = values.round(3).rank(method="dense", ascending=False)
-    first = (places == 1) & (places.max() > 1)  # where all are equal, none is best
-    texts = texts.mask(first, texts.map(best.format)).mask(places == 2, texts.map(second.format))
+    place = values.round(3).rank(method="dense", ascending=False)
+    is_best = (place == 1) & (place.max() > 1)  # where all are equal, none is best
+    texts = texts.mask(is_best, texts.map(best.format)).mask(place == 2, texts.map(second.format))
     return (texts + bounds).mask(values.isna(), "-").reset_index(names="run")
 
 
-def markdown(texts):
-    """Return a table of texts in Markdown, and what explains it."""
-    names = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    lines = [""] * (len(texts) + 2)
-    for name, column in texts.assign(run=names).items():
-        width = max(map(len, [name, *column]))
-        for place, text in enumerate([name, "-" * width, *column]):
-            lines[place] += f"| {text:{width}} "
+def column_lines(name, column):
+    """Return a column of a Markdown table, all of one width: name, rule, texts."""
+    width = max(map(len, [name, *column]))
+    return [f"| {text:{width}} " for text in [name, width * "-", *column]]
+
+
+def markdown(texts, basis=()):
+    """Return a table of texts in Markdown, in parts that fit a terminal, and what explains it.
+
+    basis: lines that tell what the figures rest on.
+    """
+    runs = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
+    parts = []
+    for name, column in texts.drop(columns="run").items():
+        added = column_lines(name, column)
+        if not parts or len(parts[-1][0] + added[0]) >= WIDTH:
+            parts.append(column_lines("run", runs))
+        parts[-1] = [line + more for line, more in zip(parts[-1], added)]
     shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
-    notes = [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
-    return "|\n".join([*lines, ""]) + "\n".join(["", *notes])
+    notes = [note for what, note in NOTES.items() if re.search(what, shown, re.MULTILINE)]
+    tables = ["".join(line + "|\n" for line in lines) for lines in parts]
+    return "\n".join([*tables, *notes, *basis])
 
 
-def tables_of(cells, parts, claims, counts):
+def basis_lines(counts):
+    """Return a line for each run with labels: what its P, R and F1 rest on."""
+    line = "{}: P, R, F1 of {judged pairs} judged pairs of {labelled pairs}; "
+    line += "the majority label alone has F1 {majority F1:.3f}."
+    some = [name for name in counts if "judged pairs" in counts[name]]
+    return [line.format(name, **counts[name]) for name in some]
+
+
+def tables_of(cells, components, claims, counts):
     """Return {ending: content} of the files with numbers."""
     import pandas as pd
 
-    tex = texts_of(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
+    tex = cell_texts(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
     tex = tex.hide(axis="index").format(escape="latex", subset=["run"])
-    numbers, by_claim = {"counts": counts}, {}
+    numbers = {"counts": counts}
     for field, cell in cells.items():
         numbers[field] = cell.astype(object).where(cell.notna(), None).to_dict("index")
-    for run, one in parts.items():
-        names = [name for name in one if name != CONFUSION]
-        by_claim[run] = pd.DataFrame(values_of(one, names), claims, names)
+    by_claim = {}
+    for run, own in components.items():
+        names = [name for name in own if name != CONFUSION]
+        by_claim[run] = pd.DataFrame(values_of(own, names), claims, names)
+    by_claim = pd.concat(by_claim, names=["run", "claim_id"])
     return {
         ".tsv": cells["value"].to_csv(sep="\t", index_label="run"),
         ".json": json.dumps(numbers, indent=1) + "\n",
         ".tex": tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
-        ".claims.tsv": pd.concat(by_claim, names=["run", "claim_id"]).to_csv(sep="\t"),
+        ".claims.tsv": by_claim.to_csv(sep="\t", quoting=csv.QUOTE_NONE),
     }
 
 
@@ -324,12 +400,12 @@ const data = JSON.parse(json.textContent), runs = data.runs, abstracts = new Map
 document.title = title.textContent = data.title;
 table.textContent = data.table;
 const safe = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt()};`);  // no markup
-function hit([, id, gold, rank, said], claim) {
+function hit([, id, gold, rank, predicted], claim) {
   const [title, text] = abstracts.get(id), missed = rank > 10 ? "missed" : "";
   const sentence = claim.evidence.find(part => part.abstract_id === id)?.sentence ?? "";
   return `<details class="hit ${gold} ${missed}"><summary>${missed} ${rank < 1e9 ? rank : ""}
     ${safe(title || text.slice(0, 90))}<small>${safe(id)} ${gold && "· gold " + gold}
-    ${said && "· said " + said}</small></summary>
+    ${predicted && "· predicted " + predicted}</small></summary>
     ${safe(text).replace(safe(sentence), "<mark>$&</mark>")}</details>`;
 }
 for (const claim of data.claims) {
@@ -358,33 +434,40 @@ search.oninput();
 
 
 def side_by_side(run, qrels):
-    """Return [claim, abstract, gold, rank, said] of ten ranks, and evidence they miss."""
-    both = run.rename(columns={"label": "said"}).merge(qrels, how="outer").fillna({"rank": 1e9})
+    """Return [claim_id, abstract_id, gold, rank, predicted] of ten ranks, and missed evidence."""
+    both = run.rename(columns={"label": "predicted"}).merge(qrels, how="outer")
+    both = both.fillna({"rank": 1e9})
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])]
-    both = both.reindex(columns=[*QRELS, "rank", "said"]).sort_values("rank", kind="stable")
+    both = both.reindex(columns=[*QRELS, "rank", "predicted"]).sort_values("rank", kind="stable")
     return both.astype(object).fillna("").to_numpy().tolist()
 
 
-def report(args, runs, qrels, parts, cells):
-    """Return the page; runs: {run: its table}; parts: {run: its parts}."""
-    texts, corpus = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy()), read_corpus(args.corpus)
+def read_verdicts(path):
+    """Return {claim_id: verdict of 05_classify.py aggregate}, {} if there is no such file."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return {record["claim_id"]: record for record in map(json.loads, lines)}
+
+
+def report(args, runs, qrels, components, table):
+    """Return the page; runs: {run: its rows}; components: {run: ...}; table: Markdown."""
+    texts = read_table(args.claims, CLAIM).set_index("claim_id")["claim"]
+    corpus = read_corpus(args.corpus)
+    verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
-    recalls = np.stack([one["R@5"] for one in parts.values()], axis=1)  # [claims, runs, 2]
-    abstracts, claims, verdicts = {}, [], {}
-    if (aggregated := Path(args.work, args.split, "claims.jsonl")).exists():
-        lines = aggregated.read_bytes().splitlines()
-        verdicts = {one["claim_id"]: one for one in map(json.loads, lines)}
-    for _, name, *_ in sum(rows.values(), []):
-        known = corpus.get(name, {})
-        abstracts[name] = [str(known.get(field) or "") for field in ("title", "abstract")]
-    for claim, values in zip(qrels["claim_id"].unique(), recalls.tolist()):
-        known = verdicts.get(claim, {"verdict": "", "evidence": []})
-        recall = [value if counted else None for value, counted in values]
-        claims.append(known | {"id": claim, "claim": texts.get(claim, ""), "recall": recall})
-    bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
+    abstracts = {}
+    for _, abstract_id, *_ in sum(rows.values(), []):
+        record = corpus.get(abstract_id, {})
+        abstracts[abstract_id] = [text_of(record, [field]) for field in ("title", "abstract")]
+    recalls = np.stack([own["R@5"] for own in components.values()], axis=1)  # (claims, runs, 2)
+    claims = []
+    for claim_id, values in zip(qrels["claim_id"].unique(), recalls.tolist()):
+        record = verdicts.get(claim_id, {"verdict": "", "evidence": []})
+        recall_5 = [value if is_counted else None for value, is_counted in values]
+        claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_5}
+        claims.append(record | claim)
     data = {
         "title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
-        "table": markdown(texts_of(cells, bounds)),
+        "table": table,
         "claims": claims,
         "runs": list(rows.items()),
         "abstracts": list(abstracts.items()),
@@ -392,104 +475,159 @@ def report(args, runs, qrels, parts, cells):
     return PAGE % json.dumps(data).replace("<", "\\u003c")
 
 
-# ---------- Jobs
+# ---------- Evaluate
+def runs_of(args):
+    """Return {name: path} of the runs that are asked for, else of those that there are."""
+    stages = [f"{args.work}/{args.split}/{stage}.tsv" for stage in STAGES]
+    paths = args.runs or [path for path in stages if Path(path).exists()]
+    if not paths:
+        fail(args.work, f"no run in {args.split}/; make one by 02_retrieve.py, or name one")
+    stems = [Path(path).stem for path in paths]
+    names = [path if stems.count(stem) > 1 else stem for path, stem in zip(paths, stems)]
+    return dict(zip(names, paths))
+
+
+def measures_of(words):
+    """Return the names of measures that --measures asks for, each once."""
+    names = []
+    for word in words:
+        names += MEASURES[word].split(", ") if word in MEASURES else [word]
+    return list(dict.fromkeys(names))
+
+
 def evaluate(args):
     """Score runs with measures, and compare them with the first."""
-    folder, names, parts, counts, runs = f"{args.work}/{args.split}", [], {}, {}, {}
-    stages = [f"{folder}/{stage}.tsv" for stage in STAGES]
-    paths = args.runs or [path for path in stages if Path(path).exists()]
-    stems = [Path(path).stem for path in paths]
-    if not paths:
-        fail(folder, "no run; see 02_retrieve.py")
-    for word in args.measures:
-        names += MEASURES[word].split(", ") if word in MEASURES else [word]
-    names = list(dict.fromkeys(names))
-    gold = Path(args.qrels).stem.removeprefix("qrels.")
-    out = Path(args.out or f"{folder}/metrics{f'-{gold}' * (gold != args.split)}.tsv")
-    task = task_of(args, args.qrels, *paths, *[args.claims, args.corpus] * bool(args.report))
+    paths = runs_of(args)
+    names = measures_of(args.measures)
+    texts = [args.claims, args.corpus] if args.report else []
+    task = task_of(args, args.qrels, *paths.values(), *texts)
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
-    for path, stem in zip(paths, stems):
-        name = stem if stems.count(stem) == 1 else path
-        run, counts[name] = judged_rows(path, qrels)
-        parts[name] = parts_of_measures(run, qrels, [*names, *PER_CLAIM], args.depth)
-        runs |= {name: run} if args.report else {}
-    cells = compare(parts, names, args.resamples, args.seed)
-    known = cells["value"].notna().any()  # by some run
-    cells = {field: cell.loc[:, known] for field, cell in cells.items()}
-    outs = tables_of(cells, parts, qrels["claim_id"].unique(), counts)
-    outs = {str(out.with_suffix(ending)): text for ending, text in outs.items()}
+    components = {}
+    counts = {}
+    runs = {}
+    for name, path in paths.items():
+        run, counts[name] = read_run(path, qrels)
+        components[name] = components_of(run, qrels, [*names, *PER_CLAIM], args.depth)
+        matrix = components[name][CONFUSION].sum(axis=0)
+        if matrix.any():
+            counts[name] |= stance_basis(run, matrix, args.depth)
+        if args.report:
+            runs[name] = run
+    cells = compare(components, names, args.resamples, args.seed)
+    is_known = cells["value"].notna().any()  # by some run
+    cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
+    basis = basis_lines(counts) if set(cells["value"]) & {"P", "R", "F1"} else []
+    gold = Path(args.qrels).stem.removeprefix("qrels.")
+    name = "metrics.tsv" if gold == args.split else f"metrics-{gold}.tsv"
+    out = Path(args.out or f"{args.work}/{args.split}/{name}")
+    tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
+    outs = {str(out.with_suffix(ending)): text for ending, text in tables.items()}
     if args.report:
-        outs[args.report] = report(args, runs, qrels, parts, cells)
+        bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
+        table = markdown(cell_texts(cells, bounds), basis)
+        outs[args.report] = report(args, runs, qrels, components, table)
     for path, text in outs.items():
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
-    print(markdown(texts_of(cells)))
-    for name, one in counts.items():
-        print(f"{name}:", *[f"{count} {what}" for what, count in one.items()], sep="  ")
-    return {"made": list(outs), "runs": len(parts)}
+    print(markdown(cell_texts(cells), basis))
+    for name, count in counts.items():
+        missing = [f"{count[what]} {what}" for what in ("claims without rows", "unknown claims")]
+        print(f"{name}:", *missing, sep="  ")
+    return {"made": list(outs), "runs": len(components)}
+
+
+# ---------- Submission
+def as_lists(run):
+    """Return the rows of CheckThat! 4b: a list of ids for each post."""
+    lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
+    return lists.rename_axis("post_id").rename("preds").reset_index()
+
+
+def with_narratives(run, claims, path):
+    """Return the rows with the codes of their claim."""
+    codes = read_table(path, ["claim_id", "codes"]).set_index("claim_id")["codes"]
+    for claim_id in claims[~claims.isin(codes.index)]:
+        fail(path, f"no codes for claim {claim_id}; see recipes/narratives.py")
+    return run.assign(narrative=run["claim_id"].map(codes))
 
 
 def submission(args):
     """Write a run as the table that a shared task asks for, and its zip."""
-    top_k, listed = args.top_k or TASKS[args.task], args.task == "checkthat4b"
-    ending, sep = (".tsv", "\t") if listed else (".csv", ",")
+    top_k = args.top_k or TASKS[args.task]
+    is_tsv = args.task == "checkthat4b"
+    ending = ".tsv" if is_tsv else ".csv"
+    has_narratives = args.task.endswith("narratives")
     out = Path(args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip")
     outs = [str(out.with_suffix(ending)), str(out.with_suffix(".zip"))]
-    codes = [args.narratives] * args.task.endswith("narratives")
-    task = task_of(args, args.run, args.claims, args.corpus, *codes)
+    inputs = [args.run, args.claims, args.corpus]
+    if has_narratives:
+        inputs.append(args.narratives)
+    task = task_of(args, *inputs)
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims = read_table(args.claims, CLAIM)["claim_id"]
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=read_corpus(args.corpus))
     run = claims.to_frame().merge(run[run["rank"] <= top_k])
-    for claim in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
-        fail(args.run, f"claim {claim} has fewer than {top_k} abstracts")
-    if listed:
-        run = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
-        run = run.rename_axis("post_id").rename("preds").reset_index()
-    else:
-        run = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
-    for path in codes:
-        known = read_table(path, ["claim_id", "codes"]).set_index("claim_id")["codes"]
-        for claim in claims[~claims.isin(known.index)]:
-            fail(path, f"no codes for claim {claim}; see narratives.py")
-        run["narrative"] = run["claim_id"].map(known)
-    text = run.to_csv(sep=sep, index=False)
+    for claim_id in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
+        fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; see --top-k")
+    table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
+    if is_tsv:
+        table = as_lists(run)
+    if has_narratives:
+        table = with_narratives(table, claims, args.narratives)
+    text = table.to_csv(sep="\t" if is_tsv else ",", index=False)
     with written(outs[0], task) as new:
         new.write_text(text, encoding="utf-8")
     with written(outs[1], task) as new, zipfile.ZipFile(new, "w") as archive:
         name = zipfile.ZipInfo(f"predictions{ending}")  # has no time: the same bytes again
         archive.writestr(name, text, zipfile.ZIP_DEFLATED)
-    return {"made": outs, "rows": len(run)}
+    return {"made": outs, "rows": len(table)}
 
 
 # ---------- Command line
-def add_evaluate(add):
-    add("runs", nargs="*", help="the baseline first (default: those in WORK/SPLIT)")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims, for the page")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts, for the page")
-    add("--out", help="default: metrics.tsv in WORK/SPLIT, or metrics-QRELS.tsv")
-    add("--report", metavar="PAGE", help="HTML page")
-    add(
-        "--measures",
-        nargs="+",
-        default=["climatecheck2025"],
-        help=", ".join([*MEASURES, *COMPOSED, *STANCE, "pooled R@k, or any of ir-measures"]),
-    )
-    add("--depth", type=int, default=10, help="ranks seen by labels and B-Pref")
-    add("--resamples", type=int, default=2000, help="for intervals, p-values")
-    add("--seed", type=int, default=13, help="of resampling")
+# fmt: off
+def add_texts(add):
+    add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
+    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
 
+def add_evaluate(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("runs", nargs="*", help="score these runs or verdicts, the baseline first (default: those "
+        "of the stages that are in {work}/{split})")
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="score by these judgements")
+    add("--out", help="write the table to this file, and .json, .tex, .claims.tsv beside it "
+        "(default: metrics.tsv in {work}/{split}; with other qrels, metrics-QRELS.tsv)")
+    add("--report", metavar="PAGE", help="write an HTML page with all rankings to this file; it "
+        "shows --claims and --corpus")
+    add_texts(add)
+    add = job.add_argument_group("measures").add_argument
+    add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
+        help=f"sets: {', '.join(MEASURES)}; single ones: R@k, B-Pref, pooled R@k, "
+             f"{', '.join([*COMPOSED, *STANCE])}, or any of ir-measures, as nDCG@10 (default: "
+             "climatecheck2025)")
+    add("--depth", type=positive, default=10,
+        help="look at this many first ranks for labels and B-Pref")
+    add("--resamples", type=int, default=2000,
+        help="draw this many samples for intervals and p-values; 0: none of both, in less time")
+    add("--seed", type=int, default=13, help="seed of the samples")
+    add_shared(job, split="test")
 
-def add_submission(add):
-    add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="run or verdicts")
-    add("--claims", default="{data}/claims.{split}.tsv", help="all must have rows")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    add("--narratives", default="{work}/{split}/narratives.tsv", help="codes of claims")
-    add("--out", help="default: predictions.zip in WORK/SPLIT/TASK")
-    add("--task", choices=TASKS, default="climatecheck2025", help="shared task")
-    add("--top-k", type=int, help="per claim (default: the task's)")
+def add_submission(job):
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("run", nargs="?", default="{work}/{split}/verdicts.tsv",
+        help="submit this run, or these verdicts")
+    add_texts(add)
+    add("--narratives", default="{work}/{split}/narratives.tsv", metavar="FILE",
+        help="codes of claims, for climatecheck2026-narratives")
+    add("--out", metavar="ZIP", help="write the zip to this file, and the table beside it "
+        "(default: predictions.zip in {work}/{split}/TASK)")
+    add = job.add_argument_group("submission").add_argument
+    add("--task", choices=TASKS, default="climatecheck2025",
+        help="write the columns and labels that this shared task asks for")
+    add("--top-k", type=positive, help="submit this many abstracts per claim (default: what the "
+        "task asks for)")
+    add_shared(job, split="test")
+# fmt: on
 
 
 def main():
@@ -497,14 +635,14 @@ def main():
 
 
 # --- helpers (same in all six scripts)
-START, WARNINGS = time.monotonic(), []
-NEUTRAL = {"force", "out", "device", "batch_size", "function"}  # change no output
-SPLITS = {"train": "train", "mine": "train", "fit": "dev"}  # of jobs; else test
+START = time.monotonic()
+WARNINGS = []  # of this call; sidecars keep them
+CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 
 
 def warn(where, what):
-    """Print a line on stderr; sidecars keep it."""
+    """Print a warning on stderr."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
 
@@ -515,140 +653,122 @@ def fail(where, what):
     sys.exit(2)
 
 
-def read_table(path, columns, **known):
-    """Read a TSV file as strings, a run with numbers; known: {column: its values}."""
-    import pandas as pd
-
-    try:
-        table = pd.read_csv(
-            path, sep="\t", dtype=str, na_filter=False, quoting=csv.QUOTE_NONE, encoding="utf-8-sig"
-        )
-    except ValueError as error:  # empty, not UTF-8, a long row
-        fail(path, f"{error}; see data/convert.py")
-    if not set(columns) <= set(table) or not isinstance(table.index, pd.RangeIndex):
-        fail(f"{path}:1", f"wanted {', '.join(columns)} in rows of one length; see data/convert.py")
-    if "claim" in columns:  # as pandas quotes
-        table["claim"] = table["claim"].str.replace(
-            '^"((?:[^"]|"")*)"$', lambda quoted: quoted[1].replace('""', '"'), regex=True
-        )
-    ids = [column for column in columns if column.endswith("_id")]
-    bad = {f"{column} is empty": table[column] == "" for column in columns}
-    bad |= {f"unknown {column}": ~table[column].isin(list(known[column])) for column in known}
-    bad["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
-    if "rank" in columns:
-        for column in ("rank", "score"):
-            table[column] = pd.to_numeric(table[column], errors="coerce")
-        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
-        bad["score is not a finite number"] = ~np.isfinite(table["score"])
-        bad["rank is not 1, 2, 3"] = table["rank"] != table.groupby("claim_id").cumcount() + 1
-    for what, rows in bad.items():
-        if rows.any():
-            row = rows.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
-    return table.reset_index(drop=True)
-
-
-def read_corpus(path):
-    """Read {abstract_id: record}; an abstract that is missing or null is ""."""
-    corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                name = str(record["abstract_id"])
-            except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
-            if name in corpus:
-                fail(f"{path}:{number}", f"a second abstract {name}; remove one")
-            corpus[name] = record | {"abstract": record.get("abstract") or ""}
-    return corpus
-
-
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all its files."""
-    path, total = Path(path), hashlib.sha256()
-    if path.is_dir() and Path(f"{path}.meta.json").exists():
-        path = Path(f"{path}.meta.json")
-    for one in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
-        with one.open("rb") as file:
+    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    path = Path(path)
+    sidecar = Path(f"{path}.meta.json")
+    if path.is_dir() and sidecar.exists():
+        path = sidecar
+    total = hashlib.sha256()
+    for part in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
+        with part.open("rb") as file:
             hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 
 def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments and digests."""
+    """Return what decides an output: arguments, and digests of inputs and of local models."""
     for path in inputs:
         if not Path(path).exists():
-            fail(path, "not found; make it or fix its name")
+            fail(path, "not found; make it, fix its name, or name one by its flag, as --qrels")
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in NEUTRAL}
+    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    made, script = [], Path(sys.argv[0])
-    for out in outs:
+    script = Path(sys.argv[0])
+    lines = []
+    for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
-        if Path(out).is_dir() and not meta.exists():
+        if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made.append(json.loads(meta.read_bytes()) if Path(out).exists() and meta.exists() else {})
-    if args.force or not all(task.items() <= one.items() for one in made):
-        return False
-    for out, one in zip(outs, made):
-        edited = f" (made by another version of {script.name}; --force makes it again)"
-        print(f"up to date: {out}" + edited * (one["script"] != digest(script)))
+        made = {}
+        with contextlib.suppress(OSError, ValueError):  # no sidecar, or a torn one
+            made = json.loads(meta.read_bytes())
+        if args.force or not out.exists() or not task.items() <= made.items():
+            return False
+        lines.append(f"up to date: {out}")
+        if made["script"] != digest(script):
+            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+    print(*lines, sep="\n")
     return True
 
 
 @contextlib.contextmanager
-def written(path, task, **facts):
+def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path, new, meta = Path(path), Path(f"{path}.tmp"), Path(f"{path}.meta.json")
+    path = Path(path)
+    new = Path(f"{path}.tmp")
+    meta = Path(f"{path}.meta.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)  # a folder
+    new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
     meta.write_text("{}")  # while the output is replaced
     shutil.rmtree(path, ignore_errors=True)
     new.replace(path)
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {
-        "command": sys.argv,
-        "script": digest(sys.argv[0]),
-        "packages": loaded,
-        "warnings": WARNINGS,
-        "seconds": round(time.monotonic() - START, 1),
-    }
-    new.write_text(json.dumps(task | facts | made, indent=1) + "\n")
+    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
+    made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
+    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
     new.replace(meta)
 
 
+def positive(text):
+    """Return a flag's value: a whole number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return int(text)
+
+
+def add_shared(job, split=None):
+    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+    add = job.add_argument_group("shared by all scripts").add_argument
+    # fmt: off
+    add("--data", default="data/demo", help="read corpus, claims and qrels from this folder, "
+        "{data} in other defaults")
+    add("--work", help="keep what is made in this folder, {work} in other defaults (default: work/ "
+        "with the name of the data folder)")
+    if split:
+        add("--split", default=split, help="take claims and qrels of this split, {split} in other "
+            "defaults")
+    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    # fmt: on
+
+
 def command_line(jobs):
-    """Return the arguments; jobs: {function: what adds its flags}, the default first."""
-    script, names = Path(sys.argv[0]).name, [function.__name__ for function in jobs]
+    """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
+    script = Path(sys.argv[0]).name
+    names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for function, add_flags in jobs.items():
-        name, sentence = function.__name__, function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=sentence, description=sentence)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        name = function.__name__
+        text = function.__doc__.splitlines()[0]
+        job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
-        job.add_argument("--data", default="data/demo", help="corpus, claims and qrels")
-        job.add_argument("--work", help="what is made of it (default: work/NAME)")
-        job.add_argument("--split", default=SPLITS.get(name, "test"), help="which claims")
-        job.add_argument("--force", action="store_true", help="make outputs again")
-        add_flags(job.add_argument)
-        for flag in job._actions:
-            known = flag.default not in (None, False, argparse.SUPPRESS)
-            flag.help += " (default: %(default)s)" * known
-    given = sys.argv[1:2] and sys.argv[1] in (*names, "-h", "--help")
-    args = parser.parse_args(sys.argv[1:] if given else [names[0], *sys.argv[1:]])
+        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        add_flags(job)
+        for flag in job._actions:  # argparse has no public list of them
+            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
+            if is_shown and "(default" not in flag.help:
+                flag.help += " (default: %(default)s)"
+    words = sys.argv[1:] or names[:1]
+    if words[0] not in (*names, "-h", "--help"):
+        if words[0].isalpha() and not Path(words[0]).exists():
+            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+        words = [names[0], *words]
+    args = parser.parse_args(words)
+    if args.data != "data/demo" and not Path(args.data).is_dir():
+        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
-    for name, value in vars(args).items():
-        for field in ("data", "work", "split") if isinstance(value, str) else ():
-            value = value.replace(f"{{{field}}}", vars(args)[field])
-        setattr(args, name, value)
+    for field in ("data", "work", "split"):
+        for name, value in vars(args).items():
+            if isinstance(value, str) and field in args:
+                setattr(args, name, value.replace(f"{{{field}}}", vars(args)[field]))
     return args
 
 
@@ -663,6 +783,111 @@ def run(args):
 
 
 # --- end of helpers
+
+
+# --- files (same in all six scripts)
+def read_table(path, columns, **known):
+    """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
+
+    known: {column: the values that it may hold, if it is there}. A faulty row ends the script.
+    """
+    import pandas as pd
+
+    table = read_tsv(path)
+    is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
+    if not is_whole or not set(columns) <= set(table):
+        fail_by_columns(path, list(table), columns)
+    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+    if "claim" in columns:
+        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
+        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
+        table["claim"] = unquoted
+    ids = [column for column in columns if column.endswith("_id")]
+    faults = {f"{column} is empty": table[column] == "" for column in columns}
+    for column, values in known.items():
+        if column in table:
+            faults[f"unknown {column}"] = ~table[column].isin(list(values))
+    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    if "rank" in columns:
+        for column in ("rank", "score"):
+            table[column] = pd.to_numeric(table[column], errors="coerce")
+        table = table.iloc[np.lexsort((table["rank"], table["claim_id"].factorize()[0]))]
+        counted = table.groupby("claim_id").cumcount() + 1
+        faults["score is not a finite number"] = ~np.isfinite(table["score"])
+        faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+    for what, is_faulty in faults.items():
+        if is_faulty.any():
+            row = is_faulty.idxmax()
+            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+    if "rank" in columns:
+        table["rank"] = table["rank"].astype(int)  # some tools write 1.0
+    return table.reset_index(drop=True)
+
+
+def read_tsv(path):
+    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    import pandas as pd
+
+    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
+    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    try:
+        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
+            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; see data/convert.py")
+
+
+def fail_by_columns(path, found, wanted):
+    """End with the columns of a table, and the command that renames them."""
+    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
+    missing = [column for column in wanted if column not in found]
+    others = [column for column in found if column not in wanted]
+    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
+    if missing:
+        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
+    wanted = f"wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+
+
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+def read_corpus(path):
+    """Read {abstract_id: record}."""
+    corpus = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                abstract_id = str(record["abstract_id"])
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+            if abstract_id in corpus:
+                fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
+            corpus[abstract_id] = record
+    return corpus
+
+
+# --- end of files
+
+
+# --- texts (same in 01, 03, 04, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
+
+
+# --- end of texts
 
 if __name__ == "__main__":
     main()
