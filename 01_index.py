@@ -98,7 +98,7 @@ def index_bm25(texts, folder, args):
     ids = [number_of[row] for row in tokens.ids]
     vocabulary = {term: number for number, term in enumerate(terms)}
     bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
-    bm25.index((ids, vocabulary), show_progress=False)
+    bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
     return {"analyser": analyser, "without_terms": tokens.ids.count([])}
 
@@ -235,7 +235,7 @@ def index(args):
         with parts_of(out, task) as parts:
             folder = parts / "index"
             folder.mkdir(exist_ok=True)
-            meta |= flags | build[kind](list(texts.values()), folder, args)
+            meta = flags | meta | build[kind](list(texts.values()), folder, args)
             (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
             (folder / "meta.json").write_text(json.dumps(meta, indent=1))
             with written(out, task) as new:
@@ -649,9 +649,10 @@ def read_table(path, columns, **known):
         fail_by_columns(path, list(table), columns)
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
-        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
-        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
-        table["claim"] = unquoted
+        quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
+        table["claim"] = table["claim"].str.replace(
+            quoted, lambda text: text[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():

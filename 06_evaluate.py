@@ -799,9 +799,10 @@ def read_table(path, columns, **known):
         fail_by_columns(path, list(table), columns)
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
-        quoted = re.compile('^"((?:[^"]|"")*)"$')  # as pandas writes texts with quotation marks
-        unquoted = table["claim"].str.replace(quoted, lambda text: text[1].replace('""', '"'))
-        table["claim"] = unquoted
+        quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
+        table["claim"] = table["claim"].str.replace(
+            quoted, lambda text: text[1].replace('""', '"'), regex=True
+        )
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
