@@ -348,7 +348,7 @@ def add_flags(add):
     add("--address",
         help="run on the Ray cluster at this address, such as auto (default: this machine)")
     add("--cpus", type=float, default=1, help="reserve this many CPU cores per shard")
-    add("--gpus", type=float, default=0, help="reserve this many GPUs per shard")
+    add("--gpus", type=float, default=0, help="reserve this many GPUs per shard (default: 0)")
 
 
 def add_rerank(add):

@@ -87,8 +87,8 @@ def main():
     for measure in measures:
         values = table.pivot(index="claim_id", columns="run", values=measure)
         tests[measure] = compare(values[table["run"].unique()])
-    tests = pd.concat(tests, names=["measure"]).reset_index("measure")
-    print(tests.to_csv(sep="\t", index=False, float_format="%.4g"), end="")
+    shown = pd.concat(tests, names=["measure"]).reset_index("measure")
+    print(shown.to_csv(sep="\t", index=False, float_format="%.4g"), end="")
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ def attend(layer, query, key, value, out):
 
 
 def config_of(vocabulary, nli):
+    """Return the configuration of the BERT."""
     labels = ["entailment", "neutral", "contradiction"] if nli else ["LABEL_0"]
     return BertConfig(
         vocab_size=vocabulary,
