@@ -6,23 +6,23 @@
 Score abstracts that nobody has judged, as ClimateCheck 2026 does after Ev2R (Akhtar et al. 2025).
 
 A language model lists the facts of an unjudged abstract r and of a gold abstract g of its claim,
-and counts those that the other abstract supports. A run has the mean over claims.
+and counts those that the other abstract supports. The score of a run is the mean over claims.
 
 precision, recall   supported facts / facts of r, of g; 0 without facts
-reference           their F1, the largest over all g; the label of that g is expected of r
-Ev2R                half reference, half P(expected label) by a classifier; a claim has the largest
-Verification        half P(given label), half whether it is the expected one; a claim has the mean
+reference           their F1, the maximum over all g; the label of that g is expected of r
+Ev2R                half reference, half P(expected label) by a classifier; maximum per claim
+Verification        half P(given label), half whether it is the expected one; mean per claim
 
 As in the organisers' code (automatic_eval/ in their repository), gold abstracts with NEI are among
-the g, the first g wins ties, and claims whose gold is NEI alone are left out. A reply without the
+the g, the first g wins ties, and claims whose gold is NEI alone are skipped. A reply without the
 four counts, or with more supported facts than facts, is asked for once more; then this g is missing
-for r, and an r without any g is left out: missing, not 0. The organisers' code stops at a reply
-that is no JSON, and takes a missing count as 0.
+for r, and an r without any g is skipped, not 0. The organisers' code stops at a reply that is no
+JSON, and takes a missing count as 0.
 
 Reads   the pool of tools/pool.py, verdicts of 05_classify.py --model on its pairs, runs
-Writes  ev2r.tsv: both figures by run, with intervals; ev2r.pairs.tsv: what they are made of;
-        ev2r.requests.jsonl: what waits, with exit status 3, for 04_llm_rerank.py ask; nothing in
-        ev2r.replies.jsonl is asked again, whatever the runs, but failures by --retry-errors
+Writes  ev2r.tsv: both scores by run, with intervals; ev2r.pairs.tsv: the scores of pairs;
+        ev2r.requests.jsonl: requests that wait, with exit status 3, for 04_llm_rerank.py ask;
+        ev2r.replies.jsonl serves all runs: only failed requests are sent again (--retry-errors)
 Prints  the table; the last line is JSON
 
 Example, where a.tsv and b.tsv are runs or verdicts
@@ -40,8 +40,8 @@ import pandas as pd
 from tools import kit
 from tools.kit import PAIR
 
-CHANCES = ["p_supports", "p_refutes", "p_nei"]
-OF_CLAIM = {"Ev2R": "max", "Verification": "mean"}  # what a claim has of its abstracts
+PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
+OF_CLAIM = {"Ev2R": "max", "Verification": "mean"}  # the score of a claim from its abstracts
 RESAMPLES = 2000  # of claims, and of swaps between two runs
 COUNTS = ("first_facts", "first_supported", "second_facts", "second_supported")
 PROMPT = """Two abstracts have been found for one claim. How much of each does the other one say?
@@ -62,28 +62,32 @@ Answer with one JSON object of this form. Write nothing else."""
 
 # -------------------- Requests and replies
 def counts_of(reply):
-    """Return the four counts in a reply; None if one is missing, impossible or said twice."""
+    """Return the four counts in a reply; None if one is missing, impossible or ambiguous."""
     counts = []
     for name in COUNTS:
-        said = set(re.findall(rf'"{name}"\s*:\s*([^\s,}}]+)\s*[,}}]', reply))
-        if len(said) != 1 or not re.fullmatch("[0-9]{1,4}", *said):
+        values = set(re.findall(rf'"{name}"\s*:\s*([^\s,}}]+)\s*[,}}]', reply))
+        if len(values) != 1 or not re.fullmatch("[0-9]{1,4}", *values):
             return None
-        counts.append(int(said.pop()))
-    facts, supported, others, others_supported = counts
-    return counts if supported <= facts and others_supported <= others else None
+        counts.append(int(values.pop()))
+    first_facts, first_supported, second_facts, second_supported = counts
+    if first_supported > first_facts or second_supported > second_facts:
+        return None
+    return counts
 
 
 # -------------------- Scores
-def f1_of(facts, supported, others, others_supported):
+def f1_of(first_facts, first_supported, second_facts, second_supported):
     """Return the harmonic mean of precision and recall."""
-    precision, recall = supported / max(facts, 1), others_supported / max(others, 1)
+    precision = first_supported / max(first_facts, 1)
+    recall = second_supported / max(second_facts, 1)
     return 2 * precision * recall / (precision + recall or 1)
 
 
-def chance_of(labels, table):
+def probability_of(labels, table):
     """Return the probability of a label for each row of verdicts, NaN where there is no label."""
-    chances = np.column_stack([table[CHANCES], np.full(len(table), np.nan)])
-    return chances[np.arange(len(table)), pd.Index(kit.LABELS).get_indexer(labels)]  # -1: NaN
+    probabilities = np.column_stack([table[PROBABILITIES], np.full(len(table), np.nan)])
+    columns = pd.Index(kit.LABELS).get_indexer(labels)  # -1 without a label: the column of NaN
+    return probabilities[np.arange(len(table)), columns]
 
 
 def score_pairs(pairs, comparisons, counts):
@@ -91,29 +95,33 @@ def score_pairs(pairs, comparisons, counts):
 
     comparisons: pairs with each g and its label; counts: the four counts of each, or None.
     """
-    scored = comparisons.assign(reference=[f1_of(*four) if four else np.nan for four in counts])
+    references = [f1_of(*of_pair) if of_pair else np.nan for of_pair in counts]
+    scored = comparisons.assign(reference=references)
     best = scored.dropna().groupby(PAIR)["reference"].idxmax()  # the first of equal ones
     table = pairs.merge(scored.loc[best], on=PAIR, how="left")
-    table["proxy"] = chance_of(table["expected"], table)
+    table["proxy"] = probability_of(table["expected"], table)
     return table.assign(Ev2R=(table["reference"] + table["proxy"]) / 2)
 
 
-def score_run(run, table, claims):
+def score_run(run, table, claim_ids):
     """Return {measure: [claims, 2], numerator and denominator} of a run's unjudged pairs."""
     rows = run.merge(table.dropna(), on=PAIR)
-    verified = (chance_of(rows["label"], rows) + (rows["label"] == rows["expected"])) / 2
-    means = rows.assign(Verification=verified).groupby("claim_id").agg(OF_CLAIM).reindex(claims)
-    parts = {
-        name: np.stack([values.fillna(0), values.notna()], axis=-1)
-        for name, values in means.items()
-    }
-    return parts | {"confusion": np.zeros((len(claims), 3, 3))}  # no measures of stance
+    is_expected = rows["label"] == rows["expected"]
+    rows["Verification"] = (probability_of(rows["label"], rows) + is_expected) / 2
+    scores = rows.groupby("claim_id").agg(OF_CLAIM).reindex(claim_ids)
+    components = {"confusion": np.zeros((len(claim_ids), 3, 3))}  # no measures of stance
+    for measure, values in scores.items():
+        components[measure] = np.stack([values.fillna(0), values.notna()], axis=-1)
+    return components
 
 
-def compare(parts, seed):
-    """Return a table by measure and run, as 06_evaluate.py compares them; parts: of score_run."""
-    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # a run without any
-        cells = kit.compare(parts, list(OF_CLAIM), RESAMPLES, seed)
+def compare(components, seed):
+    """Return a table by measure and run, as 06_evaluate.py compares runs.
+
+    components: {run: what score_run returns}.
+    """
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # runs without scores
+        cells = kit.compare(components, list(OF_CLAIM), RESAMPLES, seed)
     table = pd.concat({field: cell.unstack() for field, cell in cells.items()}, axis=1)
     return table.rename_axis(["measure", "run"]).reset_index()
 
@@ -121,28 +129,49 @@ def compare(parts, seed):
 # -------------------- The job
 def unjudged(table, qrels):
     """Return the rows of a table that are not judged, of claims whose gold is not NEI alone."""
-    evidence = qrels.loc[qrels["label"] != "NEI", "claim_id"]
-    judged = pd.MultiIndex.from_frame(table[PAIR]).isin(pd.MultiIndex.from_frame(qrels[PAIR]))
-    return table[~judged & table["claim_id"].isin(evidence)]
+    pairs = pd.MultiIndex.from_frame(table[PAIR])
+    is_judged = pairs.isin(pd.MultiIndex.from_frame(qrels[PAIR]))
+    with_evidence = qrels.loc[qrels["label"] != "NEI", "claim_id"]
+    return table[~is_judged & table["claim_id"].isin(with_evidence)]
 
 
 def read_proxies(paths):
     """Return the probabilities of pairs; of a pair in several files, those of the first."""
-    tables = [kit.read_table(path, [*PAIR, *CHANCES]) for path in paths]
-    table = pd.concat(tables).drop_duplicates(PAIR)[[*PAIR, *CHANCES]]
-    return table.astype(dict.fromkeys(CHANCES, float))
+    columns = [*PAIR, *PROBABILITIES]
+    tables = [kit.read_table(path, columns) for path in paths]
+    table = pd.concat(tables).drop_duplicates(PAIR)[columns]
+    return table.astype(dict.fromkeys(PROBABILITIES, float))
 
 
 def read_run(path, pairs, qrels, args):
-    """Return the unjudged rows of a run; one that is not among the pairs is refused."""
+    """Return the unjudged rows of a run; fail if one is not among the pairs."""
     run = kit.read_table(path, kit.RUN).reindex(columns=[*kit.RUN, "label"])
     if not run["claim_id"].isin(qrels["claim_id"]).any():
-        kit.fail(path, f"none of its claims is in {args.qrels}; name files of one split")
+        kit.fail(path, f"none of its claims is in {args.qrels}; give files of the same split")
     run = unjudged(run[run["rank"] <= args.depth], qrels)[[*PAIR, "label"]]
-    names, known = (table["claim_id"] + " " + table["abstract_id"] for table in (run, pairs))
-    for name in names[~names.isin(known)]:
-        kit.fail(path, f"{name} is neither judged nor in {args.pool} with a verdict: pool it, too")
+    is_known = pd.MultiIndex.from_frame(run[PAIR]).isin(pd.MultiIndex.from_frame(pairs[PAIR]))
+    for claim_id, abstract_id in run.loc[~is_known, PAIR].to_numpy():
+        kit.fail(
+            path,
+            f"{claim_id} {abstract_id} is neither judged nor in {args.pool} with a verdict; pool "
+            "this run too (tools/pool.py), and classify the pool",
+        )
     return run
+
+
+def read_inputs(args):
+    """Return claims and abstracts as one-line texts, qrels, and the pool."""
+    claims = kit.read_claims(args.claims)
+    corpus = kit.read_corpus(args.corpus)
+    ids = {"claim_id": claims, "abstract_id": corpus}
+    qrels = kit.read_table(args.qrels, [*PAIR, "label"], label=kit.LABELS, **ids)
+    pool = kit.read_table(args.pool, PAIR, **ids)[PAIR]
+    claims = {claim_id: kit.plain(claim) for claim_id, claim in claims.items()}
+    abstracts = {
+        abstract_id: kit.plain(kit.text_of(record, ["abstract"]))
+        for abstract_id, record in corpus.items()
+    }
+    return claims, abstracts, qrels, pool
 
 
 def score(args):
@@ -152,60 +181,66 @@ def score(args):
     details = str(Path(args.out).with_suffix(".pairs.tsv"))
     if not args.retry_errors and kit.up_to_date(args, task, args.out, details):
         return {"made": []}
-    claims = kit.read_claims(args.claims)
-    texts = {
-        name: kit.plain(kit.text_of(record, ["abstract"]))
-        for name, record in kit.read_corpus(args.corpus).items()
-    }
-    known = {"claim_id": claims, "abstract_id": texts}
-    qrels = kit.read_table(args.qrels, [*PAIR, "label"], label=kit.LABELS, **known)
-    pool = kit.read_table(args.pool, PAIR, **known)[PAIR]
+    claims, abstracts, qrels, pool = read_inputs(args)
     pairs = unjudged(pool, qrels).merge(read_proxies(args.verdicts), on=PAIR)
     if pairs.empty:
-        kit.fail(args.pool, "no unjudged pair with a verdict, of a claim with evidence")
+        kit.fail(
+            args.pool,
+            "no unjudged pair has a verdict and a claim with evidence; classify this pool "
+            "(05_classify.py --run pool.run.tsv)",
+        )
     runs = {path: read_run(path, pairs, qrels, args) for path in args.runs}
     gold = qrels[[*PAIR, "label"]].set_axis(["claim_id", "gold_id", "expected"], axis=1)
     comparisons = pairs[PAIR].merge(gold, on="claim_id")
-    prompts = [
-        PROMPT.format(claim=kit.plain(claims[claim]), first=texts[first], second=texts[gold])
-        for claim, first, gold in comparisons[[*PAIR, "gold_id"]].to_numpy()
-    ]
-    counts, facts = kit.answers_to(prompts, counts_of, args)
-    table = score_pairs(pairs, comparisons, counts)
-    if left_out := int(table["Ev2R"].isna().sum()):
-        kit.warn(args.replies, f"{left_out} abstracts without any counts are left out")
-    judged = qrels.loc[qrels["label"] != "NEI", "claim_id"].unique()
-    parts = {path: score_run(run, table, judged) for path, run in runs.items()}
-    figures = compare(parts, args.seed)
-    print(figures.to_string(index=False, na_rep="-", float_format="%.3f"))
-    facts |= {
+    prompts = []
+    for claim_id, abstract_id, gold_id in comparisons[[*PAIR, "gold_id"]].to_numpy():
+        first = abstracts[abstract_id]
+        second = abstracts[gold_id]
+        prompts.append(PROMPT.format(claim=claims[claim_id], first=first, second=second))
+    counts, summary = kit.answers_to(prompts, counts_of, args)
+    scored = score_pairs(pairs, comparisons, counts)
+    skipped = int(scored["Ev2R"].isna().sum())
+    if skipped:
+        kit.warn(args.replies, f"{skipped} abstracts are skipped: all their replies are unread")
+    claim_ids = qrels.loc[qrels["label"] != "NEI", "claim_id"].unique()
+    components = {path: score_run(run, scored, claim_ids) for path, run in runs.items()}
+    table = compare(components, args.seed)
+    print(table.to_string(index=False, na_rep="-", float_format="%.3f"))
+    summary |= {
         "pool": len(pool),
         "pairs": len(pairs),
         "comparisons": len(counts),
         "missing": counts.count(None),
-        "left_out": left_out,
+        "left_out": skipped,
+        "claims": {path: int(of_run["Ev2R"][:, 1].sum()) for path, of_run in components.items()},
     }
-    facts["claims"] = {path: int(one["Ev2R"][:, 1].sum()) for path, one in parts.items()}
-    for path, one in {args.out: figures, details: table}.items():
-        with kit.written(path, task, **facts) as new:
-            one.to_csv(new, sep="\t", index=False, lineterminator="\n")
-    return {"made": [args.out, details], **facts}
+    for path, rows in {args.out: table, details: scored}.items():
+        with kit.written(path, task, **summary) as new:
+            rows.to_csv(new, sep="\t", index=False, lineterminator="\n")
+    return {"made": [args.out, details], **summary}
 
 
 # -------------------- Command line
+# fmt: off
 def add_score(add):
-    add("runs", nargs="+", help="runs, or verdicts for Verification; first the baseline")
-    add("--verdicts", nargs="+", required=True, help="of a classifier, for the proxy")
-    add("--pool", default="{work}/{split}/pool.tsv", help="unjudged pairs")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    add("--out", default="{work}/{split}/ev2r.tsv", help="the table; scores of pairs go beside it")
-    add("--requests", default="{work}/{split}/ev2r.requests.jsonl", help="requests that wait")
-    add("--replies", default="{work}/{split}/ev2r.replies.jsonl", help="all replies")
-    add("--depth", type=int, default=10, help="ranks of a run that count")
-    add("--seed", type=int, default=13, help="of the resamples")
+    add("runs", nargs="+",
+        help="score these runs, the baseline first; verdicts are scored by Verification too")
+    add("--verdicts", nargs="+", required=True,
+        help="read P(label) from these verdicts of a classifier on the pool")
+    add("--pool", default="{work}/{split}/pool.tsv", help="read unjudged pairs from this file")
+    kit.add_qrels(add)
+    kit.add_claims(add)
+    kit.add_corpus(add)
+    add("--out", default="{work}/{split}/ev2r.tsv",
+        help="write the table to this file, and the scores of pairs to NAME.pairs.tsv")
+    add("--requests", default="{work}/{split}/ev2r.requests.jsonl",
+        help="write requests that wait to this file")
+    add("--replies", default="{work}/{split}/ev2r.replies.jsonl",
+        help="read replies from this file")
+    add("--depth", type=int, default=10, help="score this many ranks of each run")
+    add("--seed", type=int, default=13, help="draw the resamples with this seed")
     kit.add_model(add, max_tokens=4096)
+# fmt: on
 
 
 def main():

@@ -22,8 +22,8 @@ Examples
     python 04_llm_rerank.py ask work/demo/test/llm_narratives.requests.jsonl \\
         --replies work/demo/test/llm_narratives.replies.jsonl
 
-While replies wait, llm ends with exit status 3, and the same call goes on; a reply without codes is
-asked for once more. Codes are compared as they are: where 1_1 is right, 1_0 is wrong. A claim
+While replies wait, llm ends with exit status 3, and the same call continues; a reply without codes
+is asked for once more. Codes are compared as they are: where 1_1 is right, 1_0 is wrong. A claim
 without a narrative has 0_0.
 """
 
@@ -40,11 +40,11 @@ from tools import kit
 
 NONE = "0_0"  # the code of a claim without a narrative
 CODE = r"(?<![\w.])\d(?:_\d)+(?!\w)"
-FEW = 3  # held-out claims that a code needs for a threshold of its own
+FEW = 3  # a code with fewer held-out claims has no threshold of its own
 
 
-def alone(codes):
-    """Return codes without NONE where there is another one."""
+def without_none(codes):
+    """Return the codes without NONE; NONE alone if there is no other."""
     return [code for code in codes if code != NONE] or [NONE]
 
 
@@ -55,45 +55,51 @@ def read_taxonomy(path):
 
     table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
     if list(table)[:3] != ["code", "name", "description"] or NONE not in set(table["code"]):
-        kit.fail(path, f"want columns code, name, description, and a row for {NONE}")
+        kit.fail(
+            path,
+            f"wanted columns code, name, description, and a row for {NONE}; see data/taxonomy.tsv",
+        )
     return dict(zip(table["code"], table["name"] + ": " + table["description"]))
 
 
 def read_codes(path, claims):
-    """Return {claim_id: its codes}; claims: those that it may be about."""
+    """Return {claim_id: its codes}; claims: the known claims."""
     table = kit.read_table(path, ["claim_id", "codes"], claim_id=claims)
-    return {row.claim_id: re.findall(r"[^;\s]+", row.codes) for row in table.itertuples()}
+    codes = table["codes"].str.findall(r"[^;\s]+")
+    return dict(zip(table["claim_id"], codes))
 
 
 def read_labelled(claims_path, codes_path, taxonomy):
-    """Return [(claim, codes)] of claims to learn from, with codes of the taxonomy."""
-    claims, labelled, unknown = kit.read_claims(claims_path), [], 0
-    for name, codes in read_codes(codes_path, claims).items():
+    """Return [(claim, codes)] of labelled claims, with codes of the taxonomy."""
+    claims = kit.read_claims(claims_path)
+    labelled = []
+    unknown = 0
+    for claim_id, codes in read_codes(codes_path, claims).items():
         known = [code for code in codes if code in taxonomy]
         unknown += len(codes) - len(known)
         if known:
-            labelled.append((claims[name], known))
+            labelled.append((claims[claim_id], known))
     if unknown:
-        kit.warn(codes_path, f"{unknown} codes that the taxonomy lacks, left out")
+        kit.warn(codes_path, f"{unknown} codes are not in the taxonomy and are skipped")
     return labelled
 
 
-def write_codes(codes, task, args, **facts):
-    """Write {claim_id: codes} and return the facts."""
-    lines = [f"{name}\t{';'.join(found)}\n" for name, found in codes.items()]
-    facts |= {"claims": len(lines)}
-    with kit.written(args.out, task, **facts) as path:
+def write_codes(codes, task, args, **summary):
+    """Write {claim_id: codes} and return the summary."""
+    lines = [f"{claim_id}\t{';'.join(of_claim)}\n" for claim_id, of_claim in codes.items()]
+    summary["claims"] = len(lines)
+    with kit.written(args.out, task, **summary) as path:
         path.write_text("claim_id\tcodes\n" + "".join(lines), encoding="utf-8")
-    return {"made": [args.out], **facts}
+    return {"made": [args.out], **summary}
 
 
-def load(kind, name, args, weights=None, **options):
+def load(model_class, path, args, model_kwargs=None, **options):
     """Return a model of sentence-transformers in fp32; it reads safetensors and runs no code."""
     import torch
 
-    weights = {"dtype": torch.float32, "use_safetensors": True} | (weights or {})
-    return kind(
-        str(name), device=args.device, trust_remote_code=False, model_kwargs=weights, **options
+    kwargs = {"dtype": torch.float32, "use_safetensors": True} | (model_kwargs or {})
+    return model_class(
+        str(path), device=args.device, trust_remote_code=False, model_kwargs=kwargs, **options
     )
 
 
@@ -120,27 +126,32 @@ def words_of(claim):
 
 
 def nearest(claims, labelled, args):
-    """Return for each claim the labelled ones with the most similar vectors, the nearest last.
+    """Return for each claim the labelled claims with the most similar vectors, the nearest last.
 
-    A labelled claim of the same words would give the answer away, and is left out.
+    A labelled claim with the same words would give the answer away, and is skipped.
     """
     from sentence_transformers import SentenceTransformer, util
 
     model = load(SentenceTransformer, args.encoder, args)
     vectors = model.encode_document([claim for claim, _ in labelled], convert_to_tensor=True)
     queries = model.encode_query(claims, convert_to_tensor=True)
-    shown = []
-    for claim, hits in zip(claims, util.semantic_search(queries, vectors, top_k=len(labelled))):
-        near = [labelled[hit["corpus_id"]] for hit in hits]
-        near = [one for one in near if words_of(one[0]) != words_of(claim)]
-        shown.append(near[: args.fewshot][::-1])
-    return shown
+    all_hits = util.semantic_search(queries, vectors, top_k=len(labelled))
+    all_shots = []
+    for claim, hits in zip(claims, all_hits):
+        shots = []
+        for hit in hits:
+            text, codes = labelled[hit["corpus_id"]]
+            if words_of(text) != words_of(claim):
+                shots.append((text, codes))
+        nearest_last = shots[: args.fewshot][::-1]
+        all_shots.append(nearest_last)
+    return all_shots
 
 
-def prompt_of(claim, shown, taxonomy):
-    """Return the prompt for a claim; shown: labelled claims."""
+def prompt_of(claim, shots, taxonomy):
+    """Return the prompt for a claim; shots: labelled claims, the examples."""
     lines = [f"{code} {text}" for code, text in taxonomy.items()]
-    examples = [f"Claim: {kit.plain(text)}\nCodes: {';'.join(codes)}\n\n" for text, codes in shown]
+    examples = [f"Claim: {kit.plain(text)}\nCodes: {';'.join(codes)}\n\n" for text, codes in shots]
     return PROMPT.format(
         taxonomy="\n".join(lines), examples="".join(examples), none=NONE, claim=kit.plain(claim)
     )
@@ -151,43 +162,55 @@ def codes_in(reply, taxonomy):
 
     None if none of them is of the taxonomy, or a reply without such a line names several.
     """
-    reply = reply.replace("\\_", "_")
-    answers = re.findall(r"\bcodes?\W{0,9}:(.*)", reply, re.IGNORECASE)
-    codes = list(dict.fromkeys(re.findall(CODE, answers[-1] if answers else reply)))
-    if not set(codes) & set(taxonomy) or len(codes) > 1 and not answers:
+    reply = reply.replace("\\_", "_")  # Markdown
+    lines = re.findall(r"\bcodes?\W{0,9}:(.*)", reply, re.IGNORECASE)
+    answer = lines[-1] if lines else reply
+    codes = list(dict.fromkeys(re.findall(CODE, answer)))  # each once
+    if len(codes) > 1 and not lines:
+        return None
+    if not any(code in taxonomy for code in codes):
         return None
     return codes
 
 
 def llm(args):
     """Choose codes by a language model that reads the taxonomy and the nearest labelled claims."""
-    shots = [f"{args.data}/{kind}.train.tsv" for kind in ("claims", "narratives")]
-    inputs, near = (args.claims, args.taxonomy, *shots), Path(args.out).with_suffix(".shots.json")
+    labelled = (f"{args.data}/claims.train.tsv", f"{args.data}/narratives.train.tsv")
+    inputs = (args.claims, args.taxonomy, *labelled)
     task = kit.task_of(args, *inputs, models=[args.encoder, args.replies])
     if not args.retry_errors and kit.up_to_date(args, task, args.out):
         return {"made": []}
-    taxonomy, claims = read_taxonomy(args.taxonomy), kit.read_claims(args.claims)
+    taxonomy = read_taxonomy(args.taxonomy)
+    claims = kit.read_claims(args.claims)
+    shots_path = Path(args.out).with_suffix(".shots.json")
     task_of_shots = kit.task_of(args, *inputs, models=[args.encoder])
-    if not kit.up_to_date(args, task_of_shots, near):
-        shown = nearest(list(claims.values()), read_labelled(*shots, taxonomy), args)
-        with kit.written(near, task_of_shots) as path:
-            path.write_text(json.dumps(shown, indent=1) + "\n")
-    shown = json.loads(near.read_bytes())
-    prompts = [prompt_of(*one, taxonomy) for one in zip(claims.values(), shown)]
-    found, facts = kit.answers_to(prompts, lambda reply: codes_in(reply, taxonomy), args)
-    without = [name for name, codes in zip(claims, found) if not codes]
-    unknown = sum(code not in taxonomy for codes in filter(None, found) for code in codes)
-    if unknown or without:
+    if not kit.up_to_date(args, task_of_shots, shots_path):
+        all_shots = nearest(list(claims.values()), read_labelled(*labelled, taxonomy), args)
+        with kit.written(shots_path, task_of_shots) as path:
+            path.write_text(json.dumps(all_shots, indent=1) + "\n")
+    all_shots = json.loads(shots_path.read_bytes())
+    prompts = [
+        prompt_of(claim, shots, taxonomy) for claim, shots in zip(claims.values(), all_shots)
+    ]
+    answers, summary = kit.answers_to(prompts, lambda reply: codes_in(reply, taxonomy), args)
+    codes = {}
+    unknown = 0
+    unread = []
+    for claim_id, answer in zip(claims, answers):
+        if answer is None:
+            unread.append(claim_id)
+            answer = []
+        known = [code for code in answer if code in taxonomy]
+        unknown += len(answer) - len(known)
+        codes[claim_id] = without_none(known)
+    if unknown or unread:
         kit.warn(
             args.replies,
-            f"{unknown} codes that {args.taxonomy} lacks, left out; "
-            f"{len(without)} claims without a code, which become {NONE}: {' '.join(without)}",
+            f"{unknown} codes are not in {args.taxonomy} and are skipped; "
+            f"{len(unread)} claims without a code get {NONE}: {' '.join(unread)}",
         )
-    codes = {}
-    for name, some in zip(claims, found):
-        codes[name] = alone([code for code in some or [] if code in taxonomy])
-    facts |= {"unknown_codes": unknown, "without_codes": len(without)}
-    return write_codes(codes, task, args, **facts)
+    summary |= {"unknown_codes": unknown, "without_codes": len(unread)}
+    return write_codes(codes, task, args, **summary)
 
 
 # -------------------- Thresholds
@@ -201,32 +224,41 @@ def best_threshold(gold, probabilities):
 
 
 def fit_thresholds(gold, probabilities):
-    """Return a threshold for each code; rare ones share that of the best micro F1."""
+    """Return a threshold for each code; rare codes share the one with the best micro F1."""
     common = best_threshold(gold.ravel(), probabilities.ravel())
-    return [
-        best_threshold(*columns) if columns[0].sum() >= FEW else common
-        for columns in zip(gold.T, probabilities.T)
-    ]
+    thresholds = []
+    for gold_of_code, probabilities_of_code in zip(gold.T, probabilities.T):
+        if gold_of_code.sum() < FEW:
+            thresholds.append(common)
+        else:
+            thresholds.append(best_threshold(gold_of_code, probabilities_of_code))
+    return thresholds
 
 
-# -------------------- Encoder: a pair is a claim and nothing
+# -------------------- Encoder: a cross-encoder that reads pairs of a claim and an empty text
 def probabilities_of(model, claims):
-    """Return a probability for each claim and code."""
+    """Return probabilities, [claims, codes]."""
     import torch
 
     return model.predict([(claim, "") for claim in claims], activation_fn=torch.nn.Sigmoid())
 
 
 def fit(model, claims, gold, folder, args):
-    """Train by binary cross-entropy for each code, and return the log; resumes by checkpoints."""
+    """Train by binary cross-entropy for each code, and return the log.
+
+    gold: [claims, codes], 0 or 1; folder: checkpoints, from the last of which training resumes.
+    """
     import datasets
     import torch
     from sentence_transformers import cross_encoder as ce
 
     columns = {"claim": claims, "nothing": [""] * len(claims), "label": gold.tolist()}
+    # No loss of sentence-transformers has several labels per pair. CrossEntropyLoss fits, with
+    # another function, and with the list of tensors that labels arrive in as one tensor.
     loss = ce.losses.CrossEntropyLoss(model)
-    forward, loss.ce_loss = loss.forward, torch.nn.BCEWithLogitsLoss()
-    loss.forward = lambda pairs, labels, **more: forward(pairs, torch.stack(labels), **more)
+    loss.ce_loss = torch.nn.BCEWithLogitsLoss()
+    forward = loss.forward
+    loss.forward = lambda pairs, labels, **options: forward(pairs, torch.stack(labels), **options)
     trainer = ce.CrossEncoderTrainer(
         model,
         ce.CrossEncoderTrainingArguments(
@@ -246,15 +278,19 @@ def fit(model, claims, gold, folder, args):
         datasets.Dataset.from_dict(columns),
         loss=loss,
     )
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    newest = max(whole, key=lambda path: int(path.name[11:]), default=None)
+    # trainer_state.json is written last: a checkpoint with it is complete
+    steps = [
+        int(path.parent.name.removeprefix("checkpoint-"))
+        for path in folder.glob("checkpoint-*/trainer_state.json")
+    ]
+    newest = str(folder / f"checkpoint-{max(steps)}") if steps else None
     with contextlib.redirect_stdout(sys.stderr):
-        trainer.train(resume_from_checkpoint=newest and str(newest))
+        trainer.train(resume_from_checkpoint=newest)
     return trainer.state.log_history
 
 
 def train(args):
-    """Train an encoder with an output for each code; held-out claims decide on thresholds."""
+    """Train an encoder with an output for each code; fit thresholds on held-out claims."""
     from sentence_transformers import CrossEncoder
     from transformers import set_seed
 
@@ -262,10 +298,11 @@ def train(args):
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
     taxonomy = read_taxonomy(args.taxonomy)
-    claims, codes = zip(*read_labelled(args.claims, args.narratives, taxonomy))
-    gold = np.array([[float(code in own) for code in taxonomy] for own in codes])
+    labelled = read_labelled(args.claims, args.narratives, taxonomy)
+    claims = [claim for claim, _ in labelled]
+    gold = np.array([[float(code in codes) for code in taxonomy] for _, codes in labelled])
     order = np.random.default_rng(args.seed).permutation(len(claims))
-    held, rest = np.split(order, [round(args.held_out * len(claims))])
+    held_out, rest = np.split(order, [round(args.held_out * len(claims))])
     set_seed(args.seed)
     model = load(
         CrossEncoder,
@@ -275,59 +312,67 @@ def train(args):
         num_labels=len(taxonomy),
         config_kwargs={"id2label": dict(enumerate(taxonomy))},
     )
-    name = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
-    checkpoints = Path(f"{args.out}.parts", name)  # another task has others
-    log = fit(model, [claims[place] for place in rest], gold[rest], checkpoints, args)
-    chances = probabilities_of(model, [claims[place] for place in held])
-    model.config.update({"narrative_thresholds": fit_thresholds(gold[held], chances)})
-    facts = {"claims": len(claims), "held_out": len(held)}
-    with kit.written(args.out, task, log=log, **facts) as path:
+    task_hash = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
+    checkpoints = Path(f"{args.out}.parts", task_hash)  # no other task resumes from them
+    log = fit(model, [claims[index] for index in rest], gold[rest], checkpoints, args)
+    probabilities = probabilities_of(model, [claims[index] for index in held_out])
+    thresholds = fit_thresholds(gold[held_out], probabilities)
+    model.config.update({"narrative_thresholds": thresholds})
+    summary = {"claims": len(claims), "held_out": len(held_out)}
+    with kit.written(args.out, task, log=log, **summary) as path:
         model.save_pretrained(str(path), create_model_card=False)
     shutil.rmtree(checkpoints.parent)
-    return {"made": [args.out], **facts}
+    return {"made": [args.out], **summary}
 
 
 def classify(args):
-    """Choose codes by the encoder that train has made; without any, the likeliest one."""
+    """Choose codes by the trained encoder: those above their threshold, else the likeliest one."""
     from sentence_transformers import CrossEncoder
 
     task = kit.task_of(args, args.claims, args.model)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    claims, found = kit.read_claims(args.claims), {}
+    claims = kit.read_claims(args.claims)
     model = load(CrossEncoder, args.model, args)
     thresholds = getattr(model.config, "narrative_thresholds", None)
     if not thresholds:
-        kit.fail(args.model, "it has no thresholds; make it by recipes/narratives.py train")
-    names = np.array(list(model.config.id2label.values()))
-    for name, chances in zip(claims, probabilities_of(model, list(claims.values()))):
-        chosen = names[chances >= thresholds].tolist()
-        found[name] = alone(chosen or [names[chances.argmax()]])
-    return write_codes(found, task, args)
+        kit.fail(
+            args.model,
+            "the model has no thresholds; train one: python recipes/narratives.py train",
+        )
+    all_codes = np.array(list(model.config.id2label.values()))
+    probabilities = probabilities_of(model, list(claims.values()))
+    codes = {}
+    for claim_id, of_claim in zip(claims, probabilities):
+        chosen = all_codes[of_claim >= thresholds].tolist()
+        codes[claim_id] = without_none(chosen or [all_codes[of_claim.argmax()]])
+    return write_codes(codes, task, args)
 
 
 # -------------------- Scores
-def score(gold, found):
-    """Return macro, micro and weighted F1 over the codes that are gold or named; F1 by code."""
+def score(gold, predicted):
+    """Return macro, micro and weighted F1 over the codes in gold or predicted, and F1 by code.
+
+    gold, predicted: {claim_id: codes}; a claim that is not predicted has no codes.
+    """
     import pandas as pd
     from sklearn.metrics import f1_score
     from sklearn.preprocessing import MultiLabelBinarizer
 
-    binarizer = MultiLabelBinarizer().fit([*gold.values(), *found.values()])
+    binarizer = MultiLabelBinarizer().fit([*gold.values(), *predicted.values()])
     true = binarizer.transform(gold.values())
-    named = binarizer.transform([found.get(name, ()) for name in gold])
-    facts = {"claims": len(gold), "codes": len(binarizer.classes_)}
-    for kind in ("macro", "micro", "weighted"):
-        facts[f"{kind}_F1"] = f1_score(true, named, average=kind, zero_division=0)
-    return facts, pd.DataFrame(
-        {
-            "code": binarizer.classes_,
-            "right": (true * named).sum(axis=0),
-            "named": named.sum(axis=0),
-            "gold": true.sum(axis=0),
-            "F1": f1_score(true, named, average=None, zero_division=0),
-        }
-    )
+    named = binarizer.transform([predicted.get(claim_id, ()) for claim_id in gold])
+    summary = {"claims": len(gold), "codes": len(binarizer.classes_)}
+    for average in ("macro", "micro", "weighted"):
+        summary[f"{average}_F1"] = f1_score(true, named, average=average, zero_division=0)
+    by_code = {
+        "code": binarizer.classes_,
+        "right": (true * named).sum(axis=0),
+        "named": named.sum(axis=0),
+        "gold": true.sum(axis=0),
+        "F1": f1_score(true, named, average=None, zero_division=0),
+    }
+    return summary, pd.DataFrame(by_code)
 
 
 def evaluate(args):
@@ -335,71 +380,98 @@ def evaluate(args):
     import pandas as pd
 
     task = kit.task_of(args, args.narratives, args.claims, *args.files)
-    claims, rows, tables = kit.read_claims(args.claims), [], []
+    claims = kit.read_claims(args.claims)
     gold = read_codes(args.narratives, claims)
+    rows = []
+    tables = []
     for path in args.files:
-        found = read_codes(path, claims)
-        missing, others = gold.keys() - found.keys(), found.keys() - gold.keys()
+        predicted = read_codes(path, claims)
+        missing = gold.keys() - predicted.keys()
+        others = predicted.keys() - gold.keys()
         if len(missing) == len(gold):
-            kit.fail(path, f"none of its claims is in {args.narratives}; name files of one split")
+            kit.fail(
+                path, f"none of its claims is in {args.narratives}; give files of the same split"
+            )
         if missing or others:
             kit.warn(
                 path,
-                f"{len(missing)} of {len(gold)} claims are missing: no code; "
-                f"{len(others)} claims without gold are left out",
+                f"{len(missing)} of {len(gold)} claims are missing and count as without codes; "
+                f"{len(others)} claims without gold are skipped",
             )
-        facts, table = score(gold, {name: found[name] for name in found if name in gold})
-        rows.append({"run": path, **facts})
-        tables.append(table.assign(run=path))
-    scores, by_code = pd.DataFrame(rows), str(Path(args.out).with_suffix(".codes.tsv"))
+        for claim_id in others:
+            del predicted[claim_id]
+        summary, by_code = score(gold, predicted)
+        rows.append({"run": path, **summary})
+        tables.append(by_code.assign(run=path))
+    scores = pd.DataFrame(rows)
     print(scores.to_string(index=False, float_format="%.3f"))
-    for out, table in ((args.out, scores), (by_code, pd.concat(tables))):
+    codes_path = str(Path(args.out).with_suffix(".codes.tsv"))
+    for out, table in ((args.out, scores), (codes_path, pd.concat(tables))):
         with kit.written(out, task) as path:
             table.to_csv(path, sep="\t", index=False, float_format="%.6g", lineterminator="\n")
-    return {"made": [args.out, by_code], "runs": rows}
+    return {"made": [args.out, codes_path], "runs": rows}
 
 
 # -------------------- Command line
+# fmt: off
 def add_files(add):
-    add("--claims", default="{data}/claims.{split}.tsv", help="the claims")
-    add("--seed", type=int, default=13, help="of every random choice")
-    add("--device", help="cpu, cuda:0, mps (default: a GPU where there is one)")
+    kit.add_claims(add)
+    add("--seed", type=int, default=13, help="make random choices with this seed")
+    add("--device", help="run models on cpu, cuda:0 or mps (default: a GPU if there is one)")
+
+
+def add_narratives(add):
+    add("--narratives", default="{data}/narratives.{split}.tsv",
+        help="read the gold codes of the claims from this file")
+
+
+def add_taxonomy(add):
+    add("--taxonomy", default=str(kit.ROOT / "data/taxonomy.tsv"),
+        help="read codes, names and descriptions of narratives from this file")
 
 
 def add_llm(add):
     add_files(add)
-    add("--taxonomy", default=str(kit.ROOT / "data/taxonomy.tsv"), help="codes with descriptions")
-    add("--out", default="{work}/{split}/llm_narratives.tsv", help="codes of the claims")
-    add("--requests", default="{work}/{split}/llm_narratives.requests.jsonl", help="that wait")
-    add("--replies", default="{work}/{split}/llm_narratives.replies.jsonl", help="all so far")
-    add("--fewshot", type=int, default=8, help="labelled claims shown")
-    add("--encoder", default="data/models/minilm", help="dense encoder that finds them")
+    add_taxonomy(add)
+    add("--out", default="{work}/{split}/llm_narratives.tsv", help="write the codes to this file")
+    add("--requests", default="{work}/{split}/llm_narratives.requests.jsonl",
+        help="write requests that wait to this file")
+    add("--replies", default="{work}/{split}/llm_narratives.replies.jsonl",
+        help="read replies from this file")
+    add("--fewshot", type=int, default=8,
+        help="show this many labelled claims of the train split, the most similar ones, per claim")
+    add("--encoder", default="data/models/minilm",
+        help="find similar claims with this dense encoder")
     kit.add_model(add, max_tokens=300)
 
 
 def add_train(add):
     add_files(add)
-    add("--narratives", default="{data}/narratives.{split}.tsv", help="their codes")
-    add("--taxonomy", default=str(kit.ROOT / "data/taxonomy.tsv"), help="codes with descriptions")
-    add("--out", default="{work}/models/narratives", help="the trained model")
-    add("--model", default="data/models/minilm", help="encoder to train")
-    add("--epochs", type=float, default=20, help="passes over the claims")
-    add("--lr", type=float, default=5e-5, help="learning rate")
-    add("--batch-size", dest="batch", type=int, default=16, help="of claims")
-    add("--held-out", type=float, default=0.2, help="share of the claims, for the thresholds")
+    add_narratives(add)
+    add_taxonomy(add)
+    add("--out", default="{work}/models/narratives", help="write the model to this folder")
+    add("--model", default="data/models/minilm", help="start from this encoder")
+    add("--epochs", type=float, default=20, help="train for this many epochs")
+    add("--lr", type=float, default=5e-5, help="train with this peak learning rate")
+    add("--batch-size", dest="batch", type=int, default=16,
+        help="train on this many claims per batch")
+    add("--held-out", type=float, default=0.2,
+        help="hold out this share of the claims, to fit the thresholds")
 
 
 def add_classify(add):
     add_files(add)
-    add("--out", default="{work}/{split}/narratives.tsv", help="codes of the claims")
-    add("--model", default="{work}/models/narratives", help="what train has made")
+    add("--out", default="{work}/{split}/narratives.tsv", help="write the codes to this file")
+    add("--model", default="{work}/models/narratives", help="use this model, made by train")
 
 
 def add_evaluate(add):
     add_files(add)
-    add("--narratives", default="{data}/narratives.{split}.tsv", help="their codes")
-    add("files", nargs="+", help="narratives to score")
-    add("--out", default="{work}/{split}/narrative_scores.tsv", help="the table")
+    add_narratives(add)
+    add("files", nargs="+", help="score the codes in these files of llm or classify")
+    add("--out", default="{work}/{split}/narrative_scores.tsv",
+        help="write scores to this file, and scores by code to NAME.codes.tsv")
+# fmt: on
 
 
 def main():

@@ -7,21 +7,21 @@
 """
 Run stages 1, 2, 3 and 5 on many machines: cut corpus or run into shards, start the scripts, merge.
 
-index     splits corpus.jsonl into --shards of neighbouring abstracts; 01_index.py for each
-retrieve  02_retrieve.py for each; the best rows of all for each retriever, and their RRF
-rerank    cuts --run by claims; 03_rerank.py for each part; joins what they write
+index     cuts corpus.jsonl into --shards, in blocks of neighbouring abstracts; 01_index.py for each
+retrieve  02_retrieve.py for each shard; merges the best rows by retriever, and fuses them (RRF)
+rerank    cuts --run into shards by claims; 03_rerank.py for each; joins their outputs
 classify  the same with 05_classify.py
 
 Words behind -- go to the script. A script that dies is started again on any node and resumes; one
 that refuses its input (exit status 2) is not, and the other shards are kept. All nodes see
 repository, data and work under the same paths. --only I/N runs shard I alone, in this process and
 without Ray, as in a SLURM job array; --only 0/N cuts the corpus (index), or runs the shards that
-are missing or out of date and merges all (others).
+are missing or out of date and merges all (other jobs).
 
-Reads   what the scripts read; rerank, classify: candidates.jsonl, if it exists, as the corpus
+Reads   the inputs of the scripts; rerank, classify: candidates.jsonl, if it exists, as the corpus
 Writes  WORK/shards-N/I/, OUT.shards-N/I/: inputs, outputs and log of shard I
-        WORK/SPLIT/: what one machine writes; candidates.jsonl: the abstracts of the merged runs
-Prints  one line of JSON, last on stdout: seconds by stage, facts of each script by shard
+        WORK/SPLIT/: the outputs of one machine; candidates.jsonl: the abstracts of the merged runs
+Prints  one line of JSON, last on stdout: seconds by stage, the result of each script by shard
 
 Examples
     python recipes/on_ray.py index --shards 64 --gpus 1 --address auto -- --dense-model BAAI/bge-m3
@@ -32,6 +32,7 @@ Examples
 import argparse
 import itertools
 import json
+import math
 import os
 import shutil
 import socket
@@ -48,22 +49,30 @@ SCRIPTS = {
     "rerank": "03_rerank.py",
     "classify": "05_classify.py",
 }
-ABSTRACTS = 4096  # of a block: SHARD of 01_index.py, so that the same texts share its batches
-CLAIMS = 1024  # of a block: whole groups of 03_rerank.py
-ROWS = 32  # smaller blocks are its multiples: kernels treat odd rows apart
+ABSTRACTS = 4096  # per block: SHARD of 01_index.py, so that the same texts share its batches
+CLAIMS = 1024  # per block: whole groups of 03_rerank.py
+ROWS = 32  # smaller blocks are multiples of it: kernels treat odd rows apart
 OURS = set("--data --work --split --corpus --index --run --out --restrict --aggregate".split())
 
 
 # -------------------- Cut
+def block_size(abstracts, shards):
+    """Return the abstracts per block: whole batches of 01_index.py if each shard gets a block."""
+    if abstracts > (shards - 1) * ABSTRACTS:
+        return ABSTRACTS
+    return max(1, abstracts // shards // ROWS * ROWS)
+
+
 def cut_corpus(args):
     """Write FOLDER/I/corpus.jsonl, once: blocks of abstracts in turn. Refuse another corpus."""
-    mark, new = Path(args.folder, "cut.json"), Path(f"{args.folder}.tmp")
-    facts = {"sha256": kit.digest(args.corpus)}
+    mark = Path(args.folder, "cut.json")
+    sha256 = kit.digest(args.corpus)
     if mark.exists():
-        if not facts.items() <= json.loads(mark.read_bytes()).items():
+        if json.loads(mark.read_bytes())["sha256"] != sha256:
             kit.fail(
                 args.corpus,
-                f"not what {args.folder} was cut from; delete that folder, or give another --work",
+                f"not the corpus that {args.folder} was cut from; delete that folder, or give "
+                "another --work",
             )
         return
     if args.job != "index":
@@ -72,22 +81,21 @@ def cut_corpus(args):
         count = sum(1 for _ in lines)
     if count < args.shards:
         kit.fail(args.corpus, f"{count} abstracts for {args.shards} shards; lower --shards")
-    whole = count > (args.shards - 1) * ABSTRACTS  # a block for each shard
-    facts["size"] = ABSTRACTS if whole else count // args.shards // ROWS * ROWS or 1
+    size = block_size(count, args.shards)
+    new = Path(f"{args.folder}.tmp")
     shutil.rmtree(new, ignore_errors=True)
     with open(args.corpus, "rb") as lines:
-        blocks = itertools.groupby(enumerate(lines), lambda row: row[0] // facts["size"])
-        for block, rows in blocks:
+        for block in range(math.ceil(count / size)):
             path = new / str(block % args.shards + 1) / "corpus.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab") as file:
-                file.writelines(line for _, line in rows)
-    (new / mark.name).write_text(json.dumps(facts))
+                file.writelines(itertools.islice(lines, size))
+    (new / mark.name).write_text(json.dumps({"sha256": sha256, "size": size}))
     new.rename(args.folder)
 
 
 def read(path):
-    """Return a table of strings, as they are."""
+    """Return a table of strings, as they are in the file."""
     import pandas as pd
 
     return pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=3)
@@ -103,107 +111,125 @@ def cut_run(args, numbers):
     table = read(args.run)
     if "claim_id" not in table:
         kit.fail(f"{args.run}:1", "no column claim_id; see data/convert.py")
-    places, claims = table["claim_id"].factorize()
-    if len(claims) < args.shards:
-        kit.fail(args.run, f"{len(claims)} claims for {args.shards} shards; lower --shards")
-    blocks = places // (CLAIMS if len(claims) >= CLAIMS * args.shards else 1)
-    shards = (blocks * args.shards + args.shards // 2) // (blocks.max() + 1) + 1
+    claim_indices, claim_ids = table["claim_id"].factorize()
+    if len(claim_ids) < args.shards:
+        kit.fail(args.run, f"{len(claim_ids)} claims for {args.shards} shards; lower --shards")
+    size = CLAIMS if len(claim_ids) >= CLAIMS * args.shards else 1
+    blocks = claim_indices // size
+    count = blocks.max() + 1
+    shards = (blocks * args.shards + args.shards // 2) // count + 1
     for number in numbers:
         write(f"{args.folder}/{number}/run.tsv", table[shards == number])
 
 
 # -------------------- Run
-def run_shard(args, number):
-    """Run the script on a shard. Return its facts, or {"error": line} if it refuses its input."""
-    begun, folder = time.monotonic(), Path(args.folder, str(number))
+def words_of(args, folder):
+    """Return the flags of the script for the shard in a folder."""
     words = ["--data", args.data, "--split", args.split]
-    if args.parts:
-        words += [
-            "--work",
-            args.work,
-            "--corpus",
-            args.corpus,
-            "--run",
-            folder / "run.tsv",
-            "--out",
-            folder / "out.tsv",
-        ]
+    if args.by_claims:
+        words += ["--work", args.work, "--corpus", args.corpus]
+        words += ["--run", folder / "run.tsv", "--out", folder / "out.tsv"]
     else:
         words += ["--work", folder, "--corpus", folder / "corpus.jsonl"]
-    os.chdir(args.cwd)
+    return [*map(str, words), *args.words]
+
+
+def run_shard(args, number):
+    """Run the script on a shard. Return its result, or {"error": line} if it refuses its input."""
+    started = time.monotonic()
+    os.chdir(args.cwd)  # a worker of Ray starts elsewhere, without our environment
     os.environ.update(args.env)
+    folder = Path(args.folder, str(number))
     if not folder.exists():
         return {
             "error": f"{folder}: not on {socket.gethostname()}; cut first (index --only 0/N), "
             "and share the folder under one path on all nodes"
         }
     log = folder / f"{args.job}.log"
+    command = [sys.executable, args.script, *words_of(args, folder)]
     with open(log, "wb") as file:
-        done = subprocess.run(
-            [sys.executable, args.script, *map(str, [*words, *args.words])],
-            stdout=subprocess.PIPE,
-            stderr=file,
-        )
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=file)
     if done.returncode == 2:
-        return {"error": log.read_text(errors="replace").splitlines()[-1].removeprefix("error: ")}
+        line = log.read_text(errors="replace").splitlines()[-1]
+        return {"error": line.removeprefix("error: ")}
     if done.returncode:
-        raise RuntimeError(f"{args.script}: status {done.returncode}; see {log}")
-    seconds = round(time.monotonic() - begun, 1)
-    return json.loads(done.stdout.splitlines()[-1]) | {"seconds": seconds}
+        raise RuntimeError(f"{args.script}: exit status {done.returncode}; see {log}")
+    result = json.loads(done.stdout.splitlines()[-1])
+    result["seconds"] = round(time.monotonic() - started, 1)
+    return result
 
 
 def on_cluster(args):
-    """Yield (number, facts) of each shard as it ends; Ray places it, and starts it again."""
+    """Yield (number, result) of each shard as it ends; Ray places it, and starts it again."""
     from tqdm.auto import tqdm
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else a wrong address takes minutes
+    address = args.address or "local"
     try:
         import ray
 
-        ray.init(
-            args.address or "local",
-            log_to_driver=False,
-            logging_level="ERROR",
-            include_dashboard=False,
-        )
+        ray.init(address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except ImportError:
         kit.fail("ray", "not installed; pip install ray==2.60.0, or use --only")
     except Exception as error:  # of many kinds: no cluster there, another version of Ray
-        kit.fail(f"--address {args.address or 'local'}", str(error).splitlines()[0])
-    start = (
-        ray.remote(run_shard)
-        .options(
-            num_cpus=args.cpus,
-            num_gpus=args.gpus,
-            scheduling_strategy="SPREAD",
-            max_retries=5,
-            retry_exceptions=[RuntimeError],
-        )
-        .remote
-    )  # raised where a script dies
-    left = {start(args, number): number for number in range(1, args.shards + 1)}
-    with tqdm(total=len(left), desc=args.job, unit=" shards") as bar:
-        while left:
-            [done], _ = ray.wait(list(left))
+        kit.fail(f"--address {address}", str(error).splitlines()[0])
+    task = ray.remote(run_shard).options(
+        num_cpus=args.cpus,
+        num_gpus=args.gpus,
+        scheduling_strategy="SPREAD",
+        max_retries=5,
+        retry_exceptions=[RuntimeError],  # raised where a script dies
+    )
+    waiting = {task.remote(args, number): number for number in range(1, args.shards + 1)}
+    with tqdm(total=len(waiting), desc=args.job, unit=" shards") as bar:
+        while waiting:
+            [done], _ = ray.wait(list(waiting))
+            number = waiting.pop(done)
             try:
-                facts = ray.get(done)
+                result = ray.get(done)
             except ray.exceptions.RayError as error:
-                facts = {"error": f"shard {left[done]}: {str(error).splitlines()[-1]}"}
-            yield left.pop(done), facts
+                result = {"error": f"shard {number}: {str(error).splitlines()[-1]}"}
+            yield number, result
             bar.update()
 
 
 # -------------------- Merge
-def places_of(folder, kind, args):
-    """Return {abstract_id: place in the original corpus} of a shard, from its index."""
+def corpus_rows(folder, kind, args):
+    """Return {abstract_id: row in the whole corpus} of a shard, from its index."""
     size = json.loads(Path(args.folder, "cut.json").read_bytes())["size"]
-    names = json.loads((folder / "index" / kind / "abstract_ids.json").read_bytes())
-    first = int(folder.name) - 1
-    return {
-        name: (row // size * args.shards + first) * size + row % size
-        for row, name in enumerate(names)
-    }
+    abstract_ids = json.loads((folder / "index" / kind / "abstract_ids.json").read_bytes())
+    shard = int(folder.name) - 1
+    rows = {}
+    for row, abstract_id in enumerate(abstract_ids):
+        block = row // size * args.shards + shard
+        rows[abstract_id] = block * size + row % size
+    return rows
+
+
+def flags_of(args, folder):
+    """Return the flags of 02_retrieve.py that merging needs; folder: a shard, for its indexes."""
+    kinds = [kind for kind in ("bm25", "dense", "splade") if (folder / "index" / kind).is_dir()]
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--claims", default=f"{args.data}/claims.{args.split}.tsv")
+    parser.add_argument("--retrievers", nargs="+", default=kinds)
+    parser.add_argument("--top-k", type=int, default=100)
+    parser.add_argument("--rrf-k", default="60")
+    return parser.parse_known_args(args.words)[0]
+
+
+def best_rows(runs, claims, top_k):
+    """Return the best rows of all runs, by claim; their column corpus_row breaks ties."""
+    import pandas as pd
+
+    table = pd.concat(runs)
+    claim_order = {claim_id: index for index, claim_id in enumerate(claims)}
+    table["claim_order"] = table["claim_id"].map(claim_order)
+    table["loss"] = -table["score"].astype(float)
+    table = table.sort_values(["claim_order", "loss", "corpus_row"])
+    table = table.groupby("claim_order").head(top_k)
+    table["rank"] = table.groupby("claim_order").cumcount() + 1
+    return table
 
 
 def merge_runs(args, folders):
@@ -211,47 +237,35 @@ def merge_runs(args, folders):
 
     candidates.jsonl gets the abstracts of these rows, in corpus order.
     """
-    import pandas as pd
-
-    parser = argparse.ArgumentParser(add_help=False)  # flags of 02_retrieve.py
-    parser.add_argument("--claims", default=f"{args.data}/claims.{args.split}.tsv")
-    parser.add_argument("--retrievers", nargs="+")
-    parser.add_argument("--top-k", type=int, default=100)
-    parser.add_argument("--rrf-k", default="60")
-    flags, _ = parser.parse_known_args(args.words)
-    kinds = flags.retrievers or [
-        kind for kind in ("bm25", "dense", "splade") if (folders[0] / "index" / kind).is_dir()
-    ]
-    order = {claim: place for place, claim in enumerate(kit.read_claims(flags.claims))}
-    found, out = set(), Path(args.work, args.split)
-    for kind in kinds:
-        tables = []
+    flags = flags_of(args, folders[0])
+    claims = kit.read_claims(flags.claims)
+    out = Path(args.work, args.split)
+    candidates = set()
+    paths = []
+    for kind in flags.retrievers:
+        runs = []
         for folder in folders:
-            rows = read(folder / args.split / f"{kind}.tsv")
-            tables.append(rows.assign(place=rows["abstract_id"].map(places_of(folder, kind, args))))
-        rows = pd.concat(tables)
-        rows["claim"], rows["loss"] = rows["claim_id"].map(order), -rows["score"].astype(float)
-        rows = rows.sort_values(["claim", "loss", "place"]).groupby("claim").head(flags.top_k)
-        rows["rank"] = rows.groupby("claim").cumcount() + 1
-        write(out / f"{kind}.tsv", rows[kit.RUN])
-        found.update(rows["place"])
-    with kit.written(out / "candidates.jsonl", {}) as new, open(args.corpus, "rb") as lines:
-        with open(new, "wb") as file:
-            file.writelines(line for place, line in enumerate(lines) if place in found)
-    if len(kinds) > 1:
-        runs = [str(out / f"{kind}.tsv") for kind in kinds]
-        words = ["--data", args.data, "--rrf-k", flags.rrf_k, "--top-k", str(flags.top_k)]
-        subprocess.run(
-            [sys.executable, args.script, "fuse", *runs, *words, "--out", str(out / "hybrid.tsv")],
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
+            run = read(folder / args.split / f"{kind}.tsv")
+            run["corpus_row"] = run["abstract_id"].map(corpus_rows(folder, kind, args))
+            runs.append(run)
+        best = best_rows(runs, claims, flags.top_k)
+        paths.append(str(out / f"{kind}.tsv"))
+        write(paths[-1], best[kit.RUN])
+        candidates.update(best["corpus_row"])
+    with kit.written(out / "candidates.jsonl", {}) as new:
+        with open(args.corpus, "rb") as lines, open(new, "wb") as file:
+            file.writelines(line for row, line in enumerate(lines) if row in candidates)
+    if len(paths) > 1:
+        command = [sys.executable, args.script, "fuse", *paths, "--data", args.data]
+        command += ["--rrf-k", flags.rrf_k, "--top-k", str(flags.top_k)]
+        command += ["--out", str(out / "hybrid.tsv")]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 
 def merge(args):
-    """Join what rerank or classify made; merge the runs of retrieve."""
+    """Join the outputs of rerank or classify; merge the runs of retrieve."""
     folders = [Path(args.folder, str(number)) for number in range(1, args.shards + 1)]
-    if args.parts:
+    if args.by_claims:
         import pandas as pd
 
         write(args.out, pd.concat(read(folder / "out.tsv") for folder in folders))
@@ -260,31 +274,40 @@ def merge(args):
 
 
 # -------------------- Jobs
+def results_of(args, numbers):
+    """Run shards on the cluster, or with --only in this process. Return {number: result}."""
+    if args.only is None:
+        results = dict(on_cluster(args))
+    elif args.only == 0 and args.job == "index":
+        results = {}  # it only cuts
+    else:
+        results = {number: run_shard(args, number) for number in numbers}
+    for number, result in sorted(results.items()):
+        if "error" in result:
+            kit.fail(f"shard {number}", result["error"])
+    return dict(sorted(results.items()))
+
+
 def run(args):
-    """Cut, run all shards or one, merge. Return the facts of each shard."""
-    clock = [time.monotonic()]
+    """Cut, run all shards or one, merge. Return the result of each shard."""
     numbers = [args.only] if args.only else range(1, args.shards + 1)
-    if args.parts:
+    started = time.monotonic()
+    if args.by_claims:
         cut_run(args, numbers)
     elif not args.only:
         cut_corpus(args)
-    clock.append(time.monotonic())
-    if args.only is None:
-        done = dict(on_cluster(args))
-    elif args.only or args.job != "index":
-        done = {number: run_shard(args, number) for number in numbers}
-    else:
-        done = {}
-    clock.append(time.monotonic())
-    for number, facts in sorted(done.items()):
-        if "error" in facts:
-            kit.fail(f"shard {number}", facts["error"])
+    cut = time.monotonic()
+    results = results_of(args, numbers)
+    ran = time.monotonic()
     if not args.only:
         merge(args)
-    clock.append(time.monotonic())
-    seconds = [round(end - start, 1) for start, end in zip(clock, clock[1:])]
-    stages = dict(zip(["cut", args.job, "merge"], seconds))
-    return {"job": args.job, "seconds": stages, "shards": dict(sorted(done.items()))}
+    merged = time.monotonic()
+    seconds = {
+        "cut": round(cut - started, 1),
+        args.job: round(ran - cut, 1),
+        "merge": round(merged - ran, 1),
+    }
+    return {"job": args.job, "seconds": seconds, "shards": results}
 
 
 def index(args):
@@ -307,52 +330,74 @@ def classify(args):
     return run(args)
 
 
-def part(text):
-    number, count = map(int, text.split("/"))
-    return number, count
+# -------------------- Command line
+def shard_of(text):
+    """Return I and N of a text I/N."""
+    number, shards = map(int, text.split("/"))
+    return number, shards
 
 
+# fmt: off
 def add_flags(add):
-    add("--corpus", help="the abstracts (default: DATA/corpus.jsonl, or candidates.jsonl)")
-    add("--shards", type=int, default=2, help="number of shards")
-    add("--only", type=part, help="I/N: shard I alone, without Ray; 0/N: cut or merge")
-    add("--address", help="of a Ray cluster, as auto (default: this machine alone)")
-    add("--cpus", type=float, default=1, help="cores of a shard")
-    add("--gpus", type=float, default=0, help="GPUs of a shard")
+    add("--corpus",
+        help="read abstracts from this file (default: DATA/corpus.jsonl; rerank and classify: "
+        "WORK/SPLIT/candidates.jsonl if it exists)")
+    add("--shards", type=int, default=2, help="cut corpus or run into this many shards")
+    add("--only", type=shard_of, metavar="I/N",
+        help="run shard I of N alone, without Ray; 0/N cuts the corpus or merges all shards")
+    add("--address",
+        help="run on the Ray cluster at this address, such as auto (default: this machine)")
+    add("--cpus", type=float, default=1, help="reserve this many CPU cores per shard")
+    add("--gpus", type=float, default=0, help="reserve this many GPUs per shard (default: 0)")
 
 
 def add_rerank(add):
     add_flags(add)
-    add("--run", default="{work}/{split}/hybrid.tsv", help="run to rerank")
-    add("--out", default="{work}/{split}/rerank.tsv", help="reranked run")
+    add("--run", default="{work}/{split}/hybrid.tsv", help="rerank this run")
+    add("--out", default="{work}/{split}/rerank.tsv", help="write the reranked run to this file")
 
 
 def add_classify(add):
     add_flags(add)
-    add("--run", default="{work}/{split}/llm.tsv", help="run to classify")
-    add("--out", default="{work}/{split}/verdicts.tsv", help="verdicts")
+    add("--run", default="{work}/{split}/llm.tsv", help="classify the pairs of this run")
+    add("--out", default="{work}/{split}/verdicts.tsv", help="write the verdicts to this file")
+# fmt: on
+
+
+def prepare(args, words):
+    """Add to the arguments what the jobs need; words: those behind --, for the script."""
+    args.words = words
+    for word in words:
+        flag = word.split("=")[0]
+        if flag in OURS:
+            kit.fail(flag, "not allowed behind --; on_ray.py sets it")
+    if args.only:
+        args.only, args.shards = args.only
+    if args.shards < 1 or not 0 <= (args.only or 0) <= args.shards:
+        kit.fail("--shards, --only", "wanted N of at least 1, and I from 0 to N")
+    args.by_claims = args.job in ("rerank", "classify")
+    candidates = f"{args.work}/{args.split}/candidates.jsonl"
+    if args.by_claims:
+        args.folder = f"{args.out}.shards-{args.shards}"
+    else:
+        args.folder = f"{args.work}/shards-{args.shards}"
+    if args.by_claims and os.path.exists(candidates):
+        args.corpus = args.corpus or candidates
+    args.corpus = args.corpus or f"{args.data}/corpus.jsonl"
+    args.script = str(kit.ROOT / SCRIPTS[args.job])
+    args.cwd = os.getcwd()
+    args.env = {name: os.environ[name] for name in os.environ if name.startswith(("HF_", "OMP_"))}
 
 
 def main():
-    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    words, sys.argv = sys.argv[at + 1 :], sys.argv[:at]
-    args = kit.arguments(
-        __doc__, {index: add_flags, retrieve: add_flags, rerank: add_rerank, classify: add_classify}
-    )
-    for word in OURS.intersection(word.split("=")[0] for word in words):
-        kit.fail(word, "not behind --; on_ray.py sets it")
-    only, shards = args.only or (None, args.shards)
-    if shards < 1 or not 0 <= (only or 0) <= shards:
-        kit.fail("--shards, --only", "give N from 1 on, and I from 0 to N")
-    parts = args.job in ("rerank", "classify")
-    candidates, corpus = f"{args.work}/{args.split}/candidates.jsonl", f"{args.data}/corpus.jsonl"
-    if parts and os.path.exists(candidates):
-        corpus = candidates
-    args.words, args.only, args.shards, args.parts = words, only, shards, parts
-    args.corpus, args.script = args.corpus or corpus, str(kit.ROOT / SCRIPTS[args.job])
-    args.folder = f"{args.out}.shards-{shards}" if parts else f"{args.work}/shards-{shards}"
-    args.cwd = os.getcwd()
-    args.env = {name: os.environ[name] for name in os.environ if name.startswith(("HF_", "OMP_"))}
+    words = []
+    if "--" in sys.argv:
+        split_at = sys.argv.index("--")
+        words = sys.argv[split_at + 1 :]
+        sys.argv = sys.argv[:split_at]
+    jobs = {index: add_flags, retrieve: add_flags, rerank: add_rerank, classify: add_classify}
+    args = kit.arguments(__doc__, jobs)
+    prepare(args, words)
     kit.run(args)
 
 

@@ -3,19 +3,19 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Let a language model rewrite claims, as a further view of them for retrieval.
+Let a language model rewrite claims, as an additional view of them for retrieval.
 
---view statement     a scientific statement: hashtags, irony and slang are gone
+--view statement     a scientific statement, without hashtags, irony and slang
 --view translation   an English translation
---view parts         its sub-claims, each of which can be checked alone, one behind the other
+--view parts         its sub-claims, each of which can be checked alone, joined in one text
 --view passage       a passage that could stand in an abstract (HyDE, Gao et al. 2023)
 
-Search the new claims as one more run and fuse it; do not let them replace the claims. On CheckThat!
-2026, an additional view gained .007 (BM25) and .005 (dense) where replacing the claim lost, and
-another team fell from .647 to .356 by replacing it. A model may know the data set: a passage that
-it invents can carry leaked gold, and gains from it say little about new claims.
+Search the new claims as one more run and fuse it; do not replace the claims. On CheckThat! 2026, an
+additional view gained .007 (BM25) and .005 (dense) where replacing the claim lost, and another team
+fell from .647 to .356 by replacing it. A model may know the data set: a passage that it invents can
+carry leaked gold, and gains from it say little about new claims.
 
-A claim without a usable reply stands as it is, with a warning and a count.
+A claim whose reply cannot be read stays as it is, and is counted.
 
 Reads   data/NAME/claims.SPLIT.tsv; work/NAME/SPLIT/claims.VIEW.replies.jsonl, if it exists
 Writes  work/NAME/SPLIT/claims.VIEW.tsv: the same rows with other texts; while replies wait,
@@ -61,10 +61,12 @@ Put what you write between <text> and </text>. Write nothing outside of these ta
 
 
 def text_of_reply(reply):
-    """Return what stands between tags, on one line; None if there is no word."""
+    """Return the text between the tags, on one line; None without a word."""
     found = re.findall(r"<text>(.*?)</text>", reply, re.DOTALL | re.IGNORECASE)
     text = kit.plain(" ".join(found))
-    return text if re.search(r"\w", text) else None
+    if not re.search(r"\w", text):
+        return None
+    return text
 
 
 # -------------------- The job
@@ -75,23 +77,28 @@ def rewrite(args):
         return {"made": []}
     table = kit.read_table(args.claims, ["claim_id", "claim"])
     claims = table["claim"].tolist()
-    prompts = [PROMPT.format(task=VIEWS[args.view], claim=kit.plain(claim)) for claim in claims]
-    found, facts = kit.answers_to(prompts, text_of_reply, args)
-    texts = [text or claim for claim, text in zip(claims, found)]
-    facts["claims"] = len(claims)
-    facts["unchanged"] = sum(text == claim for text, claim in zip(texts, claims))
-    with kit.written(args.out, task, **facts) as path:
-        table.assign(claim=texts).to_csv(path, sep="\t", index=False, lineterminator="\n")
-    return {"made": [args.out], **facts}
+    task_of_view = VIEWS[args.view]
+    prompts = [PROMPT.format(task=task_of_view, claim=kit.plain(claim)) for claim in claims]
+    texts, summary = kit.answers_to(prompts, text_of_reply, args)
+    rewritten = [text or claim for text, claim in zip(texts, claims)]
+    summary["claims"] = len(claims)
+    summary["unchanged"] = sum(new == claim for new, claim in zip(rewritten, claims))
+    with kit.written(args.out, task, **summary) as path:
+        table.assign(claim=rewritten).to_csv(path, sep="\t", index=False, lineterminator="\n")
+    return {"made": [args.out], **summary}
 
 
+# fmt: off
 def add_rewrite(add):
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
-    add("--view", choices=VIEWS, default="statement", help="what to write for a claim")
-    add("--out", help="new claims (default: WORK/SPLIT/claims.VIEW.tsv)")
-    add("--requests", help="requests that wait (default: beside --out)")
-    add("--replies", help="all replies (default: beside --out)")
+    kit.add_claims(add)
+    add("--view", choices=VIEWS, default="statement",
+        help="rewrite each claim as a statement, translation, sub-claims (parts) or passage")
+    add("--out", help="write the new claims to this file (default: WORK/SPLIT/claims.VIEW.tsv)")
+    add("--requests",
+        help="write requests that wait to this file (default: --out with .requests.jsonl)")
+    add("--replies", help="read replies from this file (default: --out with .replies.jsonl)")
     kit.add_model(add, max_tokens=512)
+# fmt: on
 
 
 def main():

@@ -81,8 +81,8 @@ def test_failed_requests_are_named_and_sent_again(flags, endpoint):
         (["polar", "bears"], "quotes"),
         ([" \n"], "the claim is empty"),
         (["sea", "--top", "x"], "argument --top"),
-        (["sea"], "no classifier; make it by: python 05_classify.py train --data"),
-        (["sea", "--work", "w"], "w/index: no index; make it by: python 01_index.py --data"),
+        (["sea"], "no classifier; train one: python 05_classify.py train --data"),
+        (["sea", "--work", "w"], "w/index: no index; make one: python 01_index.py --data"),
     ],
 )
 def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, contents):

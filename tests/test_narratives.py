@@ -67,7 +67,7 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
     done = narratives("llm", "--model", "toy")
     assert "llm_narratives.shots.json" in done.stdout  # up to date: claims are encoded once
     assert facts(done).items() >= {"claims": 25, "unknown_codes": 1, "without_codes": 1}.items()
-    assert "1 codes that" in done.stderr and f"which become 0_0: {second}" in done.stderr
+    assert "1 codes are not in" in done.stderr and f"get 0_0: {second}" in done.stderr
     found = dict(read(tmp_path / "work/test/llm_narratives.tsv").to_numpy())
     assert found == GOLD | {first: "1_1", second: "0_0"}
     for prompt in server.answered:

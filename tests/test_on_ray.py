@@ -97,7 +97,7 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
         "index --only 4/3": "I from 0",
         "retrieve --only 0/2": "run index with the same --shards first",
         f"rerank --only 1/26 --run {run}": "9 claims",
-        "index -- --out=x": "not behind --",
+        "index -- --out=x": "not allowed behind --",
         "rerank --only 1/2": "work/many/test/hybrid.tsv: [Errno 2]",
     }.items():
         assert said in on_ray(folder, *words.split())

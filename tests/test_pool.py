@@ -58,7 +58,7 @@ def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
     ]
     tsv(toy / "v.tsv", header, rows)
     done = tool("pool", "merge", "v.tsv")
-    assert done.returncode == 2 and "name it by --judge" in done.stderr
+    assert done.returncode == 2 and "name it with --judge" in done.stderr
     done = facts(tool("pool", "merge", "v.tsv", "--judge", "m"))
     assert done["made"] == ["work/demo/test/qrels.silver.tsv"] and done["labels"] == 5
     row = facts(tool("pool", "agreement", done["made"][0]))["judges"][0]

@@ -3,10 +3,10 @@
 # dependencies = ["pandas==3.1.1"]
 # ///
 """
-Run a command of compare.sh and keep what it took; print the table of all.
+Run a command of compare.sh and record what it took; print the table of all runs.
 
 Reads   table: metrics.tsv and .json, runs and indexes with their provenance, rows/*.json
-Writes  run: ROW.json (error, GPU memory) and ROW.json.log (all that the command printed)
+Writes  run: ROW.json (error, GPU memory) and ROW.json.log (the output of the command)
         table: WORK/compare.tsv
 Prints  run: one line; table: a line for each run, and one for each model that failed
 
@@ -14,9 +14,9 @@ Examples
     python recipes/tools/compare.py run rows/x.json python 03_rerank.py --model x
     python recipes/tools/compare.py table work/demo/compare x
 
-Seconds and equal scores come from provenance and run; an interrupted command counts only the
-seconds since it was resumed. GPU memory is what nvidia-smi shows above its level at the start, the
-peaks of all GPUs added: on a GPU that others use, too, it means little.
+Seconds come from provenance, equal scores from the run; of an interrupted command, only seconds
+since it was resumed count. GPU memory is what nvidia-smi shows above its level at the start, summed
+over the peaks of all GPUs; on a GPU that others use too, it means little.
 """
 
 import argparse
@@ -27,28 +27,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-SECONDS = 2  # between two looks at the GPUs; PyTorch keeps what it has reserved
+SECONDS = 2  # between two samples of GPU memory; PyTorch keeps what it has reserved
 INDEXES = ("bm25", "dense", "splade")
 
 
 # -------------------- Run
 def gpu_memory():
-    """Return the MiB in use on each GPU, [] without nvidia-smi."""
+    """Return the MiB in use on each GPU, or [] without nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     if not shutil.which(command[0]):
         return []
-    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
-    return [int(number) for number in shown if number.isdigit()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in shown.split() if word.isdigit()]
 
 
 def watched(command, log):
     """Run a command, its output in a file. Return its exit status and peak of GPU memory (MiB)."""
-    first, peaks = gpu_memory(), []
+    before = gpu_memory()
+    samples = []  # MiB above the level at the start, by GPU
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         try:
             while process.poll() is None:
-                peaks.append([now - then for now, then in zip(gpu_memory(), first)])
+                samples.append([now - then for now, then in zip(gpu_memory(), before)])
                 try:
                     process.wait(SECONDS)
                 except subprocess.TimeoutExpired:
@@ -56,28 +57,35 @@ def watched(command, log):
         finally:
             process.terminate()
             process.wait()
-    return process.returncode, sum(map(max, zip(*peaks))) if first else None
+    if not before:
+        return process.returncode, None
+    peaks = [max(gpu) for gpu in zip(*samples)]
+    return process.returncode, sum(peaks)
 
 
 def error_in(text, status):
     """Return the last line of an output that is an error."""
     lines = re.findall(r"^(?:error: |\w+(?:\.\w+)*(?:Error|Exception): ).*", text, re.M)
-    return lines[-1].removeprefix("error: ") if lines else f"exit status {status}"
+    if not lines:
+        return f"exit status {status}"
+    return lines[-1].removeprefix("error: ")
 
 
 def run(args):
-    """Run the command. Nothing is measured anew where everything is up to date."""
+    """Run the command and write its row; where its output was up to date, the old row stays."""
     args.row.parent.mkdir(parents=True, exist_ok=True)
-    log, old = Path(f"{args.row}.log"), {}
+    old = {}
     if args.row.exists():
         old = json.loads(args.row.read_bytes())
+    log = Path(f"{args.row}.log")
     status, peak = watched(args.command, log)
     row = {"gpu_mib": peak}
     text = log.read_text(encoding="utf-8", errors="replace")
     if status:
         row["error"] = error_in(text, status)
     elif '"made": []' in text:
-        row = {name: value for name, value in old.items() if name != "error"}
+        row = old
+        row.pop("error", None)
     new = Path(f"{args.row}.tmp")
     new.write_text(json.dumps(row) + "\n", encoding="utf-8")
     new.rename(args.row)
@@ -89,48 +97,71 @@ def run(args):
 def provenance(path):
     """Return the provenance of a file or folder, {} where there is none."""
     path = Path(f"{path}.meta.json")
-    return json.loads(path.read_bytes()) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return json.loads(path.read_bytes())
 
 
 def seconds_of(run, index):
-    """Return the seconds of a run, and of the one index in a folder, if any."""
-    made = [provenance(path) for path in (run, *map(index.joinpath, INDEXES))]
-    return sum(one.get("seconds", 0) for one in made)
+    """Return the seconds that a run took, with its index if it has one of its own."""
+    paths = [run, *(index / kind for kind in INDEXES)]
+    return sum(provenance(path).get("seconds", 0) for path in paths)
 
 
-def records(work, name):
-    """Return what is kept about a run and its index."""
-    paths = [work / "rows" / f"{name}{part}.json" for part in (".index", "")]
+def read_rows(work, name):
+    """Return the rows that the job run wrote of a run and its index."""
+    paths = [work / "rows" / f"{name}.index.json", work / "rows" / f"{name}.json"]
     return [json.loads(path.read_bytes()) for path in paths if path.exists()]
+
+
+def cells_of(run, values, p_values):
+    """Return {measure: its value as text}, with † where it differs from the first run's."""
+    cells = {}
+    for measure in values.columns:
+        cells[measure] = f"{values.loc[run, measure]:.3f}"
+        if p_values.loc[run, measure] < 0.05:
+            cells[measure] += "†"
+    return cells
+
+
+def costs_of(name, path, rows, work):
+    """Return seconds, GPU memory and equal scores of a run in a file."""
+    import pandas as pd
+
+    table = pd.read_csv(path, sep="\t", dtype=str)
+    peaks = [row["gpu_mib"] for row in rows if row.get("gpu_mib")]
+    return {
+        "seconds": seconds_of(path, work / "index" / name),
+        "GPU MiB": max(peaks, default=None),
+        "equal scores": int(table.duplicated(["claim_id", "score"]).sum()),
+    }
 
 
 def table(args):
     """Write and print the table."""
     import pandas as pd
 
-    metrics, rows = args.work / "metrics.tsv", []
+    metrics = args.work / "metrics.tsv"
     values = pd.read_csv(metrics, sep="\t", dtype={"run": str}).set_index("run")
     numbers = json.loads((args.work / "metrics.json").read_bytes())
-    p = pd.DataFrame(numbers["p_holm"]).T.astype(float)
+    p_values = pd.DataFrame(numbers["p_holm"]).T.astype(float)
     paths = {Path(path).stem: path for path in provenance(metrics)["arguments"]["runs"]}
-    for name in dict.fromkeys([*values.index, *args.names]):
-        kept = records(args.work, name)
-        errors = [one["error"] for one in kept if "error" in one]
-        row = {"run": name}
+    lines = []
+    for name in dict.fromkeys([*values.index, *args.names]):  # each once, in this order
+        rows = read_rows(args.work, name)
+        errors = [row["error"] for row in rows if "error" in row]
+        line = {"run": name}
         if name in values.index and not errors:
-            for measure in values.columns:
-                sign = "†" if p.loc[name, measure] < 0.05 else ""
-                row[measure] = f"{values.loc[name, measure]:.3f}{sign}"
-            ranked = pd.read_csv(paths[name], sep="\t", dtype=str)
-            row["seconds"] = seconds_of(paths[name], args.work / "index" / name)
-            row["GPU MiB"] = max((one.get("gpu_mib") or 0 for one in kept), default=0) or None
-            row["equal scores"] = int(ranked.duplicated(["claim_id", "score"]).sum())
-        rows.append(row | {"error": "; ".join(errors) or None})
-    shown = pd.DataFrame(rows).dropna(axis=1, how="all").round(3)
-    shown.to_csv(args.work / "compare.tsv", sep="\t", index=False)
+            line |= cells_of(name, values, p_values)
+            line |= costs_of(name, paths[name], rows, args.work)
+        line["error"] = "; ".join(errors) or None
+        lines.append(line)
+    shown = pd.DataFrame(lines).dropna(axis=1, how="all").round(3)
+    out = args.work / "compare.tsv"
+    shown.to_csv(out, sep="\t", index=False)
     print(shown.to_string(index=False, na_rep="-", float_format="{:.9g}".format))
     print("† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).")
-    print(json.dumps({"made": [str(args.work / "compare.tsv")], "rows": len(rows)}))
+    print(json.dumps({"made": [str(out)], "rows": len(lines)}))
     return 0
 
 
@@ -139,14 +170,17 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     jobs = parser.add_subparsers(required=True)
-    one = jobs.add_parser("run")
-    one.add_argument("row", type=Path, help="JSON file to write")
-    one.add_argument("command", nargs=argparse.REMAINDER, help="what to run")
-    one.set_defaults(job=run)
-    all_of_them = jobs.add_parser("table")
-    all_of_them.add_argument("work", type=Path, help="folder of compare.sh")
-    all_of_them.add_argument("names", nargs="*", help="of all that was tried")
-    all_of_them.set_defaults(job=table)
+    run_job = jobs.add_parser("run", help=run.__doc__)
+    run_job.set_defaults(job=run)
+    table_job = jobs.add_parser("table", help=table.__doc__)
+    table_job.set_defaults(job=table)
+    # fmt: off
+    run_job.add_argument("row", type=Path, help="write what the command took to this JSON file")
+    run_job.add_argument("command", nargs=argparse.REMAINDER, help="run this command")
+    table_job.add_argument("work", type=Path, help="read and write in this folder of compare.sh")
+    table_job.add_argument("names", nargs="*",
+        help="show a line for each of these runs, even if it failed")
+    # fmt: on
     args = parser.parse_args()
     sys.exit(args.job(args))
 

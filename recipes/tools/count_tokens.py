@@ -6,8 +6,8 @@
 Count the tokens of claims and of the fields of a collection (AIRwaves 2025, Table 2).
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
-Prints  texts, and the minimum, median and maximum of their tokens as the model reads them, and how
-        many exceed --max-length, by kind of text; special tokens and separators count
+Prints  by kind of text: how many texts, the minimum, median and maximum of their tokens, and how
+        many texts exceed --max-length; special tokens and separators count
 
 Example
     python recipes/tools/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
@@ -26,9 +26,14 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, help="folder of corpus and claims")
-    parser.add_argument("--model", default="data/models/minilm", help="whose tokenizer")
-    parser.add_argument("--max-length", type=int, default=512, help="tokens that the model reads")
+    # fmt: off
+    add = parser.add_argument
+    add("data", type=Path, help="read corpus.jsonl and claims.SPLIT.tsv of this folder")
+    add("--model", default="data/models/minilm",
+        help="count with the tokenizer of this model (default: %(default)s)")
+    add("--max-length", type=int, default=512,
+        help="count the texts with more tokens than this (default: %(default)s)")
+    # fmt: on
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -37,16 +42,19 @@ def main():
     for path in sorted(args.data.glob("claims.*.tsv")):
         texts[path.stem] = list(read_table(path, ["claim_id", "claim"])["claim"])
     records = read_corpus(args.data / "corpus.jsonl").values()
-    for fields in [*([field] for field in FIELDS), FIELDS[:2], FIELDS]:
+    combinations = [[field] for field in FIELDS]
+    combinations += [["title", "abstract"], FIELDS]
+    for fields in combinations:
         joined = [text_of(record, fields, " [SEP] ") for record in records]
         texts[", ".join(fields)] = [text for text in joined if text]
     rows = {}
-    for kind, some in texts.items():
-        if not some:  # the collection has no such field
+    for kind, texts_of_kind in texts.items():
+        if not texts_of_kind:  # the collection has no such field
             continue
-        tokens = pd.Series([len(ids) for ids in tokenizer(some).input_ids], dtype=float)
+        lengths = [len(token_ids) for token_ids in tokenizer(texts_of_kind).input_ids]
+        tokens = pd.Series(lengths, dtype=float)
         rows[kind] = {
-            "texts": len(some),
+            "texts": len(texts_of_kind),
             "min": tokens.min(),
             "median": tokens.median(),
             "max": tokens.max(),

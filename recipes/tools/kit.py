@@ -1,5 +1,5 @@
 """
-What the programs in recipes/ share: helpers of the scripts, and asking through 04_llm_rerank.py.
+What the programs in recipes/ share: helpers of the scripts, and requests to a language model.
 
 While requests wait, a program writes them and ends with status 3; the same call reads the replies.
 """
@@ -17,25 +17,26 @@ sys.path.append(str(ROOT))
 text_of = import_module("01_index").text_of
 compare = import_module("06_evaluate").compare
 SCRIPT = import_module("04_llm_rerank")
-AGAIN, LABELS, PAIR, RUN = SCRIPT.AGAIN, SCRIPT.LABELS, SCRIPT.PAIR, SCRIPT.RUN
-fail, warn, read_table, read_corpus = (
-    SCRIPT.fail,
-    SCRIPT.warn,
-    SCRIPT.read_table,
-    SCRIPT.read_corpus,
-)
-digest, task_of, up_to_date, written, run = (
-    SCRIPT.digest,
-    SCRIPT.task_of,
-    SCRIPT.up_to_date,
-    SCRIPT.written,
-    SCRIPT.run,
-)
+AGAIN = SCRIPT.AGAIN
+LABELS = SCRIPT.LABELS
+PAIR = SCRIPT.PAIR
+RUN = SCRIPT.RUN
+fail = SCRIPT.fail
+warn = SCRIPT.warn
+read_table = SCRIPT.read_table
+read_corpus = SCRIPT.read_corpus
+digest = SCRIPT.digest
+task_of = SCRIPT.task_of
+up_to_date = SCRIPT.up_to_date
+written = SCRIPT.written
+run = SCRIPT.run
+TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # of prompts
+CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
 def arguments(doc, jobs):
     """Return the arguments of a program; doc: its docstring, for --help; jobs: see command_line."""
-    SCRIPT.__doc__ = doc
+    SCRIPT.__doc__ = doc  # command_line describes the module that it stands in
     return SCRIPT.command_line(jobs)
 
 
@@ -46,48 +47,81 @@ def read_claims(path):
 
 def plain(text):
     """Return a text on one line, without tags of prompts and control characters."""
-    tags = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"
-    return " ".join(re.sub(rf"{tags}|[\x00-\x1f\x7f-\x9f\ud800-\udfff]", " ", text).split())
+    return " ".join(re.sub(f"{TAGS}|{CONTROL}", " ", text).split())
 
 
 # -------------------- Language model
 def wait(requests, args):
-    """Write the requests that wait, say how to answer them, and end with exit status 3."""
-    Path(args.requests).parent.mkdir(parents=True, exist_ok=True)
+    """Write the requests that wait, print the command that answers them, and exit with status 3."""
+    path = Path(args.requests)
+    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(request) + "\n" for request in requests]
-    Path(args.requests).write_text("".join(lines), encoding="utf-8")
-    words = ["ask", args.requests, "--replies", args.replies]
-    words += ["--model", args.model] + ["--retry-errors"] * args.retry_errors
+    path.write_text("".join(lines), encoding="utf-8")
+    words = ["ask", args.requests, "--replies", args.replies, "--model", args.model]
+    if args.retry_errors:
+        words.append("--retry-errors")
     print(f"python 04_llm_rerank.py {shlex.join(words)}")
     print(json.dumps({"made": [args.requests], "waiting": len(lines)}))
     sys.exit(3)
 
 
 def answers_to(prompts, read, args):
-    """Return what read makes of the reply to each prompt, None after two that it cannot read."""
-    SCRIPT.answer, args.backend, args.structured = wait, "none", False
-    form, asked, questions = ("text", {}), set(), []
+    """Return what read() makes of the reply to each prompt, and a summary.
+
+    A reply of which read() makes None is asked for once more; the second None stays.
+    """
+    SCRIPT.answer = wait  # 04 would ask at once; here its job ask does, in a call of its own
+    args.backend = "none"
+    args.structured = False
+    form = ("text", {})  # no JSON schema
+    questions = []
+    known_ids = set()
     for prompt in prompts:
         messages = [{"role": "user", "content": prompt}]
-        again = [{"role": "user", "content": prompt + AGAIN}]
+        retry = [{"role": "user", "content": prompt + AGAIN}]
         questions.append((messages, args.max_tokens, read))
-        asked |= {
-            SCRIPT.request_of(one, args.max_tokens, form, args)["custom_id"]
-            for one in (messages, again)
-        }
-    if others := len(SCRIPT.read_replies(args.replies).keys() - asked):
-        warn(args.replies, f"{others} replies belong to other requests, as of another --model")
-    answers = SCRIPT.answers_to(questions, form, args)
-    failed = sum(bool(reply["error"]) for _, reply in answers)
-    useless = sum(answer is None for answer, _ in answers) - failed
-    if useless:
-        warn(args.replies, f"{useless} useless replies; see --max-tokens")
-    facts = {"useless": useless, "failed": failed, "unknown_replies": others}
-    return [answer for answer, _ in answers], facts
+        for asked in (messages, retry):
+            request = SCRIPT.request_of(asked, args.max_tokens, form, args)
+            known_ids.add(request["custom_id"])
+    unknown = len(SCRIPT.read_replies(args.replies).keys() - known_ids)
+    if unknown:
+        warn(args.replies, f"{unknown} replies answer other requests, as those of another --model")
+    answers = []
+    unread = 0
+    failed = 0
+    for answer, reply in SCRIPT.answers_to(questions, form, args):
+        answers.append(answer)
+        if reply["error"]:
+            failed += 1
+        elif answer is None:
+            unread += 1
+    if unread:
+        warn(
+            args.replies,
+            f"{unread} replies could not be read; if they were cut, raise --max-tokens",
+        )
+    return answers, {"useless": unread, "failed": failed, "unknown_replies": unknown}
+
+
+# -------------------- Flags that several programs have
+# fmt: off
+def add_claims(add):
+    add("--claims", default="{data}/claims.{split}.tsv", help="read claims from this file")
+
+
+def add_corpus(add):
+    add("--corpus", default="{data}/corpus.jsonl", help="read abstracts from this file")
+
+
+def add_qrels(add):
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="read judged pairs from this file")
 
 
 def add_model(add, max_tokens):
-    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2", help="its name")
-    add("--max-tokens", type=int, default=max_tokens, help="of a reply")
-    add("--extra", type=json.loads, default={}, help="JSON of parameters; null drops one")
-    add("--retry-errors", action="store_true", help="ask again what failed")
+    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
+        help="name this language model in the requests")
+    add("--max-tokens", type=int, default=max_tokens, help="limit each reply to this many tokens")
+    add("--extra", type=json.loads, default={},
+        help="add these parameters, a JSON object, to each request; null removes a parameter")
+    add("--retry-errors", action="store_true", help="ask failed requests again")
+# fmt: on

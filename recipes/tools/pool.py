@@ -3,12 +3,12 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scikit-learn==1.9.1"]
 # ///
 """
-Judge what runs found: pool unjudged pairs, merge their labels, compare a judge with gold.
+Judge the results of runs: pool unjudged pairs, merge their labels, compare a model with gold.
 
-Reads   runs, qrels, claims, corpus; merge: the pool with labels, or verdicts; agreement: silver
-        judgements
+Reads   pool: runs, qrels, claims, corpus; merge: the pool with labels, or verdicts, and qrels;
+        agreement: silver judgements, which are labels of a model, and qrels
 Writes  pool: pool.tsv, to be labelled, and pool.run.tsv, the same pairs as a run for 05 llm;
-        merge: qrels.tsv, or with --judge qrels.silver.tsv, the labels of a model
+        merge: qrels.tsv, or with --judge qrels.silver.tsv
 Prints  agreement: a table; the last line is JSON
 
 Examples
@@ -26,12 +26,12 @@ QRELS = [*PAIR, "label"]
 COLUMNS = "claim_id claim abstract_id title abstract label runs best_rank".split()
 
 
-def save(task, tables, **facts):
-    """Write {path: table}, and return the facts."""
+def save(task, tables, **summary):
+    """Write {path: table}, and return the summary."""
     for path, table in tables.items():
-        with kit.written(path, task, **facts) as new:
+        with kit.written(path, task, **summary) as new:
             table.to_csv(new, sep="\t", index=False, lineterminator="\n")
-    return {"made": list(tables), **facts}
+    return {"made": list(tables), **summary}
 
 
 def pool(args):
@@ -40,93 +40,111 @@ def pool(args):
     task = kit.task_of(args, args.qrels, *args.runs, args.claims, args.corpus)
     if kit.up_to_date(args, task, args.out, as_run):
         return {"made": []}
-    claims, corpus = kit.read_claims(args.claims), kit.read_corpus(args.corpus)
+    claims = kit.read_claims(args.claims)
+    corpus = kit.read_corpus(args.corpus)
     runs = [kit.read_table(path, RUN, claim_id=claims, abstract_id=corpus) for path in args.runs]
-    run = pd.concat(runs)
-    pairs = run[run["rank"] <= args.pool_depth].groupby(PAIR)["rank"].agg(["size", "min"])
-    pairs = pairs[pairs["size"] >= args.agreement].set_axis(["runs", "best_rank"], axis=1)
+    found = pd.concat(runs)
+    found = found[found["rank"] <= args.pool_depth]
+    pairs = found.groupby(PAIR)["rank"].agg(runs="size", best_rank="min")
+    pairs = pairs[pairs["runs"] >= args.agreement]
     judged = kit.read_table(args.qrels, QRELS, label=LABELS).set_index(PAIR).index
     table = pairs.drop(judged, errors="ignore").reset_index()
-    # in the order of the corpus: the order of ranks would tell annotators what to think
+    # claims and abstracts in the order of their files: ranks would bias annotators
     table = pd.DataFrame({"abstract_id": list(corpus)}).merge(table)
     table = pd.DataFrame(claims.items(), columns=["claim_id", "claim"]).merge(table)
     table["label"] = ""
     for column in ("title", "abstract"):  # each on one line
-        texts = [kit.text_of(corpus[name], [column]) for name in table["abstract_id"]]
+        texts = [kit.text_of(corpus[abstract_id], [column]) for abstract_id in table["abstract_id"]]
         table[column] = [" ".join(text.split()) for text in texts]
     rank = table.groupby("claim_id").cumcount() + 1
-    tables = {args.out: table[COLUMNS], as_run: table.assign(rank=rank, score=-rank)[RUN]}
+    run = table.assign(rank=rank, score=-rank)[RUN]
+    tables = {args.out: table[COLUMNS], as_run: run}
     return save(task, tables, pairs=len(table), judged_already=len(pairs) - len(table))
 
 
 def merge(args):
     """Write the qrels with the labels of a pool; or, with --judge, the labels of a model alone."""
-    out = args.out or f"{args.work}/{args.split}/qrels{'.silver' * bool(args.judge)}.tsv"
-    task = kit.task_of(args, args.pool, *[args.qrels] * (not args.judge))
+    if args.judge:
+        inputs = [args.pool]
+        name = "qrels.silver.tsv"
+    else:
+        inputs = [args.pool, args.qrels]
+        name = "qrels.tsv"
+    out = args.out or f"{args.work}/{args.split}/{name}"
+    task = kit.task_of(args, *inputs)
     if kit.up_to_date(args, task, out):
         return {"made": []}
     pairs = kit.read_table(args.pool, PAIR, label=[*LABELS, ""])
-    answers = pairs.loc[pairs["label"] != "", QRELS]
-    facts = {"labels": len(answers), "without_label": len(pairs) - len(answers)}
+    labelled = pairs.loc[pairs["label"] != "", QRELS]
+    summary = {"labels": len(labelled), "without_label": len(pairs) - len(labelled)}
     if args.judge:
-        return save(task, {out: answers.assign(judge=args.judge)}, **facts)
-    if {"judge", "p_nei"} & set(pairs):
-        kit.fail(args.pool, "labels of a model do not join the qrels; name it by --judge")
+        return save(task, {out: labelled.assign(judge=args.judge)}, **summary)
+    if "judge" in pairs or "p_nei" in pairs:
+        kit.fail(args.pool, "labels of a model stay apart from the qrels; name it with --judge")
     qrels = kit.read_table(args.qrels, QRELS, label=LABELS)[QRELS]
-    both = pd.concat([qrels, answers]).drop_duplicates()
+    both = pd.concat([qrels, labelled]).drop_duplicates()
     for row in both.index[both.duplicated(PAIR)]:
         pair = " ".join(pairs.loc[row, PAIR])
-        kit.fail(f"{args.pool}:{row + 2}", f"the qrels have another label of {pair}; change one")
-    both = both.iloc[np.argsort(both["claim_id"].factorize()[0], kind="stable")]
-    return save(task, {out: both}, added=len(both) - len(qrels), **facts)
+        kit.fail(f"{args.pool}:{row + 2}", f"the qrels have another label for {pair}; change one")
+    claim_order = both["claim_id"].factorize()[0]
+    both = both.iloc[np.argsort(claim_order, kind="stable")]
+    return save(task, {out: both}, added=len(both) - len(qrels), **summary)
 
 
 def agreement(args):
-    """Print how far the judge of silver judgements agrees with gold."""
-    from sklearn.metrics import cohen_kappa_score as kappa
+    """Print how far the models behind silver judgements agree with gold."""
+    from sklearn.metrics import cohen_kappa_score
 
     silver = kit.read_table(args.silver, [*QRELS, "judge"], label=LABELS)
     gold = kit.read_table(args.qrels, QRELS, label=LABELS)[QRELS]
-    both, rows = silver.merge(gold, how="left", on=PAIR, suffixes=("", "_gold")), []
+    both = silver.merge(gold, how="left", on=PAIR, suffixes=("", "_gold"))
+    rows = []
     for judge, pairs in both.groupby("judge", sort=False):
-        row, pairs = {"judge": judge, "pairs": len(pairs)}, pairs.dropna(subset="label_gold")
-        given, known = pairs["label"], pairs["label_gold"]
-        row |= {"with_gold": len(pairs), "agreement": float((given == known).mean())}
-        if len(pairs):  # NaN where there is one label only
-            row |= {
-                "kappa": float(kappa(given, known)),
-                "kappa_relevance": float(kappa(given != "NEI", known != "NEI")),
-            }
+        with_gold = pairs.dropna(subset="label_gold")
+        predicted = with_gold["label"]
+        expected = with_gold["label_gold"]
+        row = {
+            "judge": judge,
+            "pairs": len(pairs),
+            "with_gold": len(with_gold),
+            "agreement": float((predicted == expected).mean()),
+        }
+        if len(with_gold):  # kappa is NaN where only one label occurs
+            row["kappa"] = float(cohen_kappa_score(predicted, expected))
+            relevance = cohen_kappa_score(predicted != "NEI", expected != "NEI")
+            row["kappa_relevance"] = float(relevance)
         rows.append(row)
     print(pd.DataFrame(rows).to_string(index=False, float_format="%.3f"))
     return {"made": [], "judges": rows}
 
 
 # -------------------- Command line
-def add_qrels(add):
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-
-
+# fmt: off
 def add_pool(add):
-    add("runs", nargs="+", help="runs")
-    add_qrels(add)
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
-    add("--out", default="{work}/{split}/pool.tsv", help="pairs with an empty label")
-    add("--pool-depth", type=int, default=10, help="ranks of each run to judge")
-    add("--agreement", type=int, default=1, metavar="N", help="pairs of at least N runs")
+    add("runs", nargs="+", help="pool the pairs of these runs")
+    kit.add_qrels(add)
+    kit.add_claims(add)
+    kit.add_corpus(add)
+    add("--out", default="{work}/{split}/pool.tsv",
+        help="write the pairs with an empty label to this file, and as a run to NAME.run.tsv")
+    add("--pool-depth", type=int, default=10, help="pool this many ranks of each run")
+    add("--agreement", type=int, default=1, metavar="N",
+        help="pool only pairs that at least N runs have in these ranks")
 
 
 def add_merge(add):
-    add("pool", help="pool with labels; rows with an empty one are left out; or verdicts")
-    add_qrels(add)
-    add("--judge", metavar="MODEL", help="what gave the labels: they are silver judgements")
-    add("--out", help="default: WORK/SPLIT/qrels.tsv, or qrels.silver.tsv")
+    add("pool", help="read labelled pairs, a pool or verdicts; skip rows without a label")
+    kit.add_qrels(add)
+    add("--judge", metavar="MODEL",
+        help="write silver judgements, the labels of this model, apart from the qrels")
+    add("--out",
+        help="write to this file (default: WORK/SPLIT/qrels.tsv, --judge: qrels.silver.tsv)")
 
 
 def add_agreement(add):
-    add("silver", help="silver judgements of merge --judge")
-    add_qrels(add)
+    add("silver", help="read silver judgements, written by merge --judge")
+    kit.add_qrels(add)
+# fmt: on
 
 
 if __name__ == "__main__":

@@ -26,21 +26,22 @@ def figures_of(system):
     tables = figures["system"] + ":" + figures["table"]
     chosen = tables[(tables == system) | (figures["system"] == system)][:1]
     if chosen.empty:
-        fail(system, "no figures of it in recipes/published.tsv")
+        fail(system, "no figures in recipes/published.tsv; name a system or SYSTEM:TABLE of it")
     return figures[tables.isin(chosen)].pivot(index="row", columns="measure", values="value")
 
 
 def beside(values, figures):
     """Return texts "measured (published)" [runs, measures] where there is a published figure."""
-    names = [name for name in values if name in figures]
+    measures = [measure for measure in values if measure in figures]
     runs = [run for run in values.index if run in figures.index]
-    table = pd.DataFrame("", index=runs, columns=names)
+    table = pd.DataFrame("", index=runs, columns=measures)
     for run in runs:
-        for name in names:
-            measured, published = values.loc[run, name], figures.loc[run, name]
+        for measure in measures:
+            measured = values.loc[run, measure]
+            published = figures.loc[run, measure]
             if pd.notna(published):
                 shown = "-" if pd.isna(measured) else f"{measured:.3f}"
-                table.loc[run, name] = f"{shown} ({published:.4g})"
+                table.loc[run, measure] = f"{shown} ({published:.4g})"
     return table.loc[:, (table != "").any()]
 
 
@@ -48,15 +49,21 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("metrics", type=Path, help="metrics.json")
-    parser.add_argument("system", help="SYSTEM or SYSTEM:TABLE of recipes/published.tsv")
+    # fmt: off
+    parser.add_argument("metrics", type=Path, help="read the measured figures, metrics.json")
+    parser.add_argument("system",
+        help="show the published figures of this SYSTEM or SYSTEM:TABLE in recipes/published.tsv")
+    # fmt: on
     args = parser.parse_args()
     if not args.metrics.exists():
-        fail(args.metrics, "not found; 06_evaluate.py makes it")
+        fail(args.metrics, "not found; make it: python 06_evaluate.py")
     values = pd.DataFrame(json.loads(args.metrics.read_bytes())["value"]).T.astype(float)
     table = beside(values, figures_of(args.system))
     print(f"\nPublished figures in brackets ({args.system}):")
-    print("none of these runs has one" if table.empty else table.to_string())
+    if table.empty:
+        print("none of these runs has a published figure")
+    else:
+        print(table.to_string())
 
 
 if __name__ == "__main__":

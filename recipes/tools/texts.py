@@ -9,7 +9,7 @@ ClimateCheck's papers index and judge abstracts alone. Lemmas are for BM25 with 
 (AIRwaves 2025, section 4.1): lower-cased words and numbers, without spaCy's stopwords.
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv, DATA/qrels.SPLIT.tsv
-Writes  OUT/corpus.jsonl, claims and qrels; OUT/meta.json, last: the sha256 of what was read
+Writes  OUT/corpus.jsonl, claims and qrels; last OUT/meta.json, the sha256 of the inputs
 
 Examples
     python recipes/tools/texts.py data/climatecheck2025 work/climatecheck2025/abstracts
@@ -28,35 +28,46 @@ from kit import digest, fail, read_corpus, read_table, text_of
 def lemmas_of(texts, nlp):
     """Yield the lemmas of each text, joined by spaces; "-" where no word is left."""
     for document in nlp.pipe(texts):
-        words = [token for token in document if token.is_alpha or token.like_num]
-        yield " ".join(token.lemma_.lower() for token in words if not token.is_stop) or "-"
+        lemmas = []
+        for token in document:
+            if (token.is_alpha or token.like_num) and not token.is_stop:
+                lemmas.append(token.lemma_.lower())
+        yield " ".join(lemmas) or "-"
 
 
 def load(pipeline):
-    """Return a pipeline of spaCy."""
+    """Return a spaCy pipeline by its name or folder."""
     try:
         import spacy
 
         return spacy.load(pipeline, exclude=["parser", "ner"])
     except (ImportError, OSError):
-        fail(pipeline, f"pip install spacy, then python -m spacy download {pipeline}")
+        fail(
+            pipeline, f"cannot be loaded; pip install spacy && python -m spacy download {pipeline}"
+        )
 
 
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, help="folder of corpus, claims and qrels")
-    parser.add_argument("out", type=Path, help="folder for the copy")
-    parser.add_argument("--lemmas", metavar="PIPELINE", help="of spaCy, or its folder")
+    # fmt: off
+    parser.add_argument("data", type=Path, help="copy corpus, claims and qrels of this folder")
+    parser.add_argument("out", type=Path, help="write the copy to this folder")
+    parser.add_argument("--lemmas", metavar="PIPELINE",
+        help="replace words by lemmas of this spaCy pipeline, a name or a folder")
+    # fmt: on
     args = parser.parse_args()
+    corpus = args.data / "corpus.jsonl"
     tables = sorted([*args.data.glob("claims.*.tsv"), *args.data.glob("qrels.*.tsv")])
-    corpus, done = args.data / "corpus.jsonl", args.out / "meta.json"
-    task = {path.name: digest(path) for path in [corpus, *tables]} | {"lemmas": args.lemmas}
+    task = {path.name: digest(path) for path in [corpus, *tables]}
+    task["lemmas"] = args.lemmas
+    done = args.out / "meta.json"
     if done.exists() and json.loads(done.read_bytes()) == task:
         print(f"up to date: {args.out}")
         return
-    nlp, records = args.lemmas and load(args.lemmas), read_corpus(corpus)
+    nlp = load(args.lemmas) if args.lemmas else None
+    records = read_corpus(corpus)
     args.out.mkdir(parents=True, exist_ok=True)
     done.unlink(missing_ok=True)
     for path in tables:
@@ -65,13 +76,14 @@ def main():
             claims = read_table(path, ["claim_id", "claim"])
             claims["claim"] = list(lemmas_of(claims["claim"], nlp))
             claims.to_csv(args.out / path.name, sep="\t", index=False)
-    texts = [record["abstract"] for record in records.values()]
     if nlp:
         texts = lemmas_of([text_of(record) for record in records.values()], nlp)
+    else:
+        texts = [record["abstract"] for record in records.values()]
     with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:
-        for name, text in zip(records, texts):
-            line = {"abstract_id": name, "title": "", "abstract": text}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        for abstract_id, text in zip(records, texts):
+            record = {"abstract_id": abstract_id, "title": "", "abstract": text}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
     done.write_text(json.dumps(task, indent=1))
 
 

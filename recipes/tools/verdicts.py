@@ -3,13 +3,13 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Compare verdicts on claims with gold; average the verdicts on pairs of several models.
+Compare verdicts on claims with gold; average the verdicts of several models on pairs.
 
-Gold is SUPPORTED or REFUTED if all evidence of a claim has that label, DISPUTED if it has both, and
-NOT ENOUGH INFORMATION without any. A judged claim without a verdict counts as wrong.
+The gold verdict is SUPPORTED or REFUTED if all evidence of a claim has that label, DISPUTED if it
+has both, and NOT ENOUGH INFORMATION without any. A judged claim without a verdict counts as wrong.
 
-Reads   claims.jsonl of 05_classify.py --aggregate, and qrels; mean: verdicts on pairs
-Writes  mean: verdicts with the mean probabilities, and the likeliest label
+Reads   compare: claims.jsonl of 05_classify.py aggregate, and qrels; mean: verdicts on pairs
+Writes  mean: verdicts with the mean probabilities and the most probable label
 Prints  accuracy, macro F1 over the verdicts that occur, and counts
 
 Examples
@@ -25,43 +25,47 @@ import pandas as pd
 from kit import LABELS, PAIR, RUN, fail, read_table, warn
 
 VERDICTS = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION"]
-CHANCES = ["p_supports", "p_refutes", "p_nei"]
+PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
 
 
 def gold_verdicts(qrels):
     """Return the verdict on each claim that the labels of its evidence give."""
-    claims = qrels["claim_id"]
-    supported, refuted = (
-        (qrels["label"] == label).groupby(claims, sort=False).any() for label in LABELS[:2]
-    )
+    claim_ids = qrels["claim_id"]
+    supported = (qrels["label"] == "SUPPORTS").groupby(claim_ids, sort=False).any()
+    refuted = (qrels["label"] == "REFUTES").groupby(claim_ids, sort=False).any()
     cases = [supported & refuted, supported, refuted]
-    return pd.Series(np.select(cases, ["DISPUTED", *VERDICTS[:2]], VERDICTS[3]), supported.index)
+    verdicts = np.select(cases, ["DISPUTED", "SUPPORTED", "REFUTED"], "NOT ENOUGH INFORMATION")
+    return pd.Series(verdicts, supported.index)
 
 
-def scores_of(given, gold):
-    """Return accuracy, macro F1 and the table of counts, [gold verdicts, given ones]."""
-    counts = pd.crosstab(gold, given.reindex(gold.index, fill_value="none"))
+def scores_of(predicted, gold):
+    """Return accuracy, macro F1 and the table of counts, [gold verdicts, predicted verdicts]."""
+    counts = pd.crosstab(gold, predicted.reindex(gold.index, fill_value="none"))
     counts = counts.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
     counts = counts.rename_axis(index="gold", columns="given")
-    right, both = np.diag(counts), counts.sum(axis=1) + counts.sum()[VERDICTS]
-    with np.errstate(invalid="ignore"):
-        return right.sum() / len(gold), np.nanmean(2 * right / both), counts
+    right = np.diag(counts)
+    both = counts.sum(axis=1) + counts.sum()[VERDICTS]
+    with np.errstate(invalid="ignore"):  # 0 / 0: a verdict that does not occur
+        f1 = 2 * right / both
+    return right.sum() / len(gold), np.nanmean(f1), counts
 
 
 def compare(args):
     """Compare verdicts on claims with those of gold evidence."""
     try:
         with open(args.verdicts, encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-        given = pd.Series({str(line["claim_id"]): line["verdict"] for line in lines})
+            records = [json.loads(line) for line in file]
+        verdicts = {str(record["claim_id"]): record["verdict"] for record in records}
     except (ValueError, LookupError, TypeError) as error:
-        fail(args.verdicts, f"no verdicts of 05_classify.py --aggregate: {error}")
+        fail(args.verdicts, f"no verdicts of 05_classify.py aggregate ({error}); run this job")
+    predicted = pd.Series(verdicts)
     gold = gold_verdicts(read_table(args.qrels, [*PAIR, "label"], label=LABELS))
-    if not given.index.isin(gold.index).any():
-        fail(args.verdicts, "none of its claims is in the qrels; name files of one split")
-    if missing := (~gold.index.isin(given.index)).sum():
-        warn(args.verdicts, f"{missing} judged claims have no verdict, and count as wrong")
-    accuracy, macro_f1, counts = scores_of(given, gold)
+    if not predicted.index.isin(gold.index).any():
+        fail(args.verdicts, "none of its claims is in the qrels; give files of the same split")
+    missing = (~gold.index.isin(predicted.index)).sum()
+    if missing:
+        warn(args.verdicts, f"{missing} judged claims have no verdict and count as wrong")
+    accuracy, macro_f1, counts = scores_of(predicted, gold)
     print(
         f"\nVerdicts on {len(gold)} claims: accuracy {accuracy:.3f}, macro F1 {macro_f1:.3f}. "
         "Gold by row, given by column:"
@@ -75,29 +79,33 @@ def mean(args):
     task = kit.task_of(args, *args.verdicts)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    first, *_ = tables = [read_table(path, [*RUN, *CHANCES]) for path in args.verdicts]
+    tables = [read_table(path, [*RUN, *PROBABILITIES]) for path in args.verdicts]
+    first = tables[0]
     total = 0
     for path, table in zip(args.verdicts, tables):
-        chances = first[PAIR].merge(table, how="left")[CHANCES].apply(pd.to_numeric)
-        if chances.isna().any(axis=None) or len(table) != len(first):
-            fail(path, f"other pairs than in {args.verdicts[0]}; label the same run")
-        total = total + chances.to_numpy()
-    chances = total / len(tables)
-    labels = np.array(LABELS, object)[chances.argmax(axis=1)]
-    means = first[RUN].assign(label=labels, **dict(zip(CHANCES, chances.T)))
-    with kit.written(args.out, task, pairs=len(means)) as new:
-        means.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
-    return {"made": [args.out], "pairs": len(means)}
+        same_pairs = first[PAIR].merge(table, how="left")
+        probabilities = same_pairs[PROBABILITIES].apply(pd.to_numeric)
+        if probabilities.isna().any(axis=None) or len(table) != len(first):
+            fail(path, f"other pairs than in {args.verdicts[0]}; classify the same run")
+        total = total + probabilities.to_numpy()
+    means = total / len(tables)
+    labels = np.array(LABELS, object)[means.argmax(axis=1)]
+    verdicts = first[RUN].assign(label=labels, **dict(zip(PROBABILITIES, means.T)))
+    with kit.written(args.out, task, pairs=len(verdicts)) as new:
+        verdicts.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+    return {"made": [args.out], "pairs": len(verdicts)}
 
 
+# fmt: off
 def add_compare(add):
-    add("verdicts", help="claims.jsonl")
-    add("qrels", help="judged pairs")
+    add("verdicts", help="read verdicts on claims, claims.jsonl of 05_classify.py aggregate")
+    add("qrels", help="compare them with the judged pairs of this file")
 
 
 def add_mean(add):
-    add("verdicts", nargs="+", help="verdicts on pairs")
-    add("--out", required=True, help="their mean")
+    add("verdicts", nargs="+", help="average these verdicts, all on the pairs of one run")
+    add("--out", required=True, help="write the averaged verdicts to this file")
+# fmt: on
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 """
 Rank abstracts by the mean of their Word2Vec vectors (AIRwaves 2025, Table 5).
 
-Word2Vec learns from title and abstract of the collection: 100 dimensions, window 5, words that
-occur twice. Tokens are lower-cased and split at whitespace. The score is the cosine.
+Word2Vec is trained on titles and abstracts of the collection: 100 dimensions, window 5, words that
+occur at least twice. Tokens are lower-cased and split at whitespace. The score is the cosine.
 
-Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv; of texts.py's copy, too
+Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv, also of a copy made by texts.py
 Writes  a run: claim_id, abstract_id, rank, score; a claim without a known word has no rows
 Prints  the number of rows and of such claims
 
@@ -40,29 +40,34 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", type=Path, help="folder of corpus and claims")
-    parser.add_argument("--split", default="test", help="which claims")
-    parser.add_argument("--top-k", type=int, default=100, help="abstracts kept per claim")
-    parser.add_argument("--out", type=Path, required=True, help="the run")
+    # fmt: off
+    add = parser.add_argument
+    add("data", type=Path, help="read corpus.jsonl and claims.SPLIT.tsv of this folder")
+    add("--split", default="test", help="rank for the claims of this split (default: %(default)s)")
+    add("--top-k", type=int, default=100,
+        help="keep this many abstracts per claim (default: %(default)s)")
+    add("--out", type=Path, required=True, help="write the run to this file")
+    # fmt: on
     args = parser.parse_args()
     try:
         from gensim.models import Word2Vec
     except ImportError:
         fail("gensim", "not installed; pip install gensim")
     corpus = read_corpus(args.data / "corpus.jsonl")
-    names = np.array(list(corpus))
+    abstract_ids = np.array(list(corpus))
     texts = [text_of(record).lower().split() for record in corpus.values()]
     claims = read_table(args.data / f"claims.{args.split}.tsv", ["claim_id", "claim"])
-    # one worker: several give other vectors in each run
+    # one worker: with several, each run gives other vectors
     model = Word2Vec(texts, vector_size=100, window=5, min_count=2, seed=42, workers=1)
-    abstracts = means_of(texts, model.wv)
-    questions = means_of([claim.lower().split() for claim in claims["claim"]], model.wv)
+    abstract_vectors = means_of(texts, model.wv)
+    claim_vectors = means_of([claim.lower().split() for claim in claims["claim"]], model.wv)
     rows = []
-    for claim, question in zip(claims["claim_id"], questions):
-        if question.any():
-            scores = abstracts @ question
+    for claim_id, vector in zip(claims["claim_id"], claim_vectors):
+        if vector.any():
+            scores = abstract_vectors @ vector
             best = np.argsort(-scores, kind="stable")[: args.top_k]
-            rows += zip([claim] * len(best), names[best], range(1, len(best) + 1), scores[best])
+            for rank, index in enumerate(best, 1):
+                rows.append((claim_id, abstract_ids[index], rank, scores[index]))
     run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     new = args.out.with_suffix(".tmp")
