@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from scipy import sparse
 from sentence_transformers import SentenceTransformer
 
-SCRIPT, INDEX = "01_index.py", "work/demo/index"
+SCRIPT = "01_index.py"
+INDEX = "work/demo/index"
 KIT = load(SCRIPT)
 SMALL = {"SHARD = 4096": "SHARD = 5"}  # three shards of the toy
 
@@ -49,10 +50,14 @@ def test_the_text_of_a_record():
         # composed and decomposed accents, ligatures and indices are the same but for plain
         ("default", "cafe\u0301 \ufb01re CO\u2082", ["caf\u00e9", "fire", "co2"]),
         ("plain", "cafe\u0301 \ufb01re", ["cafe\u0301", "\ufb01re"]),
+        # soft hyphens and zero-width characters, which nobody sees, part no word
+        ("default", "Perma\u00adfrost perma\u200bfrost", ["permafrost", "permafrost"]),
+        ("nltk", "perma\u00adfrost \ufeffperma\u2060frost", ["permafrost", "permafrost"]),
     ],
 )
 def test_analysers(analyser, text, expected):
-    found = KIT.tokenise(["", text], name=analyser, return_ids=False, **KIT.ANALYSERS[analyser])
+    steps = KIT.ANALYSERS[analyser]._asdict()
+    found = KIT.tokenise(["", text], name=analyser, return_ids=False, **steps)
     assert found == [[], expected]
 
 
@@ -178,7 +183,7 @@ def test_kill_9_in_the_middle_of_encoding_changes_no_byte(toy, call, killed, kin
     kill = kill_before('(parts / "new.npz").rename(path)', 3)
     assert killed(SCRIPT, *words, "--out", "killed", cwd=toy, edits=SMALL | kill)
     parts = toy / f"killed/{kind}.parts"
-    assert sorted(path.name for path in parts.glob("[0-9]*.npz")) == ["0.npz", "5.npz"]
+    assert sorted(path.name for path in parts.glob("*/[0-9]*.npz")) == ["0.npz", "5.npz"]
     never = kill_before('(parts / "new.npz").rename(path)', 2, by="sys.exit('done again')")
     facts(call(SCRIPT, *words, "--out", "killed", cwd=toy, edits=SMALL | never))
     for path in (toy / f"whole/{kind}").iterdir():
