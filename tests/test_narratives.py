@@ -53,7 +53,9 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
     first, second, *_ = TEST
 
     def answer(prompt):
-        (claim_id,) = [key for key, claim in TEST.items() if f"<claim>{claim}</claim>" in prompt]
+        (claim_id,) = [
+            claim_id for claim_id, claim in TEST.items() if f"<claim>{claim}</claim>" in prompt
+        ]
         wrong = {first: "Codes: 1_1;9_9;0_0", second: "I cannot say."}
         return wrong.get(claim_id, f"Codes: {GOLD[claim_id]}")
 
