@@ -14,28 +14,30 @@ BLOCK = re.compile(r"^# --- (.+) \(same in .+\)\n.*?^# --- end of \1\n", re.DOTA
 
 def blocks_of(text):
     """Return {name: block}, markers included."""
-    return {found[1]: found[0] for found in BLOCK.finditer(text)}
+    return {match[1]: match[0] for match in BLOCK.finditer(text)}
 
 
 def with_blocks(text, blocks):
     """Return text with each of its blocks replaced by the one of the same name in blocks."""
-    return BLOCK.sub(lambda found: blocks[found[1]], text)
+    return BLOCK.sub(lambda match: blocks[match[1]], text)
 
 
 def main(fix):
-    first, differ = {}, []
+    first = {}
+    differences = []
     for path in SCRIPTS:
         text = path.read_text(encoding="utf-8")
         first = blocks_of(text) | first
-        differ += [
-            f"{path.name}: {name}"
-            for name, block in blocks_of(text).items()
-            if block != first[name]
-        ]
+        for name, block in blocks_of(text).items():
+            if block != first[name]:
+                differences.append(f"{path.name}: {name}")
         if fix:
             path.write_text(with_blocks(text, first), encoding="utf-8")
-    print(*differ or ["all blocks are the same"], sep="\n")
-    return bool(differ) and not fix
+    if differences:
+        print("\n".join(differences))
+    else:
+        print("all blocks are the same")
+    return bool(differences) and not fix
 
 
 if __name__ == "__main__":

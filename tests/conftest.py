@@ -20,8 +20,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 TOY = ROOT / "tests" / "toy"  # twelve abstracts, five judged claims, a run that begins with those
 SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL", "NO_COLOR")  # of this machine
-RUN, LABELS = ["claim_id", "abstract_id", "rank", "score"], ["SUPPORTS", "REFUTES", "NEI"]
+RUN = ["claim_id", "abstract_id", "rank", "score"]
 KEY = RUN[:2]
+LABELS = ["SUPPORTS", "REFUTES", "NEI"]
 
 
 # ---------------------------------------------------------------- Files
@@ -89,17 +90,24 @@ def pytest_sessionstart(session):
 def pytest_collection_modifyitems(items):
     """One worker begins with Ray, the other one with short tests; no long one comes last."""
     order = ["test_on_ray", "test_02_retrieve", "test_03_rerank", "test_notebook", "test_recipes"]
-    items.sort(key=lambda item: [*order, item.path.stem].index(item.path.stem))
+
+    def place(item):
+        script = item.path.stem
+        return order.index(script) if script in order else len(order)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
 def warm():
     """A PATH whose python runs scripts in copies of a process that has imported PyTorch."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short
-        warm, python, socket = ROOT / "tests/warm.py", Path(folder, "python"), Path(folder, "s")
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} {warm} ask {socket} "$@"\n')
+        script = ROOT / "tests/warm.py"
+        python = Path(folder, "python")
+        socket = Path(folder, "s")
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} ask {socket} "$@"\n')
         python.chmod(0o755)
-        with subprocess.Popen([sys.executable, warm, "serve", socket]) as server:
+        with subprocess.Popen([sys.executable, script, "serve", socket]) as server:
             while not socket.exists() and server.poll() is None:
                 time.sleep(0.05)
             yield f"{folder}:{os.environ['PATH']}"
@@ -142,29 +150,31 @@ def tiny_llm(folder):
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    marks, level = ["<|im_start|>", "<|im_end|>", "yes", "no"], pre_tokenizers.ByteLevel(False)
-    words = {word: place for place, word in enumerate(marks + sorted(level.alphabet()))}
-    tokens = Tokenizer(BPE(words, []))
-    tokens.pre_tokenizer, tokens.decoder = level, decoders.ByteLevel()
+    marks = ["<|im_start|>", "<|im_end|>", "yes", "no"]
+    byte_level = pre_tokenizers.ByteLevel(False)
+    tokens = marks + sorted(byte_level.alphabet())
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    bpe = Tokenizer(BPE(vocabulary, []))
+    bpe.pre_tokenizer = byte_level
+    bpe.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens,
+        tokenizer_object=bpe,
         eos_token=marks[1],
         pad_token=marks[1],
         extra_special_tokens=marks[:1],
     )
-    tokenizer.chat_template = "{% for one in messages %}<|im_start|>{{ one.content }}{% endfor %}"
+    tokenizer.chat_template = "{% for turn in messages %}<|im_start|>{{ turn.content }}{% endfor %}"
     tokenizer.save_pretrained(folder)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=260,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            initializer_range=0.5,
-            max_position_embeddings=4096,
-        )
-    ).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.5,
+        max_position_embeddings=4096,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
     return str(folder)
 
 
@@ -257,12 +267,13 @@ def killed(call):
     """
 
     def fork(*command, **how):
-        copied = os.fork()
-        if not copied:
+        child = os.fork()
+        if child == 0:  # in the copy
             with contextlib.suppress(BaseException):
                 call(*command, **how)
             os._exit(1)
-        return os.waitstatus_to_exitcode(os.waitpid(copied, 0)[1]) == -9
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status) == -9
 
     return fork
 
@@ -304,22 +315,27 @@ class Endpoint(BaseHTTPRequestHandler):
         prompt = body["messages"][-1]["content"]
         self.server.asked.append(body | {"key": self.headers["Authorization"]})
         answer = self.server.reply(prompt)
-        answer = {"text": answer} if isinstance(answer, str) else answer
+        if isinstance(answer, str):
+            answer = {"text": answer}
         time.sleep(answer.get("sleep", 0))
         if answer.get("drop"):
             self.close_connection = True
             return self.connection.close()
-        status, text, data = answer.get("status", 200), answer.get("text"), answer.get("raw")
+        status = answer.get("status", 200)
+        text = answer.get("text")
+        data = answer.get("raw")
         whole = {"error": {"message": text}}
         if status == 200:
             usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
             whole = {"choices": [{"message": {"content": text}}], "usage": usage}
-            self.server.answered += [prompt] * (not data)
-        data = data or json.dumps(whole).encode()
+            if not data:
+                self.server.answered.append(prompt)
+        if not data:
+            data = json.dumps(whole).encode()
         with contextlib.suppress(OSError):  # the other side may be gone
             self.send_response(status)
-            for header in answer.get("headers", {}).items():
-                self.send_header(*header)
+            for name, value in answer.get("headers", {}).items():
+                self.send_header(name, value)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -336,7 +352,9 @@ def endpoint():
 
         def start(reply):
             server = running.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Endpoint))
-            server.reply, server.asked, server.answered = reply, [], []
+            server.reply = reply
+            server.asked = []
+            server.answered = []
             server.url = f"http://127.0.0.1:{server.server_port}/v1"
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
             running.callback(server.shutdown)

@@ -10,14 +10,30 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from conftest import LABELS, RUN, TOY, cases, facts, kill_before, load, read, records, tiny_llm, tsv
+from conftest import (
+    LABELS,
+    RUN,
+    TOY,
+    cases,
+    facts,
+    jsonl,
+    kill_before,
+    load,
+    read,
+    records,
+    tiny_llm,
+    tsv,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-SCRIPT, SECRET = "04_llm_rerank.py", "sk-secret-0123456789"
-HYBRID, OUT = "work/demo/test/hybrid.tsv", "work/demo/test/llm.tsv"
-REPLIES, KIT = "work/demo/test/llm.replies.jsonl", load(SCRIPT)
+SCRIPT = "04_llm_rerank.py"
+KIT = load(SCRIPT)
+SECRET = "sk-secret-0123456789"
+HYBRID = "work/demo/test/hybrid.tsv"
+OUT = "work/demo/test/llm.tsv"
+REPLIES = "work/demo/test/llm.replies.jsonl"
 
 
 def settings(**other):
@@ -58,7 +74,7 @@ def test_what_a_reply_says_is_read_or_it_is_asked_again(what, reply, wanted):
     text = KIT.reply_of({"response": {"body": completion(reply.replace("\\n", "\n"))}})["text"]
     found = READERS[what](text)
     if what in ("order", "best") and found:
-        found = " ".join(str(place + 1) for place in found)
+        found = " ".join(str(index + 1) for index in found)
     assert str(found or "none") == wanted
 
 
@@ -69,58 +85,66 @@ def test_any_text_gives_places_in_range_or_none(reply, n):
     assert set(found or ()) <= set(range(n))
 
 
-def tops(**chances):
-    """The entry of logprobs for a token: the first of chances, {token: probability}."""
-    top = [{"token": token, "logprob": math.log(p)} for token, p in chances.items()]
+def tops(**probabilities):
+    """The entry of logprobs for a token: the first of probabilities, {token: probability}."""
+    top = []
+    for token, probability in probabilities.items():
+        top.append({"token": token, "logprob": math.log(probability)})
     return top[0] | {"top_logprobs": top}
 
 
 def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
-    def chances(label, *entries, labels=LABELS):
+    def probabilities(label, *entries, labels=LABELS):
         found = KIT.chances_of({"content": [*entries]}, labels, label)
-        return found and [round(found[name], 3) for name in labels]
+        if found is None:
+            return None
+        return [round(found[name], 3) for name in labels]
 
     refutes = tops(REF=0.99, SUP=0.01)
     for token in ("**", "\n", '"', " `", "_"):  # empty when stripped, they begin nothing
         likely = tops(**{token: 0.9, "SUP": 0.1})
-        assert chances("REFUTES", likely, refutes, tops(UTES=1)) == [0.01, 0.99, 0]
-    assert chances("REFUTES", tops(I=1), tops(**{" think": 1}), refutes) == [0.01, 0.99, 0]
-    assert chances("REFUTES", tops(No=1), refutes) == [0.01, 0.99, 0]
-    assert chances("SUPPORTS", refutes) is None  # the likeliest is not what the text says
-    assert chances("SUPPORTS", tops(Maybe=1)) is KIT.chances_of(None, LABELS, "NEI") is None
+        assert probabilities("REFUTES", likely, refutes, tops(UTES=1)) == [0.01, 0.99, 0]
+    assert probabilities("REFUTES", tops(I=1), tops(**{" think": 1}), refutes) == [0.01, 0.99, 0]
+    assert probabilities("REFUTES", tops(No=1), refutes) == [0.01, 0.99, 0]
+    assert probabilities("SUPPORTS", refutes) is None  # the likeliest is not what the text says
+    assert probabilities("SUPPORTS", tops(Maybe=1)) is None
+    assert KIT.chances_of(None, LABELS, "NEI") is None
     entry = tops(**{" Yes": 0.3, "yes": 0.1, "No": 0.1, "Perhaps": 0.5})
-    found = chances("YES", tops(**{'{"': 1}), entry, labels=("YES", "NO"))
+    found = probabilities("YES", tops(**{'{"': 1}), entry, labels=("YES", "NO"))
     assert found == [0.8, 0.2]  # 0.3 + 0.1 against 0.1
 
 
 def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     found = KIT.read_replies(TOY.parent / "engine.jsonl")
-    said = {name: reply["text"].strip() for name, reply in found.items() if not reply["error"]}
-    assert said == {"a": "later", "c": "", "t": "no", "u": "no", "v": "no"}
-    assert found["t"]["logprobs"] is None and found["v"]["logprobs"] == 7  # not of thoughts
-    assert found["d"]["error"] == '{"message": "filtered"}' and "expired" in found["e"]["error"]
-    assert KIT.COUNTS["unusable_lines"] == 12 and KIT.read_replies(tmp_path / "none") == {}
+    texts = {}
+    for custom_id, reply in found.items():
+        if not reply["error"]:
+            texts[custom_id] = reply["text"].strip()
+    assert texts == {"a": "later", "c": "", "t": "no", "u": "no", "v": "no"}
+    assert found["t"]["logprobs"] is None
+    assert found["v"]["logprobs"] == 7  # not of thoughts
+    assert found["d"]["error"] == '{"message": "filtered"}'
+    assert "expired" in found["e"]["error"]
+    assert KIT.COUNTS["unusable_lines"] == 12
+    assert KIT.read_replies(tmp_path / "none") == {}
     cut = KIT.reply_of({"response": {"body": completion("YES", finish_reason="length")}})
     assert cut["text"] == ""  # a cut reply counts as unread
 
 
 def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
     error = {"response": None, "error": {"code": "batch_expired"}}
-    said = {"response": {"body": completion("paid")}}
+    paid = {"response": {"body": completion("paid")}}
     lines = [
-        {"custom_id": name} | what
-        for name, what in (
-            ("a", said),
-            ("a", error),
-            ("b", error),
-            ("b", said),
-            ("c", error),
-            ("c", error),
-        )
+        {"custom_id": "a"} | paid,
+        {"custom_id": "a"} | error,
+        {"custom_id": "b"} | error,
+        {"custom_id": "b"} | paid,
+        {"custom_id": "c"} | error,
+        {"custom_id": "c"} | error,
     ]
-    (tmp_path / "replies").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    jsonl(tmp_path / "replies", *lines)
     found = KIT.read_replies(tmp_path / "replies")
-    assert [found[name]["text"] for name in "abc"] == ["paid", "paid", ""]
+    assert [found[custom_id]["text"] for custom_id in "abc"] == ["paid", "paid", ""]
 
 
 # ---------------------------------------------------------------- Prompts
@@ -129,13 +153,17 @@ def test_windows_go_up_from_the_bottom_and_reach_the_top():
     for n in range(2, 60):
         spans = KIT.windows(n, 6, 4)
         assert spans[-1].start == 0 and spans[0].stop == n
-        assert set().union(*(range(n)[span] for span in spans)) == set(range(n))
+        reached = set()
+        for span in spans:
+            reached |= set(range(n)[span])
+        assert reached == set(range(n))
 
 
 def test_a_prompt_holds_claim_marks_and_the_form_of_the_answer():
     texts = ["one two three", "see [7] {claim}"]
     prompt = KIT.prompt_of(KIT.PROMPT, "Ice\nmelts", texts, settings())
-    assert "Claim: Ice melts\n" in prompt and "\n[1] one two three\n[2] see (7) {claim}\n" in prompt
+    assert "Claim: Ice melts\n" in prompt
+    assert "\n[1] one two three\n[2] see (7) {claim}\n" in prompt
     assert "like this: [2] > [1] > [3]. Write" in prompt
     args = settings(structured=True, best=2, max_words=2)
     prompt = KIT.prompt_of(KIT.PROMPT, "c", ["one two three"] * 3, args)
@@ -150,7 +178,8 @@ def test_a_request_has_the_parameters_that_are_asked_for():
     extra = {"max_tokens": None, "max_completion_tokens": 77, "temperature": 0.7}
     body = KIT.request_of([], 9, form, settings(extra=extra, structured=True))["body"]
     assert "max_tokens" not in body and body["max_completion_tokens"] == 77
-    assert body["temperature"] == 0.7 and KIT.request_of([], 9, form, settings())["body"] == {
+    assert body["temperature"] == 0.7
+    assert KIT.request_of([], 9, form, settings())["body"] == {
         "model": "toy",
         "messages": [],
         "temperature": 0,
@@ -172,27 +201,28 @@ def test_a_prompt_file_without_its_comments_is_sent(toy, rerank, endpoint, refus
 
 
 def test_examples_show_one_abstract_a_label_and_put_evidence_first(tmp_path):
-    claims = {"a": [*LABELS, *LABELS], "b": ["REFUTES"], "c": ["NEI"], "d": ["NEI", "REFUTES"]}
-    shots = [str(tmp_path / name) for name in ("claims", "qrels")]
-    tsv(tmp_path / "claims", ["claim_id", "claim"], [(f"id {claim}", claim) for claim in claims])
-    rows = [
-        (f"id {claim}", f"{label} {claim}{n}", label)
-        for claim, labels in claims.items()
-        for n, label in enumerate(labels)
-    ]
+    labels = {"a": [*LABELS, *LABELS], "b": ["REFUTES"], "c": ["NEI"], "d": ["NEI", "REFUTES"]}
+    shots = [str(tmp_path / "claims"), str(tmp_path / "qrels")]
+    tsv(tmp_path / "claims", ["claim_id", "claim"], [(f"id {claim}", claim) for claim in labels])
+    rows = []
+    for claim, labels_of_claim in labels.items():
+        for n, label in enumerate(labels_of_claim):
+            rows.append((f"id {claim}", f"{label} {claim}{n}", label))
     tsv(tmp_path / "qrels", [*RUN[:2], "label"], rows)
-    texts = {name: name for _, name, _ in rows}
-    turns = KIT.few_shot(shots, KIT.PROMPT, {}, texts, settings(fewshot=2))
+    abstracts = {abstract_id: abstract_id for _, abstract_id, _ in rows}
+    turns = KIT.few_shot(shots, KIT.PROMPT, {}, abstracts, settings(fewshot=2))
     assert len(turns) == 4  # b has no NEI, c no evidence; a has all labels and comes first
     for prompt, gold, n in zip(turns[::2], turns[1::2], (3, 2)):
         shown = re.findall(r"^\[\d\] (\w+)", prompt["content"], re.MULTILINE)
         order = [shown[int(mark) - 1] for mark in re.findall(r"\d", gold["content"])]
-        assert sorted(order) == sorted(shown) and len(set(shown)) == n and order[-1] == "NEI"
+        assert sorted(order) == sorted(shown)
+        assert len(set(shown)) == n
+        assert order[-1] == "NEI"
     asked = {"x": "A \u2014!", "y": "other"}  # the words of claim a
-    turns = KIT.few_shot(shots, KIT.PROMPT, asked, texts, settings(fewshot=1))
+    turns = KIT.few_shot(shots, KIT.PROMPT, asked, abstracts, settings(fewshot=1))
     assert "Claim: d\n" in turns[0]["content"]
     with pytest.raises(SystemExit):
-        KIT.few_shot(shots, KIT.PROMPT, asked, texts, settings(fewshot=2))
+        KIT.few_shot(shots, KIT.PROMPT, asked, abstracts, settings(fewshot=2))
 
 
 # ---------------------------------------------------------------- Scores
@@ -203,7 +233,8 @@ def test_fusion_worked_by_hand():
     assert KIT.fuse([8, 6, 4], [2, 3, 1], 1).tolist() == [1, 1 / 2, 0]
     assert KIT.fuse([5, 5], [1, 0], 0.5).tolist() == [0, 0.5]  # equal scores are 0
     assert KIT.fuse([3], [0], 0.4).tolist() == [0.6]
-    rows = [("a", name, rank, 1.0) for rank, name in enumerate("wxyz", 1)] + [("b", "w", 1, 5.0)]
+    rows = [("a", abstract_id, rank, 1.0) for rank, abstract_id in enumerate("wxyz", 1)]
+    rows.append(("b", "w", 1, 5.0))
     run = pd.DataFrame(rows, columns=RUN)
     args = settings(depth=3, top_k=4, alpha=0.5)  # keys: lower is better, ties stay; z is not seen
     done = KIT.fuse_run(run, run[run["rank"] <= 3], [-0.2, -0.9, -0.2, -0.1], args)
@@ -230,44 +261,38 @@ def rerank(toy, call):
 
 def orders(path):
     """{claim_id: abstract_ids in their order}."""
-    return {claim: list(rows["abstract_id"]) for claim, rows in read(path).groupby("claim_id")}
+    return {
+        claim_id: list(rows["abstract_id"]) for claim_id, rows in read(path).groupby("claim_id")
+    }
 
 
 def many(toy, number):
     """Write number claims, each with the toy's twelve abstracts."""
     claims = [(f"m{n}", f"claim number {n} of many") for n in range(number)]
     tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
-    rows = [(name, f"{rank:04}", rank, 1 / rank) for name, _ in claims for rank in range(1, 13)]
+    rows = []
+    for claim_id, _ in claims:
+        for rank in range(1, 13):
+            rows.append((claim_id, f"{rank:04}", rank, 1 / rank))
     tsv(toy / HYBRID, RUN, rows)
 
 
 def test_windows_reach_the_top_nothing_is_paid_twice_and_no_key_is_kept(toy, rerank, endpoint):
     server = endpoint(last_first)
     for alpha in (0, 1):  # another --alpha costs nothing
-        words = (
-            "--depth",
-            6,
-            "--window",
-            4,
-            "--step",
-            2,
-            "--alpha",
-            alpha,
-            "--out",
-            f"{alpha}.tsv",
-            "--replies",
-            "replies.jsonl",
-        )
+        words = ("--depth", 6, "--window", 4, "--step", 2, "--alpha", alpha)
+        words += ("--out", f"{alpha}.tsv", "--replies", "replies.jsonl")
         done = rerank(server, *words)
         assert facts(done)["unread"] == 0 and len(server.asked) == 6
         assert rerank(server, *words).stdout.startswith("up to date")
-    for claim, (a, b, c, d, e, f) in orders(toy / HYBRID).items():
+    for claim_id, (a, b, c, d, e, f) in orders(toy / HYBRID).items():
         # a b c d e f: the window c d e f is reversed (a b f e d c), then the window a b f e
-        assert orders(toy / "0.tsv")[claim] == [e, f, b, a, d, c]
-        assert orders(toy / "1.tsv")[claim] == [a, b, c, d, e, f]
-    assert {ask["key"] for ask in server.asked} == {f"Bearer {SECRET}"}
+        assert orders(toy / "0.tsv")[claim_id] == [e, f, b, a, d, c]
+        assert orders(toy / "1.tsv")[claim_id] == [a, b, c, d, e, f]
+    assert {request["key"] for request in server.asked} == {f"Bearer {SECRET}"}
     everything = b"".join(path.read_bytes() for path in toy.rglob("*") if path.is_file())
-    assert SECRET.encode() not in everything and SECRET not in done.stdout + done.stderr
+    assert SECRET.encode() not in everything
+    assert SECRET not in done.stdout + done.stderr
 
 
 FAULTS = [  # what a server may do, by turns
@@ -280,25 +305,29 @@ FAULTS = [  # what a server may do, by turns
     {"raw": b"<html>busy</html>"},
     {"raw": b'{"choices": []}'},
 ]
-ODD = ["", "I'm sorry, I can't help with that.", "x" * 1_000_000, {"text": None}]
+MALFORMED = ["", "I'm sorry, I can't help with that.", "x" * 1_000_000, {"text": None}]
 
 
 def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoint):
     many(toy, 200)
-    rng, faults, odd = random.Random(7), itertools.cycle(FAULTS), itertools.cycle(ODD)
+    rng = random.Random(7)
+    faults = itertools.cycle(FAULTS)
+    malformed = itertools.cycle(MALFORMED)
 
     def moody(prompt):
         if rng.random() < 0.2:
             return next(faults)
         if rng.random() < 0.05 and "could not be read" not in prompt:
-            return next(odd)
+            return next(malformed)
         return last_first(prompt)
 
     words = ("--window", 8, "--step", 4, "--depth", 12, "--alpha", 0)
-    server, calm = endpoint(moody), endpoint(last_first)
+    server = endpoint(moody)
+    calm = endpoint(last_first)
     made = facts(rerank(server, *words, "--timeout", 1))
-    assert len(server.asked) > 460 and len(server.answered) == len(set(server.answered))
-    assert made["replies"] == 400 and made["unread"] == made["failed"] == 0
+    assert len(server.asked) > 460
+    assert len(server.answered) == len(set(server.answered))
+    assert (made["replies"], made["unread"], made["failed"]) == (400, 0, 0)
     facts(rerank(calm, *words, "--out", "calm.tsv"))
     assert (toy / OUT).read_bytes() == (toy / "calm.tsv").read_bytes()
     asked = len(server.asked)
@@ -322,24 +351,36 @@ def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, killed,
 
 def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rerank, endpoint):
     filtered = {"status": 400, "text": f"filtered {SECRET}"}
-    server = endpoint(lambda prompt: filtered if "Claim: Polar" in prompt else last_first(prompt))
+
+    def reply(prompt):
+        return filtered if "Claim: Polar" in prompt else last_first(prompt)
+
+    server = endpoint(reply)
     done = rerank(server, "--alpha", 0)
-    assert facts(done)["failed"] == 1 and SECRET not in (toy / REPLIES).read_text()
-    assert "1 of 3 requests failed: " in done.stderr and SECRET not in done.stderr
+    assert facts(done)["failed"] == 1
+    assert SECRET not in (toy / REPLIES).read_text() + done.stderr
+    assert "1 of 3 requests failed: " in done.stderr
     assert "filtered ***" in done.stderr
     found = orders(toy / OUT)
-    for claim, names in orders(toy / HYBRID).items():
-        assert found[claim] == names[:: 1 if claim == "c3" else -1]
+    for claim_id, abstract_ids in orders(toy / HYBRID).items():
+        if claim_id != "c3":  # the one whose request failed
+            abstract_ids.reverse()
+        assert found[claim_id] == abstract_ids
     server.reply = last_first
-    assert facts(rerank(server, "--alpha", 0, "--force"))["failed"] == 1 and len(server.asked) == 3
+    assert facts(rerank(server, "--alpha", 0, "--force"))["failed"] == 1
+    assert len(server.asked) == 3
     assert facts(rerank(server, "--alpha", 0, "--retry-errors"))["failed"] == 0
     assert len(server.asked) == 4
 
 
 def test_what_cannot_be_read_twice_keeps_its_order_and_is_counted(toy, rerank, endpoint):
-    odd = "I cannot."
-    server = endpoint(lambda prompt: odd if "Claim: Polar" in prompt else last_first(prompt))
-    assert facts(rerank(server, "--alpha", 0))["unread"] == 1 and len(server.asked) == 4
+
+    def reply(prompt):
+        return "I cannot." if "Claim: Polar" in prompt else last_first(prompt)
+
+    server = endpoint(reply)
+    assert facts(rerank(server, "--alpha", 0))["unread"] == 1
+    assert len(server.asked) == 4
     assert orders(toy / OUT)["c3"] == orders(toy / HYBRID)["c3"]
 
 
@@ -348,11 +389,13 @@ def test_where_all_requests_are_refused_there_is_no_output(toy, rerank, endpoint
     server = endpoint(lambda prompt: refusal)
     for _ in range(2):  # the second time, nothing is asked
         done = rerank(server)
-        assert done.returncode == 2 and not (toy / OUT).exists() and len(server.asked) == 3
+        assert done.returncode == 2 and not (toy / OUT).exists()
+        assert len(server.asked) == 3
         assert re.search("error: .*3 of 3 requests failed.*use max_completion_tokens", done.stderr)
     server.reply = last_first
     extra = '{"max_tokens": null, "max_completion_tokens": 99}'
-    assert facts(rerank(server, "--extra", extra))["unread"] == 0 and len(server.asked) == 6
+    assert facts(rerank(server, "--extra", extra))["unread"] == 0
+    assert len(server.asked) == 6
 
 
 @pytest.mark.parametrize("status", [401, 404])
@@ -363,7 +406,8 @@ def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, rerank, endpoin
     done = rerank(server, "--concurrency", 4)
     error = done.stderr[done.stderr.index("error: ") :]
     assert done.returncode == 2 and "bad key ***" in error and "run again" in error
-    assert SECRET not in done.stderr + done.stdout and len(server.asked) < 30
+    assert SECRET not in done.stderr + done.stdout
+    assert len(server.asked) < 30
     assert (toy / REPLIES).read_text().count("\n") == len(server.answered)
 
 
@@ -379,72 +423,48 @@ def test_an_outage_that_outlasts_the_retries_is_no_reply(toy, rerank, endpoint):
 
 # ---------------------------------------------------------------- Batch engines, local models
 def test_an_engine_gets_all_that_waits(toy, call):
-    words = (
-        SCRIPT,
-        "--run",
-        HYBRID,
-        "--backend",
-        "none",
-        "--model",
-        "toy",
-        "--alpha",
-        0,
-        "--depth",
-        6,
-        "--window",
-        4,
-        "--step",
-        2,
-    )
-    rounds, done = [], call(*words, cwd=toy)
+    words = (SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy", "--alpha", 0)
+    words += ("--depth", 6, "--window", 4, "--step", 2)
+    rounds = []
+    done = call(*words, cwd=toy)
     while done.returncode == 3:
         waiting = records(toy / "work/demo/test/llm.requests.jsonl")
         rounds.append(len(waiting))
-        said = f"{len(waiting)} of 3 requests wait, of about "
-        assert said in done.stdout
-        body = completion("nothing" if len(rounds) == 1 else "[4] > [3] > [2] > [1]")
+        assert f"{len(waiting)} of 3 requests wait, of about " in done.stdout
+        reply = "nothing" if len(rounds) == 1 else "[4] > [3] > [2] > [1]"
+        body = completion(reply)
         with open(toy / REPLIES, "a") as file:
             for request in waiting:
                 line = {"custom_id": request["custom_id"], "response": {"body": body}}
                 file.write(json.dumps(line) + "\n")
         done = call(*words, cwd=toy)
-    assert rounds == [3, 3, 3] and facts(done)["replies"] == 6  # the first is asked again
-    for claim, (a, b, c, d, e, f) in orders(toy / HYBRID).items():
-        assert orders(toy / OUT)[claim][:6] == [e, f, b, a, d, c]
+    assert rounds == [3, 3, 3]
+    assert facts(done)["replies"] == 6  # the first is asked again
+    for claim_id, (a, b, c, d, e, f) in orders(toy / HYBRID).items():
+        assert orders(toy / OUT)[claim_id][:6] == [e, f, b, a, d, c]
 
 
 def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, call):
     tiny_llm(toy / "llm")
-    words = (
-        SCRIPT,
-        "--run",
-        HYBRID,
-        "--backend",
-        "transformers",
-        "--model",
-        "llm",
-        "--depth",
-        3,
-        "--batch-size",
-        4,
-        "--alpha",
-        0,
-        "--method",
-        "pointwise",
-    )
+    words = (SCRIPT, "--run", HYBRID, "--backend", "transformers", "--model", "llm")
+    words += ("--depth", 3, "--batch-size", 4, "--alpha", 0, "--method", "pointwise")
     assert facts(call(*words, cwd=toy))["unread"] == 0
-    whole, lines = read(toy / OUT), (toy / REPLIES).read_text().splitlines()
+    whole = read(toy / OUT)
+    lines = (toy / REPLIES).read_text().splitlines()
     for reply in records(toy / REPLIES):
         choice = reply["response"]["body"]["choices"][0]
         top = choice["logprobs"]["content"][0]["top_logprobs"]
-        found = {one["token"]: one["logprob"] for one in top}
+        found = {entry["token"]: entry["logprob"] for entry in top}
+        label = choice["message"]["content"]
         assert set(found) == {"YES", "NO"}
-        assert choice["message"]["content"] == max(found, key=found.get)
-        chances = KIT.chances_of(choice["logprobs"], ("YES", "NO"), choice["message"]["content"])
-        assert chances["YES"] == pytest.approx(1 / (1 + math.exp(found["NO"] - found["YES"])))
+        assert label == max(found, key=found.get)
+        probabilities = KIT.chances_of(choice["logprobs"], ("YES", "NO"), label)
+        sigmoid = 1 / (1 + math.exp(found["NO"] - found["YES"]))
+        assert probabilities["YES"] == pytest.approx(sigmoid)
     (toy / REPLIES).write_text("\n".join(lines[:8]) + "\n" + lines[8][:99])  # torn
     assert facts(call(*words, "--force", cwd=toy))["unusable_lines"] == 1
-    assert read(toy / OUT).equals(whole) and (toy / REPLIES).read_text().count("\n") == 10
+    assert read(toy / OUT).equals(whole)
+    assert (toy / REPLIES).read_text().count("\n") == 10
     assert facts(call(*words[:-1], "listwise", "--depth", 2, cwd=toy))["replies"] == 3
     weights = load_file(toy / "llm/model.safetensors")
     weights["model.norm.weight"] *= math.nan  # as half precision may make
@@ -455,7 +475,8 @@ def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, ca
 
 @pytest.mark.parametrize("ends, reason", [(None, "length"), ([*range(260)], "stop")])
 def test_a_local_reply_says_whether_the_token_limit_cut_it(tmp_path, ends, reason):
-    name = tiny_llm(tmp_path / "llm")
-    KIT.load_local(name, "cpu")[1].generation_config.eos_token_id = ends
-    body = {"model": name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    folder = tiny_llm(tmp_path / "llm")
+    _, model = KIT.load_local(folder, "cpu")
+    model.generation_config.eos_token_id = ends
+    body = {"model": folder, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
     assert KIT.generate([body], "cpu")[0]["finish_reason"] == reason

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,9 +25,12 @@ from conftest import (
     tsv,
 )
 
-SCRIPT, HYBRID = "05_classify.py", ("--run", "work/demo/test/hybrid.tsv")
-P, NLI = ["p_supports", "p_refutes", "p_nei"], ["contradiction", "neutral", "entailment"]
-KIT, PROMPTS = load(SCRIPT), ROOT / "recipes" / "prompts"
+SCRIPT = "05_classify.py"
+KIT = load(SCRIPT)
+HYBRID = ("--run", "work/demo/test/hybrid.tsv")
+P = ["p_supports", "p_refutes", "p_nei"]
+NLI = ["contradiction", "neutral", "entailment"]
+PROMPTS = ROOT / "recipes" / "prompts"
 SHORT = ("--max-length", 24)
 
 
@@ -55,20 +57,23 @@ def arguments(**other):
 def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    folder, corpus = tiny(toy / "nli", NLI), toy / "data/demo/corpus.jsonl"
+    folder = tiny(toy / "nli", NLI)
+    corpus = toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A title of it"'))
     words = (*HYBRID, "--model", "nli", *SHORT)
-    made, truncated = facts(call(SCRIPT, *words, "--aggregate", "c.jsonl", cwd=toy)), 0
+    made = facts(call(SCRIPT, *words, "--aggregate", "c.jsonl", cwd=toy))
     verdicts = read(toy / "work/demo/test/verdicts.tsv")
     assert verdicts[RUN].equals(read(toy / "work/demo/test/hybrid.tsv")[RUN])
-    papers = {one["abstract_id"]: one for one in records(corpus)}
+    papers = {record["abstract_id"]: record for record in records(corpus)}
     claims = read(toy / "data/demo/claims.test.tsv").set_index("claim_id")["claim"]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    truncated = 0
     for row in verdicts.itertuples():  # by transformers alone; the abstract is the premise
         paper = papers[row.abstract_id]
-        pair = f"{paper['title']} {paper['abstract']}", claims[row.claim_id]
-        truncated += len(tokenizer(*pair)["input_ids"]) > 24
+        pair = (f"{paper['title']} {paper['abstract']}", claims[row.claim_id])
+        if len(tokenizer(*pair)["input_ids"]) > 24:
+            truncated += 1
         coded = tokenizer(*pair, max_length=24, truncation="only_first", return_tensors="pt")
         against, neither, entailed = model(**coded).logits[0].softmax(0).tolist()
         found = [row.p_supports, row.p_refutes, row.p_nei]
@@ -107,10 +112,12 @@ def test_a_claim_of_700_words_trains_and_is_labelled(toy, call):
 def test_the_arithmetic_of_training_by_hand():
     import torch
 
-    rng, weights = np.random.default_rng(0), KIT.class_weights(np.array([2, 1, 3]))
+    rng = np.random.default_rng(0)
+    weights = KIT.class_weights(np.array([2, 1, 3]))
     assert weights.tolist() == pytest.approx([9 / 11, 18 / 11, 6 / 11])  # (1/2, 1, 1/3) 18/11
     assert KIT.class_weights(np.array([2, 0, 1])).tolist() == pytest.approx([1, 0, 2])
-    logits, labels = torch.tensor(np.log([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]])), torch.tensor([0, 2])
+    logits = torch.tensor(np.log([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]]))
+    labels = torch.tensor([0, 2])
     by_hand = (-9 / 11 * 0.3**2 * math.log(0.7) - 6 / 11 * 0.6**2 * math.log(0.4)) / 2
     assert float(KIT.focal(logits, labels, torch.tensor(weights))) == pytest.approx(by_hand)
     freed = np.sqrt([0.6, 0.3, 0.1]) / np.sqrt([0.2, 0.1, 0.7])  # a temperature of 2: the root
@@ -136,7 +143,8 @@ def test_the_arithmetic_of_training_by_hand():
     ],
 )
 def test_the_prior_is_corrected_once_and_adjust_knows_what_training_saw(how, alphas, shares):
-    counts, args = np.array([30, 10, 60]), arguments(**how)
+    counts = np.array([30, 10, 60])
+    args = arguments(**how)
     np.testing.assert_allclose(KIT.loss_weights(counts, args), alphas)
     np.testing.assert_allclose(KIT.seen_shares(counts, args), shares)
     unseen = KIT.seen_shares(np.array([3, 0, 7]), args)
@@ -145,9 +153,10 @@ def test_the_prior_is_corrected_once_and_adjust_knows_what_training_saw(how, alp
 
 def test_claims_are_held_out_whole():
     qrels = pd.DataFrame({"claim_id": [f"c{n // 5}" for n in range(999)], "label": LABELS * 333})
-    held = KIT.held_out(qrels, arguments())
-    assert 80 <= held.sum() <= 120 and not KIT.held_out(qrels, arguments(held_out=0)).any()
-    assert not set(qrels[held]["claim_id"]) & set(qrels[~held]["claim_id"])
+    is_held_out = KIT.held_out(qrels, arguments())
+    assert 80 <= is_held_out.sum() <= 120
+    assert not KIT.held_out(qrels, arguments(held_out=0)).any()
+    assert not set(qrels[is_held_out]["claim_id"]) & set(qrels[~is_held_out]["claim_id"])
 
 
 @pytest.mark.parametrize(
@@ -162,16 +171,15 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     folder = tiny(tmp_path, NLI, dtype=dtype)
     model = KIT.open_model(KIT.with_head, folder, arguments(), "fp32")
     KIT.freeze(model.model, what)
-    parts = dict(model.model.named_parameters())
-    assert {str(part.dtype) for part in parts.values()} == {"torch.float32"}
-    learnt = " ".join(name for name in parts if parts[name].requires_grad)
+    weights = dict(model.model.named_parameters())
+    assert {str(weight.dtype) for weight in weights.values()} == {"torch.float32"}
+    learnt = " ".join(name for name, weight in weights.items() if weight.requires_grad)
     assert set(re.findall(r"embeddings|layer\.\d|pooler|classifier", learnt)) == learning
-    assert model.config.id2label == dict(enumerate(NLI)) and not model.config.stance_claim_first
+    assert model.config.id2label == dict(enumerate(NLI))
+    assert not model.config.stance_claim_first
     model = KIT.open_model(KIT.with_head, tiny(tmp_path / "new"), arguments(), "fp32")
-    assert model.config.stance_claim_first and KIT.inputs_of(model, [("c", "a")]) == (
-        [("c", "a")],
-        0,
-    )
+    assert model.config.stance_claim_first
+    assert KIT.inputs_of(model, [("c", "a")]) == ([("c", "a")], 0)
 
 
 @pytest.fixture
@@ -192,15 +200,19 @@ TRAIN = ("train", "--model", "nli", *SHORT, "--batch-size", 8, "--lr", 1e-3)
 def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call, killed):
     words = (*TRAIN, "--epochs", 3, "--held-out", 0.25, "--examples", "more.jsonl", "--out")
     made = facts(call(SCRIPT, *words, "whole", cwd=many))
-    assert made["pairs"] == 181 and len(made["held_out_f1_weighted"]) == 4  # before, 3 epochs
+    assert made["pairs"] == 181
+    assert len(made["held_out_f1_weighted"]) == 4  # before, 3 epochs
     assert made["best_F1"] == pytest.approx(max(made["held_out_f1_weighted"][1:]), abs=1e-4)
     kill = kill_before("log = training.state.log_history")
     assert killed(SCRIPT, *words, "killed", cwd=many, edits=kill)
     max(many.glob("killed.parts/checkpoint-*/trainer_state.json")).unlink()  # torn by the kill
     again = facts(call(SCRIPT, *words, "killed", cwd=many))
-    assert {**again, "made": 0} == {**made, "made": 0} and not (many / "killed.parts").exists()
-    for path in filter(Path.is_file, (many / "whole").rglob("*")):
-        assert path.read_bytes() == Path(str(path).replace("whole", "killed")).read_bytes(), path
+    assert {**again, "made": 0} == {**made, "made": 0}
+    assert not (many / "killed.parts").exists()
+    for path in (many / "whole").rglob("*"):
+        if path.is_file():
+            resumed = many / "killed" / path.relative_to(many / "whole")
+            assert path.read_bytes() == resumed.read_bytes(), path
     config = json.loads((many / "whole/config.json").read_text())
     assert list(config["id2label"].values()) == NLI and config["dtype"] == "float32"
     assert config["stance_temperature"] == made["temperature"]
@@ -210,16 +222,15 @@ def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call
 
 
 def test_a_classifier_that_learned_nothing_is_called_out(many, call, refused):
-    jsonl(
-        many / "data/demo/corpus.jsonl",  # all alike: there is nothing to learn
-        *({"abstract_id": f"{n:04}", "abstract": "The ice melts."} for n in range(1, 13)),
-    )
+    alike = [{"abstract_id": f"{n:04}", "abstract": "The ice melts."} for n in range(1, 13)]
+    jsonl(many / "data/demo/corpus.jsonl", *alike)  # there is nothing to learn
     claims = [(f"t{n}", "ice") for n in range(60)]
     tsv(many / "data/demo/claims.train.tsv", ["claim_id", "claim"], claims)
     words = ("--epochs", 1, "--held-out", 0.25, "--split-by", "instance", "--out", "useless")
     done = call(SCRIPT, *TRAIN[:-1], 0, *words, cwd=many)
     made = facts(done)
-    assert made["best_F1"] <= made["majority_F1"] and "warning: useless: held-out F1" in done.stderr
+    assert made["best_F1"] <= made["majority_F1"]
+    assert "warning: useless: held-out F1" in done.stderr
 
 
 def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
@@ -268,21 +279,26 @@ def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint)
 
     def reply(prompt):
         word = re.search("starving|stupid|NOT", prompt).group()
-        return "SUPPORTS" if word == "NOT" and "could not be read" in prompt else says[word]
+        if word == "NOT" and "could not be read" in prompt:
+            return "SUPPORTS"
+        return says[word]
 
     server = endpoint(reply)
     done = llm(server, "--top-k", 2, "--aggregate", "c.jsonl")
     made = facts(done)
-    assert made["labels"] == {"SUPPORTS": 2, "REFUTES": 2, "NEI": 2} and made["unusable"] == 2
-    assert "2 of 6 pairs have no label" in done.stderr and len(server.asked) == 10
+    assert made["labels"] == {"SUPPORTS": 2, "REFUTES": 2, "NEI": 2}
+    assert made["unusable"] == 2
+    assert "2 of 6 pairs have no label" in done.stderr
+    assert len(server.asked) == 10
     assert read(toy / VERDICTS)[P].max(axis=1).eq(1).all()
-    assert [line["verdict"] for line in records(toy / "c.jsonl")] == [
+    assert [record["verdict"] for record in records(toy / "c.jsonl")] == [
         "NOT ENOUGH INFORMATION",
         "REFUTED",
         "SUPPORTED",
     ]
     prompt = server.asked[0]["messages"][0]["content"]
-    assert prompt.count("</abstract>") == 1 and server.asked[0]["logprobs"]
+    assert prompt.count("</abstract>") == 1
+    assert server.asked[0]["logprobs"]
     assert "up to date" in llm(server, "--top-k", 2, "--timeout", 9).stdout
     (toy / "mine.txt").write_text("# mine\n{claim} {abstract}")  # a changed prompt is asked anew
     assert facts(llm(server, "--top-k", 2, "--prompt", "mine.txt"))["replies"] == 6
@@ -317,7 +333,8 @@ def test_a_prompt_names_its_source_and_ends_with_the_form_of_the_answer(path):
     names = ("n", "pairs") if path.stem == "batch" else ("claim", "abstract")
     if path.stem in ("ranking", "ten-best"):
         names = ("claim", "abstracts", "wanted", "example")
-    assert path.read_text().startswith("# ") and "# " not in KIT.read_prompt(path, *names)[:2]
+    assert path.read_text().startswith("# ")
+    assert "# " not in KIT.read_prompt(path, *names)[:2]
     last = path.read_text().strip().splitlines()[-1]
     assert last.startswith(("Answer with ", "Close with one line"))
 
@@ -328,10 +345,10 @@ def test_requests_wait_where_04_is_not_there_and_no_key_is_kept(toy, call):
     assert done.returncode == 3 and "6 of 6 requests wait" in done.stdout
     requests = records(toy / VERDICTS.replace(".tsv", ".requests.jsonl"))
     body = {"choices": [{"message": {"content": '{"label": "REFUTES"}'}}]}
-    jsonl(
-        toy / VERDICTS.replace(".tsv", ".replies.jsonl"),
-        *({"custom_id": one["custom_id"], "response": {"body": body}} for one in requests),
-    )
+    replies = []
+    for request in requests:
+        replies.append({"custom_id": request["custom_id"], "response": {"body": body}})
+    jsonl(toy / VERDICTS.replace(".tsv", ".replies.jsonl"), *replies)
     assert facts(call(*words, cwd=toy))["labels"]["REFUTES"] == 6
     files = [path for path in toy.rglob("*") if path.is_file()]
     assert not any(b"sk-secret" in path.read_bytes() for path in files)
@@ -342,16 +359,20 @@ def test_local_models_give_probabilities(toy, call):
     words = ("llm", *HYBRID, "--backend", "transformers", "--model", tiny_llm(toy / "llm"))
     facts(call(SCRIPT, *words, "--top-k", 1, "--max-words", 20, cwd=toy))
     table = read(toy / VERDICTS)
-    assert table[P].sum(axis=1).to_numpy() == pytest.approx(1) and table[P].max().max() < 1
-    assert table["label"].tolist() == [LABELS[place] for place in table[P].to_numpy().argmax(1)]
+    assert table[P].sum(axis=1).to_numpy() == pytest.approx(1)
+    assert table[P].max().max() < 1
+    assert table["label"].tolist() == [LABELS[index] for index in table[P].to_numpy().argmax(1)]
 
 
 # ---------------------------------------------------------------- Verdicts on claims
 def test_verdicts_of_claims_by_hand():
     verdict = KIT.claim_verdict
-    assert verdict(0, 0) == ("NOT ENOUGH INFORMATION", None) and verdict(0.5, 0)[0] == "SUPPORTED"
-    assert verdict(1.8, 0.5) == ("SUPPORTED", 0.782609) and verdict(0.9, 0.5)[0] == "DISPUTED"
-    assert verdict(0.75, 0.25) == ("DISPUTED", 0.75) and verdict(0.4, 1.8)[0] == "REFUTED"
+    assert verdict(0, 0) == ("NOT ENOUGH INFORMATION", None)
+    assert verdict(0.5, 0)[0] == "SUPPORTED"
+    assert verdict(1.8, 0.5) == ("SUPPORTED", 0.782609)
+    assert verdict(0.9, 0.5)[0] == "DISPUTED"
+    assert verdict(0.75, 0.25) == ("DISPUTED", 0.75)
+    assert verdict(0.4, 1.8)[0] == "REFUTED"
 
 
 def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, call, models):
@@ -364,17 +385,16 @@ def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, 
     ]
     tsv(toy / "v.tsv", [*RUN, "label", *P], rows)
     corpus = toy / "data/demo/corpus.jsonl"
-    corpus.write_text(
-        corpus.read_text().replace(  # 3.5 and e.g. end no sentence
-            "Body mass of",
-            "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.) Body mass of",
-        )
-    )
+    # 3.5 and e.g. end no sentence
+    more = "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.) "
+    corpus.write_text(corpus.read_text().replace("Body mass of", more + "Body mass of"))
     words = (SCRIPT, "aggregate", "v.tsv", "--out", "c.jsonl")
     facts(call(*words, cwd=toy))
     first, second, third = records(toy / "c.jsonl")
-    assert first["verdict"] == "DISPUTED" and first["support"] == pytest.approx(0.35 / 0.71)
-    assert [first[label] for label in LABELS] == [1, 1, 1] and second["verdict"] == "REFUTED"
+    assert first["verdict"] == "DISPUTED"
+    assert first["support"] == pytest.approx(0.35 / 0.71)
+    assert [first[label] for label in LABELS] == [1, 1, 1]
+    assert second["verdict"] == "REFUTED"
     assert third["verdict"] == "NOT ENOUGH INFORMATION" and third["evidence"] == []
     assert first["evidence"][0] == {
         "abstract_id": "0001",
@@ -384,10 +404,11 @@ def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, 
         "sentence": None,
     }
     facts(call(*words, "--model", "nli", cwd=toy))
-    found = [one["sentence"] for one in records(toy / "c.jsonl")[0]["evidence"]]
+    shown = records(toy / "c.jsonl")[0]["evidence"][0]["sentence"]
     model = KIT.open_classifier(str(toy / "nli"), arguments())
-    claim, text = first["claim"], records(corpus)[0]["abstract"]
-    parts = ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say!", text[text.index("(Or") :]]
-    inputs, _ = KIT.inputs_of(model, [(claim, part) for part in parts])
-    chances = KIT.probabilities_of(model, inputs, arguments())[:, 0]
-    assert found[0] == parts[int(chances.argmax())]
+    text = records(corpus)[0]["abstract"]
+    sentences = ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say!"]
+    sentences.append(text[text.index("(Or") :])
+    inputs, _ = KIT.inputs_of(model, [(first["claim"], sentence) for sentence in sentences])
+    p_supports = KIT.probabilities_of(model, inputs, arguments())[:, 0]
+    assert shown == sentences[int(p_supports.argmax())]

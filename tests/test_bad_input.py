@@ -57,8 +57,9 @@ def test_bad_input_is_one_line_and_no_file_is_touched(ready, refused, command, t
     for name, content in texts.items():
         (ready / name).write_text(content.replace("|", "\t").replace(";", "\n") + "\n")
     kept = ".parts" if command.startswith("03") or "nan" in command else "//"
+    words = command.replace("LONG", "x" * 300).split()
     for _ in range(2):  # a restart is refused alike
-        refused(ready, *command.replace("LONG", "x" * 300).split(), said=said, kept=kept)
+        refused(ready, *words, said=said, kept=kept)
 
 
 FOREIGN = {"AutoConfig": "evil.C", "AutoModel": "evil.M", "AutoModelForCausalLM": "evil.M"}
@@ -88,6 +89,9 @@ def test_a_model_runs_no_code_and_a_damaged_one_is_refused(ready, refused, kind,
     folder = ready / "models" / "broken"
     shutil.copytree(ready / kind, folder)
     for name, text in broken.items():  # an empty one is not there
-        (folder / name).write_text(text) if text else (folder / name).unlink()
+        if text:
+            (folder / name).write_text(text)
+        else:
+            (folder / name).unlink()
     refused(ready, *command.split(), "models/broken", said="models/broken: ", kept=".parts")
     assert not (ready / "pwned").exists()

@@ -9,7 +9,8 @@ import sys
 import pytest
 from conftest import ROOT, TOY, jsonl, records
 
-HOSTILE, CONTROL = "\x1b]0;owned\x07\x1b[2J\u202e", r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e"
+CONTROL = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
 CLAIM = '--top "polar\tbears"\' lose\n\x1b[31m sea ice $(touch pwned) `touch pwned`; {é} \\n%s'
 
 
@@ -25,7 +26,8 @@ def check(*words, script="recipes/check_claim.py", **env):
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     """--data and --work of the toy, two abstracts of it hostile, with a BM25 index."""
-    folder, corpus = tmp_path_factory.mktemp("check"), records(TOY / "corpus.jsonl")
+    folder = tmp_path_factory.mktemp("check")
+    corpus = records(TOY / "corpus.jsonl")
     corpus[0]["title"] = f"Bears{HOSTILE} of a bay"
     corpus[1]["abstract"] += HOSTILE
     jsonl(folder / "corpus.jsonl", *corpus)
@@ -36,23 +38,28 @@ def flags(tmp_path_factory):
 
 def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     def reply(prompt):
-        label = "REFUTES" if "in zoos" in prompt else "NEI"
-        return "SUPPORTS" if "a tenth" in prompt else label
+        if "a tenth" in prompt:
+            return "SUPPORTS"
+        if "in zoos" in prompt:
+            return "REFUTES"
+        return "NEI"
 
     server = endpoint(reply)
     env = {"LLM_BASE_URL": server.url, "LLM_MODEL": "toy", "OPENAI_API_KEY": "dummy"}
     done = check(*flags, "--json", "--top", "3", "--", CLAIM, **env)
     assert done.returncode == 0 and not re.search(CONTROL, done.stdout), done.stderr
     answer = json.loads(done.stdout)
-    assert answer["claim"] == " ".join(CLAIM.split()) and not (ROOT / "pwned").exists()
-    found = {one["abstract_id"]: one["label"] for one in answer["abstracts"]}
+    assert answer["claim"] == " ".join(CLAIM.split())
+    assert not (ROOT / "pwned").exists()
+    found = {record["abstract_id"]: record["label"] for record in answer["abstracts"]}
     assert found == {"0001": "SUPPORTS", "0002": "NEI", "0003": "REFUTES"}
     keys = ("verdict", "SUPPORTS", "REFUTES", "NEI", "judge", "unusable")
     assert [answer[key] for key in keys] == ["DISPUTED", 1, 1, 1, "toy", 0]
     asked = len(server.asked)
     shown = check(*flags, "--top", "3", "--", CLAIM, COLUMNS="60", **env).stdout
     assert "Verdict  DISPUTED (SUPPORTS 1, REFUTES 1, NEI 1)" in shown
-    assert not re.search(CONTROL, shown) and max(map(len, shown.splitlines())) <= 60
+    assert not re.search(CONTROL, shown)
+    assert max(map(len, shown.splitlines())) <= 60
     assert len(server.asked) == asked
 
 
@@ -60,14 +67,15 @@ def test_failed_requests_are_named_and_sent_again(flags, endpoint):
     broken = ["in zoos"]
 
     def reply(prompt):
-        failed = any(word in prompt for word in broken)
-        return {"status": 400, "text": "no"} if failed else "NEI"
+        if any(word in prompt for word in broken):
+            return {"status": 400, "text": "no"}
+        return "NEI"
 
-    server, words = endpoint(reply), (*flags, "--top", "3", "Do polar bears lose sea ice?")
+    server = endpoint(reply)
+    words = (*flags, "--top", "3", "Do polar bears lose sea ice?")
     env = {"LLM_BASE_URL": server.url, "LLM_MODEL": "toy", "OPENAI_API_KEY": "dummy"}
-    assert "failed requests: 1 (the next call asks again)" in " ".join(
-        check(*words, **env).stdout.split()
-    )
+    shown = " ".join(check(*words, **env).stdout.split())
+    assert "failed requests: 1 (the next call asks again)" in shown
     asked = len(server.asked)
     broken.clear()
     answer = json.loads(check(*words, "--json", **env).stdout)
@@ -88,6 +96,7 @@ def test_failed_requests_are_named_and_sent_again(flags, endpoint):
 def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, contents):
     before = contents(flags[1])
     done = check(*flags, *words)
-    assert (done.returncode, done.stdout) == (2, "") and said in done.stderr
-    assert re.fullmatch(r"error: [^\n]+\n", done.stderr) and not (ROOT / "w").exists()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr) and said in done.stderr
+    assert not (ROOT / "w").exists()
     assert contents(flags[1]) == before

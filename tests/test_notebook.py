@@ -24,7 +24,8 @@ def notebook(toy, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("PATH", str(ROOT / "tests" / "stand_ins"), prepend=":")  # has a vllm
-    pages, here = nbformat.read(NOTEBOOK, as_version=4), {"metadata": {"path": NOTEBOOK.parent}}
+    pages = nbformat.read(NOTEBOOK, as_version=4)
+    here = {"metadata": {"path": NOTEBOOK.parent}}
     return pages, NotebookClient(pages, timeout=600, resources=here), toy
 
 

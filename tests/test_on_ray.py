@@ -48,8 +48,11 @@ def result(process):
     out, err = process.communicate()
     assert process.returncode in (0, 2) and "Traceback" not in err, err
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == bool(process.returncode), err
-    return errors[0] if errors else json.loads(out.splitlines()[-1])
+    if process.returncode == 0:
+        assert not errors, err
+        return json.loads(out.splitlines()[-1])
+    assert len(errors) == 1, err
+    return errors[0]
 
 
 def on_ray(folder, job, *words, **env):
@@ -57,7 +60,8 @@ def on_ray(folder, job, *words, **env):
 
 
 def same(folder, name):
-    one, many = (folder / "work" / work / "test" / name for work in ("one", "many"))
+    one = folder / "work/one/test" / name
+    many = folder / "work/many/test" / name
     return one.read_bytes() == many.read_bytes() and one.stat().st_size > 500
 
 
@@ -73,14 +77,16 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
     runs = [read(folder / f"work/many/shards-3/{number}/test/bm25.tsv") for number in (1, 2, 3)]
     corpus = folder / "data/demo/corpus.jsonl"
     lines = corpus.read_bytes().splitlines(keepends=True)
-    places = {json.loads(line)["abstract_id"]: place for place, line in enumerate(lines)}
-    rows = pd.concat(runs).assign(place=lambda table: table["abstract_id"].map(places))
-    rows = rows.sort_values(["score", "place"], ascending=[False, True])
-    for claim, best in merged.groupby("claim_id"):
-        expected = rows[rows["claim_id"] == claim]["abstract_id"].head(30)
+    numbers = {json.loads(line)["abstract_id"]: number for number, line in enumerate(lines)}
+    rows = pd.concat(runs)
+    rows["line"] = rows["abstract_id"].map(numbers)
+    rows = rows.sort_values(["score", "line"], ascending=[False, True])
+    for claim_id, best in merged.groupby("claim_id"):
+        expected = rows[rows["claim_id"] == claim_id]["abstract_id"].head(30)
         assert best["abstract_id"].tolist() == expected.tolist()
     found = (folder / "work/many/test/candidates.jsonl").read_bytes().splitlines(keepends=True)
-    assert 200 < len(found) < 305 and found == [line for line in lines if line in found]
+    assert 200 < len(found) < 305
+    assert found == [line for line in lines if line in found]
     claims = folder / "data/demo/claims.test.tsv"
     claims.write_text("".join(claims.read_text().splitlines(keepends=True)[:10]))
     shard("retrieve", 2)
@@ -133,10 +139,10 @@ def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster
     at = ["--shards", 2, "--address", cluster.address]
     for name, rows in (("corpus.jsonl", 130), ("claims.test.tsv", 9)):  # less of it, for speed
         path = folder / "data/demo" / name
-        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:rows]))
-    process = start(
-        folder, "recipes/on_ray.py", "index", "--work", "work/many", *at, "--", *JOBS["index"][1]
-    )
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:rows]))
+    words = ("index", "--work", "work/many", *at, "--", *JOBS["index"][1])
+    process = start(folder, "recipes/on_ray.py", *words)
     script_on(cluster.head_node, process).kill()
     (other,) = cluster.worker_nodes
     script_on(other, process)
@@ -144,7 +150,9 @@ def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster
     cluster.add_node(num_cpus=1)
     assert list(result(process)["shards"]) == ["1", "2"]
     for job, (script, words) in JOBS.items():
-        run = ["--run", "work/one/test/rerank.tsv"] if job == "classify" else []
+        run = []
+        if job == "classify":
+            run = ["--run", "work/one/test/rerank.tsv"]
         facts(call(script, "--work", "work/one", *run, *words, cwd=folder))
         if job != "index":
             assert on_ray(folder, job, *run, *at, "--", *words)["job"] == job

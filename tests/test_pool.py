@@ -29,13 +29,15 @@ def test_what_was_pooled_and_labelled_is_merged(toy, tool):
     assert facts(tool("pool", *words))["judged_already"] == 1
     pool = read(toy / "pool.tsv")
     wanted = [["c3", "0010"], ["c3", "0011"], ["c4", "0012"]]  # in the order of the corpus
-    assert pool[KEY].values.tolist() == wanted and (pool["abstract"] != "").all()
+    assert pool[KEY].values.tolist() == wanted
+    assert (pool["abstract"] != "").all()
     as_run = [["c3", "0010", "1", "-1"], ["c3", "0011", "2", "-2"], ["c4", "0012", "1", "-1"]]
     assert read(toy / "pool.run.tsv")[RUN].astype(str).values.tolist() == as_run
     pool["label"] = ["NEI", "", "REFUTES"]
     pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
     done = tool("pool", "merge", "labelled.tsv", "--out", "more.tsv")
-    assert facts(done)["without_label"] == 1 and facts(done)["added"] == 2
+    made = facts(done)
+    assert made["without_label"] == 1 and made["added"] == 2
     merged = read(toy / "more.tsv")[QRELS].values.tolist()
     assert sorted(merged) == sorted([*TEST_QRELS, [*wanted[0], "NEI"], [*wanted[2], "REFUTES"]])
     assert [row[0] for row in merged] == ["c3"] * 4 + ["c4"] * 4 + ["c5"] * 3  # claim by claim
@@ -59,20 +61,20 @@ def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
     tsv(toy / "v.tsv", header, rows)
     done = tool("pool", "merge", "v.tsv")
     assert done.returncode == 2 and "name it with --judge" in done.stderr
-    done = facts(tool("pool", "merge", "v.tsv", "--judge", "m"))
-    assert done["made"] == ["work/demo/test/qrels.silver.tsv"] and done["labels"] == 5
-    row = facts(tool("pool", "agreement", done["made"][0]))["judges"][0]
+    made = facts(tool("pool", "merge", "v.tsv", "--judge", "m"))
+    assert made["made"] == ["work/demo/test/qrels.silver.tsv"]
+    assert made["labels"] == 5
+    row = facts(tool("pool", "agreement", made["made"][0]))["judges"][0]
     chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
-    assert row == pytest.approx(
-        {
-            "judge": "m",
-            "pairs": 5,
-            "with_gold": 4,
-            "agreement": 3 / 4,
-            "kappa": (3 / 4 - chance) / (1 - chance),
-            "kappa_relevance": 1,
-        }
-    )
+    expected = {
+        "judge": "m",
+        "pairs": 5,
+        "with_gold": 4,
+        "agreement": 3 / 4,
+        "kappa": (3 / 4 - chance) / (1 - chance),
+        "kappa_relevance": 1,
+    }
+    assert row == pytest.approx(expected)
 
 
 def test_published_figures_stand_beside_measured_ones(tmp_path):
@@ -92,20 +94,20 @@ def test_published_figures_stand_beside_measured_ones(tmp_path):
 
 def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy, tool):
     labels = {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
-    rows = [
-        (claim, name, labels[name])
-        for claim, names in zip("abcdef", "SN R RS N S R".split())
-        for name in names
-    ]
+    rows = []
+    for claim_id, letters in zip("abcdef", ["SN", "R", "RS", "N", "S", "R"]):
+        for letter in letters:
+            rows.append((claim_id, letter, labels[letter]))
     qrels = pd.DataFrame(rows, columns=QRELS)
     gold = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION", "SUPPORTED", "REFUTED"]
     assert verdicts.gold_verdicts(qrels).to_dict() == dict(zip("abcdef", gold))
-    said = ["SUPPORTED", "SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION", "REFUTED", ""]
-    given = pd.Series(said[:5], list("abcde"))  # none on f
+    predicted = ["SUPPORTED", "SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION", "REFUTED", ""]
+    given = pd.Series(predicted[:5], list("abcde"))  # none on f
     accuracy, macro_f1, counts = verdicts.scores_of(given, verdicts.gold_verdicts(qrels))
-    assert accuracy == accuracy_score(gold, said) == 2 / 6
-    wanted = f1_score(gold, said, average="macro", labels=verdicts.VERDICTS)
-    assert macro_f1 == pytest.approx(wanted) and counts.loc["REFUTED", "none"] == 1
+    assert accuracy == accuracy_score(gold, predicted) == 2 / 6
+    wanted = f1_score(gold, predicted, average="macro", labels=verdicts.VERDICTS)
+    assert macro_f1 == pytest.approx(wanted)
+    assert counts.loc["REFUTED", "none"] == 1
     (toy / "c.jsonl").write_text('{"claim_id": "c3", "verdict": "SUPPORTED", "evidence": []}\n')
     done = tool("verdicts", "c.jsonl", "data/demo/qrels.test.tsv")
     assert "Verdicts on 3 claims: accuracy 0.333" in done.stdout
@@ -117,19 +119,14 @@ def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy,
 
 def test_verdicts_are_averaged(toy, tool):
     header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-    tsv(
-        toy / "a.tsv",
-        header,
-        [("c3", "1", 1, 2, "NEI", 0.2, 0.3, 0.5), ("c3", "2", 2, 1, "NEI", 0, 0, 1)],
-    )
-    tsv(
-        toy / "b.tsv",
-        header,
-        [("c3", "2", 1, 2, "NEI", 0, 0, 1), ("c3", "1", 2, 1, "REFUTES", 0.1, 0.8, 0.1)],
-    )
+    rows = [("c3", "1", 1, 2, "NEI", 0.2, 0.3, 0.5), ("c3", "2", 2, 1, "NEI", 0, 0, 1)]
+    tsv(toy / "a.tsv", header, rows)
+    rows = [("c3", "2", 1, 2, "NEI", 0, 0, 1), ("c3", "1", 2, 1, "REFUTES", 0.1, 0.8, 0.1)]
+    tsv(toy / "b.tsv", header, rows)
     assert facts(tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "m.tsv"))["pairs"] == 2
     means = read(toy / "m.tsv")
-    assert means[KEY[1]].tolist() == ["1", "2"] and means["label"].tolist() == ["REFUTES", "NEI"]
+    assert means["abstract_id"].tolist() == ["1", "2"]
+    assert means["label"].tolist() == ["REFUTES", "NEI"]
     assert means.loc[0, "p_supports":].tolist() == pytest.approx([0.15, 0.55, 0.3])
     tsv(toy / "b.tsv", header, [("c3", "1", 1, 2, "NEI", 0, 0, 1)])
     done = tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "n.tsv")

@@ -52,9 +52,11 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     for count in (3, 4):  # the same claim is asked once, "no tag" again
         done = rewrite()
         (command,) = re.findall(r"python (04_llm_rerank.py ask .*)", done.stdout)
-        assert done.returncode == 3 and not (toy / f"{AT}.tsv").exists()
+        assert done.returncode == 3
+        assert not (toy / f"{AT}.tsv").exists()
         facts(call(*command.split(), "--base-url", server.url, cwd=toy))
-        assert len(server.asked) == count and server.asked[0]["model"] == "toy"
+        assert len(server.asked) == count
+        assert server.asked[0]["model"] == "toy"
     done = rewrite()
     made = facts(done)
     assert [made[name] for name in ("claims", "useless", "failed", "unchanged")] == [4, 2, 1, 3]
@@ -66,7 +68,8 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert rewrite("--view", "passage").returncode == 3  # another file, other requests
     replies = toy / f"{AT}.replies.jsonl"
     replies.write_text(replies.read_text().replace("Ursus maritimus", "It"))  # made anew
-    assert facts(rewrite())["made"] and read(toy / f"{AT}.tsv")["claim"][0].startswith("It")
+    assert facts(rewrite())["made"]
+    assert read(toy / f"{AT}.tsv")["claim"][0].startswith("It")
 
 
 def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call):
@@ -76,9 +79,10 @@ def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, c
     facts(call("04_llm_rerank.py", *ask, "--base-url", server.url, cwd=toy))
     assert facts(rewrite())["unchanged"] == 0
     facts(call("01_index.py", "--indexes", "bm25", cwd=toy))
-    runs = ["work/demo/test/bm25.tsv", f"{AT}/bm25.tsv"]
+    runs = ["work/demo/test/bm25.tsv", f"{AT}/bm25.tsv", "work/demo/test/fused.tsv"]
     facts(call("02_retrieve.py", cwd=toy))
     facts(call("02_retrieve.py", "--claims", f"{AT}.tsv", "--out", AT, cwd=toy))
-    facts(call("02_retrieve.py", "fuse", *runs, cwd=toy))
-    found = [set(read(toy / run)["abstract_id"]) for run in (*runs, "work/demo/test/fused.tsv")]
-    assert found[1] - found[0] and found[2] == found[0] | found[1]
+    facts(call("02_retrieve.py", "fuse", *runs[:2], cwd=toy))
+    original, rewritten, fused = [set(read(toy / run)["abstract_id"]) for run in runs]
+    assert rewritten - original
+    assert fused == original | rewritten

@@ -49,24 +49,27 @@ def answer(*replies, mode="a", **more):
     """Append a reply for each request that waits: a text, or the response."""
     with open("replies.jsonl", mode, encoding="utf-8") as file:
         for request, reply in zip(records(kit.Path("requests.jsonl")), replies, strict=True):
-            response = completion(reply) if isinstance(reply, str) else reply
-            line = {"custom_id": request["custom_id"], "response": response, "error": None}
+            if isinstance(reply, str):
+                reply = completion(reply)
+            line = {"custom_id": request["custom_id"], "response": reply, "error": None}
             file.write(json.dumps(line | more) + "\n")
 
 
 def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
-    one, two = waiting("One?", "Two?", "One?", extra={"seed": 1, "temperature": None})
-    assert one["body"] == {
+    first, second = waiting("One?", "Two?", "One?", extra={"seed": 1, "temperature": None})
+    assert first["body"] == {
         "model": "toy",
         "messages": [{"role": "user", "content": "One?"}],
         "max_tokens": 9,
         "seed": 1,
     }
-    body = json.dumps(one["body"], sort_keys=True).encode()
-    assert one["custom_id"] == hashlib.sha256(body).hexdigest() != two["custom_id"]
-    assert (one["method"], one["url"]) == ("POST", "/v1/chat/completions")
+    body = json.dumps(first["body"], sort_keys=True).encode()
+    assert first["custom_id"] == hashlib.sha256(body).hexdigest()
+    assert first["custom_id"] != second["custom_id"]
+    assert (first["method"], first["url"]) == ("POST", "/v1/chat/completions")
     said, command, last = capsys.readouterr().out.splitlines()
-    assert said.startswith("2 of 3 requests wait, of about ") and json.loads(last)["waiting"] == 2
+    assert said.startswith("2 of 3 requests wait, of about ")
+    assert json.loads(last)["waiting"] == 2
     assert command.endswith("ask requests.jsonl --replies replies.jsonl --model toy")
     assert waiting("One?")[0]["body"]["temperature"] == 0
 
@@ -76,9 +79,11 @@ def test_only_what_waits_is_written_and_failures_are_asked_again_on_demand(capsy
     answer("Answer: 1", {"status_code": 400, "body": {}}, completion("Answer: 3"))
     answer(*["Answer: none"] * 3, error={"message": "quota"})  # an error replaces no completion
     answers, counts = answers_to(["One?", "Two?", "Three?", "One?"])
-    assert answers == ["1", None, "3", "1"] and counts["failed"] == 1 and counts["useless"] == 0
+    assert answers == ["1", None, "3", "1"]
+    assert counts["failed"] == 1 and counts["useless"] == 0
     (again,) = waiting("One?", "Two?", retry_errors=True)
     assert again["body"]["messages"][0]["content"] == "Two?"
     assert "--retry-errors" in capsys.readouterr().out
     answer("Answer: 2")
-    assert answers_to(["Two?"])[0] == ["2"] and len(waiting("One?", "Four?")) == 1
+    assert answers_to(["Two?"])[0] == ["2"]
+    assert len(waiting("One?", "Four?")) == 1

@@ -25,7 +25,8 @@ def serve(server):
             asked, streams, _, _ = socket.recv_fds(client, 1 << 20, 3)
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)
-            client.send(bytes([run(*json.loads(asked))]))
+            status = run(*json.loads(asked))
+            client.send(bytes([status]))
             os._exit(0)
         client.close()
 
@@ -35,7 +36,8 @@ def run(folder, environment, words):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
+    sys.argv = words
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
     try:
         runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
@@ -49,7 +51,8 @@ def ask(server, words):
     """Return the exit status of a script that the server runs; 1 if it ended without one."""
     asked = json.dumps([os.getcwd(), dict(os.environ), words]).encode()
     socket.send_fds(server, [asked], [0, 1, 2])
-    return (server.recv(1) or b"\1")[0]
+    status = server.recv(1)
+    return status[0] if status else 1
 
 
 if __name__ == "__main__":

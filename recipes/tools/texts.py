@@ -76,10 +76,10 @@ def main():
             claims = read_table(path, ["claim_id", "claim"])
             claims["claim"] = list(lemmas_of(claims["claim"], nlp))
             claims.to_csv(args.out / path.name, sep="\t", index=False)
+    fields = ["title", "abstract"] if nlp else ["abstract"]
+    texts = [text_of(record, fields) for record in records.values()]
     if nlp:
-        texts = lemmas_of([text_of(record) for record in records.values()], nlp)
-    else:
-        texts = [record["abstract"] for record in records.values()]
+        texts = lemmas_of(texts, nlp)
     with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:
         for abstract_id, text in zip(records, texts):
             record = {"abstract_id": abstract_id, "title": "", "abstract": text}

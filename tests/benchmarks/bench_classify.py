@@ -34,9 +34,11 @@ def speed(args):
     """Label the same pairs both ways, one after the other."""
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
 
-    bench, kit = script(HERE / "bench_rerank.py"), script(ROOT / "05_classify.py")
-    labels, (claims, texts, found) = kit["LABELS"], bench["make_texts"](args.claims, args.depth)
-    pairs = [(claims[claim], texts[name]) for claim, names in found.items() for name in names]
+    bench = script(HERE / "bench_rerank.py")
+    kit = script(ROOT / "05_classify.py")
+    labels = kit["LABELS"]
+    claims, abstracts, candidates = bench["make_texts"](args.claims, args.depth)
+    pairs = bench["pairs_of"](claims, abstracts, candidates)
     config = BertConfig(**bench["MINI"], id2label=dict(enumerate(labels)), initializer_range=0.1)
     how = SimpleNamespace(device=None, batch_size=32, job="classify")
     with tempfile.TemporaryDirectory() as folder:
@@ -44,18 +46,20 @@ def speed(args):
         tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm", model_max_length=512)
         tokenizer.save_pretrained(folder)
         model = kit["open_classifier"](folder, how)
-        kit["probabilities_of"](model, kit["inputs_of"](model, pairs[:64])[0], how)
+        inputs, _ = kit["inputs_of"](model, pairs[:64])
+        kit["probabilities_of"](model, inputs, how)  # warms up
         start = time.monotonic()
         inputs, _ = kit["inputs_of"](model, pairs)
-        found = kit["probabilities_of"](model, inputs, how)
+        probabilities = kit["probabilities_of"](model, inputs, how)
         ours = time.monotonic() - start
         theirs_model = pipeline("text-classification", model=folder)
-        inputs = [{"text": text, "text_pair": claim} for claim, text in pairs]
+        inputs = [{"text": abstract, "text_pair": claim} for claim, abstract in pairs]
         theirs_model(inputs[:64], truncation="only_first")
         start = time.monotonic()
-        predicted = [one["label"] for one in theirs_model(inputs, truncation="only_first")]
+        theirs = [output["label"] for output in theirs_model(inputs, truncation="only_first")]
         ratio = (time.monotonic() - start) / ours
-    same = sum(labels[place] == label for place, label in zip(found.argmax(axis=1), predicted))
+    predicted = [labels[index] for index in probabilities.argmax(axis=1)]
+    same = sum(label == their_label for label, their_label in zip(predicted, theirs))
     print(
         f"{len(pairs)} pairs: {ratio:.2f} times the pairs per second of the pipeline at its "
         f"defaults; {same} labels agree"
@@ -71,13 +75,16 @@ def baselines(args):
     from sklearn.metrics import precision_recall_fscore_support
     from sklearn.pipeline import make_pipeline
 
-    kit, parts = script(ROOT / "05_classify.py"), {}
+    kit = script(ROOT / "05_classify.py")
+    texts = {}
+    labels = {}
     for split in ("train", "test"):
-        paths = f"{args.data}/claims.{split}.tsv", f"{args.data}/corpus.jsonl"
-        claims, texts = kit["read_texts"](*paths)
+        paths = (f"{args.data}/claims.{split}.tsv", f"{args.data}/corpus.jsonl")
+        claims, abstracts = kit["read_texts"](*paths)
         qrels = kit["read_table"](f"{args.data}/qrels.{split}.tsv", kit["QRELS"])
-        pairs = kit["pairs_of"](qrels, claims, texts)
-        parts[split] = [f"{claim} [SEP] {text}" for claim, text in pairs], qrels["label"]
+        pairs = kit["pairs_of"](qrels, claims, abstracts)
+        texts[split] = [f"{claim} [SEP] {abstract}" for claim, abstract in pairs]
+        labels[split] = qrels["label"]
     vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     regression = LogisticRegression(max_iter=1000, class_weight="balanced")
     models = {
@@ -86,11 +93,12 @@ def baselines(args):
     }
     result = {}
     for name, model in models.items():
-        predicted = model.fit(*parts["train"]).predict(parts["test"][0])
-        scores = precision_recall_fscore_support(
-            parts["test"][1], predicted, average="weighted", zero_division=0
+        model.fit(texts["train"], labels["train"])
+        predicted = model.predict(texts["test"])
+        precision, recall, f1, _ = precision_recall_fscore_support(
+            labels["test"], predicted, average="weighted", zero_division=0
         )
-        result[name] = dict(zip(("P", "R", "F1"), map(float, scores)))
+        result[name] = {"P": float(precision), "R": float(recall), "F1": float(f1)}
         print(f"{name:30} {result[name]}")
     return result
 
@@ -104,7 +112,8 @@ def main():
     parser.add_argument("--claims", type=int, default=20)
     parser.add_argument("--depth", type=int, default=100)
     args = parser.parse_args()
-    print(json.dumps({"speed": speed, "baselines": baselines}[args.job](args)))
+    result = speed(args) if args.job == "speed" else baselines(args)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

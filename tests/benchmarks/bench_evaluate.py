@@ -31,32 +31,40 @@ def make(folder, runs, claims, depth):
     """Write qrels of 8 abstracts a claim, and runs, the later the better; return their paths."""
     rng = np.random.default_rng(13)
     judged = np.stack([rng.choice(CORPUS, 8, replace=False) for _ in range(claims)])
-    names = np.array([f"claim{place}" for place in range(claims)])
+    claim_ids = np.array([f"claim{number}" for number in range(claims)])
     labels = rng.choice(["SUPPORTS", "REFUTES", "NEI"], judged.shape)
     labels[:, 0] = "SUPPORTS"
-    qrels = {"claim_id": names.repeat(8), "abstract_id": judged.ravel(), "label": labels.ravel()}
-    pd.DataFrame(qrels).to_csv(folder / "qrels.tsv", sep="\t", index=False)
-    paths, ranks = [folder / f"run{run:02}.tsv" for run in range(runs)], np.arange(1, depth + 1)
+    qrels = pd.DataFrame(
+        {
+            "claim_id": claim_ids.repeat(8),
+            "abstract_id": judged.ravel(),
+            "label": labels.ravel(),
+        }
+    )
+    qrels.to_csv(folder / "qrels.tsv", sep="\t", index=False)
+    paths = [folder / f"run{run:02}.tsv" for run in range(runs)]
+    ranks = np.arange(1, depth + 1)
     for run, path in enumerate(paths, 1):
         found = rng.integers(0, CORPUS, size=(claims, depth + 200))
         places = np.minimum(rng.geometric(0.004 * run, size=judged.shape), depth) - 1
         np.put_along_axis(found, places, judged, axis=1)
-        rows = np.concatenate([pd.unique(one)[:depth] for one in found])
-        pd.DataFrame(
+        lists = [pd.unique(abstract_ids)[:depth] for abstract_ids in found]
+        table = pd.DataFrame(
             {
-                "claim_id": names.repeat(depth),
-                "abstract_id": rows,
+                "claim_id": claim_ids.repeat(depth),
+                "abstract_id": np.concatenate(lists),
                 "rank": np.tile(ranks, claims),
                 "score": np.tile(1000.0 - ranks, claims),
             }
-        ).to_csv(path, sep="\t", index=False)
+        )
+        table.to_csv(path, sep="\t", index=False)
     return paths
 
 
 def ours(folder, paths, *flags):
     """Return seconds, peak MiB and {run: {measure: value}} of the script."""
-    begun, files = time.monotonic(), ["--qrels", folder / "qrels.tsv", "--out", folder / "m.tsv"]
-    files += ["--data", folder]
+    begun = time.monotonic()
+    files = ["--data", folder, "--qrels", folder / "qrels.tsv", "--out", folder / "m.tsv"]
     command = [sys.executable, ROOT / "06_evaluate.py", *paths, *files, *flags]
     child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True)
     child.stdout.read()
@@ -72,15 +80,16 @@ def theirs(folder, paths):
     from ranx import Qrels, Run, evaluate
 
     evaluate(Qrels({"q": {"d": 1}}), Run({"q": {"d": 1.0}}), list(RANX.values()))  # compiles it
-    begun, values = time.monotonic(), {}
+    begun = time.monotonic()
+    values = {}
     columns = {"q_id_col": "claim_id", "doc_id_col": "abstract_id", "score_col": "score"}
     ids = {"claim_id": object, "abstract_id": object}
     table = pd.read_csv(folder / "qrels.tsv", sep="\t", dtype=str)
     table = table[table["label"] != "NEI"].assign(score=1)
     qrels = Qrels.from_df(table.astype(ids), **columns)
     for path in paths:
-        run = pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str})
-        run = Run.from_df(run.astype(ids | {"score": float}), **columns)
+        table = pd.read_csv(path, sep="\t", dtype={"claim_id": str, "abstract_id": str})
+        run = Run.from_df(table.astype(ids | {"score": float}), **columns)
         values[path.stem] = evaluate(qrels, run, list(RANX.values()))
     return time.monotonic() - begun, values
 
@@ -99,22 +108,23 @@ def main():
         whole, peak, _ = ours(folder, paths)
         seconds, _, values = ours(folder, paths, "--measures", *RANX)
         other, expected = theirs(folder, paths)
-    apart = max(abs(values[run][one] - expected[run][RANX[one]]) for run in values for one in RANX)
+    differences = []
+    for run, measures in values.items():
+        for ours_name, ranx_name in RANX.items():
+            differences.append(abs(measures[ours_name] - expected[run][ranx_name]))
+    apart = max(differences)
     rows = args.runs * args.claims * args.depth
     print(f"{rows:,} rows, ClimateCheck 2025's measures, intervals, p: {whole:.0f} s, {peak} MiB")
     print(f"with intervals and p {seconds / other:.2f} times ranx's time, which computes none")
     print(f"largest difference of a value: {apart:.1e}")
-    print(
-        json.dumps(
-            {
-                "rows": rows,
-                "seconds": whole,
-                "peak_mib": peak,
-                "ratio_to_ranx": seconds / other,
-                "difference": apart,
-            }
-        )
-    )
+    result = {
+        "rows": rows,
+        "seconds": whole,
+        "peak_mib": peak,
+        "ratio_to_ranx": seconds / other,
+        "difference": apart,
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -57,16 +57,24 @@ def make_model(folder, sizes):
 
 def make_texts(claims, depth):
     """Return {claim_id: claim}, {abstract_id: abstract} and {claim_id: [abstract_id]}."""
-    rng, lengths_of = np.random.default_rng(13), script(HERE / "make_corpus.py")["lengths_of"]
+    rng = np.random.default_rng(13)
     words = np.array((ROOT / "README.md").read_text(encoding="utf-8").split(), dtype=object)
-    lengths = lengths_of(rng, claims * depth)
-    texts = {str(row): " ".join(rng.choice(words, size)) for row, size in enumerate(lengths)}
-    names = np.array(list(texts)).reshape(claims, depth).tolist()
+    lengths = script(HERE / "make_corpus.py")["lengths_of"](rng, claims * depth)
+    abstracts = {str(row): " ".join(rng.choice(words, size)) for row, size in enumerate(lengths)}
+    abstract_ids = np.array(list(abstracts)).reshape(claims, depth).tolist()
     queries = {f"c{row}": " ".join(rng.choice(words, 15)) for row in range(claims)}
-    return queries, texts, dict(zip(queries, names))
+    return queries, abstracts, dict(zip(queries, abstract_ids))
 
 
-def stage(names, folder, dtype, batch_size, claims, texts, candidates):
+def pairs_of(claims, abstracts, candidates):
+    """Return (claim, abstract) of each candidate, claim by claim."""
+    pairs = []
+    for claim_id, abstract_ids in candidates.items():
+        pairs += [(claims[claim_id], abstracts[abstract_id]) for abstract_id in abstract_ids]
+    return pairs
+
+
+def stage(names, folder, dtype, batch_size, claims, abstracts, candidates):
     """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
     import torch
 
@@ -75,12 +83,16 @@ def stage(names, folder, dtype, batch_size, claims, texts, candidates):
     )
     model = names["open_reranker"](names["load_reranker"], args, dtype)
     model.predict([("a claim", "an abstract")] * 64)  # warms up
-    pairs = [(claim, name) for claim, found in candidates.items() for name in found]
+    keys = []
+    for claim_id, abstract_ids in candidates.items():
+        keys += [(claim_id, abstract_id) for abstract_id in abstract_ids]
     begun = time.monotonic()
     path = Path(folder) / f"{dtype}.jsonl"  # finished groups: none of another precision
-    rows = names["score_resumably"](model, claims, texts, args, path, pairs)
+    rows = names["score_resumably"](model, claims, abstracts, args, path, keys)
     seconds = time.monotonic() - begun
-    memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
+    memory = 0
+    if torch.cuda.is_available():
+        memory = torch.cuda.max_memory_allocated() / 2**30
     return rows, seconds, memory
 
 
@@ -90,16 +102,21 @@ def library(folder, dtype, batch_size, pairs, depth):
     from sentence_transformers import CrossEncoder
 
     encoder = CrossEncoder(folder, max_length=512, model_kwargs={"dtype": dtype})
-    how, seconds = {"activation_fn": torch.nn.Identity(), "batch_size": batch_size}, []
-    encoder.predict(pairs[:64], **how)
+    how = {"activation_fn": torch.nn.Identity(), "batch_size": batch_size}
+    encoder.predict(pairs[:64], **how)  # warms up
+    seconds = []
     for step in (len(pairs), depth):
         begun = time.monotonic()
-        found = [
-            encoder.predict(pairs[start : start + step], **how)
-            for start in range(0, len(pairs), step)
-        ]
+        scores = []
+        for start in range(0, len(pairs), step):
+            scores.append(encoder.predict(pairs[start : start + step], **how))
         seconds.append(time.monotonic() - begun)
-    return np.concatenate(found), *seconds
+    return np.concatenate(scores), *seconds
+
+
+def ties_in(scores, claims):
+    """Return how many scores repeat another one of their claim."""
+    return sum(len(part) - len(set(part.tolist())) for part in np.split(scores, claims))
 
 
 def main():
@@ -112,39 +129,36 @@ def main():
     args = parser.parse_args()
     import torch
 
-    gpu, results = torch.cuda.is_available(), {}
-    names, (claims, texts, candidates) = (
-        script(ROOT / "03_rerank.py"),
-        make_texts(args.claims, args.depth),
-    )
-    pairs = [(claims[claim], texts[name]) for claim, found in candidates.items() for name in found]
+    sizes = MINI
+    dtypes = {"fp32": torch.float32}
+    if torch.cuda.is_available():
+        sizes = LARGE
+        dtypes["bf16"] = torch.bfloat16
+    names = script(ROOT / "03_rerank.py")
+    texts = make_texts(args.claims, args.depth)
+    pairs = pairs_of(*texts)
+    results = {}
     with tempfile.TemporaryDirectory() as folder:
-        make_model(folder, LARGE if gpu else MINI)
-        for dtype in ("fp32", "bf16") if gpu else ("fp32",):
+        make_model(folder, sizes)
+        for dtype, torch_dtype in dtypes.items():
             size = args.batch_size
-            rows, ours, memory = stage(names, folder, dtype, size, claims, texts, candidates)
-            torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-            theirs, one, many = library(folder, torch_dtype, size, pairs, args.depth)
+            rows, ours, memory = stage(names, folder, dtype, size, *texts)
+            theirs, one_call, per_claim = library(folder, torch_dtype, size, pairs, args.depth)
             found = np.array([row[2] for row in rows])
-            ties = [
-                len(part) - len(set(part.tolist()))
-                for scores in (found, theirs)
-                for part in np.split(scores, args.claims)
-            ]
             results[dtype] = {
                 "pairs": len(pairs),
                 "stage_per_second": len(pairs) / ours,
-                "one_call_per_second": len(pairs) / one,
-                "ratio_to_one_call": one / ours,
-                "per_claim_per_second": len(pairs) / many,
-                "ratio_to_per_claim": many / ours,
+                "one_call_per_second": len(pairs) / one_call,
+                "ratio_to_one_call": one_call / ours,
+                "per_claim_per_second": len(pairs) / per_claim,
+                "ratio_to_per_claim": per_claim / ours,
                 "largest_difference": float(np.abs(found - theirs).max()),
                 "gpu_gib": memory,
-                "ties": sum(ties[: args.claims]),
-                "ties_of_predict": sum(ties[args.claims :]),
+                "ties": ties_in(found, args.claims),
+                "ties_of_predict": ties_in(theirs, args.claims),
             }
-            line = (f"{name} {value:.4g}" for name, value in results[dtype].items())
-            print(f"{dtype}: {', '.join(line)}")
+            line = ", ".join(f"{name} {value:.4g}" for name, value in results[dtype].items())
+            print(f"{dtype}: {line}")
     print(json.dumps(results))
 
 

@@ -16,18 +16,33 @@ import argparse
 import json
 
 PEAK = 312e12  # A100, bf16, dense
-CORPUS, CLAIMS = 394_269, 176  # ClimateCheck 2025
-TRAIN_PAIRS, POSITIVES, TRAIN_CLAIMS = 1_144, 687, 259
+# ClimateCheck 2025
+CORPUS = 394_269
+CLAIMS = 176
+TRAIN_PAIRS = 1_144
+POSITIVES = 687
+TRAIN_CLAIMS = 259
 GROWN = 3_023 / TRAIN_PAIRS  # edition 2026; its claims and positives are assumed to grow alike
-ABSTRACT, CLAIM = 325, 30  # tokens: 241 words of about 1.35 word pieces
+ABSTRACT = 325  # tokens: 241 words of about 1.35 word pieces
+CLAIM = 30  # tokens
 PAIR = ABSTRACT + CLAIM
-POSTS, TEST_POSTS, PAPERS = 12_853, 1_446, 7_718  # CheckThat! 2025 4b
-SCIFACT_TRAIN, SCIFACT_DEV = 809, 300
+# CheckThat! 2025 4b
+POSTS = 12_853
+TEST_POSTS = 1_446
+PAPERS = 7_718
+SCIFACT_TRAIN = 809
+SCIFACT_DEV = 300
 EVALUATION = 279 * 2000 + 1504 * 347  # SciFact-Open: the best 2,000; Check-COVID: all abstracts
 PROMPT = 130  # tokens of instructions and chat template around a pair
-BATCH, LONGEST, CONTEXT = 32, 1024, 16_384  # best.sh: texts, tokens of each; of a vLLM sequence
+# best.sh
+BATCH = 32  # texts
+LONGEST = 1024  # tokens of a text
+CONTEXT = 16_384  # tokens of a sequence in vLLM
 OVERHEAD = 1.0  # GiB, assumed: CUDA's context, kernels' workspace, fragmentation
-WORDS, HEAD, KEYS = 151_936, 128, 8  # Qwen3: vocabulary, width of a head, heads of keys and values
+# Qwen3
+WORDS = 151_936  # its vocabulary
+HEAD = 128  # width of a head
+KEYS = 8  # heads of keys and values
 QWEN = {  # layers, width, gated feed-forward part, heads, whether in and out share embeddings
     "0.6B": (28, 1024, 3072, 16, True),
     "4B": (36, 2560, 9728, 32, True),
@@ -44,7 +59,10 @@ def qwen(layers, width, feed, heads, _):
 # layers, width, width of the feed-forward part, further weights that every token passes
 LARGE = "BERT-large (bge-m3, bge-reranker, e5-large)"
 SPLADE = "SPLADE-v3 (BERT-base with its vocabulary)"
-L12, L6, DEBERTA, T5 = "MiniLM-L12", "MiniLM-L6", "DeBERTa-large", "monoT5-3B"
+L12 = "MiniLM-L12"
+L6 = "MiniLM-L6"
+DEBERTA = "DeBERTa-large"
+T5 = "monoT5-3B"
 BASE = "BERT-base (SciBERT)"
 MODELS = {
     LARGE: (24, 1024, 4096, 0),
@@ -145,8 +163,8 @@ def memory(layers, width, feed, heads, tied):
         "index": 2 * body + texts,
         "claims": 4 * body,  # 02_retrieve.py encodes them in fp32, one short text or a few
         "rerank": 2 * whole + texts + 4 * words,  # the last layer is computed in fp32
-        "LLM": 2 * whole + 2 * 2 * layers * KEYS * HEAD * CONTEXT,
-    }  # one sequence: keys and values
+        "LLM": 2 * whole + 2 * 2 * layers * KEYS * HEAD * CONTEXT,  # keys and values of a sequence
+    }
     return {step: count / 2**30 + OVERHEAD for step, count in found.items()}
 
 
@@ -168,15 +186,18 @@ def main():
             print(f"| `{name}` | {step} | {short} | {count / 1e15:,.1f} | {hours:.2f} |")
     print("\n| corpus | abstracts | hours: dense | SPLADE | GB:", " | ".join(BYTES), "|")
     for name, count in LARGER.items():
-        work = [operations(model, count, ABSTRACT, False) for model in (LARGE, SPLADE)]
-        values = [one / (args.share * PEAK) / 3600 for one in work]
-        values += [count * size / 1e9 for size in BYTES.values()]
+        values = []
+        for model in (LARGE, SPLADE):
+            work = operations(model, count, ABSTRACT, False)
+            values.append(work / (args.share * PEAK) / 3600)
+        for size in BYTES.values():
+            values.append(count * size / 1e9)
         print(f"| {name} | {count:,} |", " | ".join(f"{value:,.0f}" for value in values), "|")
     hours = {name: round(total, 2) for name, total in totals.items()}
     print("\n| size of Qwen3, GiB | index | claims | rerank | LLM |\n|---|---|---|---|---|")
     gib = {size: memory(*shape) for size, shape in QWEN.items()}
     for size, steps in gib.items():
-        print(f"| {size} | {' | '.join(f'{count:.1f}' for count in steps.values())} |")
+        print(f"| {size} |", " | ".join(f"{count:.1f}" for count in steps.values()), "|")
     gib = {size: round(max(steps.values()), 1) for size, steps in gib.items()}
     print(json.dumps({"share": args.share, "hours": hours, "gib": gib}))
 

@@ -20,9 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-ABSTRACTS, CLAIMS = 394_269, 176  # ClimateCheck's corpus, and the claims of its test split
-MEAN, SD, LONGEST = 240.93, 232.46, 6818  # words per abstract, from its data set card
-WORDS, EXPONENT, SHIFT = 400_000, 1.07, 2.7  # Zipf-Mandelbrot
+# ClimateCheck: its corpus, the claims of its test split, words per abstract (data set card)
+ABSTRACTS = 394_269
+CLAIMS = 176
+MEAN = 240.93
+SD = 232.46
+LONGEST = 6818
+# Zipf-Mandelbrot: the r-th word has the weight 1 / (r + SHIFT) ** EXPONENT, r from 0
+WORDS = 400_000
+EXPONENT = 1.07
+SHIFT = 2.7
 GRAMMAR = (
     "the of and in to a is for with that as by on are this be an at from it was which not or but"
 )
@@ -36,9 +43,11 @@ def make_words(rng, count):
     words = dict.fromkeys(GRAMMAR.split())
     while len(words) < count:
         parts = rng.integers(0, len(SYLLABLES), (count, 3))
-        lengths, ends = rng.integers(1, 4, count), rng.integers(0, len(ENDINGS), count)
+        lengths = rng.integers(1, 4, count)
+        ends = rng.integers(0, len(ENDINGS), count)
         for row, length, end in zip(parts.tolist(), lengths.tolist(), ends.tolist()):
-            words["".join(SYLLABLES[part] for part in row[:length]) + ENDINGS[end]] = None
+            stem = "".join(SYLLABLES[part] for part in row[:length])
+            words[stem + ENDINGS[end]] = None
     return np.array(list(words)[:count], dtype=object)
 
 
@@ -80,35 +89,33 @@ def main():
     with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:
         for start in range(0, len(lengths), 8192):
             block = lengths[start : start + 8192]
-            drawn = np.split(draw(rng, cumulative, words, block.sum()), np.cumsum(block)[:-1])
-            for row, text in enumerate(drawn, start):
+            drawn = draw(rng, cumulative, words, block.sum())
+            texts = np.split(drawn, np.cumsum(block)[:-1])
+            for row, text in enumerate(texts, start):
                 record = {"abstract_id": str(row), "abstract": " ".join(text) + "."}
                 file.write(json.dumps(record) + "\n")
     sizes = rng.integers(8, 31, CLAIMS + args.train)
-    claims = [
-        (f"c{row}", " ".join(draw(rng, cumulative, words, size))) for row, size in enumerate(sizes)
-    ]
+    claims = []
+    for row, size in enumerate(sizes):
+        claims.append((f"c{row}", " ".join(draw(rng, cumulative, words, size))))
     write_table(args.out / "claims.test.tsv", ("claim_id", "claim"), claims[:CLAIMS])
     judged = []
-    for claim, _ in claims[CLAIMS:]:
-        names = rng.choice(len(lengths), 5, replace=False)
-        for name, label in zip(names, ("SUPPORTS", "SUPPORTS", "REFUTES", "NEI", "NEI")):
-            judged.append((claim, str(name), label))
+    for claim_id, _ in claims[CLAIMS:]:
+        rows = rng.choice(len(lengths), 5, replace=False)
+        for row, label in zip(rows, ("SUPPORTS", "SUPPORTS", "REFUTES", "NEI", "NEI")):
+            judged.append((claim_id, str(row), label))
     if args.train:
         write_table(args.out / "claims.train.tsv", ("claim_id", "claim"), claims[CLAIMS:])
         write_table(args.out / "qrels.train.tsv", ("claim_id", "abstract_id", "label"), judged)
-    print(
-        json.dumps(
-            {
-                "abstracts": len(lengths),
-                "words": int(lengths.sum()),
-                "mean": round(lengths.mean(), 2),
-                "sd": round(lengths.std(), 2),
-                "shortest": int(lengths.min()),
-                "longest": int(lengths.max()),
-            }
-        )
-    )
+    statistics = {
+        "abstracts": len(lengths),
+        "words": int(lengths.sum()),
+        "mean": round(lengths.mean(), 2),
+        "sd": round(lengths.std(), 2),
+        "shortest": int(lengths.min()),
+        "longest": int(lengths.max()),
+    }
+    print(json.dumps(statistics))
 
 
 if __name__ == "__main__":
