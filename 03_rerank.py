@@ -595,8 +595,8 @@ def up_to_date(args, task, *outs):
         if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
         made = {}
-        with contextlib.suppress(OSError, ValueError):  # no sidecar, or a torn one
-            made = json.loads(meta.read_bytes())
+        with contextlib.suppress(OSError, ValueError, TypeError):  # no sidecar, or a torn one
+            made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
         lines.append(f"up to date: {out}")

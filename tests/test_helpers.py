@@ -60,11 +60,15 @@ def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
     ("text", "said"),
     [
         ("", "a.tsv: No columns"),
-        ("claim_id|text;1|ice", "a.tsv:1: wanted claim_id, claim"),
+        ("claim_id|text;1|ice", "a.tsv:1: found columns claim_id, text; wanted claim_id, claim"),
+        ("claim_id|text;1|ice", "--out NEW.tsv --columns claim=text"),
+        ("id,text;1,ice", "a.tsv --out NEW.tsv --columns claim_id=id,claim=text"),
+        ("claim_id,claim;1,ice", "python data/convert.py"),
         ("claim_id|claim;1|ice;1|sun", "a.tsv:3: an earlier row has this claim_id: 1"),
+        ("claim_id|claim;;1|ice;;;1|sun", "a.tsv:6: an earlier row has this claim_id: 1"),
         ("claim_id|claim;|ice", "a.tsv:2: claim_id is empty"),
         ("claim_id|claim;1|ice;2", "a.tsv:3: claim is empty: 2"),
-        ("claim_id|claim;1|a|b", "a.tsv:1: wanted"),
+        ("claim_id|claim;1|a|b", "in rows of one length"),
         ("claim_id|claim;1|a;2|b|c", "line 3, saw 3"),
         ('claim_id|claim;1|"two;lines";2|sun', "a.tsv:3: claim is empty"),
         ("claim_id|abstract_id|rank|score;1|x|1|5;1|q|2|1", "a.tsv:3: unknown abstract_id: 1 q"),
@@ -72,15 +76,47 @@ def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
             "claim_id|abstract_id|rank|score;1|x|1|5;1|y|2|nan",
             "a.tsv:3: score is not a finite number",
         ),
-        ("claim_id|abstract_id|rank|score;1|x|1|5;1|y|1.5|1", "a.tsv:3: rank is not 1, 2, 3: 1 y"),
-        ("claim_id|abstract_id|rank|score;1|y|3|1;1|x|1|5", "a.tsv:2: rank is not 1, 2, 3: 1 y"),
+        (
+            "claim_id|abstract_id|rank|score;1|x|1|5;1|y|1.5|1",
+            "a.tsv:3: the ranks of a claim are not 1, 2, 3, ...: 1 y",
+        ),
+        (
+            "claim_id|abstract_id|rank|score;1|y|3|1;1|x|1|5",
+            "a.tsv:2: the ranks of a claim are not 1, 2, 3, ...: 1 y",
+        ),
         ("claim_id|abstract_id|rank|score;1|x|1|5;1|x|2|1", "a.tsv:3: an earlier row"),
     ],
 )
 def test_bad_tables_are_refused_by_line(capsys, tmp_path, text, said):
-    path, known = tmp_path / "a.tsv", {"abstract_id": ["x", "y"]} if "rank" in text else {}
-    path.write_text(text.replace("|", "\t").replace(";", "\n") + "\n" * bool(text))
-    assert said in refusal(capsys, KIT.read_table, path, RUN if known else CLAIMS, **known)
+    path = tmp_path / "a.tsv"
+    path.write_text(text.replace("|", "\t").replace(";", "\n"))
+    columns = CLAIMS
+    known = {}
+    if "rank" in text:
+        columns = RUN
+        known = {"abstract_id": ["x", "y"]}
+    assert said in refusal(capsys, KIT.read_table, path, columns, **known)
+
+
+def test_blank_lines_are_skipped_and_ranks_of_floats_are_integers(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("claim_id\tclaim\n\n1\tice\n\n2\tsun\n\n")
+    assert KIT.read_table(path, CLAIMS).values.tolist() == [["1", "ice"], ["2", "sun"]]
+    tsv(path, RUN, [("c", "x", "1.0", "2.5"), ("c", "y", "2.0", "1e-3")])  # as pandas may write
+    found = KIT.read_table(path, RUN)
+    assert found["rank"].tolist() == [1, 2] and found["rank"].dtype.kind == "i"
+    assert found["score"].tolist() == pytest.approx([2.5, 0.001])
+
+
+@pytest.mark.parametrize("script", ["01_index.py", "03_rerank.py", "04_llm_rerank.py"])
+def test_the_text_of_fields_that_are_no_texts(script):
+    text_of = load(script).text_of
+    assert text_of({"title": None, "abstract": "ice"}) == "ice"
+    assert text_of({"title": float("nan"), "abstract": ["Ice melts.", None, " Sea rises. "]}) == (
+        "Ice melts. Sea rises."
+    )
+    assert text_of({"title": 1984, "abstract": float("nan")}) == "1984"
+    assert text_of({"title": "T"}) == "T" and text_of({}) == ""
 
 
 def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
@@ -88,7 +124,7 @@ def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
     good = '{"abstract_id": 7, "abstract": "ice", "year": 1}\n{"abstract_id": "a", "title": "b"}\n'
     path.write_text(good)
     found = KIT.read_corpus(path)
-    assert list(found) == ["7", "a"] and found["7"]["year"] == 1 and found["a"]["abstract"] == ""
+    assert list(found) == ["7", "a"] and found["7"]["year"] == 1 and found["a"]["title"] == "b"
     for line in ("[]", "{", '{"abstract": ""}', '{"abstract_id": "7"}'):
         path.write_text(good + line)
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
@@ -141,6 +177,28 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
     assert not KIT.up_to_date(SimpleNamespace(force=True), task, "sub/out")
 
 
+@pytest.mark.parametrize("torn", ["", '{"arguments": {"k"', "null"])
+def test_an_output_with_a_torn_sidecar_counts_as_not_made(tmp_path, monkeypatch, torn):
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("whole")
+    Path("a.meta.json").write_text(torn)
+    task = {"arguments": {"k": 60}, "inputs": {}}
+    assert not KIT.up_to_date(ARGS, task, "a")
+    assert not KIT.up_to_date(SimpleNamespace(force=True), task, "a")
+
+
+def test_what_a_kill_has_left_in_the_temporary_place_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("index.tmp").write_text("a sidecar that was not renamed")
+    with KIT.written("index", {}) as new:
+        new.mkdir()
+    assert Path("index").is_dir() and not Path("index.tmp").exists()
+    Path("run.tsv.tmp").mkdir()
+    with KIT.written("run.tsv", {}) as new:
+        new.write_text("x")
+    assert Path("run.tsv").read_text() == "x"
+
+
 def test_a_folder_is_replaced_only_if_the_kit_made_it(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
@@ -165,7 +223,9 @@ def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call
 
 
 # ---------------------------------------------------------------- Command line
-def test_work_follows_data_and_the_first_job_is_the_default(monkeypatch):
+def test_work_follows_data_and_the_first_job_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/other").mkdir(parents=True)
     jobs = {KIT.retrieve: KIT.add_retrieve, KIT.mine: KIT.add_mine}
     monkeypatch.setattr(sys, "argv", [SCRIPT, "--data", "data/other/", "--top-k", "7"])
     args = KIT.command_line(jobs)
@@ -174,6 +234,16 @@ def test_work_follows_data_and_the_first_job_is_the_default(monkeypatch):
     monkeypatch.setattr(sys, "argv", [SCRIPT, "mine", "--work", "w"])
     args = KIT.command_line(jobs)
     assert args.run == "w/train/hybrid.tsv" and args.qrels == "data/demo/qrels.train.tsv"
+
+
+def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "mine", "--help"])
+    with pytest.raises(SystemExit):
+        KIT.command_line({KIT.mine: KIT.add_mine})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "counted as --hard (default: 0)" in shown and "(default: {data}/corpus.jsonl)" in shown
+    assert "the target 0.5 --scale" in shown and "whatever its score shared" in shown
+    assert "(default: )" not in shown and "None)" not in shown and "False)" not in shown
 
 
 @pytest.mark.parametrize(
