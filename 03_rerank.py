@@ -252,11 +252,10 @@ def score_with_graph(score, pairs, graph, args):
 def score_candidates(candidates, texts, graph, parts, args):
     """Return candidates (a table of PAIR and first) with score and is_truncated.
 
-    Neighbours that have joined have no first, the score in the run.
+    Those with a score, of an earlier run, keep it. Neighbours that join have no first.
     """
-    if args.model.endswith(".tsv"):
-        scores = read_columns(args.model, ["score"], candidates)
-        return candidates.assign(score=scores, is_truncated=False)
+    if "score" in candidates:
+        return candidates.assign(is_truncated=False)
     model = open_reranker(load_reranker, args, args.dtype)
     score = functools.partial(score_resumably, model, texts, args, parts / "scores.jsonl")
     pairs = list(candidates[PAIR].itertuples(index=False, name=None))
@@ -318,6 +317,8 @@ def rerank(args):
     before = read_table(source, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
     candidates = before[before["rank"] <= args.depth].rename(columns={"score": "first"})
     candidates = candidates[[*PAIR, "first"]].reset_index(drop=True)
+    if is_run:
+        candidates["score"] = read_columns(args.model, ["score"], candidates)
     if args.verdicts:
         stance = read_columns(args.verdicts, ["p_supports", "p_refutes"], candidates)
     graph = {}
