@@ -152,36 +152,34 @@ def save_shard(path, vectors):
     sparse.save_npz(path, matrix, compressed=False)
 
 
+def count_longer(encoder, texts):
+    """Return how many texts have more tokens than an encoder reads at once."""
+    if encoder.max_seq_length == np.inf:  # static embeddings
+        return 0
+    prompt = encoder.prompts.get("document") or ""
+    texts = [prompt + text for text in texts]
+    ids = encoder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+    return sum(len(row) > encoder.max_seq_length for row in ids)
+
+
 def encode_shards(encoder, texts, batch_size, args, parts):
-    """Return the path of each shard, encoded unless it is in the folder parts."""
+    """Return the paths of shards, encoded unless they are in parts, and count_longer of texts."""
     pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
     options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
     paths = []
+    longer = 0
     for start in range(0, len(texts), SHARD):
-        path = parts / f"{start}.npz"
-        paths.append(path)
-        if path.exists():
-            continue
         shard = texts[start : start + SHARD]
+        longer += count_longer(encoder, shard)
+        paths.append(parts / f"{start}.npz")
+        if paths[-1].exists():
+            continue
         vectors = encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
         if not vectors.sum().isfinite():
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
         save_shard(parts / "new.npz", vectors)
-        (parts / "new.npz").rename(path)
-    return paths
-
-
-def count_longer(encoder, texts):
-    """Return how many texts have more tokens than an encoder reads at once."""
-    from tqdm.auto import tqdm
-
-    prompt = encoder.prompts.get("document") or ""
-    count = 0
-    for start in tqdm(range(0, len(texts), SHARD), "count tokens"):
-        shard = [prompt + text for text in texts[start : start + SHARD]]
-        ids = encoder.tokenizer(shard, truncation=False, verbose=False)["input_ids"]
-        count += sum(len(row) > encoder.max_seq_length for row in ids)
-    return count
+        (parts / "new.npz").rename(paths[-1])
+    return paths, longer
 
 
 def index_dense(texts, folder, args):
@@ -189,11 +187,10 @@ def index_dense(texts, folder, args):
     from sentence_transformers import SentenceTransformer
 
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
-    shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
+    shards, longer = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
-    if encoder.max_seq_length == np.inf:  # static embeddings
-        return {"max_length": None, "longer": 0}
-    return {"max_length": encoder.max_seq_length, "longer": count_longer(encoder, texts)}
+    length = encoder.max_seq_length if encoder.max_seq_length < np.inf else None
+    return {"max_length": length, "longer": longer}
 
 
 def index_splade(texts, folder, args):
@@ -203,13 +200,12 @@ def index_splade(texts, folder, args):
 
     encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, is_dense=False)
     batch_size = max(1, args.batch_size // 4)  # logits of 8 x 512 tokens take 0.5 GB
-    shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
+    shards, longer = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
     if args.activation == "relu":
         weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
-    meta = {"max_length": encoder.max_seq_length, "query_prompt": None}
-    return meta | {"longer": count_longer(encoder, texts)}
+    return {"max_length": encoder.max_seq_length, "query_prompt": None, "longer": longer}
 
 
 # ---------- Index
@@ -217,6 +213,8 @@ def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
     build = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
     models = {"dense": args.dense_model, "splade": args.splade_model}
+    for kind in args.indexes:
+        check_model(models.get(kind, ""))
     made = []
     texts = {}
     for kind in args.indexes:
@@ -229,9 +227,8 @@ def index(args):
         if up_to_date(args, task, out):
             continue
         texts = texts or read_texts(args)
-        digests = task["inputs"]
-        meta = {"kind": kind, "corpus": digests[args.corpus], "abstracts": len(texts)}
-        meta |= {"model": model, "model_sha256": digests.get(model, "")}
+        meta = {"kind": kind, "corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
+        meta |= {"model": model, "model_sha256": task["inputs"].get(model, "")}
         with parts_of(out, task) as parts:
             folder = parts / "index"
             folder.mkdir(exist_ok=True)
@@ -271,8 +268,9 @@ def graph(args):
     source = Path(args.index)
     corpus = json.loads((source / "meta.json").read_bytes())["corpus"]
     vectors = torch.from_numpy(np.load(source / "embeddings.npy")).float()
-    vectors = vectors.to(device_of(args) or ("cuda" if torch.cuda.is_available() else "cpu"))
-    neighbours = nearest(vectors, min(args.neighbours, len(vectors) - 1))
+    neighbours = nearest(
+        vectors.to(device_of(args) or "cpu"), min(args.neighbours, len(vectors) - 1)
+    )
     with written(args.out, task) as folder:
         folder.mkdir()
         np.save(folder / "neighbours.npy", neighbours)
@@ -320,7 +318,7 @@ def dev_evaluator(paths, prompts, texts, seed):
     pool = {*drawn, *qrels["abstract_id"]}
     return InformationRetrievalEvaluator(
         claims.to_dict(),
-        {abstract_id: text for abstract_id, text in texts.items() if abstract_id in pool},
+        {abstract_id: texts[abstract_id] for abstract_id in texts if abstract_id in pool},
         evidence.to_dict(),
         name="dev",
         write_csv=False,
@@ -345,6 +343,7 @@ def train(args):
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
+    check_model(args.model)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import sentence_transformers as st
     from datasets import Dataset
@@ -359,8 +358,6 @@ def train(args):
     columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
-    # mnrl: the other positives of a batch are negatives, so none may occur twice
-    sampler = "no_duplicates" if args.loss == "mnrl" else "batch_sampler"
     with parts_of(args.out, task) as parts:
         summary = {"examples": len(tuples), "rows": len(rows)}
         summary |= fit(
@@ -376,7 +373,7 @@ def train(args):
             prompts=prompts,
             gradient_accumulation_steps=args.accumulate,
             warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
-            batch_sampler=sampler,
+            batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
         )
         trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
         trained.load_state_dict(encoder.state_dict())  # with its own length, without windows
@@ -404,17 +401,17 @@ def add_texts(job):
 
 def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("--corpus", default="{data}/corpus.jsonl", help="index these abstracts")
+    add("--corpus", default="{data}/corpus.jsonl", help="index the abstracts of this file")
     add("--out", default="{work}/index", help="write the indexes to this folder")
     add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS),
-        help="make these indexes (default: all three)")
+        help="make these indexes only (default: all three)")
     add_texts(job)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default",
         help="default: lower case, stopwords, stems; plain: split at white space only; nltk: lower "
              "case, no punctuation, NLTK's stopwords, no stems")
-    add("--language", choices=LANGUAGES, default="english", metavar="LANGUAGE",
-        help=f"take stopwords and stems of this language: {', '.join(LANGUAGES)}")
+    add("--language", choices=LANGUAGES, default="english",
+        help="take the stopwords and stems of this language")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
         help="variant of idf; in robertson, terms of more than half of the texts count nothing")
     add("--k1", type=float, default=1.5, help="term-frequency saturation; a larger k1 lets "
@@ -562,7 +559,7 @@ def written(path, task, **summary):
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
-    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
+    new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
 
 
@@ -595,16 +592,15 @@ def command_line(jobs):
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for function, add_flags in jobs.items():
-        name = function.__name__
+    for name, function in zip(names, jobs):
         text = function.__doc__.splitlines()[0]
         job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
-        add_flags(job)
+        jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
-            if is_shown and "(default" not in flag.help:
+            is_shown = flag.default not in (None, argparse.SUPPRESS)
+            if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:] or names[:1]
     if words[0] not in (*names, "-h", "--help"):
@@ -658,7 +654,7 @@ def read_table(path, columns, **known):
     for column, values in known.items():
         if column in table:
             faults[f"unknown {column}"] = ~table[column].isin(list(values))
-    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
@@ -697,8 +693,8 @@ def fail_by_columns(path, found, wanted):
     command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
     if missing:
         command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    wanted = f"wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -768,13 +764,15 @@ def normalised(text, form):
 
 # --- models (same in 01, 02, 03 and 05)
 def device_of(args):
-    """Return the first device of --device, None without one; a GPU that is not there is refused."""
+    """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
 
-    device = args.device[0] if args.device else None
-    if str(device).startswith("cuda") and not torch.cuda.is_available():
-        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
-    return device
+    has_gpu = torch.cuda.is_available()
+    if not args.device:
+        return "cuda" if has_gpu else None
+    if args.device[0].startswith("cuda") and not has_gpu:
+        fail(f"--device {args.device[0]}", "no GPU is visible; leave out --device, or give cpu")
+    return args.device[0]
 
 
 def open_model(load, name, args, dtype="fp32", **options):
@@ -785,15 +783,13 @@ def open_model(load, name, args, dtype="fp32", **options):
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
-        if torch.cuda.is_available() and device != "cpu":
+        if str(device).startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     weights = {"dtype": names[dtype], "use_safetensors": True}
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
     if not Path(name).exists():
-        if str(name).count("/") > 1:
-            fail(name, f"no such model; {ADVICE}")
         with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
             options["local_files_only"] = not repo_exists(name)
     try:
@@ -803,6 +799,25 @@ def open_model(load, name, args, dtype="fp32", **options):
 
 
 # --- end of models
+
+
+# --- checks (same in 01, 03 and 05)
+def check_model(name):
+    """Refuse a folder that is not there; OWNER/NAME may be on the hub."""
+    if not Path(name).exists() and name.count("/") > 1:
+        fail(name, f"no such model; {ADVICE}")
+
+
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
+# --- end of checks
 
 
 # --- training (same in 01, 03 and 05)
@@ -833,15 +848,6 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
-
-
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
     """Train on from the newest checkpoint, and keep the best epoch. Return losses, dev curve.
 
@@ -863,13 +869,14 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
             settings["load_best_model_at_end"] = True
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
         settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
-        settings |= {"save_strategy": "epoch", "save_total_limit": 2}
-        settings |= {"logging_strategy": "epoch", "logging_nan_inf_filter": False}
-        settings["restore_callback_states_from_checkpoint"] = True
-        settings["use_cpu"] = model.device.type == "cpu"
+        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch"}
+        settings |= {"logging_nan_inf_filter": False, "save_total_limit": 2}
+        settings |= {"use_cpu": model.device.type == "cpu"}
+        settings |= {"restore_callback_states_from_checkpoint": True}
         arguments = arguments(str(folder), **settings)
-        options = {"loss": loss, "evaluator": evaluator, "callbacks": callbacks}
-        training = trainer(model, arguments, data, **options)
+        training = trainer(
+            model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
+        )
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]

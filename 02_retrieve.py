@@ -95,8 +95,7 @@ def search_dense(folder, meta, claims, args):
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
     for batch in queries.split(128):  # their scores take 0.2 GiB with 394,269 abstracts
-        blocks = vectors.split(65_536)
-        cosines = [batch @ block.to(batch.device).float().T for block in blocks]
+        cosines = [batch @ block.to(batch.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(cosines, dim=1).cpu().numpy()
 
 
@@ -161,8 +160,8 @@ def write_run(run, path, task, top_k, claims):
     run = run.loc[run["rank"] <= top_k, RUN]
     with written(path, task) as new:
         write_table(run, new)
-    found = run["claim_id"].nunique()
-    print(f"{path}: {len(run)} rows, {claims} claims, {claims - found} without rows")
+    missing = f"{claims - run['claim_id'].nunique()} without rows"
+    print(f"{path}: {len(run)} rows, {claims} claims, {missing}")
     return run
 
 
@@ -513,7 +512,7 @@ def add_retrieve(job):
     add("--out", default="{work}/{split}", help="write the runs to this folder")
     add = job.add_argument_group("search").add_argument
     add("--retrievers", nargs="+", choices=SEARCH,
-        help="search these indexes (default: all that are in --index)")
+        help="search these indexes only (default: all that are in --index)")
     add("--restrict", metavar="RUN", help="score only the candidates that this run has for a claim")
     add("--limit", type=positive, metavar="N", help="retrieve for the first N claims only")
     add_ranks(add)
@@ -660,7 +659,7 @@ def written(path, task, **summary):
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
-    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
+    new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
 
 
@@ -693,16 +692,15 @@ def command_line(jobs):
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for function, add_flags in jobs.items():
-        name = function.__name__
+    for name, function in zip(names, jobs):
         text = function.__doc__.splitlines()[0]
         job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
-        add_flags(job)
+        jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
-            if is_shown and "(default" not in flag.help:
+            is_shown = flag.default not in (None, argparse.SUPPRESS)
+            if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:] or names[:1]
     if words[0] not in (*names, "-h", "--help"):
@@ -756,7 +754,7 @@ def read_table(path, columns, **known):
     for column, values in known.items():
         if column in table:
             faults[f"unknown {column}"] = ~table[column].isin(list(values))
-    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
@@ -795,8 +793,8 @@ def fail_by_columns(path, found, wanted):
     command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
     if missing:
         command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    wanted = f"wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -850,13 +848,15 @@ def normalised(text, form):
 
 # --- models (same in 01, 02, 03 and 05)
 def device_of(args):
-    """Return the first device of --device, None without one; a GPU that is not there is refused."""
+    """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
 
-    device = args.device[0] if args.device else None
-    if str(device).startswith("cuda") and not torch.cuda.is_available():
-        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
-    return device
+    has_gpu = torch.cuda.is_available()
+    if not args.device:
+        return "cuda" if has_gpu else None
+    if args.device[0].startswith("cuda") and not has_gpu:
+        fail(f"--device {args.device[0]}", "no GPU is visible; leave out --device, or give cpu")
+    return args.device[0]
 
 
 def open_model(load, name, args, dtype="fp32", **options):
@@ -867,15 +867,13 @@ def open_model(load, name, args, dtype="fp32", **options):
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
-        if torch.cuda.is_available() and device != "cpu":
+        if str(device).startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     weights = {"dtype": names[dtype], "use_safetensors": True}
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
     if not Path(name).exists():
-        if str(name).count("/") > 1:
-            fail(name, f"no such model; {ADVICE}")
         with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
             options["local_files_only"] = not repo_exists(name)
     try:

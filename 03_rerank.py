@@ -313,6 +313,7 @@ def rerank(args):
     task = task_of(args, *inputs, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
+    check_model(args.model)
     texts = read_texts(args.claims, args.corpus)
     before = read_table(source, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
     candidates = before[before["rank"] <= args.depth].rename(columns={"score": "first"})
@@ -430,6 +431,7 @@ def train(args):
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
+    check_model(args.model)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import transformers
     from datasets import Dataset
@@ -476,8 +478,8 @@ def add_length(add):
 
 def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("--run", help="rerank this run (default: hybrid.tsv in {work}/{split}, else the run of one "
-        "retriever)")
+    add("--run", help="rerank the candidates of this run (default: hybrid.tsv in {work}/{split}, "
+        "else the run of one retriever)")
     add_texts(add)
     add("--out", default="{work}/{split}/rerank.tsv", help="write the reranked run to this file")
     add("--depth", type=positive, default=20, help="score this many candidates per claim")
@@ -526,7 +528,8 @@ def add_train(job):
         help="margin: wanted lead of the positive over a negative, in logits")
     add("--epochs", type=float, default=3, help="train for this many passes over the examples")
     add("--lr", type=float, default=2e-5, help="learning rate at its peak")
-    add("--batch-size", type=positive, default=16, dest="batch", help="rows per batch")
+    add("--batch-size", type=positive, default=16, dest="batch",
+        help="train on this many rows per batch")
     add("--dev-split", default="dev", help="keep the epoch with the best nDCG@10 on claims and "
         "qrels of this split; none: keep the last one")
     add("--dev-run", metavar="RUN", help="rerank the candidates of this run for the dev claims "
@@ -623,7 +626,7 @@ def written(path, task, **summary):
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
-    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
+    new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
 
 
@@ -656,16 +659,15 @@ def command_line(jobs):
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for function, add_flags in jobs.items():
-        name = function.__name__
+    for name, function in zip(names, jobs):
         text = function.__doc__.splitlines()[0]
         job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
-        add_flags(job)
+        jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
-            if is_shown and "(default" not in flag.help:
+            is_shown = flag.default not in (None, argparse.SUPPRESS)
+            if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:] or names[:1]
     if words[0] not in (*names, "-h", "--help"):
@@ -719,7 +721,7 @@ def read_table(path, columns, **known):
     for column, values in known.items():
         if column in table:
             faults[f"unknown {column}"] = ~table[column].isin(list(values))
-    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
@@ -758,8 +760,8 @@ def fail_by_columns(path, found, wanted):
     command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
     if missing:
         command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    wanted = f"wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -804,13 +806,15 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
 
 # --- models (same in 01, 02, 03 and 05)
 def device_of(args):
-    """Return the first device of --device, None without one; a GPU that is not there is refused."""
+    """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
 
-    device = args.device[0] if args.device else None
-    if str(device).startswith("cuda") and not torch.cuda.is_available():
-        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
-    return device
+    has_gpu = torch.cuda.is_available()
+    if not args.device:
+        return "cuda" if has_gpu else None
+    if args.device[0].startswith("cuda") and not has_gpu:
+        fail(f"--device {args.device[0]}", "no GPU is visible; leave out --device, or give cpu")
+    return args.device[0]
 
 
 def open_model(load, name, args, dtype="fp32", **options):
@@ -821,15 +825,13 @@ def open_model(load, name, args, dtype="fp32", **options):
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
-        if torch.cuda.is_available() and device != "cpu":
+        if str(device).startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     weights = {"dtype": names[dtype], "use_safetensors": True}
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
     if not Path(name).exists():
-        if str(name).count("/") > 1:
-            fail(name, f"no such model; {ADVICE}")
         with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
             options["local_files_only"] = not repo_exists(name)
     try:
@@ -839,6 +841,25 @@ def open_model(load, name, args, dtype="fp32", **options):
 
 
 # --- end of models
+
+
+# --- checks (same in 01, 03 and 05)
+def check_model(name):
+    """Refuse a folder that is not there; OWNER/NAME may be on the hub."""
+    if not Path(name).exists() and name.count("/") > 1:
+        fail(name, f"no such model; {ADVICE}")
+
+
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
+# --- end of checks
 
 
 # --- training (same in 01, 03 and 05)
@@ -869,15 +890,6 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
-
-
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
     """Train on from the newest checkpoint, and keep the best epoch. Return losses, dev curve.
 
@@ -899,13 +911,14 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
             settings["load_best_model_at_end"] = True
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
         settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
-        settings |= {"save_strategy": "epoch", "save_total_limit": 2}
-        settings |= {"logging_strategy": "epoch", "logging_nan_inf_filter": False}
-        settings["restore_callback_states_from_checkpoint"] = True
-        settings["use_cpu"] = model.device.type == "cpu"
+        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch"}
+        settings |= {"logging_nan_inf_filter": False, "save_total_limit": 2}
+        settings |= {"use_cpu": model.device.type == "cpu"}
+        settings |= {"restore_callback_states_from_checkpoint": True}
         arguments = arguments(str(folder), **settings)
-        options = {"loss": loss, "evaluator": evaluator, "callbacks": callbacks}
-        training = trainer(model, arguments, data, **options)
+        training = trainer(
+            model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
+        )
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]

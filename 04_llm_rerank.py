@@ -494,7 +494,7 @@ def written(path, task, **summary):
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
-    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
+    new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
 
 
@@ -527,16 +527,15 @@ def command_line(jobs):
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for function, add_flags in jobs.items():
-        name = function.__name__
+    for name, function in zip(names, jobs):
         text = function.__doc__.splitlines()[0]
         job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
-        add_flags(job)
+        jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
-            if is_shown and "(default" not in flag.help:
+            is_shown = flag.default not in (None, argparse.SUPPRESS)
+            if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:] or names[:1]
     if words[0] not in (*names, "-h", "--help"):
@@ -590,7 +589,7 @@ def read_table(path, columns, **known):
     for column, values in known.items():
         if column in table:
             faults[f"unknown {column}"] = ~table[column].isin(list(values))
-    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
@@ -629,8 +628,8 @@ def fail_by_columns(path, found, wanted):
     command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
     if missing:
         command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    wanted = f"wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -892,7 +891,7 @@ def add_requests(job):
 def add_model(job):
     add = job.add_argument_group("language model").add_argument
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
-    add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
+    add("--base-url", default=os.getenv("LLM_BASE_URL"), help="or LLM_BASE_URL")
     add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="or LLM_MODEL")
     add("--concurrency", type=int, default=16, help="calls at a time")
     add("--timeout", type=float, default=120, help="seconds per call")

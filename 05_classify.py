@@ -174,6 +174,7 @@ def classify(args):
     path, facts = run_of(args), {"made": []}
     task = task_of(args, path, args.claims, args.corpus, models=[args.model])
     if not up_to_date(args, task, args.out):
+        check_model(args.model)
         claims, texts = read_texts(args.claims, args.corpus)
         run = read_run(path, args, claims, texts)
         model = open_classifier(args.model, args, args.max_length, args.dtype)
@@ -357,6 +358,7 @@ def train(args):
     task = task_of(args, *files, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
+    check_model(args.model)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import transformers
 
@@ -625,7 +627,7 @@ def add_train(job):
     add_inputs(job)
     add = job.add_argument_group("training").add_argument
     add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--examples", nargs="+", default=[], help="of mine --shape labels")
+    add("--examples", nargs="+", default=[], help="of mine --shape labels (default: none)")
     add("--out", default="{work}/models/classifier", help="model")
     add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
     add("--max-length", type=int, default=512, help="tokens of a pair, at most")
@@ -650,7 +652,8 @@ def add_llm(job):
     add_run(job, "{work}/{split}/llm_verdicts.tsv", 10)
     add = job.add_argument_group("prompts").add_argument
     add("--strategy", choices=STRATEGIES, default="one-step", help="two-step: evidence, direction")
-    add("--prompt", nargs="+", default=[], metavar="FILE", help="as in recipes/prompts")
+    add("--prompt", nargs="+", default=[], metavar="FILE",
+        help="as in recipes/prompts (default: its own)")
     add("--pairs-per-prompt", type=int, default=50, help="of batch (Ant Bridge 2025)")
     add("--fewshot", type=int, default=0, help="training claims shown, in one step")
     add_requests(job)
@@ -753,7 +756,7 @@ def written(path, task, **summary):
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
-    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
+    new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
 
 
@@ -786,16 +789,15 @@ def command_line(jobs):
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for function, add_flags in jobs.items():
-        name = function.__name__
+    for name, function in zip(names, jobs):
         text = function.__doc__.splitlines()[0]
         job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
-        add_flags(job)
+        jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
-            if is_shown and "(default" not in flag.help:
+            is_shown = flag.default not in (None, argparse.SUPPRESS)
+            if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:] or names[:1]
     if words[0] not in (*names, "-h", "--help"):
@@ -849,7 +851,7 @@ def read_table(path, columns, **known):
     for column, values in known.items():
         if column in table:
             faults[f"unknown {column}"] = ~table[column].isin(list(values))
-    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
@@ -888,8 +890,8 @@ def fail_by_columns(path, found, wanted):
     command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
     if missing:
         command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    wanted = f"wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -934,13 +936,15 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
 
 # --- models (same in 01, 02, 03 and 05)
 def device_of(args):
-    """Return the first device of --device, None without one; a GPU that is not there is refused."""
+    """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
 
-    device = args.device[0] if args.device else None
-    if str(device).startswith("cuda") and not torch.cuda.is_available():
-        fail(f"--device {device}", "no GPU is visible; leave out --device, or give cpu")
-    return device
+    has_gpu = torch.cuda.is_available()
+    if not args.device:
+        return "cuda" if has_gpu else None
+    if args.device[0].startswith("cuda") and not has_gpu:
+        fail(f"--device {args.device[0]}", "no GPU is visible; leave out --device, or give cpu")
+    return args.device[0]
 
 
 def open_model(load, name, args, dtype="fp32", **options):
@@ -951,15 +955,13 @@ def open_model(load, name, args, dtype="fp32", **options):
     device = device_of(args)
     if dtype == "auto":
         dtype = "fp32"
-        if torch.cuda.is_available() and device != "cpu":
+        if str(device).startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     weights = {"dtype": names[dtype], "use_safetensors": True}
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
     if not Path(name).exists():
-        if str(name).count("/") > 1:
-            fail(name, f"no such model; {ADVICE}")
         with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
             options["local_files_only"] = not repo_exists(name)
     try:
@@ -969,6 +971,25 @@ def open_model(load, name, args, dtype="fp32", **options):
 
 
 # --- end of models
+
+
+# --- checks (same in 01, 03 and 05)
+def check_model(name):
+    """Refuse a folder that is not there; OWNER/NAME may be on the hub."""
+    if not Path(name).exists() and name.count("/") > 1:
+        fail(name, f"no such model; {ADVICE}")
+
+
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
+# --- end of checks
 
 
 # --- training (same in 01, 03 and 05)
@@ -999,15 +1020,6 @@ def newest_checkpoint(folder):
     return str(folder / f"checkpoint-{max(steps)}") if steps else None
 
 
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
-
-
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
     """Train on from the newest checkpoint, and keep the best epoch. Return losses, dev curve.
 
@@ -1029,13 +1041,14 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
             settings["load_best_model_at_end"] = True
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
         settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
-        settings |= {"save_strategy": "epoch", "save_total_limit": 2}
-        settings |= {"logging_strategy": "epoch", "logging_nan_inf_filter": False}
-        settings["restore_callback_states_from_checkpoint"] = True
-        settings["use_cpu"] = model.device.type == "cpu"
+        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch"}
+        settings |= {"logging_nan_inf_filter": False, "save_total_limit": 2}
+        settings |= {"use_cpu": model.device.type == "cpu"}
+        settings |= {"restore_callback_states_from_checkpoint": True}
         arguments = arguments(str(folder), **settings)
-        options = {"loss": loss, "evaluator": evaluator, "callbacks": callbacks}
-        training = trainer(model, arguments, data, **options)
+        training = trainer(
+            model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
+        )
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]
@@ -1275,7 +1288,7 @@ def add_requests(job):
 def add_model(job):
     add = job.add_argument_group("language model").add_argument
     add("--backend", choices=("openai", "transformers", "none"), help="default: openai if known")
-    add("--base-url", default=os.getenv("LLM_BASE_URL", ""), help="or LLM_BASE_URL")
+    add("--base-url", default=os.getenv("LLM_BASE_URL"), help="or LLM_BASE_URL")
     add("--model", default=os.getenv("LLM_MODEL", "data/models/smollm2"), help="or LLM_MODEL")
     add("--concurrency", type=int, default=16, help="calls at a time")
     add("--timeout", type=float, default=120, help="seconds per call")

@@ -57,7 +57,6 @@ COMPOSED = {  # by the organisers of ClimateCheck
 }
 STANCE = ("P", "R", "F1", "macro F1")
 CONFUSION = "confusion"  # the component of the stance measures
-PER_CLAIM = ["R@5", "Success@1"]  # for the page, for McNemar's test
 NOTES = {  # what a table may show: what explains it
     r"^\*\*": "Bold: the best run. Italics: the second best.",
     "†": "† differs from the first run, p < 0.05 (paired randomisation, Holm).",
@@ -121,8 +120,8 @@ def judgements_of(run, qrels):
     gold[claims[is_known], ranks[is_known]] = labels.fillna(UNJUDGED)
     if "label" in run:
         predicted[claims, ranks] = run["label"].map(LABELS.index)
-    N = (relevant.size() - R).to_numpy()
-    return Judgements(R.index, R.to_numpy(float), N, gold, predicted)
+    N = relevant.size() - R
+    return Judgements(R.index, R.to_numpy(float), N.to_numpy(), gold, predicted)
 
 
 # ---------- Measures of a claim
@@ -343,18 +342,22 @@ def markdown(texts, basis=()):
         if not parts or len(parts[-1][0] + added[0]) >= WIDTH:
             parts.append(column_lines("run", runs))
         parts[-1] = [line + more for line, more in zip(parts[-1], added)]
+    tables = ["|\n".join([*lines, ""]) for lines in parts]
     shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
-    notes = [note for what, note in NOTES.items() if re.search(what, shown, re.MULTILINE)]
-    tables = ["".join(line + "|\n" for line in lines) for lines in parts]
+    notes = [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
     return "\n".join([*tables, *notes, *basis])
 
 
 def basis_lines(counts):
-    """Return a line for each run with labels: what its P, R and F1 rest on."""
-    line = "{}: P, R, F1 of {judged pairs} judged pairs of {labelled pairs}; "
-    line += "the majority label alone has F1 {majority F1:.3f}."
-    some = [name for name in counts if "judged pairs" in counts[name]]
-    return [line.format(name, **counts[name]) for name in some]
+    """Return a line for each run: what is missing in it, and what its P, R and F1 rest on."""
+    lines = []
+    for name, count in counts.items():
+        line = "{claims without rows} claims without rows, {unknown claims} unknown claims"
+        if "judged pairs" in count:
+            line += "; P, R, F1 of {judged pairs} judged pairs of {labelled pairs}"
+            line += "; majority label {majority F1:.3f}"
+        lines.append(f"{name}: {line.format(**count)}")
+    return lines
 
 
 def tables_of(cells, components, claims, counts):
@@ -487,18 +490,11 @@ def runs_of(args):
     return dict(zip(names, paths))
 
 
-def measures_of(words):
-    """Return the names of measures that --measures asks for, each once."""
-    names = []
-    for word in words:
-        names += MEASURES[word].split(", ") if word in MEASURES else [word]
-    return list(dict.fromkeys(names))
-
-
 def evaluate(args):
     """Score runs with measures, and compare them with the first."""
     paths = runs_of(args)
-    names = measures_of(args.measures)
+    words = [MEASURES.get(word, word).split(", ") for word in args.measures]
+    names = list(dict.fromkeys(sum(words, [])))
     texts = [args.claims, args.corpus] if args.report else []
     task = task_of(args, args.qrels, *paths.values(), *texts)
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
@@ -507,7 +503,8 @@ def evaluate(args):
     runs = {}
     for name, path in paths.items():
         run, counts[name] = read_run(path, qrels)
-        components[name] = components_of(run, qrels, [*names, *PER_CLAIM], args.depth)
+        needed = [*names, "R@5", "Success@1"]  # the last two for the page, and McNemar's test
+        components[name] = components_of(run, qrels, needed, args.depth)
         matrix = components[name][CONFUSION].sum(axis=0)
         if matrix.any():
             counts[name] |= stance_basis(run, matrix, args.depth)
@@ -516,7 +513,6 @@ def evaluate(args):
     cells = compare(components, names, args.resamples, args.seed)
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
-    basis = basis_lines(counts) if set(cells["value"]) & {"P", "R", "F1"} else []
     gold = Path(args.qrels).stem.removeprefix("qrels.")
     name = "metrics.tsv" if gold == args.split else f"metrics-{gold}.tsv"
     out = Path(args.out or f"{args.work}/{args.split}/{name}")
@@ -524,25 +520,16 @@ def evaluate(args):
     outs = {str(out.with_suffix(ending)): text for ending, text in tables.items()}
     if args.report:
         bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
-        table = markdown(cell_texts(cells, bounds), basis)
+        table = markdown(cell_texts(cells, bounds), basis_lines(counts))
         outs[args.report] = report(args, runs, qrels, components, table)
     for path, text in outs.items():
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
-    print(markdown(cell_texts(cells), basis))
-    for name, count in counts.items():
-        missing = [f"{count[what]} {what}" for what in ("claims without rows", "unknown claims")]
-        print(f"{name}:", *missing, sep="  ")
+    print(markdown(cell_texts(cells), basis_lines(counts)))
     return {"made": list(outs), "runs": len(components)}
 
 
 # ---------- Submission
-def as_lists(run):
-    """Return the rows of CheckThat! 4b: a list of ids for each post."""
-    lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
-    return lists.rename_axis("post_id").rename("preds").reset_index()
-
-
 def with_narratives(run, claims, path):
     """Return the rows with the codes of their claim."""
     codes = read_table(path, ["claim_id", "codes"]).set_index("claim_id")["codes"]
@@ -571,8 +558,9 @@ def submission(args):
     for claim_id in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
         fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; see --top-k")
     table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
-    if is_tsv:
-        table = as_lists(run)
+    if is_tsv:  # a list of ids for each post
+        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
+        table = lists.rename_axis("post_id").rename("preds").reset_index()
     if has_narratives:
         table = with_narratives(table, claims, args.narratives)
     text = table.to_csv(sep="\t" if is_tsv else ",", index=False)
@@ -712,7 +700,7 @@ def written(path, task, **summary):
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
-    new.write_text(json.dumps(task | summary | made, indent=1) + "\n")
+    new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
 
 
@@ -745,16 +733,15 @@ def command_line(jobs):
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
-    for function, add_flags in jobs.items():
-        name = function.__name__
+    for name, function in zip(names, jobs):
         text = function.__doc__.splitlines()[0]
         job = choices.add_parser(name, help=text, description=text)
         job.set_defaults(function=function, job=name)
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
-        add_flags(job)
+        jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS) and flag.default is not False
-            if is_shown and "(default" not in flag.help:
+            is_shown = flag.default not in (None, argparse.SUPPRESS)
+            if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:] or names[:1]
     if words[0] not in (*names, "-h", "--help"):
@@ -808,7 +795,7 @@ def read_table(path, columns, **known):
     for column, values in known.items():
         if column in table:
             faults[f"unknown {column}"] = ~table[column].isin(list(values))
-    faults["an earlier row has this " + " and ".join(ids)] = table.duplicated(ids)
+    faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
             table[column] = pd.to_numeric(table[column], errors="coerce")
@@ -847,8 +834,8 @@ def fail_by_columns(path, found, wanted):
     command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
     if missing:
         command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    wanted = f"wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"found columns {', '.join(found)}; {wanted}; {command}")
+    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
+    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):

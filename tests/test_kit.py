@@ -12,19 +12,25 @@ import tomllib
 import pytest
 from blocks import blocks_of, main
 from conftest import ROOT
+from plain import finds_in, weight
 
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
 LIGHT = sorted(TEXTS)
-LINES = {
-    "01_index.py": 620,
-    "02_retrieve.py": 590,
-    "03_rerank.py": 620,
-    "04_llm_rerank.py": 700,
-    "05_classify.py": 970,
-    "06_evaluate.py": 620,
-}  # a whole file, with its blocks
-BYTES = 55  # a line on average
-BLOCKS = {"helpers": 150, "analyser": 10, "models": 20, "training": 60, "requests": 190}
+LIMITS = {  # tokens and lines of a whole script, with its blocks
+    "01_index.py": (6600, 900),
+    "02_retrieve.py": (6800, 900),
+    "03_rerank.py": (7200, 950),
+    "04_llm_rerank.py": (8500, 1110),
+    "05_classify.py": (11_600, 1560),
+    "06_evaluate.py": (6900, 900),
+}
+ALL_SCRIPTS = (46_800, 6250)
+BLOCKS = {  # those that have a limit of their own
+    "helpers": (1750, 205),
+    "requests": (2750, 350),
+}
+FOLDERS = {"tests/*.py": 56_000, "data/*.py": 9500, "recipes/**/*.py": 20_500}  # tokens
+PACKED = {"04_llm_rerank.py", "05_classify.py"}  # not yet rewritten
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",
@@ -62,23 +68,56 @@ def jobs_of(script):
 
 
 def test_the_scripts_are_light():
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 4100
-    assert sum(len(text.encode()) for text in TEXTS.values()) <= 214_000
-    for most, folder in ((4000, "tests/*.py"), (950, "data/*.py"), (2000, "recipes/**/*.py")):
-        lines = sum(path.read_text("utf-8").count("\n") for path in ROOT.glob(folder))
-        assert lines <= most, folder
-    for name in LIGHT:
-        text = TEXTS[name]
-        assert text.count("\n") <= LINES[name], name
-        assert len(text.encode()) <= LINES[name] * BYTES, name
-        assert max(map(len, text.splitlines())) <= 100, name
+    weights = {name: (weight(text), text.count("\n")) for name, text in TEXTS.items()}
+    for name, (tokens, lines) in weights.items():
+        assert tokens <= LIMITS[name][0] and lines <= LIMITS[name][1], (name, tokens, lines)
+    for total, limit in zip(map(sum, zip(*weights.values())), ALL_SCRIPTS):
+        assert total <= limit
+    for pattern, limit in FOLDERS.items():
+        texts = [path.read_text(encoding="utf-8") for path in ROOT.glob(pattern)]
+        assert sum(map(weight, texts)) <= limit, pattern
+
+
+def test_nothing_has_to_be_decoded():
+    paths = [path for path in ROOT.glob("**/*.py") if "work" not in path.relative_to(ROOT).parts]
+    for path in paths:
+        if path.name not in PACKED and not set(path.parts) & {".venv", "models"}:
+            assert not finds_in(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize(
+    ("line", "finds"),
+    [
+        ("a, b = 1, [2]", 1),
+        ("a, b = b, a", 0),
+        ("first, *rest = words", 0),
+        ("a = 'x' * flag", 1),
+        ("a = [path] * (n > 1)", 1),
+        ("a = '-' * 10 + 'x' * len(b) + ' ' * (n - 1)", 0),
+        ("f(*filter(None, [a]))", 1),
+        ("for a in b if flag else (): pass", 1),
+        ("a = [next(b) for c in d]", 1),
+        ("a = [[[x for x in y] for y in z] for z in w]", 1),
+        ("a = [x for y in z for x in y]", 0),
+        ("a = sorted(b, key=lambda c: -c)", 0),
+        ("a = lambda b: [c + 1 if c > 2 else c * 3 for c in b if c and c not in (4, 5, 6)]", 1),
+    ],
+)
+def test_the_finder_finds_packed_lines(line, finds):
+    assert len(finds_in(line)) == finds
+
+
+@pytest.mark.parametrize(("line", "tokens"), [("a = f'{b} {c:.3f}'  # d", 3), ("", 0)])
+def test_the_weight_of_a_line(line, tokens):
+    assert weight(line) == tokens
 
 
 def test_shared_blocks_are_the_same_small_and_last(capsys):
     assert not main(fix=False), capsys.readouterr().out
     for name in LIGHT:
         for block, text in blocks_of(TEXTS[name]).items():
-            assert text.count("\n") - 2 <= BLOCKS[block], block
+            tokens, lines = BLOCKS.get(block, (1000, 130))
+            assert weight(text) <= tokens and text.count("\n") <= lines, block
             assert TEXTS[name].index(text) > TEXTS[name].index("\ndef main("), block
 
 
@@ -126,14 +165,38 @@ def test_help_shows_the_usage_the_docstring_and_a_sentence_for_each_job(script):
 def test_the_help_of_a_job_shows_flags_and_their_defaults(script):
     for job in jobs_of(script):
         shown, imported = call_help(script, job)
-        assert not HEAVY & imported and "(default: None)" not in shown, job
-        for flag in ("--data DATA", "--work WORK", "--split SPLIT", "--force"):
+        assert not HEAVY & imported
+        for nothing in ("(default: )", "(default: None)", "(default: False)", "(default: [])"):
+            assert nothing not in shown, (job, nothing)
+        flags = ["--data DATA", "--work WORK", "--force"]
+        if "{split}" in shown:
+            flags.append("--split SPLIT")
+        for flag in flags:
             assert f"  {flag} " in shown or f"  {flag}\n" in shown, (job, flag)
+        assert ("--split SPLIT" in shown) == ("{split}/" in shown or ".{split}." in shown), job
+        *_, last = re.findall(r"^([a-z].+):$", shown, re.M)
+        assert last == "shared by all scripts", job
+
+
+def flags_of(shown):
+    """Return {flag: its sentence} of the help of a job."""
+    entries = re.findall(
+        r"^  (--[\w-]+)[^\n]*?(?:\n {20,}|  +)(.*?)(?=\n  \S|\n\n|\Z)", shown, re.M | re.S
+    )
+    return {flag: " ".join(text.split()) for flag, text in entries}
+
+
+@pytest.mark.parametrize("script", sorted(set(LIGHT) - PACKED))
+def test_every_flag_is_a_sentence(script):
+    for job in jobs_of(script):
+        for flag, sentence in flags_of(help_of(script, job)).items():
+            text = sentence.split(" (default:")[0]
+            assert len(text.split()) >= 4, (job, flag, text)
 
 
 def test_the_flags_are_few():
     shown = [help_of(script, job) for script in TEXTS for job in jobs_of(script)]
-    assert sum(len(set(re.findall(r"^  (--[\w-]+)", text, re.M))) for text in shown) <= 320
+    assert sum(len(set(re.findall(r"^  (--[\w-]+)", text, re.M))) for text in shown) <= 335
 
 
 CALL = r"\bpython ((?:0\d_\w+|data/\w+|recipes/(?:tools/)?\w+|tests/benchmarks/\w+)\.py.*)"
@@ -154,15 +217,12 @@ def commands(path):
             yield shlex.split(call.rstrip(" };"))
 
 
-PAGES = [
-    "README.md",
-    *(
-        str(path.relative_to(ROOT))
-        for folder in ("data", "recipes")
-        for ending in ("md", "sh", "ipynb")
-        for path in sorted(ROOT.glob(f"{folder}/*.{ending}"))
-    ),
+PATTERNS = [
+    f"{folder}/*.{ending}" for folder in ("data", "recipes") for ending in ("md", "sh", "ipynb")
 ]
+PAGES = ["README.md"]
+for pattern in PATTERNS:
+    PAGES += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -4,6 +4,7 @@ What the programs in recipes/ share: helpers of the scripts, and requests to a l
 While requests wait, a program writes them and ends with status 3; the same call reads the replies.
 """
 
+import functools
 import json
 import os
 import re
@@ -35,9 +36,19 @@ CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
 def arguments(doc, jobs):
-    """Return the arguments of a program; doc: its docstring, for --help; jobs: see command_line."""
+    """Return the arguments of a program.
+
+    doc: its docstring, for --help; jobs: {function: what adds its flags by add("--flag", ...)}.
+    """
     SCRIPT.__doc__ = doc  # command_line describes the module that it stands in
-    return SCRIPT.command_line(jobs)
+    groups = {job: functools.partial(add_groups, job, add_flags) for job, add_flags in jobs.items()}
+    return SCRIPT.command_line(groups)
+
+
+def add_groups(function, add_flags, job):
+    """Add the flags of a job, and those that all scripts have."""
+    add_flags(job.add_argument_group("flags of this job").add_argument)
+    SCRIPT.add_shared(job, split="train" if function.__name__ == "train" else "test")
 
 
 def read_claims(path):
