@@ -115,9 +115,9 @@ def judgements_of(run, qrels):
     predicted = gold.copy()
     gold[claims, ranks] = UNJUDGED
     is_known = run["abstract_id"].isin(qrels["abstract_id"])  # a merge of all rows takes longer
-    numbers = qrels.assign(label=qrels["label"].map(LABELS.index))
-    labels = run.loc[is_known, PAIR].merge(numbers, on=PAIR, how="left")["label"]
-    gold[claims[is_known], ranks[is_known]] = labels.fillna(UNJUDGED)
+    labels = run.loc[is_known, PAIR].merge(qrels, on=PAIR, how="left")["label"]
+    numbers = labels.map(LABELS.index, na_action="ignore").fillna(UNJUDGED)
+    gold[claims[is_known], ranks[is_known]] = numbers
     if "label" in run:
         predicted[claims, ranks] = run["label"].map(LABELS.index)
     N = relevant.size() - R
@@ -186,8 +186,8 @@ def trec_fraction(name, run, qrels, judgements):
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         first = run[run["rank"] <= measure.params.get("cutoff", len(run))].rename(columns=columns)
         first = first.assign(score=-first["rank"].astype(float))
-        results = ir_measures.iter_calc([measure], judged, first)
-        values = {claim_id: value for claim_id, _, value in results}
+        found = ir_measures.iter_calc([measure], judged, first)
+        values = {claim_id: value for claim_id, _, value in found}
     except Exception:  # of many kinds
         fail("--measures", f"cannot compute {name!r}; see --help")
     is_counted = (judgements.R > 0) | name.startswith("Judged")
@@ -197,8 +197,8 @@ def trec_fraction(name, run, qrels, judgements):
 def confusion(gold, predicted):
     """Return confusion matrices (claims, gold, predicted)."""
     matrices = np.zeros((len(gold), 3, 3))
-    claims, ranks = np.nonzero((gold >= 0) & (predicted >= 0))
-    np.add.at(matrices, (claims, gold[claims, ranks], predicted[claims, ranks]), 1)
+    where = np.nonzero((gold >= 0) & (predicted >= 0))  # claims and ranks
+    np.add.at(matrices, (where[0], gold[where], predicted[where]), 1)
     return matrices
 
 
@@ -336,13 +336,15 @@ def markdown(texts, basis=()):
     basis: lines that tell what the figures rest on.
     """
     runs = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    parts = []
-    for name, column in texts.drop(columns="run").items():
-        added = column_lines(name, column)
-        if not parts or len(parts[-1][0] + added[0]) >= WIDTH:
-            parts.append(column_lines("run", runs))
-        parts[-1] = [line + more for line, more in zip(parts[-1], added)]
-    tables = ["|\n".join([*lines, ""]) for lines in parts]
+    first = column_lines("run", runs)
+    columns = [column_lines(*column) for column in texts.drop(columns="run").items()]
+    widths = [len(lines[0]) for lines in columns]
+    for count in range(1, 1 + max(1, len(columns))):  # parts, of nearly as many columns
+        if len(first[0]) + max(map(sum, np.array_split(widths, count))) < WIDTH:
+            break
+    tables = []
+    for part in np.array_split(np.array(columns), count):
+        tables.append("".join("".join(line) + "|\n" for line in zip(first, *part)))
     shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
     notes = [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
     return "\n".join([*tables, *notes, *basis])
@@ -514,30 +516,23 @@ def evaluate(args):
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
     gold = Path(args.qrels).stem.removeprefix("qrels.")
-    name = "metrics.tsv" if gold == args.split else f"metrics-{gold}.tsv"
-    out = Path(args.out or f"{args.work}/{args.split}/{name}")
+    stem = "metrics" if gold == args.split else f"metrics-{gold}"
+    out = Path(args.out or f"{args.work}/{args.split}/{stem}.tsv")
     tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     outs = {str(out.with_suffix(ending)): text for ending, text in tables.items()}
+    basis = basis_lines(counts)
     if args.report:
         bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
-        table = markdown(cell_texts(cells, bounds), basis_lines(counts))
+        table = markdown(cell_texts(cells, bounds), basis)
         outs[args.report] = report(args, runs, qrels, components, table)
     for path, text in outs.items():
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
-    print(markdown(cell_texts(cells), basis_lines(counts)))
+    print(markdown(cell_texts(cells), basis))
     return {"made": list(outs), "runs": len(components)}
 
 
 # ---------- Submission
-def with_narratives(run, claims, path):
-    """Return the rows with the codes of their claim."""
-    codes = read_table(path, ["claim_id", "codes"]).set_index("claim_id")["codes"]
-    for claim_id in claims[~claims.isin(codes.index)]:
-        fail(path, f"no codes for claim {claim_id}; see recipes/narratives.py")
-    return run.assign(narrative=run["claim_id"].map(codes))
-
-
 def submission(args):
     """Write a run as the table that a shared task asks for, and its zip."""
     top_k = args.top_k or TASKS[args.task]
@@ -562,7 +557,10 @@ def submission(args):
         lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
         table = lists.rename_axis("post_id").rename("preds").reset_index()
     if has_narratives:
-        table = with_narratives(table, claims, args.narratives)
+        codes = read_table(args.narratives, ["claim_id", "codes"]).set_index("claim_id")["codes"]
+        for claim_id in claims[~claims.isin(codes.index)]:
+            fail(args.narratives, f"no codes for claim {claim_id}; see recipes/narratives.py")
+        table["narrative"] = table["claim_id"].map(codes)
     text = table.to_csv(sep="\t" if is_tsv else ",", index=False)
     with written(outs[0], task) as new:
         new.write_text(text, encoding="utf-8")
