@@ -71,7 +71,6 @@ NOTES = {  # what a table may show: what explains it
 }
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
-WIDTH = 100  # columns of a terminal
 TASKS = {  # abstracts per claim
     "climatecheck2025": 10,
     "climatecheck2026": 10,
@@ -339,8 +338,8 @@ def markdown(texts, basis=()):
     first = column_lines("run", runs)
     columns = [column_lines(*column) for column in texts.drop(columns="run").items()]
     widths = [len(lines[0]) for lines in columns]
-    for count in range(1, 1 + max(1, len(columns))):  # parts, of nearly as many columns
-        if len(first[0]) + max(map(sum, np.array_split(widths, count))) < WIDTH:
+    for count in range(1, 1 + max(1, len(columns))):  # as few parts as fit a terminal
+        if len(first[0]) + max(map(sum, np.array_split(widths, count))) < 100:
             break
     tables = []
     for part in np.array_split(np.array(columns), count):
