@@ -179,6 +179,7 @@ def encode_shards(encoder, texts, batch_size, args, parts):
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
         save_shard(parts / "new.npz", vectors)
         (parts / "new.npz").rename(paths[-1])
+    print(f"{longer} of {len(texts)} texts are longer than {encoder.max_seq_length} tokens")
     return paths, longer
 
 
@@ -237,7 +238,7 @@ def index(args):
             (folder / "meta.json").write_text(json.dumps(meta, indent=1))
             with written(out, task) as new:
                 folder.rename(new)
-        print(f"{out}: {len(texts)} abstracts, {meta.get('longer', 0)} longer than the model reads")
+        print(f"{out}: {len(texts)} abstracts")
         made.append(out)
     return {"made": made}
 
