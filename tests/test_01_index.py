@@ -191,11 +191,11 @@ def test_another_flag_makes_only_the_index_that_it_decides(toy, call):
 def test_kill_9_in_the_middle_of_encoding_changes_no_byte(toy, call, killed, kind):
     words = ("--indexes", kind, "--max-length", 24)
     facts(call(SCRIPT, *words, "--out", "whole", cwd=toy, edits=SMALL))
-    kill = kill_before('(parts / "new.npz").rename(path)', 3)
+    kill = kill_before('(parts / "new.npz").rename(paths[-1])', 3)
     assert killed(SCRIPT, *words, "--out", "killed", cwd=toy, edits=SMALL | kill)
     parts = toy / f"killed/{kind}.parts"
     assert sorted(path.name for path in parts.glob("*/[0-9]*.npz")) == ["0.npz", "5.npz"]
-    never = kill_before('(parts / "new.npz").rename(path)', 2, by="sys.exit('done again')")
+    never = kill_before('(parts / "new.npz").rename(paths[-1])', 2, by="sys.exit('done again')")
     facts(call(SCRIPT, *words, "--out", "killed", cwd=toy, edits=SMALL | never))
     for path in (toy / f"whole/{kind}").iterdir():
         assert path.read_bytes() == (toy / f"killed/{kind}" / path.name).read_bytes(), path.name
