@@ -29,6 +29,7 @@ read_corpus = SCRIPT.read_corpus
 digest = SCRIPT.digest
 task_of = SCRIPT.task_of
 up_to_date = SCRIPT.up_to_date
+write_table = SCRIPT.write_table
 written = SCRIPT.written
 run = SCRIPT.run
 TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # of prompts

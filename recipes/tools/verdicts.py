@@ -92,7 +92,7 @@ def mean(args):
     labels = np.array(LABELS, object)[means.argmax(axis=1)]
     verdicts = first[RUN].assign(label=labels, **dict(zip(PROBABILITIES, means.T)))
     with kit.written(args.out, task, pairs=len(verdicts)) as new:
-        verdicts.to_csv(new, sep="\t", index=False, float_format="%.9g", lineterminator="\n")
+        kit.write_table(verdicts, new)
     return {"made": [args.out], "pairs": len(verdicts)}
 
 

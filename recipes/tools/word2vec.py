@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from kit import fail, read_corpus, read_table, text_of
+from kit import fail, read_corpus, read_table, text_of, write_table
 
 
 def means_of(texts, vectors):
@@ -71,7 +71,7 @@ def main():
     run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     new = args.out.with_suffix(".tmp")
-    run.to_csv(new, sep="\t", index=False)
+    write_table(run, new)
     new.replace(args.out)
     missing = len(claims) - run["claim_id"].nunique()
     print(f"{args.out}: {len(run)} rows, {missing} claims without a known word")
