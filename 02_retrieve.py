@@ -32,6 +32,7 @@ import shutil
 import sys
 import time
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RRF_K = 60  # Cormack et al. 2009
+BATCH = 128  # claims whose scores are in memory: 0.2 GiB with 394,269 abstracts
 ADVICE = "see meta.json of the index, and data/README.md, models"
 POOLS = {  # labels of abstracts that may be negatives; None: not judged
     "both": ("NEI", None),
@@ -56,8 +58,11 @@ def search_bm25(folder, meta, claims, args):
     import bm25s
 
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
-    for tokens in tokenise(claims, return_ids=False, **meta["analyser"]):
-        yield bm25.get_scores_from_ids(bm25.get_tokens_ids(tokens))
+    tokens = tokenise(claims, return_ids=False, **meta["analyser"])
+    ids = list(map(bm25.get_tokens_ids, tokens))
+    with ThreadPoolExecutor() as pool:  # numpy adds scores without Python's lock
+        for start in range(0, len(ids), BATCH):
+            yield from pool.map(bm25.get_scores_from_ids, ids[start : start + BATCH])
 
 
 def encode_claims(meta, claims, args):
@@ -94,7 +99,7 @@ def search_dense(folder, meta, claims, args):
 
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
-    for batch in queries.split(128):  # their scores take 0.2 GiB with 394,269 abstracts
+    for batch in queries.split(BATCH):
         cosines = [batch @ block.to(batch.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(cosines, dim=1).cpu().numpy()
 
@@ -146,8 +151,8 @@ def search(kind, claims, corpus, args):
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
         if args.restrict:
             scores[np.delete(np.arange(len(scores)), candidates.get(claim_id, []))] = lowest
-        rows = best_rows(scores, lowest, args.top_k)
-        found += [(claim_id, abstract_ids[row], scores[row]) for row in rows]
+        best = best_rows(scores, lowest, args.top_k)
+        found.extend(zip([claim_id] * len(best), abstract_ids[best], scores[best]))
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
@@ -160,8 +165,8 @@ def write_run(run, path, task, top_k, claims):
     run = run.loc[run["rank"] <= top_k, RUN]
     with written(path, task) as new:
         write_table(run, new)
-    missing = f"{claims - run['claim_id'].nunique()} without rows"
-    print(f"{path}: {len(run)} rows, {claims} claims, {missing}")
+    missing = claims - run["claim_id"].nunique()
+    print(f"{path}: {len(run)} rows, {claims} claims, {missing} without rows")
     return run
 
 
@@ -305,7 +310,7 @@ def weight_grid(count):
 
 
 def scorer_of(name, evidence):
-    """Return a measure of ir-measures and what computes it; evidence: a table of PAIR."""
+    """Return what computes a measure of ir-measures; evidence: a table of PAIR."""
     import ir_measures
 
     try:
@@ -313,11 +318,12 @@ def scorer_of(name, evidence):
     except (NameError, ValueError):
         fail("--measure", f"{name} is no measure of ir-measures; take nDCG@10, R@5, RR or MAP")
     qrels = evidence[PAIR].set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1)
-    return measure, ir_measures.evaluator([measure], qrels)
+    return ir_measures.evaluator([measure], qrels)
 
 
-def fusion_value(table, weights, method, measure, scorer):
-    """Return the mean of a measure, over claims with evidence, of a fusion of a points table."""
+def fusion_value(table, weights, method, scorer):
+    """Return a measure of a fusion of a points table: its mean over claims with evidence."""
+    [measure] = scorer.measures
     claims, _ = table.index.get_level_values("claim_id").factorize()
     order = np.lexsort((-combined_scores(table, weights, method), claims))
     rank = np.arange(len(order)) - np.searchsorted(claims[order], claims[order])
@@ -326,13 +332,13 @@ def fusion_value(table, weights, method, measure, scorer):
     return scorer.calc_aggregate(run.assign(score=-rank[is_seen].astype(float)))[measure]
 
 
-def fusions(runs, measure, scorer):
+def fusions(runs, scorer):
     """Yield value, method, k and weights of every fusion that fit tries."""
     for name, method in METHODS.items():
         for k in method.constants:
             table = points_table(runs, name, k)
             for weights in weight_grid(len(runs)):
-                value = fusion_value(table, weights, name, measure, scorer)
+                value = fusion_value(table, weights, name, scorer)
                 yield value, name, k, weights.tolist()
 
 
@@ -347,21 +353,21 @@ def fit(args):
     qrels = read_table(args.qrels, QRELS, label=LABELS)
     claim_ids = {path: run["claim_id"] for path, run in zip(args.runs, runs)}
     check_claims(claim_ids | {args.qrels: qrels["claim_id"]})
-    measure, scorer = scorer_of(args.measure, qrels[qrels["label"] != "NEI"])
+    scorer = scorer_of(args.measure, qrels[qrels["label"] != "NEI"])
     baselines = {f"{path} alone": [run] for path, run in zip(args.runs, runs)}
     baselines[f"rrf, k = {RRF_K}, equal weights"] = runs
     for name, fused in baselines.items():
         table = points_table(fused, "rrf", RRF_K)
-        value = fusion_value(table, [1] * len(fused), "rrf", measure, scorer)
+        value = fusion_value(table, [1] * len(fused), "rrf", scorer)
         print(f"{value:.4f}  {name}")
-    tried = tqdm(fusions(runs, measure, scorer), "fusions tried")
+    tried = tqdm(fusions(runs, scorer), "fusions tried")
     found = sorted(tried, key=lambda fusion: -fusion[0])
     for value, method, k, weights in found[:10]:
         print(f"{value:.4f}  {method}, k = {k}, weights {' '.join(map(str, weights))}")
     fusion = {"measure": args.measure, "runs": [Path(path).name for path in args.runs]}
     fusion |= dict(zip(["value", "method", "rrf_k", "weights"], found[0]))
     with written(args.out, task) as new:
-        new.write_text(json.dumps(fusion, indent=1) + "\n")
+        new.write_text(json.dumps(fusion, indent=1))
     return {"made": [args.out], **fusion}
 
 
@@ -372,20 +378,11 @@ def draw(abstract_ids, count, order, rng, unwanted=()):
         return abstract_ids[:count] if order == "best" else abstract_ids[::-1][:count]
     size = min(count + len(unwanted), len(abstract_ids))
     rows = rng.choice(len(abstract_ids), size, replace=False)
-    drawn = [abstract_ids[row] for row in rows]
-    return [abstract_id for abstract_id in drawn if abstract_id not in unwanted][:count]
-
-
-class Negatives(NamedTuple):
-    """What the negatives of a claim are drawn from: lists of abstract_ids."""
-
-    hard: list  # the first ranks, best first, without evidence
-    easy: list  # the corpus, or what is NEI for any claim
-    not_easy: set  # what is no easy negative: evidence, and the first ranks
+    return [abstract_ids[row] for row in rows if abstract_ids[row] not in unwanted][:count]
 
 
 def negatives_of(labels, ranked, corpus, nei, args):
-    """Return the Negatives of a claim.
+    """Return what hard and easy negatives of a claim are drawn from, and what is no easy one.
 
     labels: {abstract_id: label} of the claim; ranked: its abstracts in the run; nei: what is NEI
     for any claim, {abstract_id: "NEI"}, for --pool nei.
@@ -397,7 +394,7 @@ def negatives_of(labels, ranked, corpus, nei, args):
     hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
     easy = list(nei) if args.pool == "nei" else corpus
     not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
-    return Negatives(hard, easy, not_easy.union(first))
+    return hard, easy, not_easy.union(first)
 
 
 def example(kind, claim_id, abstract_id, **value):
@@ -417,20 +414,21 @@ def pairs_of(claim_id, evidence, negatives, rng, args):
         value = {"target": 0.0}
         for abstract_id in evidence:
             yield example("evidence", claim_id, abstract_id, target=1.0)
-    hard = draw(negatives.hard, times * args.hard, args.draw, rng)
-    easy = draw(negatives.easy, times * args.easy, "random", rng, negatives.not_easy)
-    for kind, drawn in (("hard", hard), ("easy", easy)):
-        for abstract_id in drawn:
-            yield example(kind, claim_id, abstract_id, **value)
+    hard, easy, not_easy = negatives
+    for abstract_id in draw(hard, times * args.hard, args.draw, rng):
+        yield example("hard", claim_id, abstract_id, **value)
+    for abstract_id in draw(easy, times * args.easy, "random", rng, not_easy):
+        yield example("easy", claim_id, abstract_id, **value)
 
 
 def tuples_of(claim_id, evidence, negatives, rng, args):
     """Yield a tuple for each evidence abstract, with negatives drawn for it."""
+    hard, easy, not_easy = negatives
     for abstract_id in evidence:
-        hard = draw(negatives.hard, args.hard, args.draw, rng)
-        easy = draw(negatives.easy, args.easy, "random", rng, negatives.not_easy)
-        example = {"kind": "evidence", "claim_id": claim_id, "positive": abstract_id}
-        yield example | {"negatives": hard + easy}
+        drawn = draw(hard, args.hard, args.draw, rng)
+        drawn = drawn + draw(easy, args.easy, "random", rng, not_easy)
+        pair = {"kind": "evidence", "claim_id": claim_id, "positive": abstract_id}
+        yield pair | {"negatives": drawn}
 
 
 def scored_pairs_of(claim_id, evidence, scores, args):
@@ -513,8 +511,8 @@ def add_retrieve(job):
     add = job.add_argument_group("search").add_argument
     add("--retrievers", nargs="+", choices=SEARCH,
         help="search these indexes only (default: all that are in --index)")
-    add("--restrict", metavar="RUN", help="score only the candidates that this run has for a claim")
-    add("--limit", type=positive, metavar="N", help="retrieve for the first N claims only")
+    add("--restrict", help="score only the candidates that this run has for a claim")
+    add("--limit", type=positive, help="retrieve for the first N claims only")
     add_ranks(add)
     add("--device", nargs="+",
         help="encode claims on this device: cpu, cuda:0, mps (default: a GPU, if there is one)")
@@ -525,7 +523,7 @@ def add_fuse(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("runs", nargs="+", help="fuse these runs")
     add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
-    add("--fusion", metavar="FILE",
+    add("--fusion",
         help="take method, weights and k from this fusion.json of the job fit")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",

@@ -241,7 +241,7 @@ def test_a_fit_ranks_ties_as_a_fusion_does():
         runs.append(pd.DataFrame(rows, columns=RUN))
     pairs = [(f"c{n}", name) for n in range(20) for name in ("d3", "d7")]
     evidence = pd.DataFrame(pairs, columns=KEY)
-    found = list(KIT.fusions(runs, *KIT.scorer_of("MRR@9", evidence)))
+    found = list(KIT.fusions(runs, KIT.scorer_of("MRR@9", evidence)))
     for value, method, k, weights in found[::9]:
         fused = KIT.fuse_runs(runs, weights, method, k, [])
         hits = fused["abstract_id"].isin(["d3", "d7"]).to_numpy().reshape(20, 9)
@@ -259,7 +259,7 @@ def test_examples_by_hand():
     assert len({tuple(draw("abcd", 2, "random", rng)) for _ in range(300)}) == 4 * 3
     assert sorted(draw("abcd", 9, "random", rng, {"b"})) == list("acd")
     args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best")
-    negatives = KIT.Negatives(["x", "y"], ["z", "x", "p"], {"x", "y", "p"})
+    negatives = ["x", "y"], ["z", "x", "p"], {"x", "y", "p"}
 
     def rows(examples_of, *evidence):
         examples = examples_of("c", list(evidence), negatives, rng, args)
