@@ -151,8 +151,8 @@ def search(kind, claims, corpus, args):
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
         if args.restrict:
             scores[np.delete(np.arange(len(scores)), candidates.get(claim_id, []))] = lowest
-        best = best_rows(scores, lowest, args.top_k)
-        found.extend(zip([claim_id] * len(best), abstract_ids[best], scores[best]))
+        for row in best_rows(scores, lowest, args.top_k):
+            found.append((claim_id, abstract_ids[row], scores[row]))
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
