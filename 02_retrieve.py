@@ -558,14 +558,14 @@ def add_mine(job):
              "scores: pairs whose targets are a run's scores, for 03_rerank.py")
     add("--hard", type=int, default=4, help="draw this many negatives from the first ranks of "
         "the run, per claim (pairs) or per evidence abstract (tuples, labels)")
-    add("--easy", type=int, default=0, help="draw this many negatives at random from the rest of "
-        "the corpus, counted as --hard")
+    add("--easy", type=int, default=0,
+        help="draw this many negatives at random from the rest of the corpus, counted as --hard")
     add("--from-top", type=positive, default=50,
         help="draw hard negatives from this many first ranks; scores: take this many ranks")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
-    add("--pool", choices=POOLS, default="both", help="take as negatives what is judged NEI, "
-        "what is not judged, or both; nei takes what is NEI for any claim")
+    add("--pool", choices=POOLS, default="both",
+        help="negatives are abstracts judged NEI (for any claim), not judged, or both of a claim")
     add("--seed", type=int, default=13, help="seed of the random draws")
     add = job.add_argument_group("examples of --shape scores").add_argument
     add("--middle", type=float, help="the score that gets the target 0.5")
