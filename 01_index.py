@@ -9,14 +9,14 @@
 """
 Index the abstracts (BM25, dense, SPLADE), find their neighbours, fine-tune the dense encoder.
 
-Reads   corpus.jsonl; train: claims, and examples.jsonl of 02_retrieve.py mine --shape tuples
+Reads   corpus.jsonl; graph: index/dense/; train: claims, tuples of 02_retrieve.py mine, a dev split
 Writes  index/KIND/, each with abstract_ids.json (row to id) and meta.json:
             bm25/    postings, in the format of bm25s
             dense/   embeddings.npy: abstracts x dimensions, float16, unit length
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
-        models/encoder/; OUT.parts/: shards and checkpoints, from which a run resumes
-Prints  what is made, and how many texts are truncated; the last line is JSON
+        models/encoder/; OUT.parts/: shards and checkpoints, from which the same call resumes
+Prints  what is made, and how many texts are longer than a model reads; the last line is JSON
 
 Examples
     python 01_index.py --indexes bm25 --k1 1.2
@@ -388,17 +388,17 @@ def train(args):
 def add_texts(job):
     add = job.add_argument_group("texts").add_argument
     add("--fields", default="title,abstract",
-        help="join these fields of a record, in this order, to the text of an abstract")
+        help="make the text of an abstract from these fields, in this order")
     add("--separator", default=" ", help="put this between two fields (default: a blank)")
-    add("--max-length", type=positive, default=512, help="truncate texts to this many tokens, if "
-        "the model does not read fewer")
-    add("--pooling", choices=("truncate", "chunks"), default="truncate",
-        help="dense: truncate long texts, or read them in overlapping chunks whose vectors are "
-             "pooled (mean and maximum)")
-    add("--query-prompt", help="dense: put this before a claim, as 'query: ' (default: what the "
-        "model says)")
-    add("--document-prompt", help="dense: put this before an abstract, as 'passage: ' (default: "
-        "what the model says)")
+    add("--max-length", type=positive, default=512, help="""truncate abstracts and claims to this
+        many tokens, or to the model's own limit if that is lower""")
+    add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
+        long abstracts, or read them in overlapping windows whose vectors are pooled, (mean +
+        maximum) / 2; give it to index and train alike""")
+    add("--query-prompt", help="""dense: put this before a claim, such as 'query: '; a trained model
+        keeps it (default: the model's own)""")
+    add("--document-prompt", help="""dense: put this before an abstract, such as 'passage: '; a
+        trained model keeps it (default: the model's own)""")
 
 def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -408,17 +408,15 @@ def add_index(job):
         help="make these indexes only (default: all three)")
     add_texts(job)
     add = job.add_argument_group("BM25").add_argument
-    add("--analyser", choices=ANALYSERS, default="default",
-        help="default: lower case, stopwords, stems; plain: split at white space only; nltk: lower "
-             "case, no punctuation, NLTK's stopwords, no stems")
+    add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stopwords,
+        stems; plain: split at white space only; nltk: lower case, no punctuation, NLTK's stopwords,
+        no stems""")
     add("--language", choices=LANGUAGES, default="english",
-        help="take the stopwords and stems of this language")
+        help="take stopwords (analysers default and nltk) and stems (default) of this language")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
         help="variant of idf; in robertson, terms of more than half of the texts count nothing")
-    add("--k1", type=float, default=1.5, help="term-frequency saturation; a larger k1 lets "
-        "repeated terms count more")
-    add("--b", type=float, default=0.75,
-        help="length normalisation, from 0 (none) to 1 (long texts count fully as long)")
+    add("--k1", type=float, default=1.5, help="saturation; with more, repeated terms count more")
+    add("--b", type=float, default=0.75, help="length normalisation, from 0 (none) to 1 (full)")
     add = job.add_argument_group("models").add_argument
     add("--dense-model", default="data/models/minilm",
         help="encode by this SentenceTransformer, a folder or a name on the hub")
@@ -428,10 +426,10 @@ def add_index(job):
         help="term weights of SPLADE from logits: log(1 + ReLU) as in SPLADE-v3, or ReLU alone")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the models; auto takes half precision on a GPU, else fp32")
-    add("--batch-size", type=positive, default=32,
-        help="encode this many texts at once, a quarter for SPLADE; fewer need less memory")
-    add("--device", nargs="+", help="encode on these devices: cpu, mps, cuda:0 cuda:1 (default: a "
-        "GPU, if there is one)")
+    add("--batch-size", type=positive, default=32, help="""encode this many texts at once (SPLADE: a
+        quarter of it); fewer need less memory""")
+    add("--device", nargs="+", help="""encode on these devices: cpu, mps, cuda, or several as cuda:0
+        cuda:1 (default: a GPU, if there is one)""")
     add_shared(job)
 
 def add_graph(job):
@@ -441,34 +439,35 @@ def add_graph(job):
     add = job.add_argument_group("graph").add_argument
     add("--neighbours", type=positive, default=10,
         help="keep this many nearest abstracts for each abstract")
-    add("--device", nargs=1, help="compute on this device: cpu, mps, cuda:0 (default: a GPU, if "
-        "there is one)")
+    add("--device", nargs=1,
+        help="compute on this device: cpu, mps, cuda (default: a GPU, if there is one)")
     add_shared(job)
 
 def add_train(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
         help="train on these examples of 02_retrieve.py mine --shape tuples")
-    add("--claims", default="{data}/claims.{split}.tsv", help="the claims of the examples")
-    add("--corpus", default="{data}/corpus.jsonl", help="the abstracts of the examples")
-    add("--model", default="data/models/minilm",
-        help="start from this SentenceTransformer, a folder or a name on the hub")
+    add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
+    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--out", default="{work}/models/encoder", help="write the trained model to this folder")
     add_texts(job)
     add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("triplet", "mnrl"), default="mnrl",
-        help="mnrl: in-batch negatives and mined ones; triplet: one mined negative per row")
+    add("--model", default="data/models/minilm",
+        help="start from this SentenceTransformer, a folder or a name on the hub")
+    add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives and
+        as many mined ones for every row; triplet: one row for each mined negative""")
     add("--margin", type=float, default=0.3,
         help="triplet: push the cosine of a negative this far below that of the positive")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
     add("--epochs", type=float, default=2, help="train for this many passes over the examples")
-    add("--lr", type=float, default=7e-6, help="learning rate at its peak")
-    add("--batch-size", type=positive, default=64, dest="batch", help="rows per batch; with mnrl, "
-        "more rows are more negatives")
-    add("--accumulate", type=positive, default=1,
-        help="sum the gradients of this many batches before each optimiser step")
-    add("--dev-split", default="dev", help="keep the epoch with the best nDCG@10 on claims and "
-        "qrels of this split; none: keep the last one")
+    add("--lr", type=float, default=7e-6,
+        help="learning rate after the warm-up, which takes a tenth of the steps")
+    add("--batch-size", type=positive, default=64, dest="batch", help="""train on this many rows
+        (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
+    add("--accumulate", type=positive, default=1, help="""average the gradients of this many batches
+        per optimiser step; in-batch negatives stay within a batch""")
+    add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
+        qrels of this split, among judged and 1,000 drawn abstracts; without them the last""")
     add("--patience", type=positive, default=2,
         help="stop after this many epochs without improvement on the dev split")
     add("--seed", type=int, default=13, help="seed of the order and of the dev abstracts")

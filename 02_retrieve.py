@@ -9,9 +9,10 @@
 Retrieve abstracts for each claim, fuse runs, fit a fusion's weights, mine training examples.
 
 Reads   claims and index/*/; fuse: runs; fit: runs, qrels; mine: a run, qrels, corpus
-Writes  {bm25,dense,splade}.tsv and hybrid.tsv, their reciprocal rank fusion; fuse: fused.tsv;
-        fit: fusion.json; mine: examples.jsonl
-Prints  counts of each file; fit: the best fusions beside single runs; the last line is JSON
+Writes  a run for each index, {bm25,dense,splade}.tsv, and hybrid.tsv, their fusion by reciprocal
+        rank; fuse: fused.tsv; fit: fusion.json; mine: examples.jsonl
+Prints  counts of each file; fit: values of the single runs, then of the ten best fusions; the last
+        line is JSON
 
 Examples
     python 02_retrieve.py --limit 5
@@ -497,37 +498,38 @@ def mine(args):
 # ---------- Command line
 # fmt: off
 def add_ranks(add):
-    add("--top-k", type=positive, default=100, help="keep this many abstracts per claim and run")
-    add("--rrf-k", type=int, default=RRF_K,
-        help="k of the reciprocal rank fusion 1 / (k + rank); a larger k flattens the ranks")
+    add("--top-k", type=positive, default=100, help="keep this many abstracts per claim in a run")
+    add("--rrf-k", type=int, default=RRF_K, help="""k of the reciprocal rank fusion 1 / (k + rank);
+        a larger k makes the first ranks count less""")
 
 def add_retrieve(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--claims", default="{data}/claims.{split}.tsv", help="retrieve abstracts for these claims")
     add("--corpus", default="{data}/corpus.jsonl",
-        help="the abstracts that were indexed; they are compared with those of the index")
+        help="the abstracts that were indexed; if they have changed since, the job stops")
     add("--index", default="{work}/index", help="read the indexes of 01_index.py in this folder")
     add("--out", default="{work}/{split}", help="write the runs to this folder")
     add = job.add_argument_group("search").add_argument
     add("--retrievers", nargs="+", choices=SEARCH,
         help="search these indexes only (default: all that are in --index)")
-    add("--restrict", help="score only the candidates that this run has for a claim")
-    add("--limit", type=positive, help="retrieve for the first N claims only")
+    add("--restrict", help="""score only the candidates that this run has for a
+        claim; BM25 and SPLADE leave out those with score 0""")
+    add("--limit", type=positive, help="retrieve for this many first claims only, for a first look")
     add_ranks(add)
-    add("--device", nargs="+",
-        help="encode claims on this device: cpu, cuda:0, mps (default: a GPU, if there is one)")
+    add("--device", nargs="+", help="""encode claims on the first of these devices: cpu, mps, cuda
+        (default: a GPU, if there is one)""")
     add_shared(job, split="test")
 
 def add_fuse(job):
     points = "; ".join(f"{name}: {method.points.__doc__}" for name, method in METHODS.items())
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("runs", nargs="+", help="fuse these runs")
+    add("runs", nargs="+", help="fuse these runs; ties keep the order of the corpus in --data")
     add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
-    add("--fusion",
-        help="take method, weights and k from this fusion.json of the job fit")
+    add("--fusion", help="""take method, weights and k from this file of the job
+        fit, for the same runs in the same order, in place of these flags""")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
-        help=f"sum these points of an abstract over the runs (union: take the best): {points}")
+        help=f"sum these points over the runs, or for union take the best: {points}")
     add("--weights", nargs="+", type=float,
         help="multiply the points of each run by its weight, one a run (default: 1 each)")
     add_ranks(add)
@@ -535,13 +537,13 @@ def add_fuse(job):
 
 def add_fit(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("runs", nargs="+", help="fit a fusion of these runs of judged claims; where a run comes "
-        "from a trained model, take claims that the model was not trained on")
+    add("runs", nargs="+", help="""fit a fusion of these runs of judged claims; where a run comes
+        from a trained model, take claims that the model was not trained on""")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score fusions by these judgements")
     add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
     add = job.add_argument_group("fusion").add_argument
     add("--measure", default="nDCG@10",
-        help="maximise this measure of ir-measures, as nDCG@10, R@5, RR or MAP")
+        help="maximise this measure of ir-measures, such as nDCG@10, R@5, RR or MAP")
     add_shared(job, split="dev")
 
 def add_mine(job):
@@ -553,24 +555,26 @@ def add_mine(job):
     add("--out", default="{work}/{split}/examples.jsonl", help="write the examples to this file")
     add = job.add_argument_group("examples").add_argument
     add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
-        help="pairs: claim, abstract, target 0 or 1, for 03_rerank.py; tuples: claim, evidence, "
-             "negatives, for 01_index.py and 03_rerank.py; labels: NEI pairs, for 05_classify.py; "
-             "scores: pairs whose targets are a run's scores, for 03_rerank.py")
-    add("--hard", type=int, default=4, help="draw this many negatives from the first ranks of "
-        "the run, per claim (pairs) or per evidence abstract (tuples, labels)")
-    add("--easy", type=int, default=0,
-        help="draw this many negatives at random from the rest of the corpus, counted as --hard")
-    add("--from-top", type=positive, default=50,
-        help="draw hard negatives from this many first ranks; scores: take this many ranks")
+        help="""pairs: claim, abstract, target 0 or 1 (03_rerank.py, losses bce and l1); tuples:
+        claim, evidence, its negatives (01_index.py; 03_rerank.py, bce and margin); labels: NEI
+        pairs (05_classify.py); scores: pairs whose targets are scores of the run (03_rerank.py)""")
+    add("--hard", type=int, default=4, help="""draw this many negatives from the first ranks of the
+        run, per claim (pairs) or evidence abstract (tuples, labels); 0: do not read the run""")
+    add("--easy", type=int, default=0, help="""draw this many negatives at random from the rest of
+        the corpus, per claim or evidence abstract as --hard""")
+    add("--from-top", type=positive, default=50, help="""draw hard negatives from this many first
+        ranks, which judged abstracts that the run lacks follow; scores: take this many ranks""")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
-    add("--pool", choices=POOLS, default="both",
-        help="negatives are abstracts judged NEI (for any claim), not judged, or both of a claim")
+    add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
+        is not judged, or both; nei: easy ones, too, and what is NEI for another claim""")
     add("--seed", type=int, default=13, help="seed of the random draws")
-    add = job.add_argument_group("examples of --shape scores").add_argument
-    add("--middle", type=float, help="the score that gets the target 0.5")
-    add("--scale", type=float, help="add this to the target for each unit of the score")
-    add("--gold", action="store_true", help="give evidence the target 1, whatever its score")
+    add = job.add_argument_group("--shape scores: target = 0.5 + scale * (score - middle), within "
+                                 "0 and 1").add_argument
+    add("--middle", type=float, help="give this score the target 0.5; it is required")
+    add("--scale", type=float, help="add this to the target per unit of the score; it is required")
+    add("--gold", action="store_true",
+        help="give all evidence the target 1, also what the run lacks")
     add_shared(job, split="train")
 # fmt: on
 

@@ -9,10 +9,11 @@
 """
 Rerank the candidates of a run with a cross-encoder, or train one.
 
-Reads   a run, claims, corpus; train: examples.jsonl of 02_retrieve.py mine, and a dev split
+Reads   a run, claims, corpus, and if they are named a graph and verdicts; train: examples.jsonl of
+        02_retrieve.py mine, and claims, qrels and a run of a dev split
 Writes  rerank.tsv; train: models/reranker/
-        OUT.parts/: finished groups and checkpoints, from which a run resumes
-Prints  how many candidates were left out; the last line is JSON
+        OUT.parts/: finished groups and checkpoints, from which the same call resumes
+Prints  how many rows of the run were left out; the last line is JSON
 
 Examples
     python 03_rerank.py --depth 50 --first-stage 0.5
@@ -472,40 +473,43 @@ def add_texts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
 
 def add_length(add):
-    add("--max-length", type=positive, default=512, help="truncate a claim and its abstract to "
-        "this many tokens together; only the abstract is truncated, unless the claim is very long")
-    add("--prompt", help="instruct a causal reranker by this text (default: what the model says)")
+    add("--max-length", type=positive, default=512, help="""truncate prompt, claim and abstract to
+        this many tokens together; a claim keeps at least half of the room""")
+    add("--prompt", help="""instruct a causal reranker or monoT5 by this text (default: the model's
+        own)""")
 
 def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("--run", help="rerank the candidates of this run (default: hybrid.tsv in {work}/{split}, "
-        "else the run of one retriever)")
+    add("--run", help="""rerank the candidates of this run (default: {work}/{split}/hybrid.tsv, else
+        the run of one retriever there)""")
     add_texts(add)
     add("--out", default="{work}/{split}/rerank.tsv", help="write the reranked run to this file")
     add("--depth", type=positive, default=20, help="score this many candidates per claim")
-    add("--top-k", type=positive, help="write this many abstracts per claim, those beyond --depth "
-        "in their old order (default: those that were scored)")
+    add("--top-k", type=positive, help="""write this many abstracts per claim; those that are not
+        scored follow in their old order (default: those that are scored)""")
     add = job.add_argument_group("model").add_argument
-    add("--model", default="{work}/models/reranker", help="score by this reranker, a folder or a "
-        "name on the hub; or take the scores of a run, FILE.tsv")
+    add("--model", default="{work}/models/reranker", help="""score by this reranker, a folder or a
+        name on the hub; or take the scores of a run, FILE.tsv""")
     add_length(add)
     add("--batch-size", type=positive, default=32,
         help="score this many pairs at once; fewer need less memory")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
-    add("--device", nargs="+", help="score on these devices: cpu, mps, cuda:0 cuda:1 (default: a "
-        "GPU, if there is one)")
+    add("--device", nargs="+", help="""score on these devices: cpu, mps, cuda, or several as cuda:0
+        cuda:1 (default: a GPU, if there is one)""")
     add = job.add_argument_group("other scores").add_argument
     add("--first-stage", type=float, default=0, metavar="WEIGHT",
         help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
-    add("--verdicts", metavar="FILE", help="add P(SUPPORTS) + P(REFUTES) of these verdicts on the "
-        "same pairs to the sigmoid of the score (ComboScorer)")
-    add("--alpha", type=float, default=0.5, help="weight of --verdicts, from 0 to 1")
+    add("--verdicts", metavar="FILE", help="""average the sigmoid of the score with P(SUPPORTS) +
+        P(REFUTES) of these verdicts on the same pairs (ComboScorer); --first-stage comes after""")
+    add("--alpha", type=float, default=0.5, help="weight of --verdicts in this average, 0 to 1")
     add = job.add_argument_group("neighbours").add_argument
-    add("--graph", metavar="FOLDER", help="let neighbours of the best candidates join, by this "
-        "graph of 01_index.py")
-    add("--rounds", type=positive, default=20, help="stop after this many rounds of neighbours")
-    add("--neighbours", type=positive, default=10, help="take this many neighbours of an abstract")
+    add("--graph", metavar="FOLDER", help="""score neighbours of the best candidates, too, beyond
+        --depth, by this graph of 01_index.py""")
+    add("--rounds", type=positive, default=20,
+        help="search neighbours for at most this many rounds, until none is new")
+    add("--neighbours", type=positive, default=10,
+        help="take this many neighbours of an abstract, at most those in the graph")
     add("--beam", type=positive, default=30,
         help="take the neighbours of this many best abstracts of a claim in each round")
     add_shared(job, split="test")
@@ -517,23 +521,24 @@ def add_train(job):
     add_texts(add)
     add("--out", default="{work}/models/reranker", help="write the trained model to this folder")
     add = job.add_argument_group("model").add_argument
-    add("--model", default="data/models/minilm", help="start from this encoder or reranker, a "
-        "folder or a name on the hub; an encoder gets a new head")
+    add("--model", default="data/models/minilm", help="""start from this encoder or reranker, a
+        folder or a name on the hub; an encoder gets a new head""")
     add_length(add)
     add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("bce", "margin", "l1"), default="bce",
-        help="bce: binary cross-entropy of the targets; margin: hinge loss on tuples; l1: distance "
-             "of the sigmoid from the targets")
+    add("--loss", choices=("bce", "margin", "l1"), default="bce", help="""bce: binary cross-entropy
+        of the targets; margin: hinge loss on tuples; l1: distance of the sigmoid from the
+        targets""")
     add("--margin", type=float, default=0.2,
         help="margin: wanted lead of the positive over a negative, in logits")
     add("--epochs", type=float, default=3, help="train for this many passes over the examples")
-    add("--lr", type=float, default=2e-5, help="learning rate at its peak")
+    add("--lr", type=float, default=2e-5,
+        help="learning rate at the start; it falls to 0, linearly or with l1 by a cosine")
     add("--batch-size", type=positive, default=16, dest="batch",
-        help="train on this many rows per batch")
-    add("--dev-split", default="dev", help="keep the epoch with the best nDCG@10 on claims and "
-        "qrels of this split; none: keep the last one")
-    add("--dev-run", metavar="RUN", help="rerank the candidates of this run for the dev claims "
-        "(default: hybrid.tsv of --dev-split in {work})")
+        help="train on this many rows per batch: pairs, with margin triplets")
+    add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
+        qrels of this split; the last one if they, or --dev-run, are missing""")
+    add("--dev-run", metavar="RUN", help="""rerank the candidates of this run for the dev claims
+        (default: hybrid.tsv of --dev-split in {work})""")
     add("--dev-depth", type=positive, default=20, help="rerank this many candidates per dev claim")
     add("--patience", type=positive, default=2,
         help="stop after this many epochs without improvement on the dev split")

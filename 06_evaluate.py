@@ -7,10 +7,10 @@
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs, verdicts, qrels; for the page also claims, corpus, claims.jsonl
+Reads   runs, verdicts, qrels; for the page also claims, corpus, claims.jsonl of 05_classify.py
 Writes  metrics.tsv, .tex, .json (with intervals, p-values, counts), .claims.tsv (by claim);
         --report: a page with all rankings; submission: a table and its zip
-Prints  the table, what explains it, what its figures rest on; the last line is JSON
+Prints  the table, notes on it, and the counts behind it; the last line is JSON
 
 Examples
     python 06_evaluate.py --report work/demo/test/report.html
@@ -492,7 +492,7 @@ def runs_of(args):
 
 
 def evaluate(args):
-    """Score runs with measures, and compare them with the first."""
+    """Score runs with measures, and compare them with the first, the baseline."""
     paths = runs_of(args)
     words = [MEASURES.get(word, word).split(", ") for word in args.measures]
     names = list(dict.fromkeys(sum(words, [])))
@@ -577,23 +577,23 @@ def add_texts(add):
 
 def add_evaluate(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("runs", nargs="*", help="score these runs or verdicts, the baseline first (default: those "
-        "of the stages that are in {work}/{split})")
+    add("runs", nargs="*", help="""score these runs or verdicts, the baseline first (default: those
+        of the stages that are in {work}/{split})""")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score by these judgements")
-    add("--out", help="write the table to this file, and .json, .tex, .claims.tsv beside it "
-        "(default: metrics.tsv in {work}/{split}; with other qrels, metrics-QRELS.tsv)")
-    add("--report", metavar="PAGE", help="write an HTML page with all rankings to this file; it "
-        "shows --claims and --corpus")
+    add("--out", help="""write the table to this file, and .json, .tex, .claims.tsv beside it
+        (default: {work}/{split}/metrics.tsv; with other qrels, metrics-QRELS.tsv)""")
+    add("--report", metavar="PAGE", help="""write an HTML page with all rankings to this file, with
+        the texts of --claims and --corpus""")
     add_texts(add)
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
-        help=f"sets: {', '.join(MEASURES)}; single ones: R@k, B-Pref, pooled R@k, "
-             f"{', '.join([*COMPOSED, *STANCE])}, or any of ir-measures, as nDCG@10 (default: "
-             "climatecheck2025)")
-    add("--depth", type=positive, default=10,
-        help="look at this many first ranks for labels and B-Pref")
-    add("--resamples", type=int, default=2000,
-        help="draw this many samples for intervals and p-values; 0: none of both, in less time")
+        help=f"""sets: {', '.join(MEASURES)}; single ones: R@k, pooled R@k, B-Pref,
+        {', '.join(COMPOSED)}; of labels: {', '.join(STANCE)}, abstract P, abstract R, abstract F1;
+        or any of ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
+    add("--depth", type=positive, default=10, help="""look at this many first ranks for P, R, F1 and
+        macro F1, and for B-Pref; R@k looks at k""")
+    add("--resamples", type=int, default=2000, help="""draw this many samples for intervals and
+        p-values; 0: neither, which is faster""")
     add("--seed", type=int, default=13, help="seed of the samples")
     add_shared(job, split="test")
 
@@ -603,14 +603,14 @@ def add_submission(job):
         help="submit this run, or these verdicts")
     add_texts(add)
     add("--narratives", default="{work}/{split}/narratives.tsv", metavar="FILE",
-        help="codes of claims, for climatecheck2026-narratives")
-    add("--out", metavar="ZIP", help="write the zip to this file, and the table beside it "
-        "(default: predictions.zip in {work}/{split}/TASK)")
+        help="read the codes of claims from this file, for climatecheck2026-narratives")
+    add("--out", metavar="ZIP", help="""write the zip to this file, and the table beside it
+        (default: {work}/{split}/TASK/predictions.zip)""")
     add = job.add_argument_group("submission").add_argument
     add("--task", choices=TASKS, default="climatecheck2025",
         help="write the columns and labels that this shared task asks for")
-    add("--top-k", type=positive, help="submit this many abstracts per claim (default: what the "
-        "task asks for)")
+    add("--top-k", type=positive, help="""submit this many abstracts per claim; one with fewer is an
+        error (default: 10, for checkthat4b 5)""")
     add_shared(job, split="test")
 # fmt: on
 
