@@ -608,8 +608,6 @@ def command_line(jobs):
             fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
         words = [names[0], *words]
     args = parser.parse_args(words)
-    if args.data != "data/demo" and not Path(args.data).is_dir():
-        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
@@ -620,6 +618,8 @@ def command_line(jobs):
 
 def run(args):
     """Run the job, and print its result as JSON."""
+    if args.data != "data/demo" and not Path(args.data).is_dir():
+        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:

@@ -125,7 +125,9 @@ def cut_run(args, numbers):
 # -------------------- Run
 def words_of(args, folder):
     """Return the flags of the script for the shard in a folder."""
-    words = ["--data", args.data, "--split", args.split]
+    words = ["--data", args.data]
+    if args.job != "index":
+        words += ["--split", args.split]
     if args.by_claims:
         words += ["--work", args.work, "--corpus", args.corpus]
         words += ["--run", folder / "run.tsv", "--out", folder / "out.tsv"]

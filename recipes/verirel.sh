@@ -23,7 +23,7 @@ runs() { echo "$WORK/$(basename $1)/$2"; }
 
 stage "1, 2  BM25: the best 100 for training, 2,000 for evaluation (3.2; difference 26)"
 bm25() { # FOLDER SPLIT DEPTH
-  python 01_index.py $(on $1 $2) --indexes bm25 --analyser nltk
+  python 01_index.py --data $1 --work $WORK/$(basename $1) --indexes bm25 --analyser nltk
   python 02_retrieve.py $(on $1 $2) --retrievers bm25 --top-k $3
 }
 bm25 $TRAIN 100

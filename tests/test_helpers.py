@@ -241,8 +241,8 @@ def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         KIT.command_line({KIT.mine: KIT.add_mine})
     shown = " ".join(capsys.readouterr().out.split())
-    assert "counted as --hard (default: 0)" in shown and "(default: {data}/corpus.jsonl)" in shown
-    assert "the target 0.5 --scale" in shown and "whatever its score shared" in shown
+    assert "abstract as --hard (default: 0)" in shown and "(default: {data}/corpus.jsonl)" in shown
+    assert "it is required --scale" in shown and "the run lacks shared" in shown
     assert "(default: )" not in shown and "None)" not in shown and "False)" not in shown
 
 
@@ -261,4 +261,6 @@ def test_faults_of_the_machine_are_one_line(capsys, error, said):
     def fault(_):
         raise error
 
-    assert said in refusal(capsys, KIT.run, SimpleNamespace(function=fault, job="mine"))
+    assert said in refusal(
+        capsys, KIT.run, SimpleNamespace(function=fault, job="mine", data="data/demo")
+    )
