@@ -67,7 +67,7 @@ class Analyser(NamedTuple):
 
 
 ANALYSERS = {
-    "default": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", "english"),  # as Lucene
+    "default": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's stopwords
     "plain": Analyser(None, False, r"\S+", None, None),  # split at white space: AIRwaves 2025
     "nltk": Analyser("NFKC", True, r"[^\W_]+", "english_plus", None),  # Ant Bridge 2025
 }
@@ -78,10 +78,11 @@ def read_texts(args):
     """Return {abstract_id: text} in corpus order."""
     fields = args.fields.split(",")
     records = read_corpus(args.corpus)
-    texts = {key: text_of(record, fields, args.separator) for key, record in records.items()}
-    if not any(texts.values()):
-        fail(args.corpus, f"no record has text in {args.fields}; see --fields")
-    return texts
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(args.corpus, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, args.separator) for key, record in records.items()}
 
 
 def index_bm25(texts, folder, args):
@@ -93,7 +94,7 @@ def index_bm25(texts, folder, args):
         if analyser[step] and args.language != "english":
             analyser[step] = args.language
     tokens = tokenise(texts, **analyser)
-    terms = sorted(tokens.vocab)  # bm25s numbers stems in the order of a set
+    terms = sorted(tokens.vocab)  # in this order, as that of bm25s differs between calls
     number_of = np.argsort([tokens.vocab[term] for term in terms]).astype(np.int32)
     ids = [number_of[row] for row in tokens.ids]
     vocabulary = {term: number for number, term in enumerate(terms)}
@@ -109,8 +110,8 @@ def open_encoder(load, model, args, dtype, is_dense=True):
     prompts = {"query": args.query_prompt, "document": args.document_prompt} if is_dense else None
     encoder = open_model(load, model, args, dtype, prompts=prompts)
     if is_dense and args.document_prompt is None and not encoder.prompts["document"]:
-        encoder.prompts["document"] = encoder.prompts.get("passage", "")
-    if args.max_length < (encoder.max_seq_length or np.inf) < np.inf:
+        encoder.prompts["document"] = encoder.prompts.get("passage", "")  # its name in E5's config
+    if args.max_length < encoder.max_seq_length < np.inf:
         encoder.max_seq_length = args.max_length  # that of static embeddings stays infinite
     if is_dense and args.pooling == "chunks":
         pool_chunks(encoder)
@@ -190,8 +191,8 @@ def index_dense(texts, folder, args):
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
     shards, longer = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
-    length = encoder.max_seq_length if encoder.max_seq_length < np.inf else None
-    return {"max_length": length, "longer": longer}
+    limit = encoder.max_seq_length if encoder.max_seq_length < np.inf else None
+    return {"max_length": limit, "longer": longer}
 
 
 def index_splade(texts, folder, args):
@@ -249,7 +250,7 @@ def nearest(vectors, k):
     import torch
     from tqdm.auto import tqdm
 
-    vectors = torch.nn.functional.normalize(vectors)  # fp16 has moved their lengths
+    vectors = torch.nn.functional.normalize(vectors)  # float16 has changed their lengths
     found = []
     batches = torch.arange(len(vectors)).split(256)  # 0.4 GB with 394,269 abstracts
     for rows in tqdm(batches, "neighbours, 256 abstracts each"):
@@ -284,7 +285,7 @@ def graph(args):
 def read_tuples(path, claims, texts):
     """Return texts [(claim, positive, negative, ...)] of 02_retrieve.py mine."""
     tuples = []
-    with open(path, encoding="utf-8-sig") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 example = json.loads(line)
@@ -297,13 +298,13 @@ def read_tuples(path, claims, texts):
 
 
 def rows_of(tuples, loss):
-    """Return triplets, one a negative, else rows of the length that keeps most negatives."""
+    """Return triplets, or rows of one length, which keeps most negatives; shorter ones go."""
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
     counts = np.array([len(row) - 2 for row in tuples])
-    kept = [width * (counts >= width).sum() for width in range(max(counts, default=0) + 1)]
-    length = 2 + int(np.argmax(kept))
-    return [row[:length] for row in tuples if len(row) >= length]
+    kept = [count * (counts >= count).sum() for count in range(max(counts, default=0) + 1)]
+    width = 2 + int(np.argmax(kept))
+    return [row[:width] for row in tuples if len(row) >= width]
 
 
 def dev_evaluator(paths, prompts, texts, seed):
@@ -377,7 +378,7 @@ def train(args):
             batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
         )
         trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
-        trained.load_state_dict(encoder.state_dict())  # with its own length, without windows
+        trained.load_state_dict(encoder.state_dict())  # with the model's own length, no windows
         with written(args.out, task, **summary) as folder:
             save_model(trained, folder)
     return {"made": [args.out], **summary}
@@ -437,8 +438,7 @@ def add_graph(job):
     add("--index", default="{work}/index/dense", help="read the vectors of this dense index")
     add("--out", default="{work}/index/graph", help="write the graph to this folder")
     add = job.add_argument_group("graph").add_argument
-    add("--neighbours", type=positive, default=10,
-        help="keep this many nearest abstracts for each abstract")
+    add("--neighbours", type=positive, default=10, help="keep this many neighbours per abstract")
     add("--device", nargs=1,
         help="compute on this device: cpu, mps, cuda (default: a GPU, if there is one)")
     add_shared(job)
@@ -501,7 +501,7 @@ def fail(where, what):
 
 
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    """Return the sha256 of a file, or of a folder: of its sidecar, else of all files in it."""
     path = Path(path)
     sidecar = Path(f"{path}.meta.json")
     if path.is_dir() and sidecar.exists():
@@ -705,7 +705,7 @@ def write_table(table, path):
 def read_corpus(path):
     """Read {abstract_id: record}."""
     corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
@@ -742,7 +742,7 @@ INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width c
 
 
 def tokenise(texts, name, normalise, stemmer, **options):
-    """Return bm25s' tokens of texts by one of the ANALYSERS of 01_index.py."""
+    """Return bm25s' tokens of texts by an analyser of 01_index.py, whose name is not used."""
     import bm25s
     from Stemmer import Stemmer
 
@@ -776,7 +776,7 @@ def device_of(args):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...): weights of safetensors, no code. auto: half precision on a GPU."""
+    """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
     import torch
     from huggingface_hub import repo_exists
 
@@ -823,7 +823,7 @@ def dev_files(paths):
 # --- training (same in 01, 03 and 05)
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder in OUT.parts/ for unfinished work of a task; all goes when the work is done.
+    """Yield a folder for unfinished work of a task; OUT.parts/ is removed when the work is done.
 
     A lock keeps a second process out: two would spoil the output.
     """

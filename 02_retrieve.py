@@ -114,10 +114,10 @@ SEARCH = {
 
 
 def best_rows(scores, lowest, k):
-    """Return the k best rows with a score above lowest; ties, also at the cut, in their order.
+    """Return the k best rows with a score above lowest; ties keep the order of the rows.
 
-    The k-th best score is at least the k-th best maximum of blocks. To sort only what reaches
-    that takes a fifth of the time.
+    The k-th best score is at least the k-th best maximum of blocks. Sorting only the scores that
+    reach this bound takes a fifth of the time.
     """
     k = min(k, len(scores))
     height = max(1, len(scores) // (4 * k))
@@ -151,23 +151,24 @@ def search(kind, claims, corpus, args):
         if not np.isfinite(scores).all():
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
         if args.restrict:
+            # all rows but the candidates
             scores[np.delete(np.arange(len(scores)), candidates.get(claim_id, []))] = lowest
         for row in best_rows(scores, lowest, args.top_k):
             found.append((claim_id, abstract_ids[row], scores[row]))
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
-def write_run(run, path, task, top_k, claims):
+def write_run(run, path, task, top_k, claim_count):
     """Write and return the first top_k rows of each claim of a table without ranks.
 
-    claims: how many there are, to count those without rows.
+    claim_count: how many claims there are, to count those without rows.
     """
     run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
     run = run.loc[run["rank"] <= top_k, RUN]
     with written(path, task) as new:
         write_table(run, new)
-    missing = claims - run["claim_id"].nunique()
-    print(f"{path}: {len(run)} rows, {claims} claims, {missing} without rows")
+    missing = claim_count - run["claim_id"].nunique()
+    print(f"{path}: {len(run)} rows, {claim_count} claims, {missing} without rows")
     return run
 
 
@@ -195,7 +196,7 @@ def retrieve(args):
     return {"made": outs, "claims": len(claims)}
 
 
-# ---------- Fuse
+# ---------- Fuse (the docstrings of points are help texts, too)
 def reciprocal_rank(run, k):
     """1 / (k + rank)"""
     return 1 / (k + run["rank"])
@@ -214,7 +215,7 @@ def inverse_rank(run, _):
 
 
 class Method(NamedTuple):
-    """A fusion: the weighted points of a pair in all runs are combined to its score."""
+    """How the points of a pair in each run become its fused score."""
 
     points: callable  # of the rows of a run, by a function of the run and k
     combine: callable  # np.nansum or np.nanmax
@@ -224,7 +225,7 @@ class Method(NamedTuple):
 METHODS = {
     "zscore": Method(zscore, np.nansum, [0]),
     "rrf": Method(reciprocal_rank, np.nansum, [1, 6, 15, RRF_K]),  # Cormack et al. 2009
-    "union": Method(inverse_rank, np.nanmax, []),  # the best rank: weights mean nothing
+    "union": Method(inverse_rank, np.nanmax, []),  # the best rank; there is nothing to fit
 }
 
 
@@ -237,7 +238,8 @@ def points_table(runs, method, k):
 
 
 def combined_scores(table, weights, method):
-    """Return a score (pairs,) for a table of points; sorted, the same terms give the same sum."""
+    """Return a score (pairs,) for a table of points."""
+    # sorted, since equal terms in another order give another sum
     terms = np.sort(table.to_numpy() * weights, axis=1)
     return METHODS[method].combine(terms, axis=1)
 
@@ -305,7 +307,8 @@ def fuse(args):
 # ---------- Fit the weights of a fusion
 def weight_grid(count):
     """Return all weights in tenths (weightings, count) with the sum 1, the most even first."""
-    cuts = itertools.combinations(range(9 + count), count - 1)  # of ten tenths into count parts
+    # stars and bars: ten tenths and count - 1 dividers between the parts
+    cuts = itertools.combinations(range(9 + count), count - 1)
     rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
@@ -314,12 +317,11 @@ def scorer_of(name, evidence):
     """Return what computes a measure of ir-measures; evidence: a table of PAIR."""
     import ir_measures
 
-    try:
-        measure = ir_measures.parse_measure(name)
-    except (NameError, ValueError):
-        fail("--measure", f"{name} is no measure of ir-measures; take nDCG@10, R@5, RR or MAP")
     qrels = evidence[PAIR].set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1)
-    return ir_measures.evaluator([measure], qrels)
+    try:
+        return ir_measures.evaluator([ir_measures.parse_measure(name)], qrels)
+    except (NameError, ValueError, AssertionError):  # no measure, or one without its cutoff
+        fail("--measure", f"{name} is no measure of ir-measures; take nDCG@10, R@5, RR or MAP")
 
 
 def fusion_value(table, weights, method, scorer):
@@ -327,6 +329,7 @@ def fusion_value(table, weights, method, scorer):
     [measure] = scorer.measures
     claims, _ = table.index.get_level_values("claim_id").factorize()
     order = np.lexsort((-combined_scores(table, weights, method), claims))
+    # positions within the claim, from 0
     rank = np.arange(len(order)) - np.searchsorted(claims[order], claims[order])
     is_seen = rank < measure.params.get("cutoff", len(order))
     run = table.index[order[is_seen]].to_frame(False, ["query_id", "doc_id"])
@@ -344,7 +347,10 @@ def fusions(runs, scorer):
 
 
 def fit(args):
-    """Find the method and weights of a fusion that are best on judged claims."""
+    """Find the method, k and weights (in tenths) of a fusion that are best on judged claims.
+
+    Ties keep the order of the runs, in fuse that of the corpus: figures of a fused run may differ.
+    """
     from tqdm.auto import tqdm
 
     task = task_of(args, *args.runs, args.qrels)
@@ -374,7 +380,7 @@ def fit(args):
 
 # ---------- Mine training examples
 def draw(abstract_ids, count, order, rng, unwanted=()):
-    """Return count of abstract_ids (best first) by order; random ones are not unwanted."""
+    """Return count of abstract_ids, which are best first; random draws leave out unwanted ones."""
     if order != "random":
         return abstract_ids[:count] if order == "best" else abstract_ids[::-1][:count]
     size = min(count + len(unwanted), len(abstract_ids))
@@ -383,7 +389,7 @@ def draw(abstract_ids, count, order, rng, unwanted=()):
 
 
 def negatives_of(labels, ranked, corpus, nei, args):
-    """Return what hard and easy negatives of a claim are drawn from, and what is no easy one.
+    """Return (hard, easy, not_easy): candidates of both kinds, and what easy draws leave out.
 
     labels: {abstract_id: label} of the claim; ranked: its abstracts in the run; nei: what is NEI
     for any claim, {abstract_id: "NEI"}, for --pool nei.
@@ -404,7 +410,7 @@ def example(kind, claim_id, abstract_id, **value):
 
 
 def pairs_of(claim_id, evidence, negatives, rng, args):
-    """Yield a pair for each evidence abstract (not for labels, which qrels have) and negative.
+    """Yield a pair for each negative, and in pairs for each evidence abstract.
 
     --hard and --easy count negatives of the claim; for labels, of each evidence abstract.
     """
@@ -484,7 +490,8 @@ def mine(args):
             without_evidence += 1
         else:
             negatives = negatives_of(labels, scores, corpus, nei, args)
-            rng = np.random.default_rng([args.seed, *claim_id.encode()])  # for this claim alone
+            # draws for one claim do not depend on other claims
+            rng = np.random.default_rng([args.seed, *claim_id.encode()])
             examples_of = tuples_of if args.shape == "tuples" else pairs_of
             examples += examples_of(claim_id, evidence, negatives, rng, args)
     if not examples:
@@ -559,15 +566,16 @@ def add_mine(job):
         claim, evidence, its negatives (01_index.py; 03_rerank.py, bce and margin); labels: NEI
         pairs (05_classify.py); scores: pairs whose targets are scores of the run (03_rerank.py)""")
     add("--hard", type=int, default=4, help="""draw this many negatives from the first ranks of the
-        run, per claim (pairs) or evidence abstract (tuples, labels); 0: do not read the run""")
+        run, per claim (pairs) or evidence abstract (tuples, labels); 0 does not read the run,
+        which scores need""")
     add("--easy", type=int, default=0, help="""draw this many negatives at random from the rest of
         the corpus, per claim or evidence abstract as --hard""")
     add("--from-top", type=positive, default=50, help="""draw hard negatives from this many first
-        ranks, which judged abstracts that the run lacks follow; scores: take this many ranks""")
+        ranks (judged abstracts that the run lacks come last); scores: take this many ranks""")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
     add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
-        is not judged, or both; nei: easy ones, too, and what is NEI for another claim""")
+        is not judged, or both; nei: hard and easy ones are NEI for this or another claim""")
     add("--seed", type=int, default=13, help="seed of the random draws")
     add = job.add_argument_group("--shape scores: target = 0.5 + scale * (score - middle), within "
                                  "0 and 1").add_argument
@@ -603,7 +611,7 @@ def fail(where, what):
 
 
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    """Return the sha256 of a file, or of a folder: of its sidecar, else of all files in it."""
     path = Path(path)
     sidecar = Path(f"{path}.meta.json")
     if path.is_dir() and sidecar.exists():
@@ -807,7 +815,7 @@ def write_table(table, path):
 def read_corpus(path):
     """Read {abstract_id: record}."""
     corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
@@ -828,7 +836,7 @@ INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width c
 
 
 def tokenise(texts, name, normalise, stemmer, **options):
-    """Return bm25s' tokens of texts by one of the ANALYSERS of 01_index.py."""
+    """Return bm25s' tokens of texts by an analyser of 01_index.py, whose name is not used."""
     import bm25s
     from Stemmer import Stemmer
 
@@ -862,7 +870,7 @@ def device_of(args):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...): weights of safetensors, no code. auto: half precision on a GPU."""
+    """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
     import torch
     from huggingface_hub import repo_exists
 

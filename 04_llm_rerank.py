@@ -436,7 +436,7 @@ def fail(where, what):
 
 
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    """Return the sha256 of a file, or of a folder: of its sidecar, else of all files in it."""
     path = Path(path)
     sidecar = Path(f"{path}.meta.json")
     if path.is_dir() and sidecar.exists():
@@ -640,7 +640,7 @@ def write_table(table, path):
 def read_corpus(path):
     """Read {abstract_id: record}."""
     corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)

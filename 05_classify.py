@@ -698,7 +698,7 @@ def fail(where, what):
 
 
 def digest(path):
-    """Return the sha256 of a file, of a folder's sidecar, or of all files in a folder."""
+    """Return the sha256 of a file, or of a folder: of its sidecar, else of all files in it."""
     path = Path(path)
     sidecar = Path(f"{path}.meta.json")
     if path.is_dir() and sidecar.exists():
@@ -902,7 +902,7 @@ def write_table(table, path):
 def read_corpus(path):
     """Read {abstract_id: record}."""
     corpus = {}
-    with open(path, encoding="utf-8-sig") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
@@ -948,7 +948,7 @@ def device_of(args):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...): weights of safetensors, no code. auto: half precision on a GPU."""
+    """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
     import torch
     from huggingface_hub import repo_exists
 
@@ -995,7 +995,7 @@ def dev_files(paths):
 # --- training (same in 01, 03 and 05)
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder in OUT.parts/ for unfinished work of a task; all goes when the work is done.
+    """Yield a folder for unfinished work of a task; OUT.parts/ is removed when the work is done.
 
     A lock keeps a second process out: two would spoil the output.
     """

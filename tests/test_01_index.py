@@ -36,6 +36,12 @@ def test_the_text_of_a_record():
     )
 
 
+def test_a_field_that_no_record_has_is_warned_of(toy, call):
+    done = call(SCRIPT, "--indexes", "bm25", "--fields", "title,abstract,abstrct", cwd=toy)
+    assert facts(done)["made"] and done.stderr.count("warning: ") == 1
+    assert "corpus.jsonl: no record has the field abstrct; see --fields\n" in done.stderr
+
+
 # ---------------------------------------------------------------- BM25
 @pytest.mark.parametrize(
     ("analyser", "text", "expected"),

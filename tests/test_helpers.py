@@ -125,8 +125,8 @@ def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
     path.write_text(good)
     found = KIT.read_corpus(path)
     assert list(found) == ["7", "a"] and found["7"]["year"] == 1 and found["a"]["title"] == "b"
-    for line in ("[]", "{", '{"abstract": ""}', '{"abstract_id": "7"}'):
-        path.write_text(good + line)
+    for line in ("[]", "{", '{"abstract": ""}', '{"abstract_id": "7"}', '{"abstract_id": "\xe9"}'):
+        path.write_bytes(good.encode() + line.encode("latin-1"))
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
 
 
