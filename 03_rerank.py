@@ -80,7 +80,7 @@ def default_run(folder):
 
 
 def read_columns(path, columns, pairs):
-    """Return the sum of columns of a table for each row of pairs."""
+    """Return the sum of columns of a table for each row of pairs; each of them needs a value."""
     import pandas as pd
 
     table = pairs[PAIR].merge(read_table(path, [*PAIR, *columns]), on=PAIR, how="left")
@@ -114,6 +114,7 @@ def mono_t5(name, device, model_kwargs, **options):
             return self.tokenizer(texts, padding=True, return_tensors="pt")
 
         def forward(self, batch):
+            # (batch, 1), filled with the start token
             start = batch["input_ids"][:, :1] * 0 + self.t5.config.decoder_start_token_id
             logits = self.t5(**batch, decoder_input_ids=start).logits[:, 0]
             true, false = self.tokenizer("true false", add_special_tokens=False)["input_ids"]
@@ -147,7 +148,7 @@ def load_reranker(name, **options):
 
 
 def open_reranker(load, args, dtype):
-    """Return load'"'"'s model, which scores by logits, with the length and prompt of the flags."""
+    """Return load's model, which scores by logits, with the length and prompt of the flags."""
     import torch
 
     model = open_model(load, args.model, args, dtype)
@@ -200,7 +201,7 @@ def read_scores(path):
     finished = {}
     if path.exists():
         for line in path.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # a kill has torn it
+            with contextlib.suppress(ValueError):  # a line torn by a kill
                 finished |= {tuple(row[:2]): row for row in json.loads(line)}
     return finished
 
@@ -215,24 +216,24 @@ def score_resumably(model, texts, args, path, pairs):
         devices = args.device
         size = 20 * GROUP
     finished = read_scores(path)
-    left = [pair for pair in pairs if pair not in finished]
+    unscored = [pair for pair in pairs if pair not in finished]
     with open(path, "a") as file:
-        for start in tqdm(range(0, len(left), size), f"rerank, {size} pairs each"):
-            group = left[start : start + size]
+        for start in tqdm(range(0, len(unscored), size), f"rerank, {size} pairs each"):
+            group = unscored[start : start + size]
             inputs = [(texts.claims[pair[0]], texts.abstracts[pair[1]]) for pair in group]
             inputs, is_truncated = truncate(model, inputs)
             scores = model.predict(inputs, batch_size=args.batch_size, device=devices)
             if not np.isfinite(scores).all():
                 fail(args.model, "a score is no finite number; use --dtype fp32")
-            rows = [(*pair, *rest) for pair, *rest in zip(group, scores.tolist(), is_truncated)]
-            file.write("\n" + json.dumps(rows))  # not behind a torn line
+            rows = [(*pair, *row) for pair, *row in zip(group, scores.tolist(), is_truncated)]
+            file.write("\n" + json.dumps(rows))  # a new line, as a kill may have torn the last one
             file.flush()
             finished |= dict(zip(group, rows))
     return [finished[pair] for pair in pairs]
 
 
 def score_with_graph(score, pairs, graph, args):
-    """Score pairs, then in rounds neighbours of the best (AlexUNLP-FMT 2025)."""
+    """Score pairs, then round by round new neighbours of each claim's best (AlexUNLP-FMT 2025)."""
     import pandas as pd
 
     columns = [*PAIR, "score", "is_truncated"]
@@ -253,7 +254,7 @@ def score_with_graph(score, pairs, graph, args):
 def score_candidates(candidates, texts, graph, parts, args):
     """Return candidates (a table of PAIR and first) with score and is_truncated.
 
-    Those with a score, of an earlier run, keep it. Neighbours that join have no first.
+    A column score (--model FILE.tsv) is kept. first is the score in --run, NaN for neighbours.
     """
     if "score" in candidates:
         return candidates.assign(is_truncated=False)
@@ -272,18 +273,18 @@ def combo_score(logits, stance, alpha):
 
 
 def blend_first_stage(table, weight):
-    """(1 - weight) z(score) + weight z(first) by claim; what first lacks counts lowest."""
+    """(1 - weight) z(score) + weight z(first) by claim; a missing first is the claim's lowest."""
     claims = table["claim_id"]
     scores = table[["score", "first"]]
-    above = (scores - scores.groupby(claims).transform("min")).fillna(0)
-    by_claim = above.groupby(claims)
+    shifted = (scores - scores.groupby(claims).transform("min")).fillna(0)
+    by_claim = shifted.groupby(claims)
     # (score - mean) / standard deviation, 0 if all are equal
-    z = (above - by_claim.transform("mean")) / by_claim.transform("std", ddof=0).replace(0, 1)
+    z = (shifted - by_claim.transform("mean")) / by_claim.transform("std", ddof=0).replace(0, 1)
     return (1 - weight) * z["score"] + weight * z["first"]
 
 
 def with_rest(table, before):
-    """Append what has no score, in its old order, at the lowest score - 1, - 2, ..."""
+    """Append the candidates beyond --depth in their old order, at the lowest score - 1, - 2, ..."""
     import pandas as pd
 
     rest = before[PAIR].merge(table, on=PAIR, how="left")
@@ -361,19 +362,20 @@ def read_examples(path, texts, loss):
 
 def rows_of(example, texts, loss):
     """Return the rows of an example, a pair or a tuple."""
-    claim = texts.claims[example["claim_id"]]
-    negatives = [texts.abstracts[abstract_id] for abstract_id in example.get("negatives", ())]
+    claim = texts.claims[str(example["claim_id"])]
+    negative_ids = map(str, example.get("negatives", ()))
+    negatives = [texts.abstracts[abstract_id] for abstract_id in negative_ids]
     if loss == "margin":
-        positive = texts.abstracts[example["positive"]]
+        positive = texts.abstracts[str(example["positive"])]
         return [(claim, positive, negative, -1.0) for negative in negatives]
     if "positive" in example:  # a tuple: pairs with the targets 1 and 0
-        positive = texts.abstracts[example["positive"]]
+        positive = texts.abstracts[str(example["positive"])]
         return [(claim, positive, 1.0), *((claim, negative, 0.0) for negative in negatives)]
-    return [(claim, texts.abstracts[example["abstract_id"]], float(example["target"]))]
+    return [(claim, texts.abstracts[str(example["abstract_id"])], float(example["target"]))]
 
 
 def training_table(model, rows):
-    """Return {column: values} of rows, and how many texts are truncated."""
+    """Return {column: values} of rows, and how many of their pairs are truncated."""
     claims, *columns, labels = zip(*rows)
     table = {}
     count = 0

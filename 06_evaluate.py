@@ -63,8 +63,8 @@ NOTES = {  # what a table may show: what explains it
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
     "^pooled": "Pooled R@k is a mean over pairs.",
     "^Judged": "Judged@k is a mean over all claims.",
-    r"\(trec_eval": "B-Pref (trec_eval) divides by min(R, N) in place of R.",
-    "^B-Pref($|@)": "B-Pref divides by R; claims without evidence, NEI pairs or rows are skipped.",
+    r"\(trec_eval": "B-Pref (trec_eval) divides by min(R, N) and reads all ranks.",
+    "^B-Pref($|@)": "B-Pref divides by R; claims without evidence, NEI pair or row are skipped.",
     "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
     "^macro": "Macro F1 is not weighted.",
     "^abstract": "Abstract P, R, F1: evidence with the right label.",
@@ -124,15 +124,15 @@ def judgements_of(run, qrels):
 
 
 # ---------- Measures of a claim
-# (numerator, denominator), both (claims,), of gold labels (claims, k ranks). A run's value is the
-# sum of numerators / that of denominators; a claim with denominator 0 does not count.
+# A measure returns a fraction: numerators and denominators, each (claims,), of gold labels
+# (claims, k ranks). A run's value is the ratio of their sums: denominator 0 does not count.
 def is_evidence(labels):
     """Return where labels are SUPPORTS or REFUTES."""
-    return (labels == 0) | (labels == 1)
+    return (labels == 0) | (labels == 1)  # numbers in LABELS
 
 
 def mean_of(values, is_counted):
-    """Return a fraction that is a mean over the claims that are counted."""
+    """Return the fraction whose value is the mean over the claims that are counted."""
     return np.where(is_counted, values, 0.0), is_counted
 
 
@@ -167,7 +167,7 @@ def abstract_level(judgements):
     predicted = judgements.predicted
     called = is_evidence(predicted).sum(1)
     right = (is_evidence(gold) & (gold == predicted)).sum(1)
-    R = judgements.R * (predicted >= 0).any()  # no labels, no value
+    R = judgements.R * (predicted >= 0).any()  # a run without labels has no value
     return {
         "abstract P": (right, called),
         "abstract R": (right, R),
@@ -215,7 +215,7 @@ def stance_scores(matrices):
 def stance_basis(run, matrix, depth):
     """Return what the stance measures of a run rest on; matrix: confusion (gold, predicted)."""
     support = matrix.sum(axis=1)
-    share = support.max() / support.sum()  # of the majority label: its precision; its recall is 1
+    share = support.max() / support.sum()  # precision of always the majority label; recall is 1
     return {
         "labelled pairs": int((run["rank"] <= depth).sum()),
         "judged pairs": int(support.sum()),
@@ -224,19 +224,21 @@ def stance_basis(run, matrix, depth):
 
 
 # ---------- Measures of a run
-# components: {measure: its fractions (claims, 2), CONFUSION: matrices (claims, 3, 3)}
+# components: {measure: its fraction (claims, 2), CONFUSION: matrices (claims, 3, 3)}
 def components_of(run, qrels, names, depth):
     """Return the components of measures; stance and B-Pref see the first depth ranks."""
     judgements = judgements_of(run, qrels)
     gold = judgements.gold
-    members = [member for name in names for member in COMPOSED.get(name, (None, [name]))[1]]
+    members = []
+    for name in names:
+        members += COMPOSED[name][1] if name in COMPOSED else [name]
     needed = dict.fromkeys(member for member in members if member not in STANCE)
     components = {CONFUSION: confusion(gold[:, :depth], judgements.predicted[:, :depth])}
     for name in needed:
         at_k = re.fullmatch(rf"({'|'.join(RANKED)})(?:@([1-9]\d*))?", name)
         if at_k:
             fraction = RANKED[at_k[1]](gold[:, : int(at_k[2] or depth)], judgements)
-        elif name.startswith("abstract "):
+        elif re.fullmatch("abstract (P|R|F1)", name):
             fraction = abstract_level(judgements)[name]
         else:
             fraction = trec_fraction(name, run, qrels, judgements)
@@ -301,7 +303,7 @@ def compare(components, names, resamples, seed):
     first, *_ = components.values()
     stacks = {name: np.stack([own[name] for own in components.values()]) for name in first}
     values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
-    low = high = p = np.full(values.shape, np.nan)
+    low = high = p = np.full_like(values, np.nan)
     if resamples:
         low, high = intervals(stacks, names, resamples, seed)
         p = randomisation(stacks, names, resamples, seed)
@@ -356,7 +358,7 @@ def basis_lines(counts):
         line = "{claims without rows} claims without rows, {unknown claims} unknown claims"
         if "judged pairs" in count:
             line += "; P, R, F1 of {judged pairs} judged pairs of {labelled pairs}"
-            line += "; majority label {majority F1:.3f}"
+            line += "; F1 of the majority label {majority F1:.3f}"
         lines.append(f"{name}: {line.format(**count)}")
     return lines
 
@@ -438,7 +440,10 @@ search.oninput();
 
 
 def side_by_side(run, qrels):
-    """Return [claim_id, abstract_id, gold, rank, predicted] of ten ranks, and missed evidence."""
+    """Return [claim_id, abstract_id, gold, rank, predicted] of ten ranks and of missed evidence.
+
+    Evidence that the run lacks has the rank 1e9.
+    """
     both = run.rename(columns={"label": "predicted"}).merge(qrels, how="outer")
     both = both.fillna({"rank": 1e9})
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])]
@@ -504,7 +509,7 @@ def evaluate(args):
     runs = {}
     for name, path in paths.items():
         run, counts[name] = read_run(path, qrels)
-        needed = [*names, "R@5", "Success@1"]  # the last two for the page, and McNemar's test
+        needed = [*names, "R@5", "Success@1"]  # R@5: for the page, Success@1: McNemar's test
         components[name] = components_of(run, qrels, needed, args.depth)
         matrix = components[name][CONFUSION].sum(axis=0)
         if matrix.any():
@@ -514,11 +519,11 @@ def evaluate(args):
     cells = compare(components, names, args.resamples, args.seed)
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
-    gold = Path(args.qrels).stem.removeprefix("qrels.")
-    stem = "metrics" if gold == args.split else f"metrics-{gold}"
-    out = Path(args.out or f"{args.work}/{args.split}/{stem}.tsv")
+    qrels_name = Path(args.qrels).stem.removeprefix("qrels.")
+    stem = "metrics" if qrels_name == args.split else f"metrics-{qrels_name}"
+    out = args.out or f"{args.work}/{args.split}/{stem}.tsv"
     tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
-    outs = {str(out.with_suffix(ending)): text for ending, text in tables.items()}
+    outs = {f"{out.removesuffix('.tsv')}{ending}": text for ending, text in tables.items()}
     basis = basis_lines(counts)
     if args.report:
         bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
@@ -538,8 +543,9 @@ def submission(args):
     is_tsv = args.task == "checkthat4b"
     ending = ".tsv" if is_tsv else ".csv"
     has_narratives = args.task.endswith("narratives")
-    out = Path(args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip")
-    outs = [str(out.with_suffix(ending)), str(out.with_suffix(".zip"))]
+    out = args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip"
+    stem = re.sub(r"\.(zip|csv|tsv)$", "", out)
+    outs = [f"{stem}{ending}", f"{stem}.zip"]
     inputs = [args.run, args.claims, args.corpus]
     if has_narratives:
         inputs.append(args.narratives)
@@ -547,13 +553,14 @@ def submission(args):
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims = read_table(args.claims, CLAIM)["claim_id"]
-    run = read_table(args.run, RUN, claim_id=claims, abstract_id=read_corpus(args.corpus))
+    known = {"claim_id": claims, "abstract_id": read_corpus(args.corpus), "label": LABELS}
+    run = read_table(args.run, RUN, **known)
     run = claims.to_frame().merge(run[run["rank"] <= top_k])
     for claim_id in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
         fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; see --top-k")
     table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
     if is_tsv:  # a list of ids for each post
-        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(lambda ids: str(list(ids)))
+        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).map(str)
         table = lists.rename_axis("post_id").rename("preds").reset_index()
     if has_narratives:
         codes = read_table(args.narratives, ["claim_id", "codes"]).set_index("claim_id")["codes"]
@@ -590,8 +597,8 @@ def add_evaluate(job):
         help=f"""sets: {', '.join(MEASURES)}; single ones: R@k, pooled R@k, B-Pref,
         {', '.join(COMPOSED)}; of labels: {', '.join(STANCE)}, abstract P, abstract R, abstract F1;
         or any of ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
-    add("--depth", type=positive, default=10, help="""look at this many first ranks for P, R, F1 and
-        macro F1, and for B-Pref; R@k looks at k""")
+    add("--depth", type=positive, default=10, help="""look at this many first ranks for B-Pref,
+        P, R, F1 and macro F1 (abstract P, R, F1: at all of them; R@k: at k)""")
     add("--resamples", type=int, default=2000, help="""draw this many samples for intervals and
         p-values; 0: neither, which is faster""")
     add("--seed", type=int, default=13, help="seed of the samples")

@@ -355,7 +355,7 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     basis = {"labelled pairs": 2, "judged pairs": 2, "majority F1": 1 / 2 * 2 / 3}
     assert basis.items() <= counts["a"].items()
     line = "a: 1 claims without rows, 1 unknown claims; P, R, F1 of 2 judged pairs of 2; "
-    assert line + "majority label 0.333\n" in done.stdout
+    assert line + "F1 of the majority label 0.333\n" in done.stdout
     assert "bm25: 2 claims without rows, 0 unknown claims\n" in done.stdout
     table, claims = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t") for name in ("", ".claims"))
     means = claims.groupby("run", sort=False)[["R@5", "Success@1"]].mean()
@@ -470,6 +470,26 @@ def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call,
     table = pd.read_csv(toy / "s.csv", dtype=str)
     assert list(table) == [*RUN[:3], "narrative"]
     assert table["narrative"].tolist() == ["1_4;5_2"] * 2 + ["2_1"] * 2 + ["0_0"] * 2
+
+
+def test_outputs_with_points_in_their_names_replace_no_others(toy, call):
+    for name in ("w-0.1", "w-0.2"):
+        made = facts(call(SCRIPT, HYBRID, "--out", f"out/{name}", "--resamples", 9, cwd=toy))[
+            "made"
+        ]
+        assert made == [
+            f"out/{name}{ending}" for ending in (".tsv", ".json", ".tex", ".claims.tsv")
+        ]
+    words = ("submission", HYBRID, "--top-k", 1, "--out", "s/run-0.5")
+    assert facts(call(SCRIPT, *words, cwd=toy))["made"] == ["s/run-0.5.csv", "s/run-0.5.zip"]
+
+
+def test_a_submission_with_other_labels_is_refused(toy, refused):
+    rows = [(claim_id, "0001", 1, 1, label) for claim_id, label in zip(("c3", "c4", "c5"), "SRN")]
+    tsv(toy / "v.tsv", [*RUN, "label"], rows)
+    refused(
+        toy, SCRIPT, "submission", "v.tsv", "--top-k", 1, said="v.tsv:2: unknown label: c3 0001"
+    )
 
 
 def test_a_run_of_another_data_set_is_refused(toy, refused):
