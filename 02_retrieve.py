@@ -61,7 +61,7 @@ def search_bm25(folder, meta, claims, args):
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
     tokens = tokenise(claims, return_ids=False, **meta["analyser"])
     ids = list(map(bm25.get_tokens_ids, tokens))
-    with ThreadPoolExecutor() as pool:  # numpy adds scores without Python's lock
+    with ThreadPoolExecutor(2) as pool:  # half of the time: numpy adds scores without Python's lock
         for start in range(0, len(ids), BATCH):
             yield from pool.map(bm25.get_scores_from_ids, ids[start : start + BATCH])
 

@@ -112,8 +112,13 @@ def both_searches(folder):
     bare.retrieve(tokens, k=10, show_progress=False)  # compiles
 
     def ours(k):
-        scored = names["search_bm25"](index, meta, claims, None)  # loads, then scores lazily
-        return timed(lambda: [(scores, names["best_rows"](scores, 0, k)) for scores in scored])
+        search_bm25 = names["search_bm25"]
+        loading, _ = timed(lambda: list(search_bm25(index, meta, ["no such term"], None)))
+        scored = search_bm25(index, meta, claims, None)
+        seconds, found = timed(
+            lambda: [(scores, names["best_rows"](scores, 0, k)) for scores in scored]
+        )
+        return seconds - loading, found
 
     result = {}
     for k in (600, 1000, 5000):
@@ -159,7 +164,7 @@ def search(folder, results):
     times, _, _ = child("both_searches", folder)
     for name, seconds in times.items():
         if name.startswith("top"):
-            results[f"BM25 search, {name}, s"] = (seconds["ours"], seconds["bare"], 2)
+            results[f"BM25 search, {name}, s"] = (seconds["ours"], seconds["bare"], 1.8)
     results["BM25 top-1000 lists that are the same"] = (times["same"], times["claims"], 1)
 
 
