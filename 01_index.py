@@ -795,7 +795,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     try:
         return load(str(name), **options)
     except Exception as error:  # of many kinds
-        fail(name, f"cannot be loaded: {error}; {ADVICE}")
+        fail(name, f"{error}; {ADVICE}; or hf download OWNER/NAME --local-dir data/models/NAME")
 
 
 # --- end of models
