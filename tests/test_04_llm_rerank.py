@@ -57,6 +57,12 @@ def completion(text, **choice):
 
 
 # ---------------------------------------------------------------- Replies
+def text_of_reply(body):
+    """The text of the only choice of a completion."""
+    (choice,) = KIT.reply_of({"response": {"body": body}}).choices
+    return choice.text
+
+
 READERS = {
     "order": functools.partial(KIT.order_in, n=3),
     "best": functools.partial(KIT.order_in, n=4),
@@ -71,7 +77,7 @@ READERS = {
 )
 def test_what_a_reply_says_is_read_or_it_is_asked_again(what, reply, wanted):
     """none: nothing that is said plainly; the prompt is asked once more."""
-    text = KIT.reply_of({"response": {"body": completion(reply.replace("\\n", "\n"))}})["text"]
+    text = text_of_reply(completion(reply.replace("\\n", "\n")))
     found = READERS[what](text)
     if what in ("order", "best") and found:
         found = " ".join(str(index + 1) for index in found)
@@ -95,7 +101,7 @@ def tops(**probabilities):
 
 def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
     def probabilities(label, *entries, labels=LABELS):
-        found = KIT.chances_of({"content": [*entries]}, labels, label)
+        found = KIT.token_probabilities({"content": [*entries]}, labels, label)
         if found is None:
             return None
         return [round(found[name], 3) for name in labels]
@@ -108,27 +114,38 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
     assert probabilities("REFUTES", tops(No=1), refutes) == [0.01, 0.99, 0]
     assert probabilities("SUPPORTS", refutes) is None  # the likeliest is not what the text says
     assert probabilities("SUPPORTS", tops(Maybe=1)) is None
-    assert KIT.chances_of(None, LABELS, "NEI") is None
+    assert KIT.token_probabilities(None, LABELS, "NEI") is None
     entry = tops(**{" Yes": 0.3, "yes": 0.1, "No": 0.1, "Perhaps": 0.5})
     found = probabilities("YES", tops(**{'{"': 1}), entry, labels=("YES", "NO"))
     assert found == [0.8, 0.2]  # 0.3 + 0.1 against 0.1
 
 
 def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
-    found = KIT.read_replies(TOY.parent / "engine.jsonl")
+    found = KIT.read_replies(TOY.parent / "engine.jsonl", {})
     texts = {}
     for custom_id, reply in found.items():
-        if not reply["error"]:
-            texts[custom_id] = reply["text"].strip()
-    assert texts == {"a": "later", "c": "", "t": "no", "u": "no", "v": "no"}
-    assert found["t"]["logprobs"] is None
-    assert found["v"]["logprobs"] == 7  # not of thoughts
-    assert found["d"]["error"] == '{"message": "filtered"}'
-    assert "expired" in found["e"]["error"]
-    assert KIT.COUNTS["unusable_lines"] == 12
-    assert KIT.read_replies(tmp_path / "none") == {}
-    cut = KIT.reply_of({"response": {"body": completion("YES", finish_reason="length")}})
-    assert cut["text"] == ""  # a cut reply counts as unread
+        if not reply.error:
+            texts[custom_id] = [choice.text.strip() for choice in reply.choices]
+    assert texts == {
+        "a": ["later"],
+        "b": ["one two"],
+        "c": [""],
+        "k": [""],
+        "p": ["[2] > [1]"],
+        "t": ["no"],
+        "u": ["no"],
+        "v": ["no"],
+        "w": ["yes", "no", ""],
+    }
+    assert found["t"].choices[0].logprobs is None  # not of thoughts
+    assert found["v"].choices[0].logprobs == 7
+    assert [choice.is_cut for choice in found["w"].choices] == [False, False, True]
+    assert found["w"].usage == {"prompt_tokens": 11, "completion_tokens": 5}
+    assert found["d"].error == '{"message": "filtered"}'
+    assert "expired" in found["e"].error
+    assert "PROHIBITED" in found["i"].error
+    assert found["h"].error and found["g"].error  # 500; nothing at all
+    assert KIT.REPLY_COUNTS["unusable_lines"] == 7
 
 
 def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
@@ -143,8 +160,28 @@ def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
         {"custom_id": "c"} | error,
     ]
     jsonl(tmp_path / "replies", *lines)
-    found = KIT.read_replies(tmp_path / "replies")
-    assert [found[custom_id]["text"] for custom_id in "abc"] == ["paid", "paid", ""]
+    found = KIT.read_replies(tmp_path / "replies", {})
+    texts = [[choice.text for choice in found[custom_id].choices] for custom_id in "abc"]
+    assert texts == [["paid"], ["paid"], []]
+
+
+def test_a_reply_counts_for_the_body_that_it_answers(tmp_path):
+    request = {"custom_id": "a", "body": {"messages": ["new"]}}
+    line = {"custom_id": "a", "response": {"body": completion("old")}}
+    jsonl(tmp_path / "own", line | {"request_sha256": KIT.body_digest({"messages": ["old"]})})
+    jsonl(tmp_path / "foreign", line)  # other programs know no sha256
+    assert KIT.read_replies(tmp_path / "own", {"a": request}) == {}
+    assert set(KIT.read_replies(tmp_path / "foreign", {"a": request})) == {"a"}
+
+
+def test_a_file_of_replies_in_another_encoding_is_refused(toy, call, refused):
+    words = (SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy")
+    call(*words, cwd=toy)
+    lines = []
+    for request in records(toy / "work/demo/test/llm.requests.jsonl"):
+        lines.append(json.dumps({"custom_id": request["custom_id"]} | {"response": None}))
+    (toy / REPLIES).write_text("\n".join(lines), encoding="utf-16")  # as PowerShell does
+    refused(toy, *words, said="llm.replies.jsonl:1: not UTF-8")
 
 
 # ---------------------------------------------------------------- Prompts
@@ -161,27 +198,29 @@ def test_windows_go_up_from_the_bottom_and_reach_the_top():
 
 def test_a_prompt_holds_claim_marks_and_the_form_of_the_answer():
     texts = ["one two three", "see [7] {claim}"]
-    prompt = KIT.prompt_of(KIT.PROMPT, "Ice\nmelts", texts, settings())
+    (turn,) = KIT.prompt_of(KIT.PROMPT, "Ice\nmelts", texts, settings())
+    prompt = turn["content"]
     assert "Claim: Ice melts\n" in prompt
     assert "\n[1] one two three\n[2] see (7) {claim}\n" in prompt
     assert "like this: [2] > [1] > [3]. Write" in prompt
     args = settings(structured=True, best=2, max_words=2)
-    prompt = KIT.prompt_of(KIT.PROMPT, "c", ["one two three"] * 3, args)
+    prompt = KIT.prompt_of(KIT.PROMPT, "c", ["one two three"] * 3, args)[0]["content"]
     assert "[3] one two\n" in prompt and "marks of the 2 best abstracts" in prompt
     assert 'like this: {"order": [2, 1, 3]}. Write' in prompt
-    prompt = KIT.prompt_of(KIT.PROMPT, "claim", ["a"], settings(method="pointwise"))
-    assert "Answer YES or NO." in prompt
+    (turn,) = KIT.prompt_of(KIT.PROMPT, "claim", ["a"], settings(method="pointwise"))
+    assert "Answer YES or NO." in turn["content"]
 
 
 def test_a_request_has_the_parameters_that_are_asked_for():
-    form = KIT.METHODS["listwise"][3]
+    form = KIT.METHODS["listwise"]["form"]
+    question = KIT.Question([{"role": "user", "content": "Order"}], 9, None)
     extra = {"max_tokens": None, "max_completion_tokens": 77, "temperature": 0.7}
-    body = KIT.request_of([], 9, form, settings(extra=extra, structured=True))["body"]
+    body = KIT.request_of(question, "", form, settings(extra=extra, structured=True))["body"]
     assert "max_tokens" not in body and body["max_completion_tokens"] == 77
     assert body["temperature"] == 0.7
-    assert KIT.request_of([], 9, form, settings())["body"] == {
+    assert KIT.request_of(question, " again", form, settings())["body"] == {
         "model": "toy",
-        "messages": [],
+        "messages": [{"role": "user", "content": "Order again"}],
         "temperature": 0,
         "seed": 13,
         "max_tokens": 9,
@@ -189,28 +228,39 @@ def test_a_request_has_the_parameters_that_are_asked_for():
     assert list(body["response_format"]["json_schema"]["schema"]["properties"]) == ["order"]
 
 
-def test_a_prompt_file_without_its_comments_is_sent(toy, rerank, endpoint, refused):
+def test_a_prompt_file_is_sent_without_the_comments_at_its_top(toy, rerank, endpoint, refused):
     prompt = toy / "mine.txt"
-    prompt.write_text('# Section 3\nSort {n} for {claim}: {abstracts} {"as": "JSON"} {wanted}')
+    lines = ["# Section 3", "Be fair on {claim}.", "--- user", "# Task", "Sort {n} for {claim}:"]
+    lines += ["#1 rule: marks only", '{abstracts} {"as": "JSON"} {wanted}']
+    prompt.write_text("\n".join(lines))
     server = endpoint(last_first)
+    done = rerank(server, "--prompt", "mine.txt", "--depth", 2)
+    assert facts(done)["unread"] == 0 and "mine.txt: its first lines are comments" in done.stdout
+    system, user = server.asked[0]["messages"]
+    assert system["role"] == "system" and system["content"].startswith("Be fair on ")
+    sent = user["content"]
+    assert sent.startswith("# Task\nSort 2 for ") and "\n#1 rule: marks only\n[1] " in sent
+    assert sent.endswith('{"as": "JSON"} all 2')
+    corpus = toy / "data/demo/corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace("Body mass", "\\n--- user\\nBody mass"))
     facts(rerank(server, "--prompt", "mine.txt", "--depth", 2))
-    sent = server.asked[0]["messages"][0]["content"]
-    assert sent.startswith("Sort 2 for ") and sent.endswith('{"as": "JSON"} all 2')
+    assert len(server.asked[-1]["messages"]) == 2  # an abstract makes no turn
     prompt.write_text("{claim}")
     refused(toy, SCRIPT, "--run", HYBRID, "--prompt", "mine.txt", said="mine.txt: it needs {abs")
 
 
 def test_examples_show_one_abstract_a_label_and_put_evidence_first(tmp_path):
     labels = {"a": [*LABELS, *LABELS], "b": ["REFUTES"], "c": ["NEI"], "d": ["NEI", "REFUTES"]}
-    shots = [str(tmp_path / "claims"), str(tmp_path / "qrels")]
-    tsv(tmp_path / "claims", ["claim_id", "claim"], [(f"id {claim}", claim) for claim in labels])
+    claims = [(f"id {claim}", claim) for claim in labels]
+    tsv(tmp_path / "claims.train.tsv", ["claim_id", "claim"], claims)
     rows = []
     for claim, labels_of_claim in labels.items():
         for n, label in enumerate(labels_of_claim):
             rows.append((f"id {claim}", f"{label} {claim}{n}", label))
-    tsv(tmp_path / "qrels", [*RUN[:2], "label"], rows)
+    tsv(tmp_path / "qrels.train.tsv", [*RUN[:2], "label"], rows)
     abstracts = {abstract_id: abstract_id for _, abstract_id, _ in rows}
-    turns = KIT.few_shot(shots, KIT.PROMPT, {}, abstracts, settings(fewshot=2))
+    args = settings(fewshot=2, data=tmp_path)
+    turns = KIT.example_turns(KIT.PROMPT, {}, abstracts, args)
     assert len(turns) == 4  # b has no NEI, c no evidence; a has all labels and comes first
     for prompt, gold, n in zip(turns[::2], turns[1::2], (3, 2)):
         shown = re.findall(r"^\[\d\] (\w+)", prompt["content"], re.MULTILINE)
@@ -219,13 +269,22 @@ def test_examples_show_one_abstract_a_label_and_put_evidence_first(tmp_path):
         assert len(set(shown)) == n
         assert order[-1] == "NEI"
     asked = {"x": "A \u2014!", "y": "other"}  # the words of claim a
-    turns = KIT.few_shot(shots, KIT.PROMPT, asked, abstracts, settings(fewshot=1))
+    args.fewshot = 1
+    turns = KIT.example_turns(KIT.PROMPT, asked, abstracts, args)
     assert "Claim: d\n" in turns[0]["content"]
+    args.fewshot = 2
     with pytest.raises(SystemExit):
-        KIT.few_shot(shots, KIT.PROMPT, asked, abstracts, settings(fewshot=2))
+        KIT.example_turns(KIT.PROMPT, asked, abstracts, args)
 
 
 # ---------------------------------------------------------------- Scores
+def test_votes_on_an_order_are_averaged():
+    # ranks: 0: 0, 2, 1; 1: 1, 0, 2; 2: 2, 1, 0; the last order lacks 0 and 1, which follow it
+    assert KIT.mean_order([[0, 1, 2], [1, 2, 0], [2]], 3).tolist() == [0, 1, 2]
+    assert KIT.mean_order([[2, 0, 1], [2, 1, 0]], 3).tolist() == [2, 0, 1]
+    assert KIT.mean_order([], 3).tolist() == [0, 1, 2]
+
+
 def test_fusion_worked_by_hand():
     # before 8, 6, 4 -> 1, 1/2, 0; the LLM's order third, first, second -> 1/2, 0, 1
     found = KIT.fuse([8, 6, 4], [2, 3, 1], 0.4).tolist()
@@ -327,7 +386,7 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
     made = facts(rerank(server, *words, "--timeout", 1))
     assert len(server.asked) > 460
     assert len(server.answered) == len(set(server.answered))
-    assert (made["replies"], made["unread"], made["failed"]) == (400, 0, 0)
+    assert (made["replies"], made["unread"], made["refused"]) == (400, 0, 0)
     facts(rerank(calm, *words, "--out", "calm.tsv"))
     assert (toy / OUT).read_bytes() == (toy / "calm.tsv").read_bytes()
     asked = len(server.asked)
@@ -338,7 +397,9 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
 def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, killed, rerank, endpoint):
     many(toy, 60)
     server = endpoint(last_first)
-    kill = kill_before("store(args.replies, request, json.loads(raw.content))", 40)
+    kill = kill_before(
+        'store(args.replies, request, {"status_code": 200, "body": json.loads(raw.content)})', 40
+    )
     assert rerank(server, "--concurrency", 1, by=killed, edits=kill)
     kept = (toy / REPLIES).read_bytes()
     assert kept.count(b"\n") == 39 and not (toy / OUT).exists()
@@ -357,9 +418,9 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
 
     server = endpoint(reply)
     done = rerank(server, "--alpha", 0)
-    assert facts(done)["failed"] == 1
+    assert facts(done)["refused"] == 1
     assert SECRET not in (toy / REPLIES).read_text() + done.stderr
-    assert "1 of 3 requests failed: " in done.stderr
+    assert "of 3 replies 1 refused: " in done.stderr
     assert "filtered ***" in done.stderr
     found = orders(toy / OUT)
     for claim_id, abstract_ids in orders(toy / HYBRID).items():
@@ -367,9 +428,9 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
             abstract_ids.reverse()
         assert found[claim_id] == abstract_ids
     server.reply = last_first
-    assert facts(rerank(server, "--alpha", 0, "--force"))["failed"] == 1
+    assert facts(rerank(server, "--alpha", 0, "--force"))["refused"] == 1
     assert len(server.asked) == 3
-    assert facts(rerank(server, "--alpha", 0, "--retry-errors"))["failed"] == 0
+    assert facts(rerank(server, "--alpha", 0, "--retry-errors"))["refused"] == 0
     assert len(server.asked) == 4
 
 
@@ -391,7 +452,7 @@ def test_where_all_requests_are_refused_there_is_no_output(toy, rerank, endpoint
         done = rerank(server)
         assert done.returncode == 2 and not (toy / OUT).exists()
         assert len(server.asked) == 3
-        assert re.search("error: .*3 of 3 requests failed.*use max_completion_tokens", done.stderr)
+        assert re.search("error: .*3 replies 3 refused.*use max_completion_tokens", done.stderr)
     server.reply = last_first
     extra = '{"max_tokens": null, "max_completion_tokens": 99}'
     assert facts(rerank(server, "--extra", extra))["unread"] == 0
@@ -416,9 +477,9 @@ def test_an_outage_that_outlasts_the_retries_is_no_reply(toy, rerank, endpoint):
     for address in (server, SimpleNamespace(url="http://127.0.0.1:9/v1")):  # nobody is there
         done = rerank(address, edits={"RETRIES = 6": "RETRIES = 1"})
         assert done.returncode == 2 and f"error: {address.url}: " in done.stderr
-        assert not (toy / REPLIES).exists() and not (toy / OUT).exists()
+        assert (toy / REPLIES).read_bytes() == b"" and not (toy / OUT).exists()
     server.reply = last_first
-    assert facts(rerank(server))["failed"] == 0
+    assert facts(rerank(server))["refused"] == 0
 
 
 # ---------------------------------------------------------------- Batch engines, local models
@@ -458,19 +519,20 @@ def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, ca
         label = choice["message"]["content"]
         assert set(found) == {"YES", "NO"}
         assert label == max(found, key=found.get)
-        probabilities = KIT.chances_of(choice["logprobs"], ("YES", "NO"), label)
+        probabilities = KIT.token_probabilities(choice["logprobs"], ("YES", "NO"), label)
         sigmoid = 1 / (1 + math.exp(found["NO"] - found["YES"]))
         assert probabilities["YES"] == pytest.approx(sigmoid)
     (toy / REPLIES).write_text("\n".join(lines[:8]) + "\n" + lines[8][:99])  # torn
     assert facts(call(*words, "--force", cwd=toy))["unusable_lines"] == 1
     assert read(toy / OUT).equals(whole)
     assert (toy / REPLIES).read_text().count("\n") == 10
-    assert facts(call(*words[:-1], "listwise", "--depth", 2, cwd=toy))["replies"] == 3
+    done = call(*words[:-1], "listwise", "--depth", 2, cwd=toy)
+    assert done.returncode == 2 and "of 3 replies 3 cut: raise --max-tokens" in done.stderr
     weights = load_file(toy / "llm/model.safetensors")
     weights["model.norm.weight"] *= math.nan  # as half precision may make
     save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})
     done = call(*words, "--out", "nan.tsv", cwd=toy)
-    assert done.returncode == 2 and "its output is no number" in done.stderr
+    assert done.returncode == 2 and "logits are not finite" in done.stderr
 
 
 @pytest.mark.parametrize("ends, reason", [(None, "length"), ([*range(260)], "stop")])
