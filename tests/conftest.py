@@ -178,6 +178,36 @@ def tiny_llm(folder):
     return str(folder)
 
 
+def scripted_llm(folder, reply):
+    """Make a language model that says one reply, a token of its own, and ends.
+
+    Its layers add nothing, so that the last token alone decides the next one: behind the mark
+    that ends each prompt stands the reply, and behind any other token the end.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llm(folder))
+    tokenizer.add_tokens(reply)
+    tokenizer.chat_template += "<|im_start|>"
+    tokenizer.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(len(tokenizer))
+    mark, end, said = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", reply])
+    with torch.no_grad():
+        for weights in (*model.model.layers.parameters(), *model.lm_head.parameters()):
+            weights.zero_()
+        vectors = model.model.embed_tokens.weight  # in the first two of its dimensions:
+        vectors.zero_()
+        vectors[:, 0] = 1
+        vectors[mark, :2] = torch.tensor([0.0, 1.0])
+        model.lm_head.weight[end, 0] = 9
+        model.lm_head.weight[said, 1] = 9
+    model.generation_config.eos_token_id = end
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def toy(tmp_path, models):
     """A folder with the toy as data/demo/, a hybrid run per split in work/demo/, data/models."""
