@@ -17,16 +17,16 @@ KEY = "sk-secret"
 class Queue(BaseHTTPRequestHandler):
     """POST /files and /batches, GET /batches/ID and /files/ID/content.
 
-    server.files: the custom_ids of each upload; server.batches: what a look-up of each returns;
-    server.contents: {id of a file: its lines}; server.victim: killed at the second upload.
+    server.files: the custom_ids of each upload; server.found: {id of a batch or file: its lines};
+    server.victim: killed at the second upload.
     """
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path == "/v1/batches":
-            batch_id = f"batch-{len(self.server.batches)}"
-            self.server.batches.append({"id": batch_id, "status": "in_progress"})
-            return self.answer(self.server.batches[-1])
+            batch_id = f"batch-{len(self.server.files)}"
+            self.server.found[batch_id] = [{"id": batch_id, "status": "in_progress"}]
+            return self.answer(*self.server.found[batch_id])
         lines = [line for line in body.splitlines() if line.startswith(b"{")]
         self.server.files.append([json.loads(line)["custom_id"] for line in lines])
         if self.server.victim and len(self.server.files) == 2:
@@ -34,10 +34,7 @@ class Queue(BaseHTTPRequestHandler):
         return self.answer({"id": "file"})
 
     def do_GET(self):
-        name = self.path.split("/")[3]
-        if name in self.server.contents:
-            return self.answer(*self.server.contents[name])
-        return self.answer(self.server.batches[int(name[-1])])
+        self.answer(*self.server.found[self.path.split("/")[3]])
 
     def answer(self, *lines):
         self.send_response(200)
@@ -53,8 +50,7 @@ class Queue(BaseHTTPRequestHandler):
 def queue(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Queue) as server:
         server.files = []
-        server.batches = []
-        server.contents = {}
+        server.found = {}
         server.victim = None
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         monkeypatch.setenv("LLM_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
@@ -71,13 +67,9 @@ def batch(toy, call, program):
     return lambda *more: program("tools/openai_batch", *words, *more, cwd=toy)
 
 
-def reply(custom_id):
+def reply(custom_id, error=None):
     body = {"choices": [{"message": {"content": "[2] > [1]"}}]}
-    return {"custom_id": custom_id, "response": {"status_code": 200, "body": body}}
-
-
-def error(custom_id, code):
-    return {"custom_id": custom_id, "error": {"code": code}}
+    return {"custom_id": custom_id, "response": {"body": body}, "error": error}
 
 
 def test_batches_are_sent_looked_up_and_fetched_once(toy, batch, queue, call, contents):
@@ -87,21 +79,19 @@ def test_batches_are_sent_looked_up_and_fetched_once(toy, batch, queue, call, co
     assert batch().returncode == 3
     (one, two), (three,) = queue.files  # no third
     (toy / f"{AT}.replies.jsonl").write_text('{"torn": ')
-    queue.contents = {
-        "output": [reply(one)],
-        "errors": [error(two, "request_timeout")],
-        "expired": [error(three, "batch_expired")],
-        "late": [reply(three)],
-    }
-    queue.batches[0] |= {"output_file_id": "output", "error_file_id": "errors"}
-    queue.batches[0]["status"] = "completed"
+    queue.found["output"] = [reply(one)]
+    queue.found["errors"] = [reply(two, {"code": "request_timeout"})]
+    queue.found["expired"] = [reply(three, {"code": "batch_expired"})]
+    files = {"output_file_id": "output", "error_file_id": "errors"}
+    queue.found["batch-1"][0] |= {"status": "completed", **files}
     assert batch().returncode == 3
-    queue.batches[1] |= {"status": "expired", "error_file_id": "expired"}
+    queue.found["batch-2"][0] |= {"status": "expired", "error_file_id": "expired"}
     expired = batch()
     assert expired.returncode == 2 and "1 requests came back without" in expired.stderr
     assert batch().returncode == 3
     assert queue.files[2:] == [[three]]
-    queue.batches[2] |= {"status": "completed", "output_file_id": "late"}
+    queue.found["output"] = [reply(three)]
+    queue.found["batch-3"][0] |= {"status": "completed", "output_file_id": "output"}
     facts(batch("--wait", "--interval", 0.1))
     assert not list(toy.rglob("*.batches.json*"))
     _, *lines = (toy / f"{AT}.replies.jsonl").read_text().splitlines()
@@ -117,10 +107,11 @@ def test_a_call_creates_only_the_batches_that_a_kill_has_prevented(toy, batch, q
     command = [sys.executable, ROOT / "recipes/tools/openai_batch.py", f"{AT}.requests.jsonl"]
     with subprocess.Popen([*command, "--max-requests", "2"], cwd=toy) as queue.victim:
         pass
-    assert queue.victim.returncode == -9 and len(queue.batches) == 1
+    assert queue.victim.returncode == -9
     queue.victim = None
     assert batch().returncode == 3
-    assert queue.files[1] == queue.files[2] and len(queue.batches) == 2
+    assert queue.files[1] == queue.files[2]
+    assert list(queue.found) == ["batch-1", "batch-3"]
 
 
 def test_what_cannot_be_sent_is_one_line(toy, program, refused, monkeypatch):
@@ -131,8 +122,7 @@ def test_what_cannot_be_sent_is_one_line(toy, program, refused, monkeypatch):
     refused(toy, *words, said="requests.jsonl:1: no request that names a model", by=program)
 
 
-@pytest.mark.parametrize("limits, sizes", [((9, 26), [2, 1]), ((9, 25), [1, 1, 1])])
-def test_a_batch_is_limited_in_bytes(limits, sizes):
+def test_a_batch_is_limited_in_bytes():
     pieces_of = load("recipes/tools/openai_batch.py").pieces_of
     requests = {name: name * 10 for name in "abc"}  # lines of 13 bytes
-    assert [len(piece) for piece in pieces_of(requests, *limits)] == sizes
+    assert [len(piece) for piece in pieces_of(requests, 9, 26)] == [2, 1]
