@@ -75,7 +75,7 @@ def reply(custom_id, error=None):
 def test_batches_are_sent_looked_up_and_fetched_once(toy, batch, queue, call, contents):
     first = batch()
     assert first.returncode == 3 and json.loads(first.stdout.splitlines()[-1])["sent"] == 3
-    assert first.stdout.startswith("3 requests wait, of about ") and "send: 2" in first.stdout
+    assert "sending 3 requests" in first.stdout and "in 2 batches" in first.stdout
     assert batch().returncode == 3
     (one, two), (three,) = queue.files  # no third
     (toy / f"{AT}.replies.jsonl").write_text('{"torn": ')

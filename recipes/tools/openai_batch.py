@@ -6,8 +6,8 @@
 Let OpenAI's queue (Batch API) answer a file of requests, at half the price and within a day.
 
 The first call sends the requests that have no reply, and ends with status 3. Later calls fetch what
-is done, until nothing is in progress; with --wait, one call does it all. If a batch expires or
-fails, its replies are kept, and status 2 says that the next call will send the rest.
+is done, until nothing is in progress; with --wait, one call does it all. If a batch expires, what
+it has answered is kept, status 2 says how much is left, and the next call sends that.
 
 Reads   requests that a script has written with --backend none; OPENAI_API_KEY
 Writes  the replies, and beside them NAME.batches.json while batches are in progress
@@ -106,8 +106,8 @@ def send(waiting, client, args):
     """Create the batches of requests."""
     pieces = pieces_of(waiting, args.max_requests, MAX_BYTES)
     size = sum(len(json.dumps(request["body"]["messages"])) for request in waiting.values())
-    count = f"{len(waiting)} requests wait, of about {size // 4} tokens"
-    print(f"{count}; batches to send: {len(pieces)}", flush=True)
+    count = f"{len(waiting)} requests of about {size // 4} tokens"
+    print(f"sending {count} in {len(pieces)} batches", flush=True)
     batches = read_batches(args.batches)
     # A second try could create a second batch, where only the answer to the first was lost.
     once = client.with_options(max_retries=0)
@@ -157,7 +157,8 @@ def batch(args):
         with open(args.replies, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # other processes wait until it is closed
             waiting = unanswered(requests, args, args.retry_errors)
-            send(waiting, client, args)
+            if waiting:
+                send(waiting, client, args)
         while True:
             with open(args.replies, "a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -166,8 +167,8 @@ def batch(args):
                 break
             time.sleep(args.interval)
     except openai.OpenAIError as error:
-        what = str(error).replace(API_KEY or "***", "***")
-        kit.fail(args.base_url or "openai", f"{what}; check address and key, then call again")
+        what = f"{error}; check address and key, then call again; {args.batches} has the batches"
+        kit.fail(args.base_url or "openai", what.replace(API_KEY or "***", "***"))
     left = len(unanswered(requests, args))
     if left:
         kit.fail(args.requests, f"{left} requests came back without a reply; call again")
