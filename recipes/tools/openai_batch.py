@@ -19,7 +19,6 @@ Example
 
 import fcntl
 import json
-import math
 import os
 import sys
 import time
@@ -82,7 +81,7 @@ def append(lines, file):
 def pieces_of(requests, max_requests, max_bytes):
     """Return the {custom_id: line} of each batch."""
     pieces = []
-    size = math.inf
+    size = max_bytes  # so that the first request begins a batch
     for custom_id, request in requests.items():
         line = json.dumps(request).encode() + b"\n"
         size += len(line)
