@@ -8,8 +8,9 @@
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
 #   SMALL=weights   small models, but the full amount of work (the language model reads 40 words)
 #   LLM_BASE_URL    endpoint of the language model
-#   OPENAI_API_KEY  its key; alone it means OpenAI, in a rehearsal together with LLM_MODEL only
-#   LLM_MODEL=NAME  the model asked there, in place of the paper's
+#   OPENAI_API_KEY  its key; alone it means OpenAI
+#   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
+#   PIECE=N         requests that vLLM answers in a call (default: 500)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 refuse() { echo "error: $*" >&2; exit 2; }
@@ -56,15 +57,14 @@ small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
 # few WORDS: a loop's words; with SMALL=1 the first alone
 few() { if [ "$SMALL" = 1 ]; then echo "$1"; else echo "$@"; fi; }
 
-# llm NAME: flags for the language model at the endpoint; with SMALL and no endpoint, for the
-# packaged one in this process
+# llm NAME: flags for the language model at the endpoint. With SMALL, an endpoint is asked only for
+# LLM_MODEL, as answers may cost money; else the packaged model answers in this process.
 llm() {
-  local there=${LLM_BASE_URL:-}
-  if [ -n "${LLM_MODEL:-}" ] || [[ -z $SMALL && $1 = gpt-* ]]; then
-    there=$there${OPENAI_API_KEY:-}
-  fi
-  if [ -n "$there" ]; then
-    echo "--backend openai --model ${LLM_MODEL:-$1}"
+  local model=${LLM_MODEL:-} there=${LLM_BASE_URL:-}
+  if [[ -n $model || $1 = gpt-* ]]; then there=$there${OPENAI_API_KEY:-}; fi
+  if [ -z "$SMALL" ]; then model=${model:-$1}; fi
+  if [[ -n $model && -n $there ]]; then
+    echo "--backend openai --model $model"
   elif [ -n "$SMALL" ]; then
     echo "small: data/models/smollm2 replaces $1" >&2
     echo "--backend transformers --model data/models/smollm2 --max-words 40 --max-tokens 16"
@@ -74,15 +74,21 @@ llm() {
 }
 
 # ask OUT COMMAND: a stage of 04 or 05 that writes OUT.tsv. With --backend none vLLM answers its
-# requests: $JUDGE is the model, $VLLM more flags. Each round of questions is a call.
+# requests: $JUDGE is the model, $VLLM more flags. Each round of questions is written anew.
+# vLLM writes replies only at its end, so it gets $PIECE requests at a time: what a session that
+# ends loses is one piece. 500 is a trade-off, since the model is loaded for each piece.
 ask() {
   for round in 1 2 3 4 5; do
     local status=0
     "${@:2}" --out $1.tsv || status=$?
     case $status in 0) return ;; 3) ;; *) exit $status ;; esac
-    vllm run-batch -i $1.requests.jsonl -o $1.new.jsonl --model $JUDGE ${VLLM:-}
-    cat $1.new.jsonl >> $1.replies.jsonl
-    rm $1.new.jsonl
+    rm -f $1.piece.*
+    split -l ${PIECE:-500} $1.requests.jsonl $1.piece.
+    for piece in $1.piece.*; do
+      vllm run-batch -i $piece -o $1.new.jsonl --model $JUDGE ${VLLM:-}
+      cat $1.new.jsonl >> $1.replies.jsonl
+      rm $piece $1.new.jsonl
+    done
   done
   refuse "$1.replies.jsonl: the same requests wait again and again; see its last lines"
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The whole kit on the bundled demo: claims -> candidates -> ranking -> verdicts -> table.
 # From the repository's root: bash recipes/demo.sh. A second run makes only what is not up to date.
-# With LLM_BASE_URL or OPENAI_API_KEY set, stages 4 and 5 ask that endpoint for LLM_MODEL.
+# With LLM_MODEL and LLM_BASE_URL, or LLM_MODEL and OPENAI_API_KEY, stages 4 and 5 ask that model
+# at that endpoint. Without LLM_MODEL no endpoint is asked, as answers may cost money.
 #
 # Cut short, so that a first run takes three minutes on 2 cores: cross-encoder and classifier read
-# 96 tokens of a pair, and are trained for one and three epochs; without an endpoint, stage 4 is run
-# for five claims alone, and stage 5 labels the reranked run.
+# 96 tokens of a pair, and are trained for one and three epochs; where no endpoint is asked, stage 4
+# is run for five claims alone, and stage 5 labels the reranked run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 T=work/demo/test
@@ -29,19 +30,20 @@ python 03_rerank.py train --epochs 1 --max-length 96
 python 03_rerank.py --max-length 96 --first-stage 0.8
 
 stage "4  LLM rerank: RankGPT; at an endpoint also one question per abstract"
-if [ -n "${LLM_BASE_URL:-}${OPENAI_API_KEY:-}" ]; then
-  [ -n "${LLM_BASE_URL:-}" ] || export LLM_MODEL="${LLM_MODEL:-gpt-4.1}"
-  python 04_llm_rerank.py
-  python 04_llm_rerank.py --method pointwise --out $T/llm-pointwise.tsv
+if [[ -n ${LLM_MODEL:-} && -n ${LLM_BASE_URL:-}${OPENAI_API_KEY:-} ]]; then
+  ANSWERS="--backend openai --model $LLM_MODEL"
+  python 04_llm_rerank.py $ANSWERS
+  python 04_llm_rerank.py $ANSWERS --method pointwise --out $T/llm-pointwise.tsv
   BEST=llm
 else
-  echo "No LLM_BASE_URL or OPENAI_API_KEY: the packaged SmolLM2 answers, for five claims."
+  echo "No LLM_MODEL with LLM_BASE_URL or OPENAI_API_KEY: SmolLM2 answers here, for five claims."
   echo "A model of 135M parameters shows that this stage runs, not what it can do."
   head -n 6 data/demo/claims.test.tsv > $T/five-claims.tsv
   awk -F '\t' 'NR == FNR { known[$1]; next } $1 in known' $T/five-claims.tsv $T/rerank.tsv \
     > $T/five-rerank.tsv
-  python 04_llm_rerank.py --claims $T/five-claims.tsv --run $T/five-rerank.tsv --depth 5 \
-    --max-words 40 --max-tokens 24 --out $T/five-llm.tsv
+  python 04_llm_rerank.py --backend transformers --model data/models/smollm2 \
+    --claims $T/five-claims.tsv --run $T/five-rerank.tsv --depth 5 --max-words 40 --max-tokens 24 \
+    --out $T/five-llm.tsv
   BEST=rerank
 fi
 
@@ -52,7 +54,7 @@ python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epoch
 python 05_classify.py --run $T/$BEST.tsv --top-k 10 --max-length 96 \
   --aggregate $T/claims.jsonl
 if [ $BEST = llm ]; then
-  python 05_classify.py llm
+  python 05_classify.py llm $ANSWERS
 fi
 
 stage "6  Evaluate: ClimateCheck 2025, and a page to look at"

@@ -4,7 +4,7 @@ import json
 
 import nbformat
 import pytest
-from conftest import ROOT, read
+from conftest import ROOT, read, records
 from nbclient import NotebookClient
 
 NOTEBOOK = ROOT / "recipes" / "kit.ipynb"
@@ -35,6 +35,27 @@ def test_it_is_kept_without_outputs_and_always_written_the_same_way():
     assert text == json.dumps(page, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     nbformat.validate(page)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in page["cells"])
+
+
+def test_a_call_of_vllm_that_dies_loses_one_piece(notebook, monkeypatch):
+    pages, _, folder = notebook
+    cells = {cell.id: cell.source for cell in pages.cells}
+    work = folder / "work/demo"
+    (work / "test/hybrid.tsv").rename(work / "test/rerank.tsv")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("WORK", str(work))
+    monkeypatch.setenv("PIECE", "2")
+    monkeypatch.setenv("VLLM_LOG", str(folder / "log"))
+    names = {"display": print, "side_by_side": print, "CLAIM": "c1"}
+    exec("\n".join([cells["setup"], cells["settings"]]), names)
+    with pytest.raises(RuntimeError):
+        exec(cells["llm"], names)
+    assert len(records(work / "test/llm.replies.jsonl")) == 2
+    exec(cells["llm"], names)
+    replies = records(work / "test/llm.replies.jsonl")
+    answered = " ".join(reply["custom_id"] for reply in replies)
+    _, died, *again = (folder / "log").read_text().splitlines()
+    assert again == [died] and len(replies) == 3 and answered.endswith(died)
 
 
 def test_it_runs_from_start_to_end(notebook):

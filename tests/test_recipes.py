@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, RUN, load, tiny, tsv
+from conftest import ROOT, RUN, load, records, tiny, tsv
 
 SYSTEMS = (
     "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel "
@@ -88,7 +88,8 @@ def test_todays_models_in_small(toy, endpoint, shell):
     assert set(table["run"]) == set(runs.split())
 
 
-def test_vllm_answers_until_nothing_waits(toy, warm):
+def test_vllm_answers_pieces_until_nothing_waits(toy, warm):
+    """It dies in the second piece, and a second call asks the rest."""
     script = (
         ". recipes/common.sh demo; JUDGE=toy; ask $T/llm python 04_llm_rerank.py $D "
         "--run $T/hybrid.tsv --backend none --model toy --window 4 --step 2"
@@ -97,12 +98,35 @@ def test_vllm_answers_until_nothing_waits(toy, warm):
         "DATA": str(toy / "data/demo"),
         "WORK": str(toy / "work/demo"),
         "PATH": f"{ROOT}/tests/stand_ins:{warm}",
+        "PIECE": "2",
+        "VLLM_LOG": str(toy / "log"),
     }
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | how, check=False)
-    replies = (toy / "work/demo/test/llm.replies.jsonl").read_text().splitlines()
-    assert done.returncode == 0
-    assert len(replies) == 6  # two windows a claim
-    assert (toy / "work/demo/test/llm.tsv").exists()
+    replies = []
+    for status in (1, 0):
+        done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=os.environ | how, check=False)
+        assert done.returncode == status
+        replies.append(records(toy / "work/demo/test/llm.replies.jsonl"))
+    assert replies[1][:2] == replies[0]
+    first, died, *rest = (toy / "log").read_text().splitlines()
+    asked = " ".join([first, *rest]).split()
+    assert died == rest[0] and len(set(asked)) == len(asked) == 6  # two windows a claim
+    assert sorted(reply["custom_id"] for reply in replies[1]) == sorted(asked)
+    assert not list(toy.glob("work/demo/test/*.piece.*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ("OPENAI_API_KEY=sk-1 LLM_BASE_URL=http://none SMALL=1", "--backend transformers"),
+        ("OPENAI_API_KEY=sk-1 LLM_MODEL=toy SMALL=1", "--backend openai --model toy"),
+        ("LLM_MODEL=toy SMALL=1", "--backend transformers"),
+        ("OPENAI_API_KEY=sk-1 SMALL=", "--backend openai --model gpt-4.1"),
+    ],
+)
+def test_a_rehearsal_spends_only_on_a_model_that_the_user_names(settings, flags):
+    script = f"export {settings}; . recipes/common.sh demo; llm gpt-4.1"
+    shown = subprocess.check_output(["bash", "-c", script], cwd=ROOT, text=True)
+    assert shown.splitlines()[-1].startswith(flags)
 
 
 def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, warm):
@@ -224,7 +248,7 @@ def rehearsed(toy):
     for kind in ("bm25", "dense", "splade", "hybrid"):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])
 
-    def commands(name, word="tables"):
+    def commands(name, word="tables", **settings):
         how = {
             "WORK": f"{toy}/work",
             "NOTES": f"{toy}/notes",
@@ -234,12 +258,29 @@ def rehearsed(toy):
         }
         command = ["bash", f"{toy}/recipes/{name}.sh", word]
         done = subprocess.run(
-            command, env=os.environ | how, capture_output=True, text=True, check=False
+            command, env=os.environ | how | settings, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return [shlex.split(line) for line in (toy / "notes").read_text().splitlines()]
 
     return commands
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend"),
+    [
+        ({"LLM_BASE_URL": "", "OPENAI_API_KEY": "sk-1"}, "transformers"),
+        ({"OPENAI_API_KEY": "sk-1"}, "transformers"),
+        ({"LLM_MODEL": "toy"}, "openai"),
+    ],
+)
+def test_the_demo_asks_an_endpoint_only_for_a_model_that_the_user_names(
+    settings, backend, toy, rehearsed
+):
+    tsv(toy / "work/demo/test/rerank.tsv", RUN, [])
+    for words in rehearsed("demo", **settings):
+        if words[0] == "04_llm_rerank.py" or words[1:2] == ["llm"]:
+            assert words[words.index("--backend") + 1] == backend
 
 
 @functools.cache

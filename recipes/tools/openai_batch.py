@@ -1,0 +1,199 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "openai==3.52.0", "pandas==3.1.1"]
+# ///
+"""
+Let OpenAI's queue (Batch API) answer a file of requests, at half the price and within a day.
+
+The first call sends the requests that have no reply, and ends with status 3. Later calls fetch what
+is done, until nothing is in progress; with --wait, one call does it all. If a batch expires, what
+it has answered is kept, status 2 says how much is left, and the next call sends that.
+
+Reads   requests that a script has written with --backend none; OPENAI_API_KEY
+Writes  the replies, and beside them NAME.batches.json while batches are in progress
+Prints  what is sent, before it is sent; the last line is JSON
+
+Example
+    python recipes/tools/openai_batch.py work/demo/test/llm.requests.jsonl --wait
+"""
+
+import fcntl
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import kit
+
+MAX_REQUESTS = 50_000  # of a batch, and
+MAX_BYTES = 200_000_000  # of its file: platform.openai.com/docs/guides/batch
+BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+ENDED = ("completed", "failed", "expired", "cancelled")  # the other states are in progress
+NEVER_RUN = ("batch_expired", "batch_cancelled")  # codes of lines that answer nothing
+API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
+
+
+def read_requests(path):
+    """Return {custom_id: request}; each names its model."""
+    requests = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                request = json.loads(line)
+                requests[request["custom_id"]] = request
+                is_complete = request["body"]["model"] and request["body"]["messages"]
+            except (ValueError, LookupError, TypeError):
+                is_complete = False
+            if not is_complete:
+                what = "no request that names a model; write it by --backend none --model NAME"
+                kit.fail(f"{path}:{number}", what)
+    return requests
+
+
+def read_batches(path):
+    """Return {batch id: the custom_ids of its requests} of the batches in progress."""
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def write_batches(path, batches):
+    """Write them whole or not at all; without a batch, remove the file."""
+    new = Path(f"{path}.tmp")
+    new.write_text(json.dumps(batches), encoding="utf-8")
+    new.replace(path)
+    if not batches:
+        path.unlink()
+
+
+def append(lines, file):
+    """Append the lines that the file does not have yet; a torn last line stays alone."""
+    file.seek(0)
+    content = file.read()
+    known = set(content.splitlines())
+    new = [line + b"\n" for line in lines if line not in known]
+    if content and not content.endswith(b"\n"):
+        file.write(b"\n")
+    file.write(b"".join(new))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def pieces_of(requests, max_requests, max_bytes):
+    """Return the {custom_id: line} of each batch."""
+    pieces = []
+    size = max_bytes  # so that the first request begins a batch
+    for custom_id, request in requests.items():
+        line = json.dumps(request).encode() + b"\n"
+        size += len(line)
+        if size > max_bytes or len(pieces[-1]) == max_requests:
+            pieces.append({})
+            size = len(line)
+        pieces[-1][custom_id] = line
+    return pieces
+
+
+def unanswered(requests, args, retry_errors=False):
+    """Return the requests that have no reply, or an error to retry, and are in no batch."""
+    known = set().union(*read_batches(args.batches).values())
+    for custom_id, reply in kit.SCRIPT.read_replies(args.replies).items():
+        if not (retry_errors and reply["error"]):
+            known.add(custom_id)
+    return {name: request for name, request in requests.items() if name not in known}
+
+
+def send(waiting, client, args):
+    """Create the batches of requests."""
+    pieces = pieces_of(waiting, args.max_requests, MAX_BYTES)
+    size = sum(len(json.dumps(request["body"]["messages"])) for request in waiting.values())
+    count = f"{len(waiting)} requests of about {size // 4} tokens"
+    print(f"sending {count} in {len(pieces)} batches", flush=True)
+    batches = read_batches(args.batches)
+    # A second try could create a second batch, where only the answer to the first was lost.
+    once = client.with_options(max_retries=0)
+    for piece in pieces:
+        content = b"".join(piece.values())
+        file = client.files.create(file=("requests.jsonl", content), purpose="batch")
+        batch = once.batches.create(input_file_id=file.id, **BATCH)
+        batches[batch.id] = list(piece)
+        write_batches(args.batches, batches)  # a kill loses no batch that is paid for
+
+
+def lines_of(batch, client):
+    """Return the lines of a batch's files that answer requests, errors among them."""
+    answers = []
+    for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
+        for line in client.files.content(file_id).read().splitlines():
+            error = json.loads(line).get("error") or {}
+            if error.get("code") not in NEVER_RUN:
+                answers.append(line)
+    return answers
+
+
+def fetch(file, client, args):
+    """Append the replies that are there, and return how many batches are in progress."""
+    batches = read_batches(args.batches)
+    for batch_id in list(batches):
+        batch = client.batches.retrieve(batch_id)
+        counts = batch.request_counts.to_dict() if batch.request_counts else ""
+        errors = batch.errors.to_dict() if batch.errors else ""
+        print(batch_id, batch.status, counts, errors, file=sys.stderr)
+        if batch.status in ENDED:
+            append(lines_of(batch, client), file)
+            del batches[batch_id]
+            write_batches(args.batches, batches)
+    return len(batches)
+
+
+def batch(args):
+    """Send the requests that wait to a queue, or fetch their replies."""
+    import openai
+
+    if not API_KEY and not args.base_url:
+        kit.fail("OPENAI_API_KEY", "not set; set it, or name another service with --base-url")
+    requests = read_requests(args.requests)
+    client = openai.OpenAI(base_url=args.base_url or None, api_key=API_KEY or "none")
+    try:
+        with open(args.replies, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # other processes wait until it is closed
+            waiting = unanswered(requests, args, args.retry_errors)
+            if waiting:
+                send(waiting, client, args)
+        while True:
+            with open(args.replies, "a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                in_progress = fetch(file, client, args)
+            if not in_progress or not args.wait:
+                break
+            time.sleep(args.interval)
+    except openai.OpenAIError as error:
+        what = f"{error}; check address and key, then call again; {args.batches} has the batches"
+        kit.fail(args.base_url or "openai", what.replace(API_KEY or "***", "***"))
+    left = len(unanswered(requests, args))
+    if left:
+        kit.fail(args.requests, f"{left} requests came back without a reply; call again")
+    summary = {"made": [args.replies], "sent": len(waiting), "batches_in_progress": in_progress}
+    if in_progress:
+        print(json.dumps(summary))
+        sys.exit(3)
+    return summary
+
+
+# -------------------- Command line
+# fmt: off
+def add_batch(add):
+    add("requests", help="send the requests of this file that have no reply")
+    add("--replies", help="append replies to this file (default: beside the requests)")
+    add("--wait", action="store_true", help="wait until all batches have ended")
+    add("--interval", type=float, default=60, help="look every so many seconds while waiting")
+    add("--max-requests", type=int, default=MAX_REQUESTS, help="put at most so many into a batch")
+    add("--base-url", default=os.environ.get("LLM_BASE_URL"), help="ask this compatible service")
+    add("--retry-errors", action="store_true", help="send requests again whose reply is an error")
+# fmt: on
+
+
+if __name__ == "__main__":
+    args = kit.arguments(__doc__, {batch: add_batch})
+    stem = args.requests.removesuffix(".jsonl").removesuffix(".requests")
+    args.replies = args.replies or f"{stem}.replies.jsonl"
+    args.batches = Path(args.replies).with_suffix(".batches.json")
+    kit.run(args)
