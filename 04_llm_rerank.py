@@ -809,7 +809,10 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError)  # errors of JS
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 REPLY_COUNTS = collections.Counter()
 COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
-REPLY_FAULTS = {"cut": "raise --max-tokens", "unread": "they have another form than was asked for"}
+REPLY_FAULTS = {
+    "cut": "raise --max-tokens",
+    "unread": "they are in another form than was asked for",
+}
 CHANGE_NO_OUTPUT.update("base_url concurrency price replies requests retry_errors timeout".split())
 
 
@@ -984,10 +987,10 @@ def count_replies(args):
     faults = []
     for kind, fault in REPLY_FAULTS.items():
         if REPLY_COUNTS[kind]:
-            faults.append(f"{REPLY_COUNTS[kind]} {kind}: {fault}")
+            faults.append(f"{REPLY_COUNTS[kind]} {kind} ({fault})")
     if faults:
         tell = warn if REPLY_COUNTS["read"] else fail
-        tell(args.replies, f"of {REPLY_COUNTS['replies']} replies {'; '.join(faults)}")
+        tell(args.replies, f"of {REPLY_COUNTS['replies']} replies, {', '.join(faults)}")
     counts = {name: REPLY_COUNTS[name] for name in COUNTED}
     if args.price:
         dollars = np.dot(args.price, [counts["prompt_tokens"], counts["completion_tokens"]]) / 1e6

@@ -1214,7 +1214,10 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError)  # errors of JS
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 REPLY_COUNTS = collections.Counter()
 COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
-REPLY_FAULTS = {"cut": "raise --max-tokens", "unread": "they have another form than was asked for"}
+REPLY_FAULTS = {
+    "cut": "raise --max-tokens",
+    "unread": "they are in another form than was asked for",
+}
 CHANGE_NO_OUTPUT.update("base_url concurrency price replies requests retry_errors timeout".split())
 
 
@@ -1296,17 +1299,22 @@ def reply_of(record):
 
 
 def read_replies(path, requests):
-    """Return {custom_id: Reply} to requests {custom_id: request}; an error replaces no reply."""
+    """Return {custom_id: Reply} of a file; an error replaces no reply.
+
+    requests: {custom_id: request}; a reply to another body of one of these is left out.
+    """
     replies = {}
     REPLY_COUNTS["unusable_lines"] = 0
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
             record = json.loads(line.decode("utf-8-sig"))
             custom_id = record["custom_id"]
-            body = requests.get(custom_id, {}).get("body")
+            digest = record.get("request_sha256")
             reply = reply_of(record)
-            is_new = not reply.error or replies.get(custom_id, reply).error
-            if is_new and record.get("request_sha256") in (None, body_digest(body)):
+            if digest and custom_id in requests:
+                if digest != body_digest(requests[custom_id]["body"]):
+                    continue
+            if not reply.error or replies.get(custom_id, reply).error:
                 replies[custom_id] = reply
         except UnicodeDecodeError:
             fail(f"{path}:{number}", "not UTF-8; save the replies as UTF-8")
@@ -1384,10 +1392,10 @@ def count_replies(args):
     faults = []
     for kind, fault in REPLY_FAULTS.items():
         if REPLY_COUNTS[kind]:
-            faults.append(f"{REPLY_COUNTS[kind]} {kind}: {fault}")
+            faults.append(f"{REPLY_COUNTS[kind]} {kind} ({fault})")
     if faults:
         tell = warn if REPLY_COUNTS["read"] else fail
-        tell(args.replies, f"of {REPLY_COUNTS['replies']} replies {'; '.join(faults)}")
+        tell(args.replies, f"of {REPLY_COUNTS['replies']} replies, {', '.join(faults)}")
     counts = {name: REPLY_COUNTS[name] for name in COUNTED}
     if args.price:
         dollars = np.dot(args.price, [counts["prompt_tokens"], counts["completion_tokens"]]) / 1e6

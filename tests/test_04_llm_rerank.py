@@ -420,7 +420,7 @@ def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rera
     done = rerank(server, "--alpha", 0)
     assert facts(done)["refused"] == 1
     assert SECRET not in (toy / REPLIES).read_text() + done.stderr
-    assert "of 3 replies 1 refused: " in done.stderr
+    assert "of 3 replies, 1 refused (" in done.stderr
     assert "filtered ***" in done.stderr
     found = orders(toy / OUT)
     for claim_id, abstract_ids in orders(toy / HYBRID).items():
@@ -452,7 +452,7 @@ def test_where_all_requests_are_refused_there_is_no_output(toy, rerank, endpoint
         done = rerank(server)
         assert done.returncode == 2 and not (toy / OUT).exists()
         assert len(server.asked) == 3
-        assert re.search("error: .*3 replies 3 refused.*use max_completion_tokens", done.stderr)
+        assert re.search("error: .*3 replies, 3 refused.*use max_completion_tokens", done.stderr)
     server.reply = last_first
     extra = '{"max_tokens": null, "max_completion_tokens": 99}'
     assert facts(rerank(server, "--extra", extra))["unread"] == 0
@@ -527,7 +527,7 @@ def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, ca
     assert read(toy / OUT).equals(whole)
     assert (toy / REPLIES).read_text().count("\n") == 10
     done = call(*words[:-1], "listwise", "--depth", 2, cwd=toy)
-    assert done.returncode == 2 and "of 3 replies 3 cut: raise --max-tokens" in done.stderr
+    assert done.returncode == 2 and "of 3 replies, 3 cut (raise --max-tokens)" in done.stderr
     weights = load_file(toy / "llm/model.safetensors")
     weights["model.norm.weight"] *= math.nan  # as half precision may make
     save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})

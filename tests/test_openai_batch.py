@@ -98,7 +98,7 @@ def test_batches_are_sent_looked_up_and_fetched_once(toy, batch, queue, call, co
     assert [json.loads(line)["custom_id"] for line in lines] == [one, two, three]
     assert KEY not in str(contents(toy)) + first.stdout + expired.stderr
     done = call(*STAGE, "--backend", "none", cwd=toy)
-    assert facts(done)["rows"] and "1 of 3 requests failed" in done.stderr
+    assert facts(done)["rows"] and "of 3 replies, 1 refused" in done.stderr
     assert batch("--retry-errors").returncode == 3
     assert queue.files[3:] == [[two]]
 

@@ -59,8 +59,8 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
         assert server.asked[0]["model"] == "toy"
     done = rewrite()
     made = facts(done)
-    assert [made[name] for name in ("claims", "useless", "failed", "unchanged")] == [4, 2, 1, 3]
-    assert "2 replies could not be read" in done.stderr and "1 of 4 requests failed" in done.stderr
+    assert [made[name] for name in ("claims", "unread", "refused", "unchanged")] == [4, 2, 1, 3]
+    assert "of 4 replies, 2 unread (" in done.stderr and ", 1 refused (" in done.stderr
     rows = read(toy / f"{AT}.tsv").to_numpy().tolist()
     assert rows == [["c1", 'Ursus maritimus loses "mass".', "en"], *map(list, CLAIMS[1:])]
     assert "up to date" in rewrite().stdout

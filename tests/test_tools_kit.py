@@ -68,7 +68,7 @@ def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
     assert first["custom_id"] != second["custom_id"]
     assert (first["method"], first["url"]) == ("POST", "/v1/chat/completions")
     said, command, last = capsys.readouterr().out.splitlines()
-    assert said.startswith("2 of 3 requests wait, of about ")
+    assert said.startswith("2 of 2 requests wait, of about ")  # two of the three are the same
     assert json.loads(last)["waiting"] == 2
     assert command.endswith("ask requests.jsonl --replies replies.jsonl --model toy")
     assert waiting("One?")[0]["body"]["temperature"] == 0
@@ -80,7 +80,7 @@ def test_only_what_waits_is_written_and_failures_are_asked_again_on_demand(capsy
     answer(*["Answer: none"] * 3, error={"message": "quota"})  # an error replaces no completion
     answers, counts = answers_to(["One?", "Two?", "Three?", "One?"])
     assert answers == ["1", None, "3", "1"]
-    assert counts["failed"] == 1 and counts["useless"] == 0
+    assert counts["refused"] == 1 and counts["unread"] == 0
     (again,) = waiting("One?", "Two?", retry_errors=True)
     assert again["body"]["messages"][0]["content"] == "Two?"
     assert "--retry-errors" in capsys.readouterr().out

@@ -18,7 +18,6 @@ sys.path.append(str(ROOT))
 text_of = import_module("01_index").text_of
 compare = import_module("06_evaluate").compare
 SCRIPT = import_module("04_llm_rerank")
-AGAIN = SCRIPT.AGAIN
 LABELS = SCRIPT.LABELS
 PAIR = SCRIPT.PAIR
 RUN = SCRIPT.RUN
@@ -78,41 +77,33 @@ def wait(requests, args):
 
 
 def answers_to(prompts, read, args):
-    """Return what read() makes of the reply to each prompt, and a summary.
+    """Return what read() makes of the reply to each prompt, and counts of replies.
 
     A reply of which read() makes None is asked for once more; the second None stays.
     """
-    SCRIPT.answer = wait  # 04 would ask at once; here its job ask does, in a call of its own
+    SCRIPT.answer_requests = wait  # 04 would ask at once; here its job ask does, in its own call
     args.backend = "none"
     args.structured = False
+    args.price = None
     form = ("text", {})  # no JSON schema
     questions = []
-    known_ids = set()
+    requests = {}
     for prompt in prompts:
         messages = [{"role": "user", "content": prompt}]
-        retry = [{"role": "user", "content": prompt + AGAIN}]
-        questions.append((messages, args.max_tokens, read))
-        for asked in (messages, retry):
-            request = SCRIPT.request_of(asked, args.max_tokens, form, args)
-            known_ids.add(request["custom_id"])
-    unknown = len(SCRIPT.read_replies(args.replies).keys() - known_ids)
+        question = SCRIPT.Question(messages, args.max_tokens, read)
+        questions.append(question)
+        for suffix in ("", SCRIPT.RETRY_SUFFIX):
+            request = SCRIPT.request_of(question, suffix, form, args)
+            requests[request["custom_id"]] = request
+    unknown = 0
+    if Path(args.replies).exists():
+        unknown = len(SCRIPT.read_replies(args.replies, requests).keys() - requests.keys())
     if unknown:
         warn(args.replies, f"{unknown} replies answer other requests, as those of another --model")
     answers = []
-    unread = 0
-    failed = 0
-    for answer, reply in SCRIPT.answers_to(questions, form, args):
-        answers.append(answer)
-        if reply["error"]:
-            failed += 1
-        elif answer is None:
-            unread += 1
-    if unread:
-        warn(
-            args.replies,
-            f"{unread} replies could not be read; if they were cut, raise --max-tokens",
-        )
-    return answers, {"useless": unread, "failed": failed, "unknown_replies": unknown}
+    for answer, _ in SCRIPT.answers_to(questions, form, args):
+        answers.append(answer[0] if answer else None)
+    return answers, SCRIPT.count_replies(args) | {"unknown_replies": unknown}
 
 
 # -------------------- Flags that several programs have

@@ -95,8 +95,8 @@ def pieces_of(requests, max_requests, max_bytes):
 def unanswered(requests, args, retry_errors=False):
     """Return the requests that have no reply, or an error to retry, and are in no batch."""
     known = set().union(*read_batches(args.batches).values())
-    for custom_id, reply in kit.SCRIPT.read_replies(args.replies).items():
-        if not (retry_errors and reply["error"]):
+    for custom_id, reply in kit.SCRIPT.read_replies(args.replies, requests).items():
+        if not (retry_errors and reply.error):
             known.add(custom_id)
     return {name: request for name, request in requests.items() if name not in known}
 
