@@ -114,6 +114,7 @@ def head_order(config):
 def limit_length(model, length):
     """Let a model read at most this many tokens of a pair, and truncate its longer part."""
     model.max_seq_length = min(model.max_seq_length or length, length)
+    # Earlier versions saved "only_second" here, which fails where a new trainer reads single texts.
     model[0].processing_kwargs = {}
 
 
@@ -178,9 +179,7 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
 def probabilities_of(model, inputs, args, adjust=0.0):
     """Return probabilities (pairs, 3) in the order of LABELS."""
     temperature = getattr(model.config, "stance_temperature", 1.0)
-    shares = (1, 1, 1)
-    if adjust:
-        shares = getattr(model.config, "stance_shares", [0])
+    shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
     if not all(shares):
         fail("--adjust", "it needs class shares, which training stores")
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
@@ -263,7 +262,7 @@ def hold_out(table, args):
 def read_judged(args, dev):
     """Return qrels and examples as a table, with columns pair, (claim, text), and is_held_out.
 
-    dev: paths of the claims and qrels to hold out in place of a part, or none.
+    dev: paths of claims and qrels; if they are given, these pairs are appended and held out.
     """
     import pandas as pd
 
@@ -290,7 +289,7 @@ def class_weights(counts):
 
 
 def loss_weights(counts, args):
-    """Return the alphas (3,) of the focal loss; 1 where the sampler alone balances classes."""
+    """Return the alphas (3,) of the focal loss; 1 where the sampler alone is to balance classes."""
     if args.loss == "cross-entropy" or (args.loss, args.sampler) == ("focal", "balanced"):
         return np.ones(3)
     return class_weights(counts)
@@ -317,7 +316,7 @@ def loss_of(model, counts, args):
     import torch
     from sentence_transformers.cross_encoder import losses
 
-    class Focal(torch.nn.Module):
+    class Focal(torch.nn.Module):  # in place of torch's cross-entropy
         def forward(self, logits, labels):
             return focal(logits, labels, weights)
 
@@ -375,9 +374,10 @@ def freeze(model, what):
 
 
 def learn(model, trained, held_out, parts, args):
-    """Train on a table, and return what fit does; columns: input, output of the model.
+    """Train on a table, and return losses and the F1 of epochs.
 
-    The epoch with the best weighted F1 on the table held_out is kept; if that is empty, the last.
+    Columns of the tables: input, a pair in the model's order, and output, its index. The epoch with
+    the best weighted F1 on held_out is kept; if that is empty, the last one.
     """
     from datasets import Dataset
     from sentence_transformers import cross_encoder
@@ -442,8 +442,8 @@ def train(args):
     dev = []
     if args.dev_split:
         dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
-    inputs = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
-    task = task_of(args, *inputs, models=[args.model])
+    files = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
+    task = task_of(args, *files, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     check_model(args.model)
@@ -468,13 +468,14 @@ def train(args):
             logits = logits_of(model, list(held_out["input"]), args)
             summary |= assess(logits, labels[is_held_out], args.out)
         counts = np.bincount(labels[~is_held_out], minlength=3)
-        stored = {
-            "stance_shares": seen_shares(counts, args).tolist(),
-            "stance_temperature": summary.get("temperature", 1.0),
-            "stance_f1": summary.get("best_F1"),
-            "stance_majority_f1": summary.get("majority_F1"),
-        }
-        model.config.update(stored)
+        model.config.update(
+            {
+                "stance_shares": seen_shares(counts, args).tolist(),
+                "stance_temperature": summary.get("temperature", 1.0),
+                "stance_f1": summary.get("best_F1"),  # None where no pairs are held out
+                "stance_majority_f1": summary.get("majority_F1"),
+            }
+        )
         with written(args.out, task, **summary) as folder:
             save_model(model, folder)
     return {"made": [args.out], **summary}
@@ -700,8 +701,8 @@ def aggregate(args):
     if args.model and len(evidence):
         model = open_classifier(args.model, args)
         pairs = pairs_of(evidence, claims, abstracts)
-        sentences = best_sentences(model, pairs, evidence["label"], args)
-        verdicts.loc[evidence.index, "sentence"] = sentences
+        best = best_sentences(model, pairs, evidence["label"], args)
+        verdicts.loc[evidence.index, "sentence"] = best
     with written(args.out, task) as new, new.open("w", encoding="utf-8") as file:
         for claim_id, claim in claims.items():
             record = claim_record(claim_id, claim, verdicts[verdicts["claim_id"] == claim_id])
