@@ -7,17 +7,21 @@
 # ]
 # ///
 """
-Label claim-abstract pairs SUPPORTS, REFUTES or NEI with a classifier or a language model.
+Label claim-abstract pairs SUPPORTS, REFUTES or NEI with a classifier or a language model, train a
+classifier, and give one verdict per claim.
 
-Reads   a run (llm, else rerank, else hybrid.tsv), claims, corpus; train: qrels, examples
-Writes  verdicts.tsv: the run's columns, label, p_supports, p_refutes, p_nei
-        train: models/classifier/; llm: llm_verdicts.tsv, .requests.jsonl, .replies.jsonl
-        aggregate, --aggregate FILE: verdicts on claims, JSON lines
-Prints  JSON with counts
+Reads   a run (llm.tsv, else rerank.tsv, else hybrid.tsv), claims, corpus; train: qrels, and if they
+        are named examples of 02_retrieve.py mine; aggregate: verdicts.tsv
+Writes  verdicts.tsv: the columns of the run, label, p_supports, p_refutes, p_nei
+        train: models/classifier/, and OUT.parts/ with checkpoints, from which the same call resumes
+        llm: llm_verdicts.tsv, and beside it .requests.jsonl and .replies.jsonl
+        aggregate, or --aggregate FILE: claims.jsonl, a verdict per claim with its evidence
+Prints  the run that is labelled, and F1 of the classifier in training; the last line is JSON
 
 Examples
     python 05_classify.py --aggregate work/demo/test/claims.jsonl
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli
+    python 05_classify.py train --epochs 3 --model work/demo/models/reranker
     python 05_classify.py llm --model gpt-4.1 --prompt recipes/prompts/reasoning.txt
 """
 
@@ -28,6 +32,7 @@ import csv
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -40,66 +45,80 @@ from typing import NamedTuple
 
 import numpy as np
 
-CLAIM, PAIR = ["claim_id", "claim"], ["claim_id", "abstract_id"]
-RUN, QRELS = [*PAIR, "rank", "score"], [*PAIR, "label"]
+CLAIM = ["claim_id", "claim"]
+PAIR = ["claim_id", "abstract_id"]
+RUN = [*PAIR, "rank", "score"]
+QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
-COLUMNS = ["p_supports", "p_refutes", "p_nei"]
+PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
 HEADS = (  # how names of a model's outputs begin, in the order of LABELS
-    ("support", "entail"),
-    ("refut", "contradict"),
-    ("nei", "neutral", "notenough", "insufficient"),
+    "support|entail",
+    "refut|contradict",
+    "nei|neutral|notenough|insufficient",
 )
+TEMPERATURES = (0.05, 20)  # bounds of the search
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
+UNDECIDED = 1 / 3 + 0.05  # if no label of a claim is likelier than this, all are near chance
 ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
     MoritzLaurer/DeBERTa-v3-base-mnli) or fetch the small ones (python data/download.py models)"""
 
 
 # ---------- Inputs
 def run_of(args):
-    """Return the path of --run, else of the last run that was made."""
-    paths = [f"{args.work}/{args.split}/{name}.tsv" for name in ("llm", "rerank", "hybrid")]
-    path = args.run or next(filter(os.path.exists, paths), paths[-1])
+    """Return and print the path of --run, else of the run that the last stage has made."""
+    path = args.run
+    for name in ("llm", "rerank", "hybrid"):
+        default = f"{args.work}/{args.split}/{name}.tsv"
+        if not path and (Path(default).exists() or name == "hybrid"):
+            path = default
     print(f"labelling {path}")
     return path
 
 
-def read_texts(claims, corpus):
-    """Return {claim_id: claim} and {abstract_id: title and abstract} of two files."""
-    records = read_corpus(corpus)
-    texts = {abstract_id: text_of(record) for abstract_id, record in records.items()}
-    return dict(read_table(claims, CLAIM)[CLAIM].values), texts
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    return dict(read_table(path, CLAIM)[CLAIM].values)
 
 
-def read_run(path, args, claims, texts):
-    """Return the first rows of each claim of a run."""
-    run = read_table(path, RUN, claim_id=claims, abstract_id=texts)[RUN]
+def read_texts(claims_path, corpus_path, fields=("title", "abstract")):
+    """Return {claim_id: claim} and {abstract_id: its fields in one text}."""
+    records = read_corpus(corpus_path)
+    abstracts = {abstract_id: text_of(record, fields) for abstract_id, record in records.items()}
+    return read_claims(claims_path), abstracts
+
+
+def read_run(path, args, claims, abstracts):
+    """Return the first --top-k rows of each claim of a run."""
+    run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
     return run[run["rank"] <= (args.top_k or len(run))]
 
 
-def pairs_of(table, claims, texts):
+def pairs_of(table, claims, abstracts):
     """Return (claim, text) of each row."""
-    return [(claims[claim], texts[name]) for claim, name in table[PAIR].values]
+    return [
+        (claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in table[PAIR].values
+    ]
 
 
 # ---------- Classify
 def head_order(config):
-    """Return the places of LABELS among a model's outputs, None if it has others."""
+    """Return the indices of LABELS among a model's outputs, None if it has others."""
     names = [re.sub("[^a-z]", "", str(name).lower()) for _, name in sorted(config.id2label.items())]
-    order = [
-        place for begins in HEADS for place, name in enumerate(names) if name.startswith(begins)
-    ]
-    return order if sorted(order) == [0, 1, 2] == list(range(len(names))) else None
+    order = []
+    for beginnings in HEADS:
+        order += [index for index, name in enumerate(names) if re.match(beginnings, name)]
+    return order if sorted(order) == [0, 1, 2] and len(names) == 3 else None
 
 
 def limit_length(model, length):
-    """Truncate pairs to so many tokens, the abstract only."""
+    """Let a model read at most this many tokens of a pair, and truncate its longer part."""
     model.max_seq_length = min(model.max_seq_length or length, length)
-    second = getattr(model.config, "stance_claim_first", False)  # NLI models read the claim last
-    model[0].processing_kwargs = {"text": {"truncation": "only_second" if second else "only_first"}}
+    # Earlier versions saved "only_second" here, which fails where a new trainer reads single texts.
+    model[0].processing_kwargs = {}
 
 
 def open_classifier(name, args, length=512, dtype="auto"):
-    """Return a CrossEncoder with the three labels in any order and spelling."""
+    """Return a CrossEncoder whose outputs are the three labels, in any order and spelling."""
     from sentence_transformers import CrossEncoder
 
     model = open_model(CrossEncoder, name, args, dtype)
@@ -110,17 +129,23 @@ def open_classifier(name, args, length=512, dtype="auto"):
 
 
 def inputs_of(model, pairs):
-    """Return pairs in a model's order, claims cut to half of the tokens, and a count."""
+    """Return pairs (claim, text) in a model's order, and how many of them are truncated.
+
+    A claim is cut to half of the tokens, so that the tokenizer, which truncates the longer part
+    of a pair, truncates the text alone.
+    """
     room = model.max_seq_length - model.tokenizer.num_special_tokens_to_add(pair=True)
     encode = functools.partial(model.tokenizer, add_special_tokens=False, verbose=False)
-    inputs, truncated, order = [], 0, getattr(model.config, "stance_claim_first", False)
+    is_claim_first = getattr(model.config, "stance_claim_first", False)  # NLI: the text first
+    inputs = []
+    truncated = 0
     for claim, text in pairs:
         coded = encode(claim)
         length = len(coded["input_ids"])
         truncated += length + len(encode(text)["input_ids"]) > room
         if length > room // 2:
             claim = claim[: coded.token_to_chars(room // 2 - 1).end]
-        inputs.append((claim, text) if order else (text, claim))
+        inputs.append((claim, text) if is_claim_first else (text, claim))
     return inputs, truncated
 
 
@@ -132,7 +157,7 @@ def logits_of(model, inputs, args):
         inputs,
         activation_fn=torch.nn.Identity(),
         show_progress_bar=True,
-        batch_size=vars(args).get("batch_size", 32),
+        batch_size=getattr(args, "batch_size", 32),  # train and aggregate have no such flag
     )
     logits = np.reshape(logits, (-1, 3)).astype(float)
     if not np.isfinite(logits).all():
@@ -141,8 +166,11 @@ def logits_of(model, inputs, args):
 
 
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
-    """Return softmax(logits / temperature - adjust log(shares)), (pairs, 3)."""
-    from scipy.special import softmax  # Guo et al. 2017, then Menon et al. 2021
+    """Return softmax(logits / temperature - adjust log(shares)), (pairs, 3).
+
+    Temperature: Guo et al. 2017; adjustment after training: Menon et al. 2021.
+    """
+    from scipy.special import softmax
 
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
 
@@ -156,73 +184,101 @@ def probabilities_of(model, inputs, args, adjust=0.0):
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
 
 
-def write_verdicts(run, probabilities, task, args, **facts):
-    """Write a run with probabilities (pairs, 3) and the likeliest labels."""
+def tell_worth(where, f1, majority_f1):
+    """Print weighted F1 on held-out pairs; warn if one label for all pairs reaches it."""
+    print(f"{where}: held-out F1 {f1:.3f}, of always the majority label {majority_f1:.3f}")
+    if f1 <= majority_f1:
+        warn(where, "held-out F1 is not above that of the majority label: verdicts are worthless")
+
+
+def write_verdicts(run, probabilities, task, args, **summary):
+    """Write a run with probabilities (pairs, 3) and the most probable labels; return a summary."""
     probabilities = np.reshape(probabilities, (-1, 3))
     labels = np.array(LABELS, object)[probabilities.argmax(axis=1)]
     counts = {label: int((labels == label).sum()) for label in LABELS}
-    facts = {"made": [args.out], "pairs": len(run), "labels": counts, **facts}
-    verdicts = run.assign(label=labels, **dict(zip(COLUMNS, probabilities.T)))
-    with written(args.out, task, **facts) as new:
+    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **summary}
+    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
+    with written(args.out, task, **summary) as new:
         write_table(verdicts, new)
-    return facts
+    return summary
 
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
-    path, facts = run_of(args), {"made": []}
+    path = run_of(args)
     task = task_of(args, path, args.claims, args.corpus, models=[args.model])
+    summary = {"made": []}
     if not up_to_date(args, task, args.out):
         check_model(args.model)
-        claims, texts = read_texts(args.claims, args.corpus)
-        run = read_run(path, args, claims, texts)
+        claims, abstracts = read_texts(args.claims, args.corpus)
+        run = read_run(path, args, claims, abstracts)
         model = open_classifier(args.model, args, args.max_length, args.dtype)
-        inputs, truncated = inputs_of(model, pairs_of(run, claims, texts))
+        f1 = getattr(model.config, "stance_f1", None)  # of train, if pairs were held out
+        worth = {}
+        if f1 is not None:
+            worth = {"held_out_F1": f1, "majority_F1": model.config.stance_majority_f1}
+            tell_worth(args.model, *worth.values())
+        inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
         probabilities = probabilities_of(model, inputs, args, args.adjust)
-        facts = write_verdicts(run, probabilities, task, args, truncated=truncated)
-    return with_claims(facts, args, args.model, args.device)
+        summary = write_verdicts(run, probabilities, task, args, truncated=truncated, **worth)
+    return with_claims(summary, args, args.model, args.device)
 
 
 # ---------- Train
-def read_examples(path, claims, texts):
+def read_examples(path, claims, abstracts):
     """Return the table of a file by 02_retrieve.py mine --shape labels."""
     import pandas as pd
 
-    table = pd.read_json(path, lines=True, dtype=False).reindex(columns=QRELS)
-    known = table["claim_id"].isin(claims) & table["abstract_id"].isin(texts)
-    for row in np.flatnonzero(~(known & table["label"].isin(LABELS)))[:1]:
-        fail(f"{path}:{row + 1}", "no label of a known pair")
-    return table
+    rows = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                claim_id, abstract_id, label = (str(record[column]) for column in QRELS)
+            except (ValueError, LookupError, TypeError) as error:
+                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --help")
+            if claim_id not in claims or abstract_id not in abstracts or label not in LABELS:
+                fail(f"{path}:{number}", "no label of a known pair; see 02_retrieve.py mine --help")
+            rows.append((claim_id, abstract_id, label))
+    if not rows:
+        fail(path, "no examples; see 02_retrieve.py mine --help")
+    return pd.DataFrame(rows, columns=QRELS)
 
 
-def held_out(table, args):
-    """Return which rows are held out, stratified by label; by claim, all of a claim."""
+def hold_out(table, args):
+    """Return which rows are held out (rows,), stratified by label; by claim, all of a claim."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    kind = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
-    held = np.zeros(len(table), dtype=bool)
-    with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label
-        folds = kind(round(1 / args.held_out), shuffle=True, random_state=args.seed)
-        held[next(folds.split(table, table["label"], table["claim_id"]))[1]] = True
-    return held
+    splitter = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
+    is_held_out = np.zeros(len(table), dtype=bool)
+    with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label, or 0
+        folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
+        _, indices = next(folds.split(table, table["label"], table["claim_id"]))
+        is_held_out[indices] = True
+    return is_held_out
 
 
-def training_pairs(args, dev):
-    """Return pairs, places of labels, and which are held out; dev: claims, qrels."""
+def read_judged(args, dev):
+    """Return qrels and examples as a table, with columns pair, (claim, text), and is_held_out.
+
+    dev: paths of claims and qrels; if they are given, these pairs are appended and held out.
+    """
     import pandas as pd
 
-    claims, texts = read_texts(args.claims, args.corpus)
-    known = {"abstract_id": texts, "label": LABELS}
+    claims, abstracts = read_texts(args.claims, args.corpus)
+    known = {"abstract_id": abstracts, "label": LABELS}
     tables = [read_table(args.qrels, QRELS, claim_id=claims, **known)]
-    tables += [read_examples(path, claims, texts) for path in args.examples]
+    tables += [read_examples(path, claims, abstracts) for path in args.examples]
     table = pd.concat(tables).drop_duplicates(PAIR)  # a judgement counts before an example
-    pairs, held = pairs_of(table, claims, texts), held_out(table, args)
+    table["pair"] = pairs_of(table, claims, abstracts)
+    table["is_held_out"] = False if dev else hold_out(table, args)
     if dev:
-        claims = dict(read_table(dev[0], CLAIM)[CLAIM].values)
-        more = read_table(dev[1], QRELS, claim_id=claims, **known)
-        held = np.repeat([False, True], [len(table), len(more)])
-        pairs, table = pairs + pairs_of(more, claims, texts), pd.concat([table, more])
-    return pairs, table["label"].map(LABELS.index).to_numpy(), held
+        claims = read_claims(dev[0])
+        dev_table = read_table(dev[1], QRELS, claim_id=claims, **known)
+        pairs = pairs_of(dev_table, claims, abstracts)
+        dev_table = dev_table.assign(pair=pairs, is_held_out=True)
+        table = pd.concat([table, dev_table])
+    return table
 
 
 def class_weights(counts):
@@ -232,32 +288,56 @@ def class_weights(counts):
 
 
 def loss_weights(counts, args):
-    """Return the alphas (3,) of the focal loss, by draws, or (weighted) by counts."""
-    equal = args.loss == "cross-entropy" or args.loss == "focal" and args.sampler == "balanced"
-    return np.ones(3) if equal else class_weights(counts)
+    """Return the alphas (3,) of the focal loss; 1 where the sampler alone is to balance classes."""
+    if args.loss == "cross-entropy" or (args.loss, args.sampler) == ("focal", "balanced"):
+        return np.ones(3)
+    return class_weights(counts)
 
 
 def seen_shares(counts, args):
     """Return the class shares that training sees (3,): draws times loss weights."""
-    seen = (counts > 0 if args.sampler == "balanced" else counts) * loss_weights(counts, args)
+    draws = counts > 0 if args.sampler == "balanced" else counts
+    seen = draws * loss_weights(counts, args)
     return seen / seen.sum()
 
 
 def focal(logits, labels, weights, gamma=2.0):
-    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6)."""
+    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6).
+
+    logits (pairs, 3); labels (pairs,); weights: the alphas (3,).
+    """
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
     return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
 
 
+def loss_of(model, counts, args):
+    """Return the loss that --loss names; counts: pairs of each output of the model (3,)."""
+    import torch
+    from sentence_transformers.cross_encoder import losses
+
+    class Focal(torch.nn.Module):  # in place of torch's cross-entropy
+        def forward(self, logits, labels):
+            return focal(logits, labels, weights)
+
+    weights = torch.tensor(loss_weights(counts, args)).float().to(model.device)
+    loss = losses.CrossEntropyLoss(model)
+    if args.loss != "cross-entropy":
+        loss.ce_loss = Focal()
+    return loss
+
+
 def balanced(dataset, seed, generator, batch_size, **options):
-    """Return batches of equally frequent classes, drawn anew each epoch."""
+    """Return a sampler of batches in which classes are equally frequent, drawn anew each epoch."""
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
 
+    class EpochSampler(WeightedRandomSampler):
+        def set_epoch(self, epoch):
+            self.generator.manual_seed(seed + epoch)  # the same rows after a restart
+
     labels = np.array(dataset["label"])
     weights = class_weights(np.bincount(labels, minlength=3))[labels]
-    rows = WeightedRandomSampler(weights, len(labels), generator=generator)
-    rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)  # the same after a restart
+    rows = EpochSampler(weights, len(labels), generator=generator)
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
 
@@ -266,93 +346,101 @@ def with_head(name, model_kwargs, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
 
-    keys = ("trust_remote_code", "local_files_only")
-    config = AutoConfig.from_pretrained(name, **{key: options[key] for key in keys})
-    new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
-    if new:
+    is_local = options["local_files_only"]
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
+    is_new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
+    if is_new:
         options |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
         model_kwargs |= {"ignore_mismatched_sizes": True}
     model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
-    model.config.stance_claim_first = new or getattr(config, "stance_claim_first", False)
+    model.config.stance_claim_first = is_new or getattr(config, "stance_claim_first", False)
     return model
 
 
 def freeze(model, what):
-    """Freeze none, the encoder without pooler, or embeddings and N layers."""
+    """Freeze none, the encoder without its pooler, or embeddings and the first N layers."""
+    if what == "none":
+        return
     for name, parameter in model.base_model.named_parameters():
         layer = re.search(r"\blayers?\.(\d+)\.", name)
         if what == "encoder":
-            parameter.requires_grad = "pooler" in name
-        elif what != "none" and ("embeddings" in name or layer and int(layer[1]) < int(what)):
-            parameter.requires_grad = False
+            is_frozen = "pooler" not in name
+        elif layer:
+            is_frozen = int(layer[1]) < int(what)
+        else:
+            is_frozen = "embeddings" in name
+        parameter.requires_grad = not is_frozen
 
 
-def trainer_of(trainer, length, model, how, data, **options):
-    """Return a Trainer; while made, it tokenises claims alone."""
-    model[0].processing_kwargs = {}
-    made = trainer(model, how, data, **options)
-    limit_length(model, length)
-    return made
+def learn(model, trained, held_out, parts, args):
+    """Train on a table, and return losses and the F1 of epochs.
 
-
-def learn(model, inputs, outputs, held, parts, args):
-    """Train; keep the epoch with the best weighted F1 on held-out rows."""
-    import torch
+    Columns of the tables: input, a pair in the model's order, and output, its index. The epoch with
+    the best weighted F1 on held_out is kept; if that is empty, the last one.
+    """
     from datasets import Dataset
     from sentence_transformers import cross_encoder
-    from sentence_transformers.cross_encoder import evaluation, losses
+    from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
 
-    (first, second), (rows,), (out,) = zip(*inputs), np.nonzero(~held), np.nonzero(held)
-    data = Dataset.from_dict({"first": first, "second": second, "label": outputs})
-    evaluator = len(out) and evaluation.CrossEncoderClassificationEvaluator(
-        [inputs[row] for row in out], outputs[out], name="held_out", write_csv=False
-    )
-    loss = losses.CrossEntropyLoss(model)
-    if args.loss != "cross-entropy":
-        weights = loss_weights(np.bincount(outputs[rows], minlength=3), args)
-        weights = torch.tensor(weights).float().to(model.device)
-        loss.ce_loss.forward = functools.partial(focal, weights=weights)
-    trainer = functools.partial(trainer_of, cross_encoder.CrossEncoderTrainer, args.max_length)
+    first, second = zip(*trained["input"])
+    data = {"first": first, "second": second, "label": trained["output"]}
+    evaluator = None
+    if len(held_out):
+        evaluator = CrossEncoderClassificationEvaluator(
+            list(held_out["input"]), list(held_out["output"]), name="held_out", write_csv=False
+        )
     return fit(
         parts,
         args,
-        trainer=trainer,
+        trainer=cross_encoder.CrossEncoderTrainer,
         arguments=cross_encoder.CrossEncoderTrainingArguments,
         model=model,
-        data=data.select(rows),
-        loss=loss,
-        evaluator=evaluator or None,
+        data=Dataset.from_dict(data),
+        loss=loss_of(model, np.bincount(trained["output"], minlength=3), args),
+        evaluator=evaluator,
         measure="held_out_f1_weighted",
         lr_scheduler_type=args.schedule,
         batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler",
     )
 
 
-def assess(logits, gold, out):
-    """Return F1 on held-out pairs, of the majority label, and the temperature."""
+def fit_temperature(logits, labels):
+    """Return the temperature of the least cross-entropy; 1 where pairs are too few to tell."""
     from scipy.optimize import minimize_scalar
-    from sklearn.metrics import f1_score, log_loss
+    from sklearn.metrics import log_loss
 
-    guess = np.full(len(gold), np.bincount(gold).argmax())
-    best, majority = (
-        float(f1_score(gold, labels, average="weighted"))
-        for labels in (logits.argmax(axis=1), guess)
+    if len(labels) < 30:
+        return 1.0
+    best = minimize_scalar(
+        lambda log_t: log_loss(labels, calibrated(logits, np.exp(log_t)), labels=range(3)),
+        bounds=np.log(TEMPERATURES),
     )
-    if best <= majority:
-        warn(out, f"held-out F1 {best:.3f}, of the majority label {majority:.3f}")
-    log_t = 0.0
-    if len(gold) >= 30:  # enough to minimise the cross-entropy
-        log_t = minimize_scalar(
-            lambda log_t: log_loss(gold, calibrated(logits, np.exp(log_t)), labels=range(3)),
-            bounds=np.log([0.05, 20]),
-        ).x
-    return {"best_F1": best, "majority_F1": majority, "temperature": float(np.exp(log_t))}
+    return float(np.exp(best.x))
+
+
+def assess(logits, labels, out):
+    """Return F1 on held-out pairs, that of the majority label, and the temperature."""
+    from sklearn.metrics import f1_score
+
+    weighted_f1 = functools.partial(f1_score, labels, average="weighted")
+    f1 = float(weighted_f1(logits.argmax(axis=1)))
+    majority_f1 = float(weighted_f1(np.full(len(labels), np.bincount(labels).argmax())))
+    tell_worth(out, f1, majority_f1)
+    temperature = fit_temperature(logits, labels)
+    if np.isclose(temperature, TEMPERATURES, rtol=0.01).any():
+        warn(
+            out,
+            f"temperature {temperature:.2f} is at its bound: the held-out logits do not tell how "
+            "sure the model is",
+        )
+    return {"best_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
 
 
 def train(args):
     """Fine-tune an encoder or an NLI model on judged pairs."""
-    names = ("claims", "qrels") if args.dev_split else ()
-    dev = [f"{args.data}/{name}.{args.dev_split}.tsv" for name in names]
+    dev = []
+    if args.dev_split:
+        dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
     files = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
     task = task_of(args, *files, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -361,25 +449,35 @@ def train(args):
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import transformers
 
-    pairs, gold, held = training_pairs(args, dev)
+    table = read_judged(args, dev)
     transformers.set_seed(args.seed)  # of a new head
     model = open_model(with_head, args.model, args)
     freeze(model.model, args.freeze)
     limit_length(model, args.max_length)
-    inputs, truncated = inputs_of(model, pairs)
-    facts = {"pairs": len(pairs), "held_out": int(held.sum()), "truncated": truncated}
-    outputs = np.array(head_order(model.config))[gold]
+    table["input"], truncated = inputs_of(model, table["pair"])
+    labels = table["label"].map(LABELS.index).to_numpy()
+    table["output"] = np.array(head_order(model.config))[labels]
+    is_held_out = table["is_held_out"].to_numpy()
+    held_out = table[is_held_out]
+    trained = table[~is_held_out]
+    summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
     with parts_of(args.out, task) as parts:
-        facts |= learn(model, inputs, outputs, held, parts, args)
-        if held.any():
-            logits = logits_of(model, [inputs[row] for row in np.flatnonzero(held)], args)
-            facts |= assess(logits, gold[held], args.out)
-        shares = seen_shares(np.bincount(gold[~held], minlength=3), args)
-        temperature = facts.get("temperature", 1.0)
-        model.config.update({"stance_shares": shares.tolist(), "stance_temperature": temperature})
-        with written(args.out, task, **facts) as folder:
+        summary |= learn(model, trained, held_out, parts, args)
+        if len(held_out):
+            logits = logits_of(model, list(held_out["input"]), args)
+            summary |= assess(logits, labels[is_held_out], args.out)
+        counts = np.bincount(labels[~is_held_out], minlength=3)
+        model.config.update(
+            {
+                "stance_shares": seen_shares(counts, args).tolist(),
+                "stance_temperature": summary.get("temperature", 1.0),
+                "stance_f1": summary.get("best_F1"),  # None where no pairs are held out
+                "stance_majority_f1": summary.get("majority_F1"),
+            }
+        )
+        with written(args.out, task, **summary) as folder:
             save_model(model, folder)
-    return {"made": [args.out], **facts}
+    return {"made": [args.out], **summary}
 
 
 # ---------- Language model
@@ -600,43 +698,68 @@ def llm(args):
 
 # ---------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
-    """Return verdict and share of support of summed probabilities."""
+    """Return the verdict and the share of support; of probabilities, summed by label."""
     if not support + refute:
         return "NOT ENOUGH INFORMATION", None
     share = support / (support + refute)
     verdict = "SUPPORTED" if share > 0.5 else "REFUTED"
-    return "DISPUTED" if min(share, 1 - share) >= DISPUTE else verdict, round(share, 6)
+    if min(share, 1 - share) >= DISPUTE:
+        verdict = "DISPUTED"
+    return verdict, round(share, 6)
+
+
+def read_verdicts(path, claims, abstracts):
+    """Return verdicts on pairs with column probability, that of the label."""
+    import pandas as pd
+
+    known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
+    verdicts = read_table(path, [*RUN, "label", *PROBABILITIES], **known)
+    lines = read_tsv(path)
+    lines = lines.loc[lines["label"] != "", PROBABILITIES]  # without blank ones
+    values = lines.apply(pd.to_numeric, errors="coerce")
+    is_right = values.eq(values.clip(0, 1)).all(axis=1)
+    is_right &= np.isclose(values.sum(axis=1), 1, atol=0.01)
+    if not is_right.all():
+        what = f"{', '.join(PROBABILITIES)} are not numbers from 0 to 1 with the sum 1"
+        fail(f"{path}:{is_right.idxmin() + 2}", f"{what}; fix this row, or label the run again")
+    rows = verdicts.to_dict("records")
+    verdicts["probability"] = [float(row[f"p_{row['label'].lower()}"]) for row in rows]
+    return verdicts
 
 
 def best_sentences(model, pairs, labels, args):
-    """Return the sentence of each abstract with the highest P(label)."""
-    end, split = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])", []
+    """Return the sentence of each pair (claim, text) with the highest probability of its label."""
+    end = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])"
+    split = []
     for claim, text in pairs:
         split.append([(claim, sentence) for sentence in re.split(end, text)])
-    inputs, _ = inputs_of(model, sum(split, []))
-    chances, best = iter(probabilities_of(model, inputs, args)), []
+    inputs, _ = inputs_of(model, itertools.chain(*split))
+    probabilities = probabilities_of(model, inputs, args)
+    best = []
     for sentences, label in zip(split, labels):
-        own = [next(chances)[LABELS.index(label)] for _ in sentences]
-        best.append(sentences[np.argmax(own)][1])
+        own = probabilities[: len(sentences), LABELS.index(label)]
+        probabilities = probabilities[len(sentences) :]
+        best.append(sentences[own.argmax()][1])
     return best
 
 
-def claim_line(name, claim, rows):
-    """Return the verdict on a claim as a line of JSON."""
+def claim_record(claim_id, claim, rows):
+    """Return the verdict on a claim with the evidence in its rows of verdicts on pairs."""
     counts = {label: int((rows["label"] == label).sum()) for label in LABELS}
-    rows = rows[rows["label"] != "NEI"]
-    sums = [rows["probability"][rows["label"] == label].sum() for label in LABELS[:2]]
+    evidence = rows[rows["label"] != "NEI"]
+    sums = [evidence["probability"][evidence["label"] == label].sum() for label in LABELS[:2]]
     verdict, share = claim_verdict(*sums)
-    shown = rows[["abstract_id", "rank", "label", "probability", "sentence"]]
-    line = {
-        "claim_id": name,
+    if len(rows) and rows["probability"].max() <= UNDECIDED:
+        verdict = "UNDECIDED"
+    shown = evidence[["abstract_id", "rank", "label", "probability", "sentence"]]
+    return {
+        "claim_id": claim_id,
         "claim": claim,
         "verdict": verdict,
         "support": share,
         **counts,
         "evidence": shown.round(6).to_dict("records"),
     }
-    return json.dumps(line, ensure_ascii=False) + "\n"
 
 
 def aggregate(args):
@@ -645,80 +768,104 @@ def aggregate(args):
     task = task_of(args, args.verdicts, args.claims, args.corpus, models=models)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    claims = dict(read_table(args.claims, CLAIM)[CLAIM].values)
-    records = read_corpus(args.corpus)
-    texts = {abstract_id: text_of(records[abstract_id], ["abstract"]) for abstract_id in records}
-    verdicts = read_table(
-        args.verdicts, [*RUN, "label", *COLUMNS], claim_id=claims, abstract_id=texts, label=LABELS
-    )
-    chances = [float(row[f"p_{row['label'].lower()}"]) for row in verdicts.to_dict("records")]
-    verdicts["probability"], verdicts["sentence"] = chances, None
-    rows = verdicts[verdicts["label"] != "NEI"]
-    if args.model and len(rows):
-        pairs, model = pairs_of(rows, claims, texts), open_classifier(args.model, args)
-        verdicts.loc[rows.index, "sentence"] = best_sentences(model, pairs, rows["label"], args)
+    claims, abstracts = read_texts(args.claims, args.corpus, ["abstract"])
+    verdicts = read_verdicts(args.verdicts, claims, abstracts).assign(sentence=None)
+    evidence = verdicts[verdicts["label"] != "NEI"]
+    if args.model and len(evidence):
+        model = open_classifier(args.model, args)
+        pairs = pairs_of(evidence, claims, abstracts)
+        best = best_sentences(model, pairs, evidence["label"], args)
+        verdicts.loc[evidence.index, "sentence"] = best
     with written(args.out, task) as new, new.open("w", encoding="utf-8") as file:
-        for name, claim in claims.items():
-            file.write(claim_line(name, claim, verdicts[verdicts["claim_id"] == name]))
+        for claim_id, claim in claims.items():
+            record = claim_record(claim_id, claim, verdicts[verdicts["claim_id"] == claim_id])
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
     return {"made": [args.out], "claims": len(claims)}
 
 
-def with_claims(facts, args, model, device):
-    """Return facts after aggregate has made --aggregate, if given."""
+def with_claims(summary, args, model, device):
+    """Return the summary after aggregate has made --aggregate, if that is given."""
+    if not args.aggregate:
+        return summary
     flags = {"verdicts": args.out, "out": args.aggregate, "model": model, "device": device}
-    claims = aggregate(argparse.Namespace(**vars(args) | flags)) if args.aggregate else {"made": []}
-    return facts | {"made": facts["made"] + claims["made"]}
+    claims = aggregate(argparse.Namespace(**vars(args) | flags))
+    return summary | {"made": summary["made"] + claims["made"]}
 
 
 # ---------- Command line
 # fmt: off
-def add_inputs(job):
-    add = job.add_argument_group("inputs").add_argument
-    add("--claims", default="{data}/claims.{split}.tsv", help="claims")
-    add("--corpus", default="{data}/corpus.jsonl", help="abstracts")
+def add_texts(add):
+    add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
+    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
 
 def add_run(job, out, top_k):
-    add_inputs(job)
-    add = job.add_argument_group("outputs").add_argument
-    add("--run", help="default: llm, else rerank, else hybrid.tsv")
-    add("--top-k", type=int, default=top_k, help="abstracts per claim; 0: all")
-    add("--out", default=out, help="verdicts")
-    add("--aggregate", metavar="FILE", help="verdicts on claims, too")
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--run", help="""label the pairs of this run (default: {work}/{split}/llm.tsv, else
+        rerank.tsv, else hybrid.tsv there)""")
+    add_texts(add)
+    add("--top-k", type=int, default=top_k,
+        help="label this many abstracts per claim; 0 is all of the run")
+    add("--out", default=out, help="write the verdicts on pairs to this file")
+    add("--aggregate", metavar="FILE", help="write a verdict per claim, too, to this file")
+
+def add_length(add):
+    add("--max-length", type=positive, default=512, help="""truncate claim and abstract to this many
+        tokens together; a claim keeps at least half of the room""")
+
+def add_device(add, what):
+    add("--device", nargs=1,
+        help=f"{what} on this device: cpu, mps, cuda (default: a GPU, if there is one)")
 
 def add_classify(job):
     add_run(job, "{work}/{split}/verdicts.tsv", 0)
     add = job.add_argument_group("model").add_argument
-    add("--model", default="{work}/models/classifier", help="classifier or NLI model")
-    add("--max-length", type=int, default=512, help="tokens of a pair, at most")
-    add("--adjust", type=float, default=0.0, help="takes out class shares; 1: all")
-    add("--batch-size", type=int, default=32, help="pairs at a time")
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto", help="precision")
-    add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
+    add("--model", default="{work}/models/classifier",
+        help="label by this classifier or NLI model, a folder or a name on the hub")
+    add_length(add)
+    add("--adjust", type=float, default=0.0, help="""adjust logits for class imbalance in training
+        with this strength; 0 is off, 1 takes the shares of classes out""")
+    add("--batch-size", type=positive, default=32,
+        help="label this many pairs at once; fewer need less memory")
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+        help="precision of the model; auto takes half precision on a GPU, else fp32")
+    add_device(add, "label")
     add_shared(job, split="test")
 
 def add_train(job):
-    add_inputs(job)
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("--qrels", default="{data}/qrels.{split}.tsv", help="train on these judged pairs")
+    add("--examples", nargs="+", default=[], metavar="FILE", help="""train on these examples, too,
+        of 02_retrieve.py mine --shape labels (default: none)""")
+    add_texts(add)
+    add("--out", default="{work}/models/classifier", help="write the trained model to this folder")
+    add = job.add_argument_group("model").add_argument
+    add("--model", default="data/models/minilm", help="""start from this encoder, reranker or NLI
+        model, a folder or a name on the hub; without outputs for the labels it gets a new head""")
+    add_length(add)
+    add("--freeze", default="none",
+        type=lambda text: text if text in ("none", "encoder") else int(text),
+        help="do not train this part: none, encoder, or the embeddings and this many layers")
     add = job.add_argument_group("training").add_argument
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="judged pairs")
-    add("--examples", nargs="+", default=[], help="of mine --shape labels (default: none)")
-    add("--out", default="{work}/models/classifier", help="model")
-    add("--model", default="data/models/minilm", help="encoder, reranker or NLI model")
-    add("--max-length", type=int, default=512, help="tokens of a pair, at most")
-    add("--freeze", default="none", help="none; encoder; N: embeddings, N layers",
-        type=lambda text: text if text in ("none", "encoder") else int(text))
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
-        help="weighted: by class counts")
-    add("--sampler", choices=("balanced", "shuffle"), default="balanced", help="draws of classes")
-    add("--epochs", type=float, default=10, help="passes over the pairs")
-    add("--lr", type=float, default=5e-5, help="learning rate")
-    add("--schedule", choices=("constant", "linear"), default="constant", help="of --lr")
-    add("--batch-size", type=int, default=32, dest="batch", help="pairs per batch")
-    add("--held-out", type=float, default=0.1, help="share that chooses the epoch")
-    add("--split-by", choices=("claim", "instance"), default="claim", help="unit of the split")
-    add("--dev-split", help="it chooses instead")
-    add("--patience", type=int, default=3, help="epochs without a gain")
-    add("--seed", type=int, default=13, help="of split, head and order")
-    add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
+        help="""focal: weights pairs by class only if --sampler does not balance; weighted-focal:
+        always, so that both correct the imbalance, as Kiepura & Lam 2025""")
+    add("--sampler", choices=("balanced", "shuffle"), default="balanced",
+        help="draw pairs of all classes equally often, or each pair once per epoch")
+    add("--epochs", type=float, default=10, help="train for this many passes over the pairs")
+    add("--lr", type=float, default=5e-5, help="learning rate at the start, see --schedule")
+    add("--schedule", choices=("constant", "linear"), default="constant",
+        help="keep the learning rate, or let it fall to 0 linearly")
+    add("--batch-size", type=positive, default=32, dest="batch",
+        help="train on this many pairs per batch")
+    add("--held-out", type=float, default=0.1, help="""hold this share of the pairs out of training,
+        0 is none; the epoch with the best F1 on them is kept, and they fit the temperature""")
+    add("--split-by", choices=("claim", "instance"), default="claim",
+        help="hold out all pairs of a claim or none, or single pairs")
+    add("--dev-split", help="hold out the pairs of this split, in place of --held-out")
+    add("--patience", type=positive, default=3,
+        help="stop after this many epochs without improvement on the held-out pairs")
+    add("--seed", type=int, default=13, help="seed of the held-out part, the order and a new head")
+    add_device(add, "train")
     add_shared(job, split="train")
 
 def add_llm(job):
@@ -738,21 +885,27 @@ def add_llm(job):
     add_shared(job, split="test")
 
 def add_aggregate(job):
-    add = job.add_argument_group("this job").add_argument
-    add("verdicts", nargs="?", default="{work}/{split}/verdicts.tsv", help="verdicts on pairs")
-    add_inputs(job)
-    add("--out", default="{work}/{split}/claims.jsonl", help="verdicts on claims")
-    add("--model", help="it picks sentences (default: none)")
-    add("--device", nargs=1, help="cpu, cuda (default: a GPU, if any)")
+    add = job.add_argument_group("inputs and outputs").add_argument
+    add("verdicts", nargs="?", default="{work}/{split}/verdicts.tsv",
+        help="aggregate the verdicts on pairs of this file")
+    add_texts(add)
+    add("--out", default="{work}/{split}/claims.jsonl", help="write a verdict per claim here")
+    add = job.add_argument_group("sentences").add_argument
+    add("--model", help="""show the sentence of each abstract that this classifier finds most
+        convincing (default: none)""")
+    add_device(add, "choose sentences")
     add_shared(job, split="test")
 # fmt: on
 
 
 def main():
-    jobs = {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
     CHANGE_NO_OUTPUT.add("aggregate")  # it has its own sidecar
-    args = command_line(jobs)
-    run(with_backend(args) if args.job == "llm" else args)
+    args = command_line(
+        {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
+    )
+    if args.job == "llm":
+        args = with_backend(args)
+    run(args)
 
 
 # --- helpers (same in all six scripts)

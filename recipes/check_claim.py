@@ -11,8 +11,8 @@ Writes  WORK/checked/, a folder per claim: the same claim is answered from it, a
         requests are sent again
 Prints  verdict and abstracts, for people or (--json) as one line of JSON
 
-The classifier that 05_classify.py train wrote labels the abstracts. If LLM_BASE_URL or
-OPENAI_API_KEY is set, the language model LLM_MODEL labels them instead.
+The classifier that 05_classify.py train wrote labels the abstracts; its F1 on held-out pairs is
+shown. If LLM_MODEL is set, and LLM_BASE_URL or OPENAI_API_KEY, this language model labels instead.
 
 Example
     python recipes/check_claim.py --data data/mine "Polar bears are thriving"
@@ -57,8 +57,9 @@ def judge_in(work, data):
     Fails if there is neither a language model nor a classifier.
     """
     classifier = work / "models" / "classifier"
-    if os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
-        model = os.environ.get("LLM_MODEL", "gpt-4.1")
+    model = os.environ.get("LLM_MODEL")
+    endpoint = os.environ.get("LLM_BASE_URL") or os.environ.get("OPENAI_API_KEY")
+    if endpoint and model:
         flags = ["llm", "--retry-errors", "--backend", "openai", "--model", model]
         return flags, "llm_verdicts.tsv"
     if not classifier.is_dir():
@@ -66,6 +67,8 @@ def judge_in(work, data):
         kit.fail(
             classifier, f"no classifier; train one: {command}, or set LLM_BASE_URL and LLM_MODEL"
         )
+    if endpoint:
+        print("LLM_MODEL is not set, so no language model is asked", file=sys.stderr)
     return ["--model", classifier], "verdicts.tsv"
 
 
@@ -106,6 +109,8 @@ def read_answer(verdicts, corpus):
     answer["judge"] = meta["arguments"]["model"]
     answer["unusable"] = meta.get("unusable", 0)
     answer["failed"] = meta.get("failed", 0)  # of the unusable ones
+    for name in ("held_out_F1", "majority_F1"):  # of a classifier, else null
+        answer[name] = meta.get(name)
     evidence = answer.pop("evidence")
     sentences = {record["abstract_id"]: record["sentence"] for record in evidence}
     records = kit.read_corpus(corpus)
@@ -143,7 +148,15 @@ def show_answer(answer):
     counts = ", ".join(f"{label} {answer[label]}" for label in kit.LABELS)
     show("Claim    ", answer["claim"])
     show("Verdict  ", f"{answer['verdict']} ({counts})")
+    if answer["verdict"] == "UNDECIDED":
+        show("         ", "no label is much more probable than chance, 33 %")
     show("Judge    ", answer["judge"])
+    if answer["held_out_F1"] is not None:
+        worth = f"F1 {answer['held_out_F1']:.3f} on held-out pairs"
+        worth += f", {answer['majority_F1']:.3f} if all get the most frequent label"
+        if answer["held_out_F1"] <= answer["majority_F1"]:
+            worth += ": its verdicts are worthless"
+        show("         ", worth)
     if answer["unusable"]:
         show(
             "         ",

@@ -126,6 +126,20 @@ def test_the_arithmetic_of_training_by_hand():
     logits = rng.normal(size=(20_000, 3)) * 2
     labels = np.array([rng.choice(3, p=row) for row in KIT.calibrated(logits)])
     assert KIT.assess(logits * 3, labels, "x")["temperature"] == pytest.approx(3, rel=0.05)
+    assert not [line for line in KIT.WARNINGS if "temperature" in line]
+
+
+def test_a_temperature_at_its_bound_is_warned_of(capsys):
+    logits = np.random.default_rng(0).normal(size=(60, 3)) * 9
+    assert KIT.assess(logits, np.arange(60) % 3, "m")["temperature"] == pytest.approx(20, rel=0.01)
+    assert "warning: m: temperature 20.00 is at its bound: the held-out" in capsys.readouterr().err
+
+
+def test_ids_of_examples_are_read_as_strings(tmp_path):
+    path = tmp_path / "examples.jsonl"
+    jsonl(path, {"claim_id": 7, "abstract_id": 12, "label": "NEI", "kind": "random"})
+    table = KIT.read_examples(path, {"7": "A claim"}, {"12": "An abstract"})
+    assert table.to_numpy().tolist() == [["7", "12", "NEI"]]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +167,9 @@ def test_the_prior_is_corrected_once_and_adjust_knows_what_training_saw(how, alp
 
 def test_claims_are_held_out_whole():
     qrels = pd.DataFrame({"claim_id": [f"c{n // 5}" for n in range(999)], "label": LABELS * 333})
-    is_held_out = KIT.held_out(qrels, arguments())
+    is_held_out = KIT.hold_out(qrels, arguments())
     assert 80 <= is_held_out.sum() <= 120
-    assert not KIT.held_out(qrels, arguments(held_out=0)).any()
+    assert not KIT.hold_out(qrels, arguments(held_out=0)).any()
     assert not set(qrels[is_held_out]["claim_id"]) & set(qrels[~is_held_out]["claim_id"])
 
 
@@ -217,11 +231,13 @@ def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call
     assert list(config["id2label"].values()) == NLI and config["dtype"] == "float32"
     assert config["stance_temperature"] == made["temperature"]
     assert config["stance_shares"] == pytest.approx([1 / 3] * 3)
+    worth = (config["stance_f1"], config["stance_majority_f1"])
+    assert worth == (made["best_F1"], made["majority_F1"])
     tokenizer = json.loads((many / "whole/tokenizer.json").read_text())
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None
 
 
-def test_a_classifier_that_learned_nothing_is_called_out(many, call, refused):
+def test_a_classifier_that_learned_nothing_is_called_out(many, call):
     alike = [{"abstract_id": f"{n:04}", "abstract": "The ice melts."} for n in range(1, 13)]
     jsonl(many / "data/demo/corpus.jsonl", *alike)  # there is nothing to learn
     claims = [(f"t{n}", "ice") for n in range(60)]
@@ -231,6 +247,14 @@ def test_a_classifier_that_learned_nothing_is_called_out(many, call, refused):
     made = facts(done)
     assert made["best_F1"] <= made["majority_F1"]
     assert "warning: useless: held-out F1" in done.stderr
+    done = call(SCRIPT, *HYBRID, "--model", "useless", *SHORT, cwd=many)
+    labelled = facts(done)
+    assert labelled["held_out_F1"] == made["best_F1"]
+    assert labelled["majority_F1"] == made["majority_F1"]
+    assert f"useless: held-out F1 {made['best_F1']:.3f}, of always the majority" in done.stdout
+    assert "warning: useless: held-out F1" in done.stderr
+    words = (*HYBRID, "--model", "nli", *SHORT, "--out", "v.tsv")  # F1 of this one is not known
+    assert "held_out_F1" not in facts(call(SCRIPT, *words, cwd=many))
 
 
 def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
@@ -375,13 +399,30 @@ def test_verdicts_of_claims_by_hand():
     assert verdict(0.4, 1.8)[0] == "REFUTED"
 
 
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        ([("SUPPORTS", 0.38), ("NEI", 0.34)], "UNDECIDED"),
+        ([("NEI", 0.35)], "UNDECIDED"),
+        ([("SUPPORTS", 0.39), ("NEI", 0.34)], "SUPPORTED"),
+        ([("REFUTES", 0.36), ("NEI", 1)], "REFUTED"),
+        ([("NEI", 0.39)], "NOT ENOUGH INFORMATION"),
+        ([], "NOT ENOUGH INFORMATION"),
+    ],
+)
+def test_labels_that_are_all_near_chance_decide_nothing(rows, verdict):
+    table = pd.DataFrame(rows, columns=["label", "probability"])
+    table = table.assign(abstract_id="1", rank=1, sentence=None)
+    assert KIT.claim_record("c", "A claim", table)["verdict"] == verdict
+
+
 def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, call, models):
     tiny(toy / "nli", NLI)
     rows = [
         ("c3", "0001", 1, 3, "SUPPORTS", 0.35, 0.33, 0.32),
         ("c3", "0002", 2, 2, "REFUTES", 0.3, 0.36, 0.34),
         ("c3", "0003", 3, 1, "NEI", 0, 0, 1),
-        ("c4", "0004", 1, 1, "REFUTES", 0.33, 0.34, 0.33),
+        ("c4", "0004", 1, 1, "REFUTES", 0.33, 0.34, 0.32),
     ]
     tsv(toy / "v.tsv", [*RUN, "label", *P], rows)
     corpus = toy / "data/demo/corpus.jsonl"
@@ -394,7 +435,7 @@ def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, 
     assert first["verdict"] == "DISPUTED"
     assert first["support"] == pytest.approx(0.35 / 0.71)
     assert [first[label] for label in LABELS] == [1, 1, 1]
-    assert second["verdict"] == "REFUTED"
+    assert second["verdict"] == "UNDECIDED" and len(second["evidence"]) == 1
     assert third["verdict"] == "NOT ENOUGH INFORMATION" and third["evidence"] == []
     assert first["evidence"][0] == {
         "abstract_id": "0001",

@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, TOY, jsonl, records
+from conftest import ROOT, TOY, jsonl, records, tiny
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e"
 CONTROL = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
@@ -53,8 +54,8 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     assert not (ROOT / "pwned").exists()
     found = {record["abstract_id"]: record["label"] for record in answer["abstracts"]}
     assert found == {"0001": "SUPPORTS", "0002": "NEI", "0003": "REFUTES"}
-    keys = ("verdict", "SUPPORTS", "REFUTES", "NEI", "judge", "unusable")
-    assert [answer[key] for key in keys] == ["DISPUTED", 1, 1, 1, "toy", 0]
+    keys = ("verdict", "SUPPORTS", "REFUTES", "NEI", "judge", "unusable", "held_out_F1")
+    assert [answer[key] for key in keys] == ["DISPUTED", 1, 1, 1, "toy", 0, None]
     asked = len(server.asked)
     shown = check(*flags, "--top", "3", "--", CLAIM, COLUMNS="60", **env).stdout
     assert "Verdict  DISPUTED (SUPPORTS 1, REFUTES 1, NEI 1)" in shown
@@ -80,6 +81,33 @@ def test_failed_requests_are_named_and_sent_again(flags, endpoint):
     broken.clear()
     answer = json.loads(check(*words, "--json", **env).stdout)
     assert (answer["failed"], answer["NEI"], len(server.asked)) == (0, 3, asked + 1)
+
+
+def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(flags, endpoint, tmp_path):
+    folder = tmp_path / "classifier"
+    tiny(folder, ["contradiction", "neutral", "entailment"])
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"stance_f1": 0.3, "stance_majority_f1": 0.4}
+    config["stance_temperature"] = 1e6  # all labels get 1/3
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copytree(flags[3], tmp_path / "work")
+    (tmp_path / "work/models").mkdir()
+    folder.rename(tmp_path / "work/models/classifier")
+    server = endpoint("NEI".format)
+    words = (*flags[:3], tmp_path / "work", "--top", "2", "Do polar bears lose sea ice?")
+    done = check(*words, "--json", LLM_BASE_URL=server.url, OPENAI_API_KEY="dummy")
+    assert done.returncode == 0 and not server.asked, done.stderr
+    assert done.stderr == "LLM_MODEL is not set, so no language model is asked\n"
+    answer = json.loads(done.stdout)
+    assert answer["judge"] == str(tmp_path / "work/models/classifier")
+    keys = ("verdict", "held_out_F1", "majority_F1")
+    assert [answer[key] for key in keys] == ["UNDECIDED", 0.3, 0.4]
+    done = check(*words, LLM_MODEL="toy")  # there is no endpoint
+    shown = " ".join(done.stdout.split())
+    assert done.stderr == "" and "Verdict UNDECIDED (" in shown
+    assert "no label is much more probable than chance" in shown
+    assert "F1 0.300 on held-out pairs, 0.400 if all get the most frequent label" in shown
+    assert "its verdicts are worthless" in shown
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,10 @@ def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy,
     wanted = f1_score(gold, predicted, average="macro", labels=verdicts.VERDICTS)
     assert macro_f1 == pytest.approx(wanted)
     assert counts.loc["REFUTED", "none"] == 1
+    undecided = pd.Series("UNDECIDED", list("abcdef"))
+    accuracy, macro_f1, counts = verdicts.scores_of(undecided, verdicts.gold_verdicts(qrels))
+    assert (accuracy, macro_f1) == (0, 0)
+    assert counts["UNDECIDED"].tolist() == [2, 2, 1, 1] and "UNDECIDED" not in counts.index
     (toy / "c.jsonl").write_text('{"claim_id": "c3", "verdict": "SUPPORTED", "evidence": []}\n')
     done = tool("verdicts", "c.jsonl", "data/demo/qrels.test.tsv")
     assert "Verdicts on 3 claims: accuracy 0.333" in done.stdout

@@ -6,7 +6,8 @@
 Compare verdicts on claims with gold; average the verdicts of several models on pairs.
 
 The gold verdict is SUPPORTED or REFUTED if all evidence of a claim has that label, DISPUTED if it
-has both, and NOT ENOUGH INFORMATION without any. A judged claim without a verdict counts as wrong.
+has both, and NOT ENOUGH INFORMATION without any. A judged claim without a verdict counts as wrong,
+and so does the verdict UNDECIDED (all labels of the claim are near chance), which is never gold.
 
 Reads   compare: claims.jsonl of 05_classify.py aggregate, and qrels; mean: verdicts on pairs
 Writes  mean: verdicts with the mean probabilities and the most probable label
@@ -25,6 +26,7 @@ import pandas as pd
 from kit import LABELS, PAIR, RUN, fail, read_table, warn
 
 VERDICTS = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION"]
+GIVEN = [*VERDICTS, "UNDECIDED", "none"]  # none: a judged claim without a verdict
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
 
 
@@ -41,7 +43,7 @@ def gold_verdicts(qrels):
 def scores_of(predicted, gold):
     """Return accuracy, macro F1 and the table of counts, [gold verdicts, predicted verdicts]."""
     counts = pd.crosstab(gold, predicted.reindex(gold.index, fill_value="none"))
-    counts = counts.reindex(index=VERDICTS, columns=[*VERDICTS, "none"], fill_value=0)
+    counts = counts.reindex(index=VERDICTS, columns=GIVEN, fill_value=0)
     counts = counts.rename_axis(index="gold", columns="given")
     right = np.diag(counts)
     both = counts.sum(axis=1) + counts.sum()[VERDICTS]
