@@ -602,10 +602,8 @@ def command_line(jobs):
             is_shown = flag.default not in (None, argparse.SUPPRESS)
             if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
-    words = sys.argv[1:] or names[:1]
-    if words[0] not in (*names, "-h", "--help"):
-        if words[0].isalpha() and not Path(words[0]).exists():
-            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+    words = sys.argv[1:]
+    if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
@@ -618,8 +616,6 @@ def command_line(jobs):
 
 def run(args):
     """Run the job, and print its result as JSON."""
-    if args.data != "data/demo" and not Path(args.data).is_dir():
-        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -642,7 +638,13 @@ def read_table(path, columns, **known):
     table = read_tsv(path)
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        fail_by_columns(path, list(table), columns)
+        what = (
+            f"found columns {', '.join(table)}; wanted {', '.join(columns)} in rows of one length"
+        )
+        fail(
+            f"{path}:1",
+            f"{what}; rename them: python data/convert.py {path} --columns WANTED=FOUND,...",
+        )
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
@@ -683,18 +685,6 @@ def read_tsv(path):
         return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
-
-
-def fail_by_columns(path, found, wanted):
-    """End with the columns of a table, and the command that renames them."""
-    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
-    missing = [column for column in wanted if column not in found]
-    others = [column for column in found if column not in wanted]
-    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
-    if missing:
-        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -808,6 +798,10 @@ def check_model(name):
         fail(name, f"no such model; {ADVICE}")
 
 
+# --- end of checks
+
+
+# --- dev (same in 01 and 03)
 def dev_files(paths):
     """Return the files that a dev evaluation needs if all are there, else none."""
     missing = [path for path in paths if not Path(path).exists()]
@@ -817,7 +811,7 @@ def dev_files(paths):
     return paths
 
 
-# --- end of checks
+# --- end of dev
 
 
 # --- training (same in 01, 03 and 05)

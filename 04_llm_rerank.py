@@ -456,6 +456,7 @@ def add_rerank(job):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--out", default="{work}/{split}/llm.tsv", help="write the reranked run to this file")
+    add("--limit", type=positive, help="take only this many claims of the run (default: all)")
     add("--depth", type=positive, default=20, help="ask about this many candidates per claim")
     add("--top-k", type=positive, default=10, help="write this many abstracts per claim")
     add("--alpha", type=float, default=ALPHA, help="weight of the run's scores in the sum, 0 to 1")
@@ -606,10 +607,8 @@ def command_line(jobs):
             is_shown = flag.default not in (None, argparse.SUPPRESS)
             if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
-    words = sys.argv[1:] or names[:1]
-    if words[0] not in (*names, "-h", "--help"):
-        if words[0].isalpha() and not Path(words[0]).exists():
-            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+    words = sys.argv[1:]
+    if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
@@ -622,8 +621,6 @@ def command_line(jobs):
 
 def run(args):
     """Run the job, and print its result as JSON."""
-    if args.data != "data/demo" and not Path(args.data).is_dir():
-        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -646,7 +643,13 @@ def read_table(path, columns, **known):
     table = read_tsv(path)
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        fail_by_columns(path, list(table), columns)
+        what = (
+            f"found columns {', '.join(table)}; wanted {', '.join(columns)} in rows of one length"
+        )
+        fail(
+            f"{path}:1",
+            f"{what}; rename them: python data/convert.py {path} --columns WANTED=FOUND,...",
+        )
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
@@ -687,18 +690,6 @@ def read_tsv(path):
         return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
-
-
-def fail_by_columns(path, found, wanted):
-    """End with the columns of a table, and the command that renames them."""
-    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
-    missing = [column for column in wanted if column not in found]
-    others = [column for column in found if column not in wanted]
-    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
-    if missing:
-        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -749,11 +740,9 @@ def filled(template, **values):
 
 def messages_of(template, **values):
     """Return a template as messages: what stands above a line "--- user" is the system's."""
-    system, mark, user = template.rpartition("\n--- user\n")
-    messages = [{"role": "user", "content": filled(user, **values)}]
-    if mark:
-        messages.insert(0, {"role": "system", "content": filled(system, **values)})
-    return messages
+    *system, user = template.split("\n--- user\n", 1)
+    turns = [("system", text) for text in system] + [("user", user)]
+    return [{"role": role, "content": filled(text, **values)} for role, text in turns]
 
 
 def read_prompt(path, *names):
@@ -947,7 +936,7 @@ def replies_to(requests, args):
     if missing:
         fail(args.replies, f"{len(missing)} requests have no reply; see its last lines")
     for custom_id in unique:
-        for name in ("prompt_tokens", "completion_tokens"):
+        for name in COUNTED[-2:]:  # tokens
             REPLY_COUNTS[name] += replies[custom_id].usage.get(name) or 0
     return [replies[request["custom_id"]] for request in requests]
 
@@ -1001,9 +990,7 @@ def count_replies(args):
 def field_of(text, name):
     """Return a field of the JSON object that ends a text, None without one."""
     try:
-        end = text.rindex("}") + 1
-        is_last = not text[end:].strip("`\n ")
-        return json.loads(text[text.index("{") : end])[name] if is_last else None
+        return json.loads(text[text.index("{") :].rstrip("`\n "))[name]
     except MALFORMED:
         return None
 
@@ -1015,19 +1002,14 @@ def words_of(text):
 
 def label_in(text, labels):
     """Return the label in the JSON field label, else alone in the last line, or None."""
-    known = {}
+    known = {label.lower(): label for label in labels}
     for label in labels:
-        spellings = [label.lower(), *SPELLINGS.get(label, "").split("|")]
-        known |= dict.fromkeys(spellings, label)
+        known |= dict.fromkeys(SPELLINGS.get(label, "").split("|"), label)
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
-    found = [None]  # the label, or None, of each line with words
-    for line in lines:
-        words = re.sub(LABEL_PREFIX, "", words_of(line))
-        if words:
-            found.append(known.get(words))
-    is_plain = set(found) <= {found[-1], None}  # no line above is another label
-    return found[-1] if is_plain else None
+    lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
+    found = [known.get(line) for line in lines if line] or [None]
+    return found[-1] if set(found) <= {found[-1], None} else None  # no line has another label
 
 
 def begun_by(token, labels):
@@ -1054,30 +1036,33 @@ def token_probabilities(logprobs, labels, label):
 
 def label_probabilities(votes, reply, labels):
     """Return {label: probability}: of a label's tokens, else the shares of votes; None without."""
-    if not votes:
-        return None
-    choice = reply.choices[0]
-    is_alone = len(words_of(choice.text).split()) <= 4  # reasons name other labels, too
-    if is_alone and len(reply.choices) == 1:
-        probabilities = token_probabilities(choice.logprobs, labels, votes[0])
-        if probabilities:
+    if len(votes) == len(reply.choices) == 1:
+        text, logprobs, _ = reply.choices[0]
+        probabilities = token_probabilities(logprobs, labels, votes[0])
+        is_alone = len(words_of(text).split()) <= 4  # reasons name other labels, too
+        if is_alone and probabilities:
             return probabilities
-    return {label: votes.count(label) / len(votes) for label in labels}
+    return shares_of(votes, labels)
+
+
+def shares_of(votes, labels):
+    """Return {label: share of the votes}, None without votes."""
+    return {label: votes.count(label) / len(votes) for label in labels} if votes else None
 
 
 def with_backend(args):
     """Return the arguments with a backend; a paid one is asked only for a model that was named."""
-    is_ask = args.job == "ask"  # its requests name their models
+    names_models = args.job == "ask"  # in the requests
     if not args.backend:
-        is_named = is_ask or args.model and not Path(args.model).exists()
+        is_named = names_models or args.model and not Path(args.model).exists()
         args.backend = "openai" if args.base_url or API_KEY and is_named else "transformers"
     if args.backend == "transformers":
         args.model = args.model or "data/models/smollm2"
-    elif not args.model and not is_ask:
+    elif not args.model and not names_models:
         fail("--model", f"--backend {args.backend} needs the name of a model; or set LLM_MODEL")
-    if args.backend == "openai" and not args.base_url and not API_KEY:
+    elif args.backend == "openai" and not args.base_url and not API_KEY:
         fail("OPENAI_API_KEY", "not set, and there is no --base-url; set one of them")
-    if not is_ask:
+    if "out" in args:
         args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     return args
@@ -1086,7 +1071,6 @@ def with_backend(args):
 # fmt: off
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
-    add("--limit", type=positive, help="take only this many claims of the run (default: all)")
     add("--replies", help="keep replies in this file (default: --out with .replies.jsonl)")
     add("--max-words", type=int, default=0, help="cut abstracts to this many words; 0 shows all")
     add("--max-tokens", type=int, default=0,

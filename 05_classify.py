@@ -7,14 +7,13 @@
 # ]
 # ///
 """
-Label claim-abstract pairs SUPPORTS, REFUTES or NEI with a classifier or a language model, train a
-classifier, and give one verdict per claim.
+Label claim-abstract pairs SUPPORTS, REFUTES or NEI; train a classifier; give verdicts on claims.
 
-Reads   a run (llm.tsv, else rerank.tsv, else hybrid.tsv), claims, corpus; train: qrels, and if they
-        are named examples of 02_retrieve.py mine; aggregate: verdicts.tsv
+Reads   a run (llm.tsv, else rerank.tsv, else hybrid.tsv), claims, corpus; train: qrels, examples of
+        02_retrieve.py mine; aggregate: verdicts.tsv
 Writes  verdicts.tsv: the columns of the run, label, p_supports, p_refutes, p_nei
         train: models/classifier/, and OUT.parts/ with checkpoints, from which the same call resumes
-        llm: llm_verdicts.tsv, and beside it .requests.jsonl and .replies.jsonl
+        llm: llm_verdicts.tsv, and beside it .replies.jsonl or .requests.jsonl
         aggregate, or --aggregate FILE: claims.jsonl, a verdict per claim with its evidence
 Prints  the run that is labelled, and F1 of the classifier in training; the last line is JSON
 
@@ -66,48 +65,36 @@ ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
 # ---------- Inputs
 def run_of(args):
     """Return and print the path of --run, else of the run that the last stage has made."""
-    path = args.run
-    for name in ("llm", "rerank", "hybrid"):
+    for name in ("hybrid", "rerank", "llm"):
         default = f"{args.work}/{args.split}/{name}.tsv"
-        if not path and (Path(default).exists() or name == "hybrid"):
-            path = default
+        if name == "hybrid" or Path(default).exists():
+            path = args.run or default
     print(f"labelling {path}")
     return path
-
-
-def read_claims(path):
-    """Return {claim_id: claim}."""
-    return dict(read_table(path, CLAIM)[CLAIM].values)
 
 
 def read_texts(claims_path, corpus_path, fields=("title", "abstract")):
     """Return {claim_id: claim} and {abstract_id: its fields in one text}."""
     records = read_corpus(corpus_path)
     abstracts = {abstract_id: text_of(record, fields) for abstract_id, record in records.items()}
-    return read_claims(claims_path), abstracts
-
-
-def read_run(path, args, claims, abstracts):
-    """Return the first --top-k rows of each claim of a run."""
-    run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
-    return run[run["rank"] <= (args.top_k or len(run))]
+    return dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy()), abstracts
 
 
 def pairs_of(table, claims, abstracts):
     """Return (claim, text) of each row."""
-    return [
-        (claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in table[PAIR].values
-    ]
+    rows = table[PAIR].to_numpy()
+    return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in rows]
 
 
 # ---------- Classify
 def head_order(config):
     """Return the indices of LABELS among a model's outputs, None if it has others."""
-    names = [re.sub("[^a-z]", "", str(name).lower()) for _, name in sorted(config.id2label.items())]
     order = []
     for beginnings in HEADS:
-        order += [index for index, name in enumerate(names) if re.match(beginnings, name)]
-    return order if sorted(order) == [0, 1, 2] and len(names) == 3 else None
+        for index, name in config.id2label.items():
+            if re.match(beginnings, re.sub("[^a-z]", "", str(name).lower())):
+                order.append(index)
+    return order if sorted(order) == [0, 1, 2] and len(config.id2label) == 3 else None
 
 
 def limit_length(model, length):
@@ -166,11 +153,8 @@ def logits_of(model, inputs, args):
 
 
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
-    """Return softmax(logits / temperature - adjust log(shares)), (pairs, 3).
-
-    Temperature: Guo et al. 2017; adjustment after training: Menon et al. 2021.
-    """
-    from scipy.special import softmax
+    """Return softmax(logits / temperature - adjust log(shares)), (pairs, 3)."""
+    from scipy.special import softmax  # Guo et al. 2017, then Menon et al. 2021
 
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
 
@@ -186,7 +170,7 @@ def probabilities_of(model, inputs, args, adjust=0.0):
 
 def tell_worth(where, f1, majority_f1):
     """Print weighted F1 on held-out pairs; warn if one label for all pairs reaches it."""
-    print(f"{where}: held-out F1 {f1:.3f}, of always the majority label {majority_f1:.3f}")
+    print(f"{where}: held-out F1 {f1:.3f}, of the majority label {majority_f1:.3f}")
     if f1 <= majority_f1:
         warn(where, "held-out F1 is not above that of the majority label: verdicts are worthless")
 
@@ -195,33 +179,51 @@ def write_verdicts(run, probabilities, task, args, **summary):
     """Write a run with probabilities (pairs, 3) and the most probable labels; return a summary."""
     probabilities = np.reshape(probabilities, (-1, 3))
     labels = np.array(LABELS, object)[probabilities.argmax(axis=1)]
-    counts = {label: int((labels == label).sum()) for label in LABELS}
-    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **summary}
     verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
+    counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
+    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **summary}
     with written(args.out, task, **summary) as new:
         write_table(verdicts, new)
     return summary
 
 
+def label_run(args, predict, *inputs):
+    """Label the pairs of a run, and with --aggregate the claims.
+
+    predict(run, claims, abstracts, args): returns probabilities (pairs, 3) and a summary.
+    """
+    path = run_of(args)
+    task = task_of(args, path, args.claims, args.corpus, *inputs, models=[args.model])
+    summary = {"made": []}
+    if getattr(args, "retry_errors", False) or not up_to_date(args, task, args.out):
+        claims, abstracts = read_texts(args.claims, args.corpus)
+        run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
+        run = run[run["rank"] <= (args.top_k or len(run))]
+        run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
+        probabilities, found = predict(run, claims, abstracts, args)
+        summary = write_verdicts(run, probabilities, task, args, **found)
+    if args.aggregate:
+        model = args.model if args.job == "classify" else None  # it chooses sentences
+        flags = vars(args) | {"verdicts": args.out, "out": args.aggregate, "model": model}
+        summary["made"] += aggregate(argparse.Namespace(**flags))["made"]
+    return summary
+
+
+def by_classifier(run, claims, abstracts, args):
+    """Return probabilities (pairs, 3) by --model, and a summary."""
+    check_model(args.model)
+    model = open_classifier(args.model, args, args.max_length, args.dtype)
+    worth = getattr(model.config, "stance_worth", {})  # of train, where pairs were held out
+    if worth:
+        tell_worth(args.model, worth["held_out_F1"], worth["majority_F1"])
+    inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
+    probabilities = probabilities_of(model, inputs, args, args.adjust)
+    return probabilities, {"truncated": truncated, **worth}
+
+
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
-    path = run_of(args)
-    task = task_of(args, path, args.claims, args.corpus, models=[args.model])
-    summary = {"made": []}
-    if not up_to_date(args, task, args.out):
-        check_model(args.model)
-        claims, abstracts = read_texts(args.claims, args.corpus)
-        run = read_run(path, args, claims, abstracts)
-        model = open_classifier(args.model, args, args.max_length, args.dtype)
-        f1 = getattr(model.config, "stance_f1", None)  # of train, if pairs were held out
-        worth = {}
-        if f1 is not None:
-            worth = {"held_out_F1": f1, "majority_F1": model.config.stance_majority_f1}
-            tell_worth(args.model, *worth.values())
-        inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
-        probabilities = probabilities_of(model, inputs, args, args.adjust)
-        summary = write_verdicts(run, probabilities, task, args, truncated=truncated, **worth)
-    return with_claims(summary, args, args.model, args.device)
+    return label_run(args, by_classifier)
 
 
 # ---------- Train
@@ -229,20 +231,16 @@ def read_examples(path, claims, abstracts):
     """Return the table of a file by 02_retrieve.py mine --shape labels."""
     import pandas as pd
 
-    rows = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-                claim_id, abstract_id, label = (str(record[column]) for column in QRELS)
-            except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --help")
-            if claim_id not in claims or abstract_id not in abstracts or label not in LABELS:
-                fail(f"{path}:{number}", "no label of a known pair; see 02_retrieve.py mine --help")
-            rows.append((claim_id, abstract_id, label))
-    if not rows:
-        fail(path, "no examples; see 02_retrieve.py mine --help")
-    return pd.DataFrame(rows, columns=QRELS)
+    try:
+        table = pd.read_json(path, lines=True, dtype=False).reindex(columns=QRELS).astype(str)
+    except ValueError as error:
+        fail(path, f"{error}; see 02_retrieve.py mine --help")
+    is_known = table["claim_id"].isin(claims) & table["abstract_id"].isin(abstracts)
+    is_known &= table["label"].isin(LABELS)
+    if table.empty or not is_known.all():
+        line = f"{path}:{1 + np.argmin([*is_known, False])}"  # the first that is not known
+        fail(line, "no label of a known pair; see 02_retrieve.py mine --help")
+    return table
 
 
 def hold_out(table, args):
@@ -259,9 +257,9 @@ def hold_out(table, args):
 
 
 def read_judged(args, dev):
-    """Return qrels and examples as a table, with columns pair, (claim, text), and is_held_out.
+    """Return qrels and examples as a table with columns pair, (claim, text), and is_held_out.
 
-    dev: paths of claims and qrels; if they are given, these pairs are appended and held out.
+    dev: paths of claims and qrels; if they are given, these pairs alone are held out.
     """
     import pandas as pd
 
@@ -271,14 +269,12 @@ def read_judged(args, dev):
     tables += [read_examples(path, claims, abstracts) for path in args.examples]
     table = pd.concat(tables).drop_duplicates(PAIR)  # a judgement counts before an example
     table["pair"] = pairs_of(table, claims, abstracts)
-    table["is_held_out"] = False if dev else hold_out(table, args)
-    if dev:
-        claims = read_claims(dev[0])
-        dev_table = read_table(dev[1], QRELS, claim_id=claims, **known)
-        pairs = pairs_of(dev_table, claims, abstracts)
-        dev_table = dev_table.assign(pair=pairs, is_held_out=True)
-        table = pd.concat([table, dev_table])
-    return table
+    if not dev:
+        return table.assign(is_held_out=hold_out(table, args))
+    claims = dict(read_table(dev[0], CLAIM)[CLAIM].to_numpy())
+    dev_table = read_table(dev[1], QRELS, claim_id=claims, **known)
+    dev_table["pair"] = pairs_of(dev_table, claims, abstracts)
+    return pd.concat([table.assign(is_held_out=False), dev_table.assign(is_held_out=True)])
 
 
 def class_weights(counts):
@@ -302,10 +298,7 @@ def seen_shares(counts, args):
 
 
 def focal(logits, labels, weights, gamma=2.0):
-    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6).
-
-    logits (pairs, 3); labels (pairs,); weights: the alphas (3,).
-    """
+    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6)."""
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
     return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
 
@@ -315,14 +308,12 @@ def loss_of(model, counts, args):
     import torch
     from sentence_transformers.cross_encoder import losses
 
-    class Focal(torch.nn.Module):  # in place of torch's cross-entropy
-        def forward(self, logits, labels):
-            return focal(logits, labels, weights)
-
-    weights = torch.tensor(loss_weights(counts, args)).float().to(model.device)
     loss = losses.CrossEntropyLoss(model)
     if args.loss != "cross-entropy":
-        loss.ce_loss = Focal()
+        weights = torch.tensor(loss_weights(counts, args)).float().to(model.device)
+        # The library's loss computes logits and calls ce_loss(logits, labels).
+        # There is no flag for another one.
+        loss.ce_loss.forward = functools.partial(focal, weights=weights)
     return loss
 
 
@@ -331,13 +322,11 @@ def balanced(dataset, seed, generator, batch_size, **options):
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
 
-    class EpochSampler(WeightedRandomSampler):
-        def set_epoch(self, epoch):
-            self.generator.manual_seed(seed + epoch)  # the same rows after a restart
-
     labels = np.array(dataset["label"])
     weights = class_weights(np.bincount(labels, minlength=3))[labels]
-    rows = EpochSampler(weights, len(labels), generator=generator)
+    rows = WeightedRandomSampler(weights, len(labels), generator=generator)
+    # Called before each epoch; without it, a restart would go on with other draws.
+    rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
 
@@ -359,25 +348,16 @@ def with_head(name, model_kwargs, **options):
 
 def freeze(model, what):
     """Freeze none, the encoder without its pooler, or embeddings and the first N layers."""
-    if what == "none":
-        return
     for name, parameter in model.base_model.named_parameters():
         layer = re.search(r"\blayers?\.(\d+)\.", name)
         if what == "encoder":
-            is_frozen = "pooler" not in name
-        elif layer:
-            is_frozen = int(layer[1]) < int(what)
-        else:
-            is_frozen = "embeddings" in name
-        parameter.requires_grad = not is_frozen
+            parameter.requires_grad = "pooler" in name
+        elif what != "none" and ("embeddings" in name or layer and int(layer[1]) < int(what)):
+            parameter.requires_grad = False
 
 
 def learn(model, trained, held_out, parts, args):
-    """Train on a table, and return losses and the F1 of epochs.
-
-    Columns of the tables: input, a pair in the model's order, and output, its index. The epoch with
-    the best weighted F1 on held_out is kept; if that is empty, the last one.
-    """
+    """Train, keep the epoch with the best weighted F1 on held_out, and return losses and F1."""
     from datasets import Dataset
     from sentence_transformers import cross_encoder
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
@@ -386,9 +366,8 @@ def learn(model, trained, held_out, parts, args):
     data = {"first": first, "second": second, "label": trained["output"]}
     evaluator = None
     if len(held_out):
-        evaluator = CrossEncoderClassificationEvaluator(
-            list(held_out["input"]), list(held_out["output"]), name="held_out", write_csv=False
-        )
+        columns = list(held_out["input"]), list(held_out["output"])
+        evaluator = CrossEncoderClassificationEvaluator(*columns, name="held_out", write_csv=False)
     return fit(
         parts,
         args,
@@ -409,38 +388,33 @@ def fit_temperature(logits, labels):
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import log_loss
 
+    def cross_entropy(log_t):
+        return log_loss(labels, calibrated(logits, np.exp(log_t)), labels=range(3))
+
     if len(labels) < 30:
         return 1.0
-    best = minimize_scalar(
-        lambda log_t: log_loss(labels, calibrated(logits, np.exp(log_t)), labels=range(3)),
-        bounds=np.log(TEMPERATURES),
-    )
-    return float(np.exp(best.x))
+    return float(np.exp(minimize_scalar(cross_entropy, bounds=np.log(TEMPERATURES)).x))
 
 
 def assess(logits, labels, out):
-    """Return F1 on held-out pairs, that of the majority label, and the temperature."""
+    """Return F1 on held-out pairs and that of the majority label, and the temperature."""
     from sklearn.metrics import f1_score
 
     weighted_f1 = functools.partial(f1_score, labels, average="weighted")
-    f1 = float(weighted_f1(logits.argmax(axis=1)))
-    majority_f1 = float(weighted_f1(np.full(len(labels), np.bincount(labels).argmax())))
+    f1 = weighted_f1(logits.argmax(axis=1))
+    majority_f1 = weighted_f1(np.full(len(labels), np.bincount(labels).argmax()))
     tell_worth(out, f1, majority_f1)
     temperature = fit_temperature(logits, labels)
     if np.isclose(temperature, TEMPERATURES, rtol=0.01).any():
-        warn(
-            out,
-            f"temperature {temperature:.2f} is at its bound: the held-out logits do not tell how "
-            "sure the model is",
-        )
-    return {"best_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
+        what = f"temperature {temperature:.2f} is at its bound"
+        warn(out, f"{what}: the held-out logits do not tell how sure the model is")
+    return {"held_out_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
 
 
 def train(args):
     """Fine-tune an encoder or an NLI model on judged pairs."""
-    dev = []
-    if args.dev_split:
-        dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
+    kinds = ("claims", "qrels") if args.dev_split else ()
+    dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in kinds]
     files = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
     task = task_of(args, *files, models=[args.model])
     if up_to_date(args, task, args.out):
@@ -455,26 +429,22 @@ def train(args):
     freeze(model.model, args.freeze)
     limit_length(model, args.max_length)
     table["input"], truncated = inputs_of(model, table["pair"])
-    labels = table["label"].map(LABELS.index).to_numpy()
-    table["output"] = np.array(head_order(model.config))[labels]
-    is_held_out = table["is_held_out"].to_numpy()
-    held_out = table[is_held_out]
-    trained = table[~is_held_out]
+    table["gold"] = table["label"].map(LABELS.index)
+    table["output"] = np.array(head_order(model.config))[table["gold"]]
+    held_out = table[table["is_held_out"]]
+    trained = table[~table["is_held_out"]]
     summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
     with parts_of(args.out, task) as parts:
         summary |= learn(model, trained, held_out, parts, args)
+        worth = {}
         if len(held_out):
             logits = logits_of(model, list(held_out["input"]), args)
-            summary |= assess(logits, labels[is_held_out], args.out)
-        counts = np.bincount(labels[~is_held_out], minlength=3)
-        model.config.update(
-            {
-                "stance_shares": seen_shares(counts, args).tolist(),
-                "stance_temperature": summary.get("temperature", 1.0),
-                "stance_f1": summary.get("best_F1"),  # None where no pairs are held out
-                "stance_majority_f1": summary.get("majority_F1"),
-            }
-        )
+            worth = assess(logits, held_out["gold"], args.out)
+        summary |= worth
+        shares = seen_shares(np.bincount(trained["gold"], minlength=3), args)
+        model.config.stance_shares = shares.tolist()
+        model.config.stance_temperature = worth.get("temperature", 1.0)
+        model.config.stance_worth = worth
         with written(args.out, task, **summary) as folder:
             save_model(model, folder)
     return {"made": [args.out], **summary}
@@ -496,21 +466,19 @@ claim, the label is SUPPORTS; if it directly refutes it, the label is REFUTES.
 
 Answer with one label, SUPPORTS, REFUTES or NEI, and write nothing else."""
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
-TAGS = r"<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # of prompts
+TAGS = r"(?i)<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # of prompts
+STEP = ("EVIDENCE", "UNKNOWN")  # labels of the first of two steps
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
-DIGIT_LINE = re.compile(r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$")
+DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
 
 
-@functools.cache
-def names_of_04():
-    """Return the names in 04_llm_rerank.py, which alone talks to language models; {} without it."""
-    path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
-    return runpy.run_path(str(path)) if path.exists() else {}
+run_once = functools.cache(runpy.run_path)  # a local model is loaded once
 
 
 def answer_requests(waiting, args):
     """Have 04_llm_rerank.py answer requests, in this process; without it, write them to a file."""
-    answer = names_of_04().get("answer_requests", write_requests)
+    path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
+    answer = run_once(str(path))["answer_requests"] if path.exists() else write_requests
     answer(waiting, args)
 
 
@@ -518,20 +486,19 @@ def messages_about(template, pairs, args):
     """Return the messages about pairs: one as {claim} and {abstract}, many as {n} and {pairs}."""
     blocks = []
     for number, (claim, abstract) in enumerate(pairs, 1):
-        claim = re.sub(TAGS, " ", " ".join(claim.split()), flags=re.IGNORECASE)
-        words = abstract.split()[: args.max_words or None]
-        abstract = re.sub(TAGS, " ", " ".join(words), flags=re.IGNORECASE)
+        abstract = " ".join(abstract.split()[: args.max_words or None])
+        claim = re.sub(TAGS, " ", " ".join(claim.split()))
+        abstract = re.sub(TAGS, " ", abstract)
         blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
-    return messages_of(  # claim and abstract are those of the last pair
-        template, claim=claim, abstract=abstract, n=len(pairs), pairs="\n\n".join(blocks)
-    )
+    pairs = "\n\n".join(blocks)  # claim and abstract are those of the last one
+    return messages_of(template, claim=claim, abstract=abstract, n=len(blocks), pairs=pairs)
 
 
 def example_turns(template, claims, abstracts, args):
     """Return turns about judged pairs: prompts, and their labels."""
     turns = []
     for claim, rows in draw_examples(claims, abstracts, args):
-        for abstract_id, label in rows[["abstract_id", "label"]].to_numpy():
+        for abstract_id, label in zip(rows["abstract_id"], rows["label"]):
             turns.append(messages_about(template, [(claim, abstracts[abstract_id])], args)[-1])
             answer = json.dumps({"label": label}) if args.structured else label
             turns.append({"role": "assistant", "content": answer})
@@ -549,47 +516,34 @@ def ask_labels(labels, template, pairs, turns, args):
     return answers_to(questions, ("label", {"type": "string", "enum": [*labels]}), args)
 
 
-def share_of(label, votes):
-    """Return the share of votes that a label has."""
-    return votes.count(label) / len(votes)
-
-
 def one_step(prompts, pairs, turns, args):
     """Ask for the label."""
-    rows = []
-    for votes, reply in ask_labels(LABELS, prompts[0], pairs, turns, args):
-        row = label_probabilities(votes, reply, LABELS)
-        if len(votes) == 1 and max(row, key=row.get) != votes[0]:  # equal probabilities
-            row = {label: share_of(label, votes) for label in LABELS}
-        rows.append(row)
-    return rows
+    results = ask_labels(LABELS, prompts[0], pairs, turns, args)
+    return [label_probabilities(votes, reply, LABELS) for votes, reply in results]
 
 
 def two_steps(prompts, pairs, _, args):
     """Ask whether there is evidence; then, where most votes say so, which way it points."""
-    first = [votes for votes, _ in ask_labels(("EVIDENCE", "UNKNOWN"), prompts[0], pairs, [], args)]
-    evidence = [share_of("EVIDENCE", votes) if votes else None for votes in first]
-    chosen = [index for index, share in enumerate(evidence) if share is not None and share >= 0.5]
-    rows = []
-    for share in evidence:
-        row = None
-        if share is not None:
-            row = {"SUPPORTS": share / 2, "REFUTES": share / 2, "NEI": 1 - share}
-        rows.append(row)
+    first = ask_labels(STEP, prompts[0], pairs, [], args)
+    evidence = [shares_of(votes, STEP) for votes, _ in first]
+    chosen = [index for index, row in enumerate(evidence) if row and row["EVIDENCE"] >= 0.5]
     second = ask_labels(LABELS[:2], prompts[1], [pairs[index] for index in chosen], [], args)
-    for index, (votes, _) in zip(chosen, second):
-        if votes:
-            for label in LABELS[:2]:
-                rows[index][label] = evidence[index] * share_of(label, votes)
+    directions = dict(zip(chosen, [shares_of(votes, LABELS[:2]) for votes, _ in second]))
+    rows = []
+    for index, row in enumerate(evidence):
+        direction = directions.get(index, {"SUPPORTS": 0.5, "REFUTES": 0.5})
+        if row and direction:
+            shares = {label: row["EVIDENCE"] * direction[label] for label in direction}
+            rows.append(shares | {"NEI": row["UNKNOWN"]})
         else:
-            rows[index] = None
+            rows.append(None)
     return rows
 
 
 def digits_in(text, n):
-    """Return the label of each of n pairs, None where one has none: in JSON, or in lines "1: 2"."""
+    """Return the label (or None) of each of n pairs, in JSON or lines "1: 2"; None without any."""
     digits = field_of(text, "digits")
-    entries = DIGIT_LINE.findall(text)
+    entries = re.findall(DIGIT_LINE, text)
     if isinstance(digits, list) and len(digits) == n:
         entries = enumerate(map(str, digits), 1)
     found = collections.defaultdict(set)
@@ -597,45 +551,26 @@ def digits_in(text, n):
         found[int(number)].add(DIGITS.get(digit))
     labels = []
     for number in range(1, n + 1):
-        is_plain = len(found[number]) == 1
-        labels.append(found[number].pop() if is_plain else None)
-    return labels
-
-
-def some_digits_in(text, n):
-    """Return digits_in(text, n), None if no pair has a label."""
-    labels = digits_in(text, n)
+        labels.append(found[number].pop() if len(found[number]) == 1 else None)
     return labels if any(labels) else None
-
-
-def ask_digits(template, pairs, args):
-    """Return {label: probability} of each pair, None without a label; many pairs a prompt."""
-    size = args.pairs_per_prompt
-    groups = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    questions = []
-    for group in groups:
-        read = functools.partial(some_digits_in, n=len(group))
-        messages = messages_about(template, group, args)
-        questions.append(Question(messages, 8 * len(group) + 24, read))
-    rows = []
-    form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
-    for group, (answers, _) in zip(groups, answers_to(questions, form, args)):
-        for index in range(len(group)):
-            votes = [labels[index] for labels in answers if labels[index]]
-            row = None
-            if votes:
-                row = {label: share_of(label, votes) for label in LABELS}
-            rows.append(row)
-    return rows
 
 
 def batch(prompts, pairs, _, args):
     """Ask for many labels by a prompt; pairs that replies leave out are asked about once more."""
-    rows = ask_digits(prompts[0], pairs, args)
-    missing = [index for index, row in enumerate(rows) if row is None]
-    again = ask_digits(prompts[0], [pairs[index] for index in missing], args)
-    for index, row in zip(missing, again):
-        rows[index] = row
+    form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
+    size = args.pairs_per_prompt
+    rows = [None] * len(pairs)
+    for _ in range(2):
+        missing = [index for index, row in enumerate(rows) if row is None]
+        groups = [missing[start : start + size] for start in range(0, len(missing), size)]
+        questions = []
+        for group in groups:
+            messages = messages_about(prompts[0], [pairs[index] for index in group], args)
+            read = functools.partial(digits_in, n=len(group))
+            questions.append(Question(messages, 8 * len(group) + 24, read))
+        for group, (answers, _) in zip(groups, answers_to(questions, form, args)):
+            for index, votes in zip(group, zip(*answers)):
+                rows[index] = shares_of([vote for vote in votes if vote], LABELS)
     return rows
 
 
@@ -647,53 +582,38 @@ STRATEGIES = {  # function, number of prompts, and what each of them names
 
 
 def debiased(probabilities, strength):
-    """Return softmax(log p - strength log mean(p)), (pairs, 3).
-
-    That is batch calibration (Zhou et al. 2024). The mean is over pairs without a certain label.
-    """
+    """Return softmax(log p - strength log mean(p)), (pairs, 3); mean: over uncertain labels."""
     is_uncertain = probabilities.max(axis=1) < 1
     if not is_uncertain.any():
         fail("--adjust", "no label has a probability; ask for votes (--extra) or logprobs")
-    shares = probabilities[is_uncertain].mean(axis=0)
-    with np.errstate(divide="ignore"):  # log 0
-        return calibrated(np.log(probabilities), shares=shares, adjust=strength)
+    shares = probabilities[is_uncertain].mean(axis=0)  # batch calibration, Zhou et al. 2024
+    logits = np.log(np.maximum(probabilities, 1e-300))
+    return calibrated(logits, shares=shares, adjust=strength)
 
 
-def ask_strategy(run, prompts, claims, abstracts, args):
-    """Return probabilities (pairs, 3) of a run's pairs, and how many have none and become NEI."""
-    ask, _, _ = STRATEGIES[args.strategy]
+def by_language_model(run, claims, abstracts, args):
+    """Return probabilities (pairs, 3) by --strategy, and a summary."""
+    ask, _, names = STRATEGIES[args.strategy]
+    prompts = [read_prompt(prompt, *names) for prompt in args.prompt] or [PROMPT]
     turns = example_turns(prompts[0], claims, abstracts, args) if args.fewshot else []
     rows = ask(prompts, pairs_of(run, claims, abstracts), turns, args)
     unusable = rows.count(None)
     if unusable:
         warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
-    certain = {"SUPPORTS": 0.0, "REFUTES": 0.0, "NEI": 1.0}
-    probabilities = np.array([list((row or certain).values()) for row in rows]).reshape(-1, 3)
+    no_label = {"SUPPORTS": 0, "REFUTES": 0, "NEI": 1}
+    probabilities = np.array([list((row or no_label).values()) for row in rows], float)
     if args.adjust:
         probabilities = debiased(probabilities, args.adjust)
-    return probabilities, unusable
+    return probabilities, {"unusable": unusable, **count_replies(args)}
 
 
 def llm(args):
     """Label the pairs of a run with a language model."""
-    _, count, names = STRATEGIES[args.strategy]
+    _, count, _ = STRATEGIES[args.strategy]
     if len(args.prompt) != count and (args.prompt or args.strategy != "one-step"):
         fail("--prompt", f"{args.strategy} wants {count}, as in recipes/prompts")
-    path = run_of(args)
-    inputs = [path, args.claims, args.corpus, *args.prompt]
-    if args.fewshot:
-        inputs += train_files(args)
-    task = task_of(args, *inputs, models=[args.model])
-    summary = {"made": []}
-    if args.retry_errors or not up_to_date(args, task, args.out):
-        prompts = [read_prompt(prompt, *names) for prompt in args.prompt] or [PROMPT]
-        claims, abstracts = read_texts(args.claims, args.corpus)
-        run = read_run(path, args, claims, abstracts)
-        run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
-        probabilities, unusable = ask_strategy(run, prompts, claims, abstracts, args)
-        counts = count_replies(args)
-        summary = write_verdicts(run, probabilities, task, args, unusable=unusable, **counts)
-    return with_claims(summary, args, None, None)
+    examples = train_files(args) if args.fewshot else []
+    return label_run(args, by_language_model, *args.prompt, *examples)
 
 
 # ---------- Aggregate: verdicts on claims
@@ -714,17 +634,13 @@ def read_verdicts(path, claims, abstracts):
 
     known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
     verdicts = read_table(path, [*RUN, "label", *PROBABILITIES], **known)
-    lines = read_tsv(path)
-    lines = lines.loc[lines["label"] != "", PROBABILITIES]  # without blank ones
-    values = lines.apply(pd.to_numeric, errors="coerce")
-    is_right = values.eq(values.clip(0, 1)).all(axis=1)
-    is_right &= np.isclose(values.sum(axis=1), 1, atol=0.01)
+    values = verdicts[PROBABILITIES].apply(pd.to_numeric, errors="coerce")
+    is_right = values.ge(0).all(axis=1) & np.isclose(values.sum(axis=1), 1, atol=0.01)
     if not is_right.all():
-        what = f"{', '.join(PROBABILITIES)} are not numbers from 0 to 1 with the sum 1"
-        fail(f"{path}:{is_right.idxmin() + 2}", f"{what}; fix this row, or label the run again")
-    rows = verdicts.to_dict("records")
-    verdicts["probability"] = [float(row[f"p_{row['label'].lower()}"]) for row in rows]
-    return verdicts
+        pair = " ".join(verdicts.loc[is_right.idxmin(), PAIR])
+        fail(path, f"no probabilities that sum to 1: {pair}; label the run again")
+    columns = verdicts["label"].map(LABELS.index)
+    return verdicts.assign(probability=values.to_numpy(float)[values.index, columns])
 
 
 def best_sentences(model, pairs, labels, args):
@@ -745,21 +661,15 @@ def best_sentences(model, pairs, labels, args):
 
 def claim_record(claim_id, claim, rows):
     """Return the verdict on a claim with the evidence in its rows of verdicts on pairs."""
-    counts = {label: int((rows["label"] == label).sum()) for label in LABELS}
+    counts = rows["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
     evidence = rows[rows["label"] != "NEI"]
-    sums = [evidence["probability"][evidence["label"] == label].sum() for label in LABELS[:2]]
-    verdict, share = claim_verdict(*sums)
+    sums = evidence.groupby("label")["probability"].sum()
+    verdict, share = claim_verdict(sums.get("SUPPORTS", 0.0), sums.get("REFUTES", 0.0))
     if len(rows) and rows["probability"].max() <= UNDECIDED:
         verdict = "UNDECIDED"
     shown = evidence[["abstract_id", "rank", "label", "probability", "sentence"]]
-    return {
-        "claim_id": claim_id,
-        "claim": claim,
-        "verdict": verdict,
-        "support": share,
-        **counts,
-        "evidence": shown.round(6).to_dict("records"),
-    }
+    record = {"claim_id": claim_id, "claim": claim, "verdict": verdict, "support": share, **counts}
+    return record | {"evidence": shown.round(6).to_dict("records")}
 
 
 def aggregate(args):
@@ -783,15 +693,6 @@ def aggregate(args):
     return {"made": [args.out], "claims": len(claims)}
 
 
-def with_claims(summary, args, model, device):
-    """Return the summary after aggregate has made --aggregate, if that is given."""
-    if not args.aggregate:
-        return summary
-    flags = {"verdicts": args.out, "out": args.aggregate, "model": model, "device": device}
-    claims = aggregate(argparse.Namespace(**vars(args) | flags))
-    return summary | {"made": summary["made"] + claims["made"]}
-
-
 # ---------- Command line
 # fmt: off
 def add_texts(add):
@@ -800,17 +701,21 @@ def add_texts(add):
 
 def add_run(job, out, top_k):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("--run", help="""label the pairs of this run (default: {work}/{split}/llm.tsv, else
-        rerank.tsv, else hybrid.tsv there)""")
+    add("--run", help="""label the pairs of this run (default: in {work}/{split} llm.tsv, else
+        rerank.tsv, else hybrid.tsv)""")
     add_texts(add)
-    add("--top-k", type=int, default=top_k,
-        help="label this many abstracts per claim; 0 is all of the run")
+    add("--limit", type=positive, help="take only this many claims of the run (default: all)")
+    add("--top-k", type=int, default=top_k, help="label this many abstracts per claim; 0 is all")
     add("--out", default=out, help="write the verdicts on pairs to this file")
     add("--aggregate", metavar="FILE", help="write a verdict per claim, too, to this file")
 
 def add_length(add):
     add("--max-length", type=positive, default=512, help="""truncate claim and abstract to this many
         tokens together; a claim keeps at least half of the room""")
+
+def add_adjust(add):
+    add("--adjust", type=float, default=0.0, help="""divide probabilities by the classes' shares in
+        training, of a language model by their means, to this power; 0 is off""")
 
 def add_device(add, what):
     add("--device", nargs=1,
@@ -822,8 +727,7 @@ def add_classify(job):
     add("--model", default="{work}/models/classifier",
         help="label by this classifier or NLI model, a folder or a name on the hub")
     add_length(add)
-    add("--adjust", type=float, default=0.0, help="""adjust logits for class imbalance in training
-        with this strength; 0 is off, 1 takes the shares of classes out""")
+    add_adjust(add)
     add("--batch-size", type=positive, default=32,
         help="label this many pairs at once; fewer need less memory")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
@@ -855,8 +759,7 @@ def add_train(job):
     add("--lr", type=float, default=5e-5, help="learning rate at the start, see --schedule")
     add("--schedule", choices=("constant", "linear"), default="constant",
         help="keep the learning rate, or let it fall to 0 linearly")
-    add("--batch-size", type=positive, default=32, dest="batch",
-        help="train on this many pairs per batch")
+    add("--batch-size", type=positive, default=32, dest="batch", help="train on batches of so many")
     add("--held-out", type=float, default=0.1, help="""hold this share of the pairs out of training,
         0 is none; the epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
@@ -876,10 +779,8 @@ def add_llm(job):
     add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask by these prompts, as those in
         recipes/prompts: two-step wants two (default: the script's own, for one-step)""")
     add("--pairs-per-prompt", type=positive, default=50, help="batch: show this many pairs at once")
-    add("--fewshot", type=int, default=0,
-        help="one-step: show judged pairs of this many claims of train")
-    add("--adjust", type=float, default=0.0, help="""take out the model's preference for labels, to
-        this degree, where they have probabilities; 0 is off, 1 divides by their mean""")
+    add("--fewshot", type=int, default=0, help="one-step: show the labels of so many train claims")
+    add_adjust(add)
     add_requests(job)
     add_model(job)
     add_shared(job, split="test")
@@ -890,9 +791,7 @@ def add_aggregate(job):
         help="aggregate the verdicts on pairs of this file")
     add_texts(add)
     add("--out", default="{work}/{split}/claims.jsonl", help="write a verdict per claim here")
-    add = job.add_argument_group("sentences").add_argument
-    add("--model", help="""show the sentence of each abstract that this classifier finds most
-        convincing (default: none)""")
+    add("--model", help="choose a sentence of each abstract by this classifier (default: none)")
     add_device(add, "choose sentences")
     add_shared(job, split="test")
 # fmt: on
@@ -1029,10 +928,8 @@ def command_line(jobs):
             is_shown = flag.default not in (None, argparse.SUPPRESS)
             if is_shown and flag.default is not False and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
-    words = sys.argv[1:] or names[:1]
-    if words[0] not in (*names, "-h", "--help"):
-        if words[0].isalpha() and not Path(words[0]).exists():
-            fail(script, f"no job {words[0]}; jobs: {', '.join(names)}")
+    words = sys.argv[1:]
+    if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
     args.work = args.work or f"work/{Path(args.data).resolve().name}"
@@ -1045,8 +942,6 @@ def command_line(jobs):
 
 def run(args):
     """Run the job, and print its result as JSON."""
-    if args.data != "data/demo" and not Path(args.data).is_dir():
-        fail("--data", f"no folder {args.data}; fix its name, or make it (data/README.md)")
     try:
         print(json.dumps(args.function(args)))
     except Exception as error:
@@ -1069,7 +964,13 @@ def read_table(path, columns, **known):
     table = read_tsv(path)
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        fail_by_columns(path, list(table), columns)
+        what = (
+            f"found columns {', '.join(table)}; wanted {', '.join(columns)} in rows of one length"
+        )
+        fail(
+            f"{path}:1",
+            f"{what}; rename them: python data/convert.py {path} --columns WANTED=FOUND,...",
+        )
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
@@ -1110,18 +1011,6 @@ def read_tsv(path):
         return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
-
-
-def fail_by_columns(path, found, wanted):
-    """End with the columns of a table, and the command that renames them."""
-    found = re.split("[,;]", ",".join(found))  # a CSV file has one long name
-    missing = [column for column in wanted if column not in found]
-    others = [column for column in found if column not in wanted]
-    command = f"python data/convert.py {path} --out NEW{Path(path).suffix}"
-    if missing:
-        command += " --columns " + ",".join(map("=".join, zip(missing, others)))
-    what = f"found columns {', '.join(found)}; wanted {', '.join(wanted)} in rows of one length"
-    fail(f"{path}:1", f"{what}; {command}")
 
 
 def write_table(table, path):
@@ -1208,15 +1097,6 @@ def check_model(name):
     """Refuse a folder that is not there; OWNER/NAME may be on the hub."""
     if not Path(name).exists() and name.count("/") > 1:
         fail(name, f"no such model; {ADVICE}")
-
-
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
 
 
 # --- end of checks
@@ -1307,11 +1187,9 @@ def filled(template, **values):
 
 def messages_of(template, **values):
     """Return a template as messages: what stands above a line "--- user" is the system's."""
-    system, mark, user = template.rpartition("\n--- user\n")
-    messages = [{"role": "user", "content": filled(user, **values)}]
-    if mark:
-        messages.insert(0, {"role": "system", "content": filled(system, **values)})
-    return messages
+    *system, user = template.split("\n--- user\n", 1)
+    turns = [("system", text) for text in system] + [("user", user)]
+    return [{"role": role, "content": filled(text, **values)} for role, text in turns]
 
 
 def read_prompt(path, *names):
@@ -1505,7 +1383,7 @@ def replies_to(requests, args):
     if missing:
         fail(args.replies, f"{len(missing)} requests have no reply; see its last lines")
     for custom_id in unique:
-        for name in ("prompt_tokens", "completion_tokens"):
+        for name in COUNTED[-2:]:  # tokens
             REPLY_COUNTS[name] += replies[custom_id].usage.get(name) or 0
     return [replies[request["custom_id"]] for request in requests]
 
@@ -1559,9 +1437,7 @@ def count_replies(args):
 def field_of(text, name):
     """Return a field of the JSON object that ends a text, None without one."""
     try:
-        end = text.rindex("}") + 1
-        is_last = not text[end:].strip("`\n ")
-        return json.loads(text[text.index("{") : end])[name] if is_last else None
+        return json.loads(text[text.index("{") :].rstrip("`\n "))[name]
     except MALFORMED:
         return None
 
@@ -1573,19 +1449,14 @@ def words_of(text):
 
 def label_in(text, labels):
     """Return the label in the JSON field label, else alone in the last line, or None."""
-    known = {}
+    known = {label.lower(): label for label in labels}
     for label in labels:
-        spellings = [label.lower(), *SPELLINGS.get(label, "").split("|")]
-        known |= dict.fromkeys(spellings, label)
+        known |= dict.fromkeys(SPELLINGS.get(label, "").split("|"), label)
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
-    found = [None]  # the label, or None, of each line with words
-    for line in lines:
-        words = re.sub(LABEL_PREFIX, "", words_of(line))
-        if words:
-            found.append(known.get(words))
-    is_plain = set(found) <= {found[-1], None}  # no line above is another label
-    return found[-1] if is_plain else None
+    lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
+    found = [known.get(line) for line in lines if line] or [None]
+    return found[-1] if set(found) <= {found[-1], None} else None  # no line has another label
 
 
 def begun_by(token, labels):
@@ -1612,30 +1483,33 @@ def token_probabilities(logprobs, labels, label):
 
 def label_probabilities(votes, reply, labels):
     """Return {label: probability}: of a label's tokens, else the shares of votes; None without."""
-    if not votes:
-        return None
-    choice = reply.choices[0]
-    is_alone = len(words_of(choice.text).split()) <= 4  # reasons name other labels, too
-    if is_alone and len(reply.choices) == 1:
-        probabilities = token_probabilities(choice.logprobs, labels, votes[0])
-        if probabilities:
+    if len(votes) == len(reply.choices) == 1:
+        text, logprobs, _ = reply.choices[0]
+        probabilities = token_probabilities(logprobs, labels, votes[0])
+        is_alone = len(words_of(text).split()) <= 4  # reasons name other labels, too
+        if is_alone and probabilities:
             return probabilities
-    return {label: votes.count(label) / len(votes) for label in labels}
+    return shares_of(votes, labels)
+
+
+def shares_of(votes, labels):
+    """Return {label: share of the votes}, None without votes."""
+    return {label: votes.count(label) / len(votes) for label in labels} if votes else None
 
 
 def with_backend(args):
     """Return the arguments with a backend; a paid one is asked only for a model that was named."""
-    is_ask = args.job == "ask"  # its requests name their models
+    names_models = args.job == "ask"  # in the requests
     if not args.backend:
-        is_named = is_ask or args.model and not Path(args.model).exists()
+        is_named = names_models or args.model and not Path(args.model).exists()
         args.backend = "openai" if args.base_url or API_KEY and is_named else "transformers"
     if args.backend == "transformers":
         args.model = args.model or "data/models/smollm2"
-    elif not args.model and not is_ask:
+    elif not args.model and not names_models:
         fail("--model", f"--backend {args.backend} needs the name of a model; or set LLM_MODEL")
-    if args.backend == "openai" and not args.base_url and not API_KEY:
+    elif args.backend == "openai" and not args.base_url and not API_KEY:
         fail("OPENAI_API_KEY", "not set, and there is no --base-url; set one of them")
-    if not is_ask:
+    if "out" in args:
         args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     return args
@@ -1644,7 +1518,6 @@ def with_backend(args):
 # fmt: off
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
-    add("--limit", type=positive, help="take only this many claims of the run (default: all)")
     add("--replies", help="keep replies in this file (default: --out with .replies.jsonl)")
     add("--max-words", type=int, default=0, help="cut abstracts to this many words; 0 shows all")
     add("--max-tokens", type=int, default=0,

@@ -108,7 +108,7 @@ def read_answer(verdicts, corpus):
     meta = json.loads(Path(f"{verdicts}.meta.json").read_bytes())
     answer["judge"] = meta["arguments"]["model"]
     answer["unusable"] = meta.get("unusable", 0)
-    answer["failed"] = meta.get("failed", 0)  # of the unusable ones
+    answer["refused"] = meta.get("refused", 0)  # of the unusable ones
     for name in ("held_out_F1", "majority_F1"):  # of a classifier, else null
         answer[name] = meta.get(name)
     evidence = answer.pop("evidence")
@@ -161,7 +161,7 @@ def show_answer(answer):
         show(
             "         ",
             f"replies without a label, which count as NEI: {answer['unusable']}; of "
-            f"these, failed requests: {answer['failed']} (the next call asks again)",
+            f"these, refused by the server: {answer['refused']} (the next call asks again)",
         )
     for abstract in answer["abstracts"]:
         percent = 100 * abstract["probability"]

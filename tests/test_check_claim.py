@@ -76,18 +76,18 @@ def test_failed_requests_are_named_and_sent_again(flags, endpoint):
     words = (*flags, "--top", "3", "Do polar bears lose sea ice?")
     env = {"LLM_BASE_URL": server.url, "LLM_MODEL": "toy", "OPENAI_API_KEY": "dummy"}
     shown = " ".join(check(*words, **env).stdout.split())
-    assert "failed requests: 1 (the next call asks again)" in shown
+    assert "refused by the server: 1 (the next call asks again)" in shown
     asked = len(server.asked)
     broken.clear()
     answer = json.loads(check(*words, "--json", **env).stdout)
-    assert (answer["failed"], answer["NEI"], len(server.asked)) == (0, 3, asked + 1)
+    assert (answer["refused"], answer["NEI"], len(server.asked)) == (0, 3, asked + 1)
 
 
 def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(flags, endpoint, tmp_path):
     folder = tmp_path / "classifier"
     tiny(folder, ["contradiction", "neutral", "entailment"])
     config = json.loads((folder / "config.json").read_text())
-    config |= {"stance_f1": 0.3, "stance_majority_f1": 0.4}
+    config["stance_worth"] = {"held_out_F1": 0.3, "majority_F1": 0.4}
     config["stance_temperature"] = 1e6  # all labels get 1/3
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(flags[3], tmp_path / "work")

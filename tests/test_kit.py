@@ -30,7 +30,6 @@ BLOCKS = {  # those that have a limit of their own
     "requests": (2750, 350),
 }
 FOLDERS = {"tests/*.py": 56_000, "data/*.py": 9500, "recipes/**/*.py": 20_500}  # tokens
-PACKED = {"04_llm_rerank.py", "05_classify.py"}  # not yet rewritten
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",
@@ -81,7 +80,7 @@ def test_the_scripts_are_light():
 def test_nothing_has_to_be_decoded():
     paths = [path for path in ROOT.glob("**/*.py") if "work" not in path.relative_to(ROOT).parts]
     for path in paths:
-        if path.name not in PACKED and not set(path.parts) & {".venv", "models"}:
+        if not set(path.parts) & {".venv", "models"}:
             assert not finds_in(path.read_text(encoding="utf-8")), path
 
 
@@ -186,7 +185,7 @@ def flags_of(shown):
     return {flag: " ".join(text.split()) for flag, text in entries}
 
 
-@pytest.mark.parametrize("script", sorted(set(LIGHT) - PACKED))
+@pytest.mark.parametrize("script", LIGHT)
 def test_every_flag_is_a_sentence(script):
     for job in jobs_of(script):
         for flag, sentence in flags_of(help_of(script, job)).items():
