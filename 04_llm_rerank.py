@@ -260,7 +260,7 @@ def fetch(request, client, errors, args):
         )
         store(args.replies, request, {"status_code": 200, "body": json.loads(raw.content)})
     except openai.OpenAIError as error:
-        message = str(error)
+        message = f"{error} {getattr(error, 'body', None) or ''}"
         if API_KEY:  # which a server may quote
             message = message.replace(API_KEY, "***")
         if is_refusal(getattr(error, "status_code", None), client, body["model"]):

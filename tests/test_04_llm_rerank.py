@@ -1,23 +1,26 @@
 """04_llm_rerank.py: replies are read or asked again, fused by hand, and never lost."""
 
+import fcntl
 import functools
 import itertools
 import json
 import math
+import os
 import random
 import re
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from conftest import (
     LABELS,
+    ROOT,
     RUN,
     TOY,
     cases,
     facts,
     jsonl,
-    kill_before,
     load,
     read,
     records,
@@ -113,8 +116,9 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
     assert probabilities("REFUTES", tops(I=1), tops(**{" think": 1}), refutes) == [0.01, 0.99, 0]
     assert probabilities("REFUTES", tops(No=1), refutes) == [0.01, 0.99, 0]
     assert probabilities("SUPPORTS", refutes) is None  # the likeliest is not what the text says
-    assert probabilities("SUPPORTS", tops(Maybe=1)) is None
     assert KIT.token_probabilities(None, LABELS, "NEI") is None
+    never = {"token": "NEI", "logprob": None}  # -inf, as structured output gives it
+    assert probabilities("REFUTES", refutes | {"top_logprobs": [refutes, never]}) is None
     entry = tops(**{" Yes": 0.3, "yes": 0.1, "No": 0.1, "Perhaps": 0.5})
     found = probabilities("YES", tops(**{'{"': 1}), entry, labels=("YES", "NO"))
     assert found == [0.8, 0.2]  # 0.3 + 0.1 against 0.1
@@ -357,14 +361,17 @@ def test_windows_reach_the_top_nothing_is_paid_twice_and_no_key_is_kept(toy, rer
 FAULTS = [  # what a server may do, by turns
     {"status": 429, "text": "slow down", "headers": {"Retry-After": "0.2"}},
     {"drop": True},
-    {"status": 500, "text": "oops"},
+    *[{"status": status, "text": "oops"} for status in (408, 409, 500, 502, 503, 504, 529)],
+    {"status": 500, "sleep": 4},
+    {"status": 503, "raw": b""},
+    {"raw": b""},
     {"raw": b'{"choices": [{"mess'},
-    {"status": 500, "sleep": 2},
-    {"status": 408, "text": "time"},
     {"raw": b"<html>busy</html>"},
     {"raw": b'{"choices": []}'},
+    {"raw": b'{"choices": null, "error": {"message": "overloaded", "code": 502}}'},
 ]
 MALFORMED = ["", "I'm sorry, I can't help with that.", "x" * 1_000_000, {"text": None}]
+MALFORMED.append({"text": [{"type": "thinking", "thinking": "[1] > [2]"}]})
 
 
 def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoint):
@@ -383,7 +390,7 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
     words = ("--window", 8, "--step", 4, "--depth", 12, "--alpha", 0)
     server = endpoint(moody)
     calm = endpoint(last_first)
-    made = facts(rerank(server, *words, "--timeout", 1))
+    made = facts(rerank(server, *words, "--timeout", 3))
     assert len(server.asked) > 460
     assert len(server.answered) == len(set(server.answered))
     assert (made["replies"], made["unread"], made["refused"]) == (400, 0, 0)
@@ -394,117 +401,131 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
     assert len(server.asked) == asked
 
 
-def test_killed_and_started_again_it_pays_for_nothing_that_was_kept(toy, killed, rerank, endpoint):
-    many(toy, 60)
-    server = endpoint(last_first)
-    kill = kill_before(
-        'store(args.replies, request, {"status_code": 200, "body": json.loads(raw.content)})', 40
-    )
-    assert rerank(server, "--concurrency", 1, by=killed, edits=kill)
-    kept = (toy / REPLIES).read_bytes()
-    assert kept.count(b"\n") == 39 and not (toy / OUT).exists()
-    (toy / REPLIES).write_bytes(kept[:-20])  # a torn line is asked again
-    facts(rerank(server))
-    assert len(server.asked) == 60 + 2
-    facts(rerank(server, "--out", "calm.tsv"))
-    assert (toy / OUT).read_bytes() == (toy / "calm.tsv").read_bytes()
+FILTERED = b'{"choices": [], "promptFeedback": "filtered sk-secret-0123456789"}'
+REFUSALS = [{"status": status, "text": f"filtered {SECRET}"} for status in (400, 403, 413, 500)]
 
 
-def test_a_request_that_fails_for_good_is_counted_and_the_rest_goes_on(toy, rerank, endpoint):
-    filtered = {"status": 400, "text": f"filtered {SECRET}"}
+@pytest.mark.parametrize("refusal", [*REFUSALS, {"raw": FILTERED}, "I cannot."])
+def test_one_prompt_that_is_never_answered_is_counted(toy, rerank, endpoint, refusal):
+    """Before a server error is stored, the server has to answer another question."""
 
     def reply(prompt):
-        return filtered if "Claim: Polar" in prompt else last_first(prompt)
+        return refusal if "Claim: Polar" in prompt else last_first(prompt)
 
     server = endpoint(reply)
-    done = rerank(server, "--alpha", 0)
-    assert facts(done)["refused"] == 1
+    words = ("--alpha", 0, "--force")
+    for _ in range(2):  # the second time, nothing is asked
+        done = rerank(server, *words, edits={"RETRIES = 6": "RETRIES = 0"})
+        made = facts(done)
+        assert made["refused"] + made["unread"] == 1
+        assert len(server.asked) == 3 + (refusal not in REFUSALS[:3])
     assert SECRET not in (toy / REPLIES).read_text() + done.stderr
-    assert "of 3 replies, 1 refused (" in done.stderr
-    assert "filtered ***" in done.stderr
+    assert re.search(r"of 3 replies, 1 (unread|refused \(.*filtered \*\*\*)", done.stderr)
     found = orders(toy / OUT)
     for claim_id, abstract_ids in orders(toy / HYBRID).items():
         if claim_id != "c3":  # the one whose request failed
             abstract_ids.reverse()
         assert found[claim_id] == abstract_ids
     server.reply = last_first
-    assert facts(rerank(server, "--alpha", 0, "--force"))["refused"] == 1
-    assert len(server.asked) == 3
     assert facts(rerank(server, "--alpha", 0, "--retry-errors"))["refused"] == 0
-    assert len(server.asked) == 4
 
 
-def test_what_cannot_be_read_twice_keeps_its_order_and_is_counted(toy, rerank, endpoint):
-
-    def reply(prompt):
-        return "I cannot." if "Claim: Polar" in prompt else last_first(prompt)
-
-    server = endpoint(reply)
-    assert facts(rerank(server, "--alpha", 0))["unread"] == 1
-    assert len(server.asked) == 4
-    assert orders(toy / OUT)["c3"] == orders(toy / HYBRID)["c3"]
+def completions(*texts, reason="stop"):
+    """A reply whose choices have these texts, as bytes."""
+    choices = [{"message": {"content": text}, "finish_reason": reason} for text in texts]
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_details": {}}
+    return {"raw": json.dumps({"choices": choices, "usage": usage}).encode()}
 
 
-def test_where_all_requests_are_refused_there_is_no_output(toy, rerank, endpoint):
-    refusal = {"status": 400, "text": "max_tokens is not supported, use max_completion_tokens"}
-    server = endpoint(lambda prompt: refusal)
-    for _ in range(2):  # the second time, nothing is asked
-        done = rerank(server)
-        assert done.returncode == 2 and not (toy / OUT).exists()
-        assert len(server.asked) == 3
-        assert re.search("error: .*3 replies, 3 refused.*use max_completion_tokens", done.stderr)
-    server.reply = last_first
-    extra = '{"max_tokens": null, "max_completion_tokens": 99}'
-    assert facts(rerank(server, "--extra", extra))["unread"] == 0
-    assert len(server.asked) == 6
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (completions(None, reason="length"), "3 cut (raise --max-tokens)"),
+        ("I cannot rank [1] and [2].", "3 unread ("),
+        ({"status": 400, "text": "max_tokens is not known"}, "3 refused ("),
+    ],
+)
+def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, reply, said):
+    server = endpoint(lambda prompt: reply)
+    for _ in range(2):  # no second window is asked for, and nothing once more
+        done = rerank(server, "--window", 4, "--step", 2)
+        assert done.returncode == 2 and f"error: {REPLIES}: of 3 replies, {said}" in done.stderr
+        assert len(server.asked) == (3 if "refused" in said else 6) and not (toy / OUT).exists()
 
 
-@pytest.mark.parametrize("status", [401, 404])
-def test_a_refusal_ends_the_run_at_once_and_keeps_what_came(toy, rerank, endpoint, status):
+def test_choices_vote_tokens_are_summed_and_a_first_look_is_short(toy, call, endpoint):
+    server = endpoint(lambda prompt: completions("[3] > [2] > [1]", "[2] > [3]", "?"))
+    words = ("--run", HYBRID, "--base-url", server.url, "--model", "toy", "--depth", 3)
+    words += ("--top-k", 3, "--alpha", 0, "--limit", 2, "--price", 2, 8, "--extra", '{"n": 3}')
+    made = facts(call(SCRIPT, *words, cwd=toy, env={"OPENAI_API_KEY": "1"}))  # which is in ids
+    assert server.asked[0]["n"] == 3
+    assert (made["prompt_tokens"], made["completion_tokens"]) == (2000, 200)
+    assert made["dollars"] == pytest.approx((2000 * 2 + 200 * 8) / 1e6)
+    found = orders(toy / OUT)
+    assert len(found) == 2
+    for claim_id, (a, b, c) in found.items():  # mean ranks: 2, 1/2, 1/2, so ties keep their order
+        assert orders(toy / HYBRID)[claim_id][:3] == [c, a, b]
+
+
+@pytest.mark.parametrize("status", [401, 402, 404, 429, 502])
+def test_an_outage_ends_the_run_and_what_came_is_kept(toy, rerank, endpoint, status):
     many(toy, 60)
-    refusal = {"status": status, "text": f"bad key {SECRET}"}
-    server = endpoint(lambda prompt: refusal if "number 20 " in prompt else "[1]")
-    done = rerank(server, "--concurrency", 4)
-    error = done.stderr[done.stderr.index("error: ") :]
-    assert done.returncode == 2 and "bad key ***" in error and "run again" in error
-    assert SECRET not in done.stderr + done.stdout
-    assert len(server.asked) < 30
-    assert (toy / REPLIES).read_text().count("\n") == len(server.answered)
-
-
-def test_an_outage_that_outlasts_the_retries_is_no_reply(toy, rerank, endpoint):
-    server = endpoint(lambda prompt: {"status": 502, "text": "away"})
+    refusal = {"status": status, "text": f"away {SECRET}"}
+    server = endpoint(lambda prompt: "[1]" if server.asked[20:] == [] else refusal)
     for address in (server, SimpleNamespace(url="http://127.0.0.1:9/v1")):  # nobody is there
-        done = rerank(address, edits={"RETRIES = 6": "RETRIES = 1"})
+        done = rerank(address, "--concurrency", 4, edits={"RETRIES = 6": "RETRIES = 0"})
         assert done.returncode == 2 and f"error: {address.url}: " in done.stderr
-        assert (toy / REPLIES).read_bytes() == b"" and not (toy / OUT).exists()
+        assert SECRET not in done.stderr + done.stdout and "then run again" in done.stderr
+        assert (toy / REPLIES).read_text().count("\n") == len(server.answered)
+    assert len(server.asked) < 30 and not (toy / OUT).exists()
     server.reply = last_first
     assert facts(rerank(server))["refused"] == 0
 
 
+def test_a_full_disk_ends_all_calls_and_what_was_written_counts(toy, rerank, endpoint, monkeypatch):
+    many(toy, 60)
+    server = endpoint(last_first)
+
+    left = iter(range(10))
+
+    def full(file):
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        done = rerank(server, "--concurrency", 4)
+    assert done.returncode == 2 and "No space left on device; make room" in done.stderr
+    assert len(server.asked) <= 14 and not (toy / OUT).exists()
+    facts(rerank(server))
+    assert len(server.asked) == 60
+
+
+def test_a_second_process_is_told_that_another_one_asks(toy, refused):
+    words = ("--run", HYBRID, "--model", "toy", "--base-url", "http://127.0.0.1:9/v1")
+    with (toy / REPLIES).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused(toy, SCRIPT, *words, said="llm.replies.jsonl: another process asks")
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "model", "backend"),
+    [
+        ("key", None, None, "transformers"),
+        ("key", None, "gpt-4.1", "openai"),
+        ("key", None, "tests", "transformers"),  # a folder
+        ("", "http://there", "gemma", "openai"),
+    ],
+)
+def test_a_paid_endpoint_is_asked_for_a_named_model_only(monkeypatch, key, url, model, backend):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(KIT.with_backend.__globals__, "API_KEY", key)
+    args = {"job": "rerank", "backend": None, "base_url": url, "model": model}
+    args = KIT.with_backend(Namespace(**args, out="x.tsv", replies=None))
+    assert args.backend == backend and args.model == (model or "data/models/smollm2")
+
+
 # ---------------------------------------------------------------- Batch engines, local models
-def test_an_engine_gets_all_that_waits(toy, call):
-    words = (SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy", "--alpha", 0)
-    words += ("--depth", 6, "--window", 4, "--step", 2)
-    rounds = []
-    done = call(*words, cwd=toy)
-    while done.returncode == 3:
-        waiting = records(toy / "work/demo/test/llm.requests.jsonl")
-        rounds.append(len(waiting))
-        assert f"{len(waiting)} of 3 requests wait, of about " in done.stdout
-        reply = "nothing" if len(rounds) == 1 else "[4] > [3] > [2] > [1]"
-        body = completion(reply)
-        with open(toy / REPLIES, "a") as file:
-            for request in waiting:
-                line = {"custom_id": request["custom_id"], "response": {"body": body}}
-                file.write(json.dumps(line) + "\n")
-        done = call(*words, cwd=toy)
-    assert rounds == [3, 3, 3]
-    assert facts(done)["replies"] == 6  # the first is asked again
-    for claim_id, (a, b, c, d, e, f) in orders(toy / HYBRID).items():
-        assert orders(toy / OUT)[claim_id][:6] == [e, f, b, a, d, c]
-
-
 def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, call):
     tiny_llm(toy / "llm")
     words = (SCRIPT, "--run", HYBRID, "--backend", "transformers", "--model", "llm")
@@ -522,10 +543,9 @@ def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, ca
         probabilities = KIT.token_probabilities(choice["logprobs"], ("YES", "NO"), label)
         sigmoid = 1 / (1 + math.exp(found["NO"] - found["YES"]))
         assert probabilities["YES"] == pytest.approx(sigmoid)
-    (toy / REPLIES).write_text("\n".join(lines[:8]) + "\n" + lines[8][:99])  # torn
-    assert facts(call(*words, "--force", cwd=toy))["unusable_lines"] == 1
+    facts(call(*words, "--force", cwd=toy))
     assert read(toy / OUT).equals(whole)
-    assert (toy / REPLIES).read_text().count("\n") == 10
+    assert (toy / REPLIES).read_text().splitlines() == lines
     done = call(*words[:-1], "listwise", "--depth", 2, cwd=toy)
     assert done.returncode == 2 and "of 3 replies, 3 cut (raise --max-tokens)" in done.stderr
     weights = load_file(toy / "llm/model.safetensors")

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -326,10 +327,8 @@ def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint)
     assert facts(llm(server, "--top-k", 2, "--prompt", "mine.txt"))["replies"] == 6
 
 
-def test_two_steps_batches_and_examples(toy, llm, endpoint):
+def test_two_steps_and_examples(toy, llm, endpoint):
     def reply(prompt):
-        if "<pair 1>" in prompt:
-            return "1: 1\n2: 2\n3: 0"
         if "EVIDENCE or UNKNOWN" in prompt:
             return "UNKNOWN" if "starving" in prompt else "EVIDENCE"
         return "REFUTES"
@@ -339,15 +338,67 @@ def test_two_steps_batches_and_examples(toy, llm, endpoint):
     words = ("--top-k", 1, "--strategy", "two-step", "--prompt", *two)
     assert facts(llm(server, *words))["labels"] == {"SUPPORTS": 0, "REFUTES": 2, "NEI": 1}
     assert len(server.asked) == 5
-    words = ("--top-k", 1, "--strategy", "batch", "--prompt", PROMPTS / "batch.txt")
-    facts(llm(server, *words))
-    assert read(toy / VERDICTS)["label"].tolist() == ["SUPPORTS", "REFUTES", "NEI"]
-    assert len(server.asked) == 6
     facts(llm(server, "--top-k", 1, "--fewshot", 2))
     roles = [turn["role"] for turn in server.asked[-1]["messages"]]
     assert roles == ["user", "assistant"] * 5 + ["user"]  # c2 has three labels, c1 has two
     done = llm(server, "--strategy", "two-step")
     assert done.returncode == 2 and "--prompt: two-step wants 2" in done.stderr
+
+
+def test_what_a_batch_leaves_out_is_asked_about_once_more(toy, llm, endpoint):
+    replies = iter(["1: 1\n3: 2", "1: 0"])
+    server = endpoint(lambda prompt: next(replies))
+    words = ("--top-k", 1, "--strategy", "batch", "--prompt", PROMPTS / "batch.txt")
+    assert facts(llm(server, *words))["unusable"] == 0
+    assert "<pair 2>" not in server.asked[1]["messages"][0]["content"]
+    assert read(toy / VERDICTS)["label"].tolist() == ["SUPPORTS", "NEI", "REFUTES"]
+
+
+def test_votes_have_shares_and_adjust_takes_out_a_preference(toy, llm, endpoint):
+    def reply(prompt):
+        texts = ["NEI", "NEI", "SUPPORTS", "?"] if "starving" in prompt else ["REFUTES", "NEI"]
+        if "EVIDENCE or UNKNOWN" in prompt:
+            texts = ["EVIDENCE", "EVIDENCE", "UNKNOWN", "EVIDENCE"]
+        elif "SUPPORTS or REFUTES, and" in prompt:
+            texts = ["SUPPORTS", "REFUTES"]
+        choices = [{"message": {"content": text}} for text in texts]
+        return {"raw": json.dumps({"choices": choices}).encode()}
+
+    server = endpoint(reply)
+    words = ("--top-k", 1, "--extra", '{"n": 4}')
+    facts(llm(server, *words))
+    rows = np.array([[1 / 3, 0, 2 / 3], [0, 1 / 2, 1 / 2], [0, 1 / 2, 1 / 2]])
+    np.testing.assert_allclose(read(toy / VERDICTS)[P], rows, atol=1e-8)
+    facts(llm(server, *words, "--adjust", 1))
+    rows /= rows.mean(axis=0)  # batch calibration
+    rows /= rows.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(read(toy / VERDICTS)[P], rows, atol=1e-8)
+    two = [PROMPTS / "two-step-evidence.txt", PROMPTS / "two-step-direction.txt"]
+    facts(llm(server, *words, "--strategy", "two-step", "--prompt", *two))
+    np.testing.assert_allclose(read(toy / VERDICTS)[P], [[3 / 8, 3 / 8, 1 / 4]] * 3)
+    done = llm(endpoint(lambda prompt: "NEI"), "--top-k", 1, "--adjust", 1, "--replies", "other")
+    assert done.returncode == 2 and "--adjust: no label has a probability" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(SCRIPT, "llm"), ("04_llm_rerank.py", "--method", "pointwise")])
+def test_no_call_outlives_a_kill_and_none_is_paid_twice(toy, call, killed, endpoint, words):
+    server = endpoint(lambda prompt: {"text": "NEI" if "NEI" in prompt else "NO", "sleep": 0.05})
+    script, *words = words
+    words += [*HYBRID, "--base-url", server.url, "--model", "toy", "--concurrency", 4]
+    kill = kill_before("os.fsync(file.fileno())", 8)
+    edits = {} if script == SCRIPT else kill
+    text = (ROOT / "04_llm_rerank.py").read_text()
+    (statement,) = kill
+    (toy / "04_llm_rerank.py").write_text(text.replace(statement, kill[statement]))
+    assert killed(script, *words, cwd=toy, edits=edits)
+    asked = len(server.asked)
+    time.sleep(0.5)
+    assert len(server.asked) == asked <= 12
+    (replies,) = toy.glob("work/demo/test/*.replies.jsonl")
+    replies.write_bytes(replies.read_bytes()[:-20])  # a torn line is asked again
+    (toy / "04_llm_rerank.py").write_text(text)
+    made = facts(call(script, *words, cwd=toy))
+    assert made["unusable_lines"] == 1 and len(server.asked) == asked + made["replies"] - 7
 
 
 @pytest.mark.parametrize("path", sorted(PROMPTS.glob("*.txt")), ids=lambda path: path.stem)

@@ -96,3 +96,10 @@ def test_a_model_runs_no_code_and_a_damaged_one_is_refused(ready, refused, kind,
     kept = ".replies" if kind == "llm" else ".parts"  # unfinished work may stay
     refused(ready, *command.split(), "models/broken", said="models/broken: ", kept=kept)
     assert not (ready / "pwned").exists()
+
+
+def test_a_base_model_has_no_chat_template(ready, refused):
+    folder = shutil.copytree(ready / "llm", ready / "base")
+    (folder / "chat_template.jinja").unlink()
+    words = ("04_llm_rerank.py", "--backend", "transformers", "--model", "base")
+    refused(ready, *words, said="base: it has no chat template", kept=".replies")
