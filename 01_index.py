@@ -525,7 +525,6 @@ def task_of(args, *inputs, models=()):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    script = Path(sys.argv[0])
     lines = []
     for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
@@ -537,8 +536,8 @@ def up_to_date(args, task, *outs):
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
         lines.append(f"up to date: {out}")
-        if made["script"] != digest(script):
-            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+        if made["script"] != digest(sys.argv[0]):
+            lines[-1] += " (made by another version of the script; --force makes it again)"
     print(*lines, sep="\n")
     return True
 
@@ -648,9 +647,8 @@ def read_table(path, columns, **known):
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
-        table["claim"] = table["claim"].str.replace(
-            quoted, lambda text: text[1].replace('""', '"'), regex=True
-        )
+        claims = table["claim"].str
+        table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():

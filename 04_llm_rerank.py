@@ -10,7 +10,7 @@
 Rerank candidates with a large language model (RankGPT). Job ask: answer a file of requests.
 
 Reads   a run, claims and corpus; --fewshot: claims and qrels of train; ask: a file of requests
-Writes  llm.tsv, and beside it llm.replies.jsonl, from which no reply is asked for, or paid, again
+Writes  llm.tsv; beside it llm.replies.jsonl, and what it holds is never asked for, or paid, again
         --backend none: llm.requests.jsonl, and exit status 3 while they wait
 Prints  how many requests wait, of about how many tokens; the last line is JSON
 
@@ -65,7 +65,7 @@ Claim, once more: {claim}
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 
 
-METHODS = {  # what is asked, in which form to answer, answers as examples, name and schema of one
+METHODS = {  # the task, how to answer, example answers, and name and JSON schema of an answer
     "listwise": {
         "task": "Order the {n} abstracts by how much they tell us about whether the claim is true.",
         "answer": "Answer with the marks of {wanted} abstracts, best first, like this: {example}.",
@@ -120,19 +120,23 @@ def example_turns(template, claims, abstracts, args):
 
 # ---------- Orders
 MARK = r"\[\s*(?:abstract\s*)?\d{1,6}(?:\s*,\s*\d{1,6})*\s*\]"
-CHAIN = rf"{MARK}(?:\s*>\s*{MARK})+|^\W*\d{{1,6}}(?:\s*>\s*\d{{1,6}})+\W*$"
+CHAIN = rf"{MARK}(?:\s*[>,;=]\s*{MARK})+|^\W*\d{{1,6}}(?:\s*>\s*\d{{1,6}})+\W*$"
 
 
 def order_in(text, n):
-    """Return the indices from 0 in JSON, else in the last chain [2] > [1], else in marks alone."""
-    chains = re.findall(CHAIN, text, re.IGNORECASE | re.MULTILINE)
+    """Return the indices from 0 in JSON, else in marks alone, else in the last chain [2] > [1].
+
+    Thoughts before a chain never win; a fragment after a longer one is no order.
+    """
     order = field_of(text, "order")
-    if order is not None:
+    chains = re.findall(CHAIN, text, re.IGNORECASE | re.MULTILINE)
+    lengths = [chain.count(">") for chain in chains]
+    if isinstance(order, list):
         answer = str(order)
-    elif chains:
-        answer = chains[-1]
     elif re.fullmatch(r"(abstract|[][\d\s>,;])*", text, re.IGNORECASE):
         answer = text
+    elif chains and lengths[-1] == max(lengths) and not re.search(r"\]\s*[,;=]", chains[-1]):
+        answer = chains[-1]
     else:
         return None
     numbers = [int(number) for number in re.findall(r"\d{1,6}", answer)]
@@ -212,12 +216,12 @@ def fuse_run(run, candidates, sort_keys, args):
 
 # ---------- Backend openai
 REFUSALS = (400, 403, 413, 422)  # of one request: its form, its length, a content filter
-OUTAGES = (None, 401, 402, 404, 429)  # no connection, key, credit, address or model, rate limit
+OUTAGES = (None, 401, 402, 404, 429)  # no connection, key, credit, no such model, rate limit
 STORING = threading.Lock()
 
 
 def store(path, request, response, error=None):
-    """Append a reply to a file, on disk at once. A line that a kill has torn stays alone."""
+    """Append a reply to a file, on disk at once; a line that a kill has torn is ended first."""
     record = {"custom_id": request["custom_id"], "request_sha256": body_digest(request["body"])}
     record |= {"response": response, "error": error}
     with STORING, open(path, "a+b") as file:
@@ -229,16 +233,16 @@ def store(path, request, response, error=None):
         os.fsync(file.fileno())
 
 
-def retry_torn(response):
+def retry_empty(response):
     """Have the client repeat a call whose result, of status 200, has no choices."""
-    with contextlib.suppress(*MALFORMED):  # as of a page
+    with contextlib.suppress(*MALFORMED):  # as an HTML page
         if not response.is_success or json.loads(response.read())["choices"]:
             return
     response.status_code = 520
 
 
 def is_refusal(status, client, model):
-    """Return whether an error is of one request alone, so that a short one is answered."""
+    """Return whether one request is at fault; if that is unclear, whether another is answered."""
     if status in REFUSALS + OUTAGES:
         return status in REFUSALS
     with contextlib.suppress(Exception):
@@ -277,11 +281,11 @@ def ask_endpoint(waiting, args):
     from tqdm.contrib.concurrent import thread_map
 
     client = openai.OpenAI(
-        base_url=args.base_url or None,
+        base_url=args.base_url or "https://api.openai.com/v1",
         api_key=API_KEY or "none",  # local servers want none
         timeout=args.timeout,
         max_retries=RETRIES,
-        http_client=openai.DefaultHttpxClient(event_hooks={"response": [retry_torn]}),
+        http_client=openai.DefaultHttpxClient(event_hooks={"response": [retry_empty]}),
     )
     errors = []
     call = functools.partial(fetch, client=client, errors=errors, args=args)
@@ -330,7 +334,7 @@ def label_choices(labels, logits, tokenizer):
 
 
 def generate(bodies, device):
-    """Return a greedy choice for each body of equal parameters; of labels by their first tokens."""
+    """Return a greedy choice for each body of equal parameters; a label, by its first token."""
     import torch
 
     form = bodies[0].get("response_format", {}).get("json_schema", {}).get("schema", {})
@@ -391,9 +395,7 @@ def rerank(args):
     """Order candidates by a language model, and fuse with the run's scores."""
     if args.step > args.window or (args.fewshot and args.method == "pointwise"):
         fail(args.method, "wanted --step up to --window, and --fewshot in listwise alone")
-    inputs = [args.run, args.claims, args.corpus]
-    if args.fewshot:
-        inputs += train_files(args)
+    inputs = [args.run, args.claims, args.corpus, *train_files(args)]
     if args.prompt:
         inputs.append(args.prompt)
     task = task_of(args, *inputs, models=[args.model])
@@ -429,10 +431,12 @@ def read_requests(path, model):
             try:
                 request = json.loads(line)
                 request["body"] = body = {"model": model} | request["body"]
-                is_new = body["model"] and body["messages"] and request["custom_id"] not in requests
+                is_valid = (
+                    body["model"] and body["messages"] and request["custom_id"] not in requests
+                )
             except MALFORMED:
-                is_new = False
-            if not is_new:
+                is_valid = False
+            if not is_valid:
                 what = "no custom_id of its own, or no body with messages and model (or --model)"
                 fail(f"{path}:{number}", f"{what}; fix this line")
             requests[request["custom_id"]] = request
@@ -530,7 +534,6 @@ def task_of(args, *inputs, models=()):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    script = Path(sys.argv[0])
     lines = []
     for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
@@ -542,8 +545,8 @@ def up_to_date(args, task, *outs):
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
         lines.append(f"up to date: {out}")
-        if made["script"] != digest(script):
-            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+        if made["script"] != digest(sys.argv[0]):
+            lines[-1] += " (made by another version of the script; --force makes it again)"
     print(*lines, sep="\n")
     return True
 
@@ -653,9 +656,8 @@ def read_table(path, columns, **known):
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
-        table["claim"] = table["claim"].str.replace(
-            quoted, lambda text: text[1].replace('""', '"'), regex=True
-        )
+        claims = table["claim"].str
+        table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
@@ -758,8 +760,9 @@ def read_prompt(path, *names):
 
 
 def train_files(args):
-    """Return the paths of judged claims for examples: claims and qrels of train."""
-    return [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels")]
+    """Return the paths of claims and qrels of the train split, if --fewshot wants examples."""
+    kinds = ("claims", "qrels") if args.fewshot else ()
+    return [f"{args.data}/{kind}.train.tsv" for kind in kinds]
 
 
 def draw_examples(claims, abstracts, args):
@@ -794,7 +797,7 @@ THOUGHTS = re.compile(  # to the last mark of their end, else from a mark of the
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)  # of odd JSON
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 REPLY_COUNTS = collections.Counter()
 COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
@@ -877,16 +880,17 @@ def reply_of(record):
     response = record.get("response") or {}
     body = response.get("body") or {}
     error = record.get("error") or body.get("error")
-    if error or not body.get("choices"):
+    try:
+        choices = [choice_of(choice) for choice in body["choices"] if not choice.get("error")]
+    except MALFORMED:
+        choices = []
+    if error or not choices:
         return Reply([], json.dumps(error or response)[:500], {})
-    return Reply([choice_of(choice) for choice in body["choices"]], None, body.get("usage") or {})
+    return Reply(choices, None, body.get("usage") or {})
 
 
 def read_replies(path, requests):
-    """Return {custom_id: Reply} of a file; an error replaces no reply.
-
-    requests: {custom_id: request}; a reply to another body of one of these is left out.
-    """
+    """Return {custom_id: Reply} to requests {custom_id: request}; an error replaces no reply."""
     replies = {}
     REPLY_COUNTS["unusable_lines"] = 0
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
@@ -894,10 +898,10 @@ def read_replies(path, requests):
             record = json.loads(line.decode("utf-8-sig"))
             custom_id = record["custom_id"]
             digest = record.get("request_sha256")
-            reply = reply_of(record)
             if digest and custom_id in requests:
                 if digest != body_digest(requests[custom_id]["body"]):
                     continue
+            reply = reply_of(record)
             if not reply.error or replies.get(custom_id, reply).error:
                 replies[custom_id] = reply
         except UnicodeDecodeError:
@@ -954,7 +958,7 @@ def answers_to(questions, form, args):
     for answers, reply in results.values():
         count_reply(answers, reply)
     if not REPLY_COUNTS["read"]:
-        count_replies(args)  # which ends the job: further rounds would be paid for nothing
+        count_replies(args)  # which ends the job if all failed: more rounds would cost in vain
     return list(results.values())
 
 
@@ -1052,10 +1056,10 @@ def shares_of(votes, labels):
 
 def with_backend(args):
     """Return the arguments with a backend; a paid one is asked only for a model that was named."""
-    names_models = args.job == "ask"  # in the requests
+    names_models = args.job == "ask" and not args.model  # the requests name theirs
     if not args.backend:
         is_named = names_models or args.model and not Path(args.model).exists()
-        args.backend = "openai" if args.base_url or API_KEY and is_named else "transformers"
+        args.backend = "openai" if args.base_url or (API_KEY and is_named) else "transformers"
     if args.backend == "transformers":
         args.model = args.model or "data/models/smollm2"
     elif not args.model and not names_models:
@@ -1071,13 +1075,13 @@ def with_backend(args):
 # fmt: off
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
-    add("--replies", help="keep replies in this file (default: --out with .replies.jsonl)")
+    add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
     add("--max-words", type=int, default=0, help="cut abstracts to this many words; 0 shows all")
     add("--max-tokens", type=int, default=0,
         help="limit replies, thoughts included, to this many tokens; 0 takes what the form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
-        of parameters; null removes one; with {"n": 5, "temperature": 0.7} five choices vote""")
+        of parameters; null removes one; {"n": 5, "temperature": 0.7} lets an endpoint vote""")
 
 def add_model(job):
     add = job.add_argument_group("language model: who answers").add_argument
@@ -1091,10 +1095,10 @@ def add_model(job):
     add("--price", type=float, nargs=2, metavar=("IN", "OUT"),
         help="say what replies cost, at dollars per million tokens of prompts and of replies")
     add("--concurrency", type=positive, default=16, help="make this many calls at a time")
-    add("--timeout", type=float, default=120, help="repeat a call after this many seconds")
-    add("--batch-size", type=positive, default=8, help="show a local model so many prompts at once")
+    add("--timeout", type=float, default=120, help="call again after so many seconds")
+    add("--batch-size", type=positive, default=8, help="show a local model so many prompts")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="ask again what was refused")
+    add("--retry-errors", action="store_true", help="ask again what was refused (not the unread)")
 # fmt: on
 # --- end of requests
 

@@ -9,9 +9,8 @@
 """
 Label claim-abstract pairs SUPPORTS, REFUTES or NEI; train a classifier; give verdicts on claims.
 
-Reads   a run (llm.tsv, else rerank.tsv, else hybrid.tsv), claims, corpus; train: qrels, examples of
-        02_retrieve.py mine; aggregate: verdicts.tsv
-Writes  verdicts.tsv: the columns of the run, label, p_supports, p_refutes, p_nei
+Reads   a run, claims, corpus; train: qrels, examples of 02_retrieve.py mine; aggregate: verdicts
+Writes  verdicts.tsv: the four columns of a run, label, p_supports, p_refutes, p_nei
         train: models/classifier/, and OUT.parts/ with checkpoints, from which the same call resumes
         llm: llm_verdicts.tsv, and beside it .replies.jsonl or .requests.jsonl
         aggregate, or --aggregate FILE: claims.jsonl, a verdict per claim with its evidence
@@ -65,18 +64,18 @@ ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
 # ---------- Inputs
 def run_of(args):
     """Return and print the path of --run, else of the run that the last stage has made."""
-    for name in ("hybrid", "rerank", "llm"):
-        default = f"{args.work}/{args.split}/{name}.tsv"
-        if name == "hybrid" or Path(default).exists():
-            path = args.run or default
+    for name in ("llm", "rerank", "hybrid"):
+        path = args.run or f"{args.work}/{args.split}/{name}.tsv"
+        if Path(path).exists():
+            break
     print(f"labelling {path}")
     return path
 
 
-def read_texts(claims_path, corpus_path, fields=("title", "abstract")):
+def read_texts(claims_path, corpus_path, *fields):
     """Return {claim_id: claim} and {abstract_id: its fields in one text}."""
     records = read_corpus(corpus_path)
-    abstracts = {abstract_id: text_of(record, fields) for abstract_id, record in records.items()}
+    abstracts = {abstract_id: text_of(record, *fields) for abstract_id, record in records.items()}
     return dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy()), abstracts
 
 
@@ -144,9 +143,9 @@ def logits_of(model, inputs, args):
         inputs,
         activation_fn=torch.nn.Identity(),
         show_progress_bar=True,
-        batch_size=getattr(args, "batch_size", 32),  # train and aggregate have no such flag
+        batch_size=getattr(args, "batch_size", 32),  # aggregate has none, train has batch
     )
-    logits = np.reshape(logits, (-1, 3)).astype(float)
+    logits = np.array(logits, float).reshape(-1, 3)
     if not np.isfinite(logits).all():
         fail(args.job, "logits are not finite; see --dtype, --lr")
     return logits[:, head_order(model.config)]
@@ -164,13 +163,15 @@ def probabilities_of(model, inputs, args, adjust=0.0):
     temperature = getattr(model.config, "stance_temperature", 1.0)
     shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
     if not all(shares):
-        fail("--adjust", "it needs class shares, which training stores")
+        fail("--adjust", "it needs class shares: train with pairs of all three labels")
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
 
 
 def tell_worth(where, f1, majority_f1):
     """Print weighted F1 on held-out pairs; warn if one label for all pairs reaches it."""
-    print(f"{where}: held-out F1 {f1:.3f}, of the majority label {majority_f1:.3f}")
+    print(
+        f"{where}: held-out F1 of the best epoch {f1:.3f}, of the majority label {majority_f1:.3f}"
+    )
     if f1 <= majority_f1:
         warn(where, "held-out F1 is not above that of the majority label: verdicts are worthless")
 
@@ -178,7 +179,7 @@ def tell_worth(where, f1, majority_f1):
 def write_verdicts(run, probabilities, task, args, **summary):
     """Write a run with probabilities (pairs, 3) and the most probable labels; return a summary."""
     probabilities = np.reshape(probabilities, (-1, 3))
-    labels = np.array(LABELS, object)[probabilities.argmax(axis=1)]
+    labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
     verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
     counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
     summary = {"made": [args.out], "pairs": len(run), "labels": counts, **summary}
@@ -195,7 +196,7 @@ def label_run(args, predict, *inputs):
     path = run_of(args)
     task = task_of(args, path, args.claims, args.corpus, *inputs, models=[args.model])
     summary = {"made": []}
-    if getattr(args, "retry_errors", False) or not up_to_date(args, task, args.out):
+    if vars(args).get("retry_errors") or not up_to_date(args, task, args.out):
         claims, abstracts = read_texts(args.claims, args.corpus)
         run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
         run = run[run["rank"] <= (args.top_k or len(run))]
@@ -203,8 +204,9 @@ def label_run(args, predict, *inputs):
         probabilities, found = predict(run, claims, abstracts, args)
         summary = write_verdicts(run, probabilities, task, args, **found)
     if args.aggregate:
-        model = args.model if args.job == "classify" else None  # it chooses sentences
-        flags = vars(args) | {"verdicts": args.out, "out": args.aggregate, "model": model}
+        flags = vars(args) | {"verdicts": args.out, "out": args.aggregate}
+        if args.job == "llm":
+            flags["model"] = None  # none that chooses sentences
         summary["made"] += aggregate(argparse.Namespace(**flags))["made"]
     return summary
 
@@ -239,7 +241,7 @@ def read_examples(path, claims, abstracts):
     is_known &= table["label"].isin(LABELS)
     if table.empty or not is_known.all():
         line = f"{path}:{1 + np.argmin([*is_known, False])}"  # the first that is not known
-        fail(line, "no label of a known pair; see 02_retrieve.py mine --help")
+        fail(line, "unknown claim_id, abstract_id or label; see 02_retrieve.py mine --help")
     return table
 
 
@@ -249,7 +251,9 @@ def hold_out(table, args):
 
     splitter = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
     is_held_out = np.zeros(len(table), dtype=bool)
-    with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label, or 0
+    with contextlib.suppress(
+        ValueError, ZeroDivisionError
+    ):  # too few pairs of a label; --held-out 0
         folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
         _, indices = next(folds.split(table, table["label"], table["claim_id"]))
         is_held_out[indices] = True
@@ -366,8 +370,9 @@ def learn(model, trained, held_out, parts, args):
     data = {"first": first, "second": second, "label": trained["output"]}
     evaluator = None
     if len(held_out):
-        columns = list(held_out["input"]), list(held_out["output"])
-        evaluator = CrossEncoderClassificationEvaluator(*columns, name="held_out", write_csv=False)
+        evaluator = CrossEncoderClassificationEvaluator(
+            list(held_out["input"]), list(held_out["output"]), name="held_out", write_csv=False
+        )
     return fit(
         parts,
         args,
@@ -388,12 +393,13 @@ def fit_temperature(logits, labels):
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import log_loss
 
-    def cross_entropy(log_t):
-        return log_loss(labels, calibrated(logits, np.exp(log_t)), labels=range(3))
-
     if len(labels) < 30:
         return 1.0
-    return float(np.exp(minimize_scalar(cross_entropy, bounds=np.log(TEMPERATURES)).x))
+    best = minimize_scalar(
+        lambda log_t: log_loss(labels, calibrated(logits, np.exp(log_t)), labels=range(3)),
+        bounds=np.log(TEMPERATURES),
+    )
+    return float(np.exp(best.x))
 
 
 def assess(logits, labels, out):
@@ -490,8 +496,8 @@ def messages_about(template, pairs, args):
         claim = re.sub(TAGS, " ", " ".join(claim.split()))
         abstract = re.sub(TAGS, " ", abstract)
         blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
-    pairs = "\n\n".join(blocks)  # claim and abstract are those of the last one
-    return messages_of(template, claim=claim, abstract=abstract, n=len(blocks), pairs=pairs)
+    shown = "\n\n".join(blocks)  # {claim} and {abstract} are for prompts of a single pair
+    return messages_of(template, claim=claim, abstract=abstract, n=len(pairs), pairs=shown)
 
 
 def example_turns(template, claims, abstracts, args):
@@ -506,7 +512,7 @@ def example_turns(template, claims, abstracts, args):
 
 
 def ask_labels(labels, template, pairs, turns, args):
-    """Return (labels that the reply gives, Reply) of each pair; turns come before the prompt."""
+    """Return (labels in the reply, Reply) of each pair; one round, turns before the prompt."""
     read = functools.partial(label_in, labels=labels)
     limit = 4096 if args.prompt else 16  # tokens; a prompt may ask for reasons
     questions = []
@@ -523,7 +529,7 @@ def one_step(prompts, pairs, turns, args):
 
 
 def two_steps(prompts, pairs, _, args):
-    """Ask whether there is evidence; then, where most votes say so, which way it points."""
+    """Ask whether there is evidence; then, where half of the votes say so, which way it points."""
     first = ask_labels(STEP, prompts[0], pairs, [], args)
     evidence = [shares_of(votes, STEP) for votes, _ in first]
     chosen = [index for index, row in enumerate(evidence) if row and row["EVIDENCE"] >= 0.5]
@@ -534,9 +540,8 @@ def two_steps(prompts, pairs, _, args):
         direction = directions.get(index, {"SUPPORTS": 0.5, "REFUTES": 0.5})
         if row and direction:
             shares = {label: row["EVIDENCE"] * direction[label] for label in direction}
-            rows.append(shares | {"NEI": row["UNKNOWN"]})
-        else:
-            rows.append(None)
+            row = shares | {"NEI": row["UNKNOWN"]}
+        rows.append(row if direction else None)
     return rows
 
 
@@ -560,9 +565,10 @@ def batch(prompts, pairs, _, args):
     form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
     size = args.pairs_per_prompt
     rows = [None] * len(pairs)
+    missing = range(len(pairs))
     for _ in range(2):
-        missing = [index for index, row in enumerate(rows) if row is None]
         groups = [missing[start : start + size] for start in range(0, len(missing), size)]
+        missing = []
         questions = []
         for group in groups:
             messages = messages_about(prompts[0], [pairs[index] for index in group], args)
@@ -571,10 +577,11 @@ def batch(prompts, pairs, _, args):
         for group, (answers, _) in zip(groups, answers_to(questions, form, args)):
             for index, votes in zip(group, zip(*answers)):
                 rows[index] = shares_of([vote for vote in votes if vote], LABELS)
+            missing += [index for index in group if answers and not rows[index]]
     return rows
 
 
-STRATEGIES = {  # function, number of prompts, and what each of them names
+STRATEGIES = {  # function: {label: probability} as LABELS, or None, per pair; prompts; their names
     "one-step": (one_step, 1, ("claim", "abstract")),
     "two-step": (two_steps, 2, ("claim", "abstract")),
     "batch": (batch, 1, ("n", "pairs")),
@@ -586,7 +593,7 @@ def debiased(probabilities, strength):
     is_uncertain = probabilities.max(axis=1) < 1
     if not is_uncertain.any():
         fail("--adjust", "no label has a probability; ask for votes (--extra) or logprobs")
-    shares = probabilities[is_uncertain].mean(axis=0)  # batch calibration, Zhou et al. 2024
+    shares = np.maximum(probabilities[is_uncertain].mean(axis=0), 0.01)  # Zhou et al. 2024
     logits = np.log(np.maximum(probabilities, 1e-300))
     return calibrated(logits, shares=shares, adjust=strength)
 
@@ -600,8 +607,9 @@ def by_language_model(run, claims, abstracts, args):
     unusable = rows.count(None)
     if unusable:
         warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
-    no_label = {"SUPPORTS": 0, "REFUTES": 0, "NEI": 1}
-    probabilities = np.array([list((row or no_label).values()) for row in rows], float)
+    probabilities = np.array(
+        [list((row or shares_of(["NEI"], LABELS)).values()) for row in rows], float
+    )
     if args.adjust:
         probabilities = debiased(probabilities, args.adjust)
     return probabilities, {"unusable": unusable, **count_replies(args)}
@@ -612,8 +620,7 @@ def llm(args):
     _, count, _ = STRATEGIES[args.strategy]
     if len(args.prompt) != count and (args.prompt or args.strategy != "one-step"):
         fail("--prompt", f"{args.strategy} wants {count}, as in recipes/prompts")
-    examples = train_files(args) if args.fewshot else []
-    return label_run(args, by_language_model, *args.prompt, *examples)
+    return label_run(args, by_language_model, *args.prompt, *train_files(args))
 
 
 # ---------- Aggregate: verdicts on claims
@@ -646,9 +653,7 @@ def read_verdicts(path, claims, abstracts):
 def best_sentences(model, pairs, labels, args):
     """Return the sentence of each pair (claim, text) with the highest probability of its label."""
     end = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])"
-    split = []
-    for claim, text in pairs:
-        split.append([(claim, sentence) for sentence in re.split(end, text)])
+    split = [[(claim, sentence) for sentence in re.split(end, text)] for claim, text in pairs]
     inputs, _ = inputs_of(model, itertools.chain(*split))
     probabilities = probabilities_of(model, inputs, args)
     best = []
@@ -663,8 +668,8 @@ def claim_record(claim_id, claim, rows):
     """Return the verdict on a claim with the evidence in its rows of verdicts on pairs."""
     counts = rows["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
     evidence = rows[rows["label"] != "NEI"]
-    sums = evidence.groupby("label")["probability"].sum()
-    verdict, share = claim_verdict(sums.get("SUPPORTS", 0.0), sums.get("REFUTES", 0.0))
+    sums = evidence.groupby("label")["probability"].sum().reindex(LABELS[:2], fill_value=0.0)
+    verdict, share = claim_verdict(*sums)
     if len(rows) and rows["probability"].max() <= UNDECIDED:
         verdict = "UNDECIDED"
     shown = evidence[["abstract_id", "rank", "label", "probability", "sentence"]]
@@ -690,7 +695,7 @@ def aggregate(args):
         for claim_id, claim in claims.items():
             record = claim_record(claim_id, claim, verdicts[verdicts["claim_id"] == claim_id])
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return {"made": [args.out], "claims": len(claims)}
+    return {"made": [args.out]}
 
 
 # ---------- Command line
@@ -711,15 +716,14 @@ def add_run(job, out, top_k):
 
 def add_length(add):
     add("--max-length", type=positive, default=512, help="""truncate claim and abstract to this many
-        tokens together; a claim keeps at least half of the room""")
+        tokens together; a claim of more than half is cut to half""")
 
 def add_adjust(add):
-    add("--adjust", type=float, default=0.0, help="""divide probabilities by the classes' shares in
-        training, of a language model by their means, to this power; 0 is off""")
+    add("--adjust", type=float, default=0.0, help="""divide probabilities by class shares to this
+        power: of what training drew and weighted; of a language model, their mean; 0 is off""")
 
-def add_device(add, what):
-    add("--device", nargs=1,
-        help=f"{what} on this device: cpu, mps, cuda (default: a GPU, if there is one)")
+def add_device(add):
+    add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
 
 def add_classify(job):
     add_run(job, "{work}/{split}/verdicts.tsv", 0)
@@ -732,7 +736,7 @@ def add_classify(job):
         help="label this many pairs at once; fewer need less memory")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
-    add_device(add, "label")
+    add_device(add)
     add_shared(job, split="test")
 
 def add_train(job):
@@ -751,8 +755,8 @@ def add_train(job):
         help="do not train this part: none, encoder, or the embeddings and this many layers")
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
-        help="""focal: weights pairs by class only if --sampler does not balance; weighted-focal:
-        always, so that both correct the imbalance, as Kiepura & Lam 2025""")
+        help="""focal: weights pairs by class, unless --sampler balances; weighted-focal: always, as
+        Kiepura & Lam 2025""")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
     add("--epochs", type=float, default=10, help="train for this many passes over the pairs")
@@ -768,7 +772,7 @@ def add_train(job):
     add("--patience", type=positive, default=3,
         help="stop after this many epochs without improvement on the held-out pairs")
     add("--seed", type=int, default=13, help="seed of the held-out part, the order and a new head")
-    add_device(add, "train")
+    add_device(add)
     add_shared(job, split="train")
 
 def add_llm(job):
@@ -792,7 +796,7 @@ def add_aggregate(job):
     add_texts(add)
     add("--out", default="{work}/{split}/claims.jsonl", help="write a verdict per claim here")
     add("--model", help="choose a sentence of each abstract by this classifier (default: none)")
-    add_device(add, "choose sentences")
+    add_device(add)
     add_shared(job, split="test")
 # fmt: on
 
@@ -851,7 +855,6 @@ def task_of(args, *inputs, models=()):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    script = Path(sys.argv[0])
     lines = []
     for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
@@ -863,8 +866,8 @@ def up_to_date(args, task, *outs):
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
         lines.append(f"up to date: {out}")
-        if made["script"] != digest(script):
-            lines[-1] += f" (made by another version of {script.name}; --force makes it again)"
+        if made["script"] != digest(sys.argv[0]):
+            lines[-1] += " (made by another version of the script; --force makes it again)"
     print(*lines, sep="\n")
     return True
 
@@ -974,9 +977,8 @@ def read_table(path, columns, **known):
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
-        table["claim"] = table["claim"].str.replace(
-            quoted, lambda text: text[1].replace('""', '"'), regex=True
-        )
+        claims = table["claim"].str
+        table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
@@ -1205,8 +1207,9 @@ def read_prompt(path, *names):
 
 
 def train_files(args):
-    """Return the paths of judged claims for examples: claims and qrels of train."""
-    return [f"{args.data}/{name}.train.tsv" for name in ("claims", "qrels")]
+    """Return the paths of claims and qrels of the train split, if --fewshot wants examples."""
+    kinds = ("claims", "qrels") if args.fewshot else ()
+    return [f"{args.data}/{kind}.train.tsv" for kind in kinds]
 
 
 def draw_examples(claims, abstracts, args):
@@ -1241,7 +1244,7 @@ THOUGHTS = re.compile(  # to the last mark of their end, else from a mark of the
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError)  # errors of JSON of another form
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)  # of odd JSON
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 REPLY_COUNTS = collections.Counter()
 COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
@@ -1324,16 +1327,17 @@ def reply_of(record):
     response = record.get("response") or {}
     body = response.get("body") or {}
     error = record.get("error") or body.get("error")
-    if error or not body.get("choices"):
+    try:
+        choices = [choice_of(choice) for choice in body["choices"] if not choice.get("error")]
+    except MALFORMED:
+        choices = []
+    if error or not choices:
         return Reply([], json.dumps(error or response)[:500], {})
-    return Reply([choice_of(choice) for choice in body["choices"]], None, body.get("usage") or {})
+    return Reply(choices, None, body.get("usage") or {})
 
 
 def read_replies(path, requests):
-    """Return {custom_id: Reply} of a file; an error replaces no reply.
-
-    requests: {custom_id: request}; a reply to another body of one of these is left out.
-    """
+    """Return {custom_id: Reply} to requests {custom_id: request}; an error replaces no reply."""
     replies = {}
     REPLY_COUNTS["unusable_lines"] = 0
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
@@ -1341,10 +1345,10 @@ def read_replies(path, requests):
             record = json.loads(line.decode("utf-8-sig"))
             custom_id = record["custom_id"]
             digest = record.get("request_sha256")
-            reply = reply_of(record)
             if digest and custom_id in requests:
                 if digest != body_digest(requests[custom_id]["body"]):
                     continue
+            reply = reply_of(record)
             if not reply.error or replies.get(custom_id, reply).error:
                 replies[custom_id] = reply
         except UnicodeDecodeError:
@@ -1401,7 +1405,7 @@ def answers_to(questions, form, args):
     for answers, reply in results.values():
         count_reply(answers, reply)
     if not REPLY_COUNTS["read"]:
-        count_replies(args)  # which ends the job: further rounds would be paid for nothing
+        count_replies(args)  # which ends the job if all failed: more rounds would cost in vain
     return list(results.values())
 
 
@@ -1499,10 +1503,10 @@ def shares_of(votes, labels):
 
 def with_backend(args):
     """Return the arguments with a backend; a paid one is asked only for a model that was named."""
-    names_models = args.job == "ask"  # in the requests
+    names_models = args.job == "ask" and not args.model  # the requests name theirs
     if not args.backend:
         is_named = names_models or args.model and not Path(args.model).exists()
-        args.backend = "openai" if args.base_url or API_KEY and is_named else "transformers"
+        args.backend = "openai" if args.base_url or (API_KEY and is_named) else "transformers"
     if args.backend == "transformers":
         args.model = args.model or "data/models/smollm2"
     elif not args.model and not names_models:
@@ -1518,13 +1522,13 @@ def with_backend(args):
 # fmt: off
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
-    add("--replies", help="keep replies in this file (default: --out with .replies.jsonl)")
+    add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
     add("--max-words", type=int, default=0, help="cut abstracts to this many words; 0 shows all")
     add("--max-tokens", type=int, default=0,
         help="limit replies, thoughts included, to this many tokens; 0 takes what the form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
-        of parameters; null removes one; with {"n": 5, "temperature": 0.7} five choices vote""")
+        of parameters; null removes one; {"n": 5, "temperature": 0.7} lets an endpoint vote""")
 
 def add_model(job):
     add = job.add_argument_group("language model: who answers").add_argument
@@ -1538,10 +1542,10 @@ def add_model(job):
     add("--price", type=float, nargs=2, metavar=("IN", "OUT"),
         help="say what replies cost, at dollars per million tokens of prompts and of replies")
     add("--concurrency", type=positive, default=16, help="make this many calls at a time")
-    add("--timeout", type=float, default=120, help="repeat a call after this many seconds")
-    add("--batch-size", type=positive, default=8, help="show a local model so many prompts at once")
+    add("--timeout", type=float, default=120, help="call again after so many seconds")
+    add("--batch-size", type=positive, default=8, help="show a local model so many prompts")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="ask again what was refused")
+    add("--retry-errors", action="store_true", help="ask again what was refused (not the unread)")
 # fmt: on
 # --- end of requests
 
