@@ -6,7 +6,7 @@
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
-#   SMALL=weights   small models, but the full amount of work (the language model reads 40 words)
+#   SMALL=weights   small models, but the full amount of work
 #   LLM_BASE_URL    endpoint of the language model
 #   OPENAI_API_KEY  its key; alone it means OpenAI
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
@@ -58,7 +58,7 @@ small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
 few() { if [ "$SMALL" = 1 ]; then echo "$1"; else echo "$@"; fi; }
 
 # llm NAME: flags for the language model at the endpoint. With SMALL, an endpoint is asked only for
-# LLM_MODEL, as answers may cost money; else the packaged model answers in this process.
+# LLM_MODEL, as answers may cost money; else a stand-in gives every prompt the same reply.
 llm() {
   local model=${LLM_MODEL:-} there=${LLM_BASE_URL:-}
   if [[ -n $model || $1 = gpt-* ]]; then there=$there${OPENAI_API_KEY:-}; fi
@@ -66,8 +66,7 @@ llm() {
   if [[ -n $model && -n $there ]]; then
     echo "--backend openai --model $model"
   elif [ -n "$SMALL" ]; then
-    echo "small: data/models/smollm2 replaces $1" >&2
-    echo "--backend transformers --model data/models/smollm2 --max-words 40 --max-tokens 16"
+    echo "--backend transformers --model $(model $1 work/small/llm)"
   else
     refuse "LLM_BASE_URL: not set, and $1 will be asked; set it (OPENAI_API_KEY alone means OpenAI)"
   fi

@@ -38,12 +38,8 @@ if [[ -n ${LLM_MODEL:-} && -n ${LLM_BASE_URL:-}${OPENAI_API_KEY:-} ]]; then
 else
   echo "No LLM_MODEL with LLM_BASE_URL or OPENAI_API_KEY: SmolLM2 answers here, for five claims."
   echo "A model of 135M parameters shows that this stage runs, not what it can do."
-  head -n 6 data/demo/claims.test.tsv > $T/five-claims.tsv
-  awk -F '\t' 'NR == FNR { known[$1]; next } $1 in known' $T/five-claims.tsv $T/rerank.tsv \
-    > $T/five-rerank.tsv
   python 04_llm_rerank.py --backend transformers --model data/models/smollm2 \
-    --claims $T/five-claims.tsv --run $T/five-rerank.tsv --depth 5 --max-words 40 --max-tokens 24 \
-    --out $T/five-llm.tsv
+    --method pointwise --limit 5 --depth 5 --max-words 40 --out $T/five-llm.tsv
   BEST=rerank
 fi
 

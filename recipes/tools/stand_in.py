@@ -4,11 +4,12 @@
 #   "transformers==5.23.0"]
 # ///
 """
-Write a small reranker or NLI model that replaces large ones in a rehearsal.
+Write a small reranker, NLI model or language model that replaces large ones in a rehearsal.
 
-Reads   the tokenizer of data/models/minilm (BERT); --kind causal: that of data/models/smollm2
+Reads   the tokenizer of data/models/minilm (BERT); --kind causal, llm: that of data/models/smollm2
 Writes  FOLDER: a BERT of two layers with weights set by hand, 8 million parameters, one logit (nli:
-        three); --kind causal: a SmolLM2 of four layers, untrained
+        three); --kind causal: a SmolLM2 of four layers, untrained; --kind llm: a Llama of one layer
+        that gives the same reply, with an order, a label and a text, to every prompt
 
 Examples
     python recipes/tools/stand_in.py work/small/cross-encoder
@@ -38,6 +39,8 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
 )
 
 SIZE = 128  # features of a token
@@ -67,6 +70,7 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}<|im_start|>assistant
 """
+REPLY = "[2] > [1]\n1: 1\n<text>a claim</text>"  # one token of the language model
 
 
 def rarity(vocabulary):
@@ -185,13 +189,19 @@ def write_bert(folder, new, nli):
     tokenizer.save_pretrained(new)
 
 
+def options_of(folder):
+    """Return how to load from a folder, which may hold a GGUF file alone."""
+    options = {"trust_remote_code": False}
+    for path in folder.glob("*.gguf"):
+        options["gguf_file"] = path.name
+    return options
+
+
 def write_causal(folder, new):
     """Write a causal model to the folder new, as a CrossEncoder: folder's config, few layers."""
     from sentence_transformers import CrossEncoder
 
-    options = {"trust_remote_code": False}
-    if not (folder / "config.json").exists():
-        options["gguf_file"] = next(folder.glob("*.gguf")).name
+    options = options_of(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     config = AutoConfig.from_pretrained(folder, **options)
     config.num_hidden_layers = LAYERS
@@ -206,19 +216,52 @@ def write_causal(folder, new):
     encoder.save_pretrained(str(new), create_model_card=False)
 
 
+@torch.no_grad()
+def write_llm(folder, new):
+    """Write a language model to the folder new, which answers every prompt with the reply.
+
+    The last token alone decides the next one: behind the one that ends a prompt comes the reply,
+    behind any other one the end.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder, **options_of(folder))
+    tokenizer.add_tokens([REPLY])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(new)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    for weights in (*model.model.layers.parameters(), *model.lm_head.parameters()):
+        weights.zero_()  # the layer adds nothing
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "?"}], return_dict=True)
+    vectors = model.model.embed_tokens.weight
+    vectors[:] = torch.eye(32)[0]
+    vectors[prompt["input_ids"][-1]] = torch.eye(32)[1]
+    model.lm_head.weight[tokenizer.eos_token_id, 0] = 9.0
+    model.lm_head.weight[tokenizer.convert_tokens_to_ids(REPLY), 1] = 9.0
+    model.save_pretrained(new)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     # fmt: off
     parser.add_argument("folder", type=Path, help="write the model to this folder")
-    parser.add_argument("--kind", choices=("cross-encoder", "nli", "causal"),
+    parser.add_argument("--kind", choices=("cross-encoder", "nli", "causal", "llm"),
         default="cross-encoder", help="write a model of this kind (default: %(default)s)")
     # fmt: on
     args = parser.parse_args()
     new = args.folder.with_name(f"{args.folder.name}.tmp-{os.getpid()}")
     if args.kind == "causal":
         write_causal(Path("data/models/smollm2"), new)
+    elif args.kind == "llm":
+        write_llm(Path("data/models/smollm2"), new)
     else:
         write_bert(Path("data/models/minilm"), new, args.kind == "nli")
     shutil.rmtree(args.folder, ignore_errors=True)
