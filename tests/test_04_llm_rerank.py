@@ -114,7 +114,6 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
         likely = tops(**{token: 0.9, "SUP": 0.1})
         assert probabilities("REFUTES", likely, refutes, tops(UTES=1)) == [0.01, 0.99, 0]
     assert probabilities("REFUTES", tops(I=1), tops(**{" think": 1}), refutes) == [0.01, 0.99, 0]
-    assert probabilities("REFUTES", tops(No=1), refutes) == [0.01, 0.99, 0]
     assert probabilities("SUPPORTS", refutes) is None  # the likeliest is not what the text says
     assert KIT.token_probabilities(None, LABELS, "NEI") is None
     never = {"token": "NEI", "logprob": None}  # -inf, as structured output gives it
