@@ -463,14 +463,14 @@ def add_rerank(job):
     add("--limit", type=positive, help="take only this many claims of the run (default: all)")
     add("--depth", type=positive, default=20, help="ask about this many candidates per claim")
     add("--top-k", type=positive, default=10, help="write this many abstracts per claim")
-    add("--alpha", type=float, default=ALPHA, help="weight of the run's scores in the sum, 0 to 1")
+    add("--alpha", type=float, default=ALPHA, help="weight of the run's scores, 0 to 1")
     add = job.add_argument_group("prompts").add_argument
     add("--method", choices=METHODS, default="listwise",
         help="listwise: order the abstracts of a window; pointwise: order all by P(YES) of each")
     add("--window", type=positive, default=WINDOW, help="show this many abstracts per prompt")
     add("--step", type=positive, default=STEP, help="move the window up by this many abstracts")
     add("--best", type=int, default=0, help="ask for this many best of a window; 0 asks for all")
-    add("--fewshot", type=int, default=0, help="show the orders of this many claims of train")
+    add("--fewshot", type=int, default=0, help="show orders of this many train claims first")
     add("--prompt", metavar="FILE", help="""ask by this prompt, with {claim}, {abstracts}, and where
         wanted {n}, {wanted}, {example}, {task}, {answer} (default: the script's own)""")
     add_requests(job)
@@ -1081,7 +1081,7 @@ def add_requests(job):
         help="limit replies, thoughts included, to this many tokens; 0 takes what the form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
-        of parameters; null removes one; {"n": 5, "temperature": 0.7} lets an endpoint vote""")
+        of parameters; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for votes""")
 
 def add_model(job):
     add = job.add_argument_group("language model: who answers").add_argument
@@ -1095,10 +1095,10 @@ def add_model(job):
     add("--price", type=float, nargs=2, metavar=("IN", "OUT"),
         help="say what replies cost, at dollars per million tokens of prompts and of replies")
     add("--concurrency", type=positive, default=16, help="make this many calls at a time")
-    add("--timeout", type=float, default=120, help="call again after so many seconds")
-    add("--batch-size", type=positive, default=8, help="show a local model so many prompts")
+    add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
+    add("--batch-size", type=positive, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="ask again what was refused (not the unread)")
+    add("--retry-errors", action="store_true", help="ask refused requests again, not unread ones")
 # fmt: on
 # --- end of requests
 

@@ -1528,7 +1528,7 @@ def add_requests(job):
         help="limit replies, thoughts included, to this many tokens; 0 takes what the form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
-        of parameters; null removes one; {"n": 5, "temperature": 0.7} lets an endpoint vote""")
+        of parameters; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for votes""")
 
 def add_model(job):
     add = job.add_argument_group("language model: who answers").add_argument
@@ -1542,10 +1542,10 @@ def add_model(job):
     add("--price", type=float, nargs=2, metavar=("IN", "OUT"),
         help="say what replies cost, at dollars per million tokens of prompts and of replies")
     add("--concurrency", type=positive, default=16, help="make this many calls at a time")
-    add("--timeout", type=float, default=120, help="call again after so many seconds")
-    add("--batch-size", type=positive, default=8, help="show a local model so many prompts")
+    add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
+    add("--batch-size", type=positive, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="ask again what was refused (not the unread)")
+    add("--retry-errors", action="store_true", help="ask refused requests again, not unread ones")
 # fmt: on
 # --- end of requests
 
