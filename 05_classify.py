@@ -169,9 +169,7 @@ def probabilities_of(model, inputs, args, adjust=0.0):
 
 def tell_worth(where, f1, majority_f1):
     """Print weighted F1 on held-out pairs; warn if one label for all pairs reaches it."""
-    print(
-        f"{where}: held-out F1 of the best epoch {f1:.3f}, of the majority label {majority_f1:.3f}"
-    )
+    print(f"{where}: held-out F1 of the best epoch {f1:.3f}, majority label {majority_f1:.3f}")
     if f1 <= majority_f1:
         warn(where, "held-out F1 is not above that of the majority label: verdicts are worthless")
 
@@ -251,9 +249,7 @@ def hold_out(table, args):
 
     splitter = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
     is_held_out = np.zeros(len(table), dtype=bool)
-    with contextlib.suppress(
-        ValueError, ZeroDivisionError
-    ):  # too few pairs of a label; --held-out 0
+    with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label, or 0
         folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
         _, indices = next(folds.split(table, table["label"], table["claim_id"]))
         is_held_out[indices] = True

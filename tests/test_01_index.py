@@ -190,7 +190,7 @@ def test_another_flag_makes_only_the_index_that_it_decides(toy, call):
     assert facts(call(SCRIPT, *words, "--k1", 2, cwd=toy))["made"] == [f"{INDEX}/bm25"]
     edit = {'"--k1", type=float, default=1.5': '"--k1", type=float, default=2'}
     shown = call(SCRIPT, *words, cwd=toy, edits=edit).stdout
-    assert shown.count("made by another version of 01_index.py; --force makes it again") == 2
+    assert shown.count("made by another version of the script; --force makes it again") == 2
 
 
 @pytest.mark.parametrize("kind", ["dense", "splade"])

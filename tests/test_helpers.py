@@ -170,7 +170,7 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
     Path("script.py").write_text("2")  # the kit is made to be edited
     assert KIT.up_to_date(ARGS, task, "sub/out")
     assert capsys.readouterr().out == (
-        "up to date: sub/out (made by another version of script.py; --force makes it again)\n"
+        "up to date: sub/out (made by another version of the script; --force makes it again)\n"
     )
     assert not KIT.up_to_date(ARGS, task | {"inputs": {"x": "1"}}, "sub/out")
     assert not KIT.up_to_date(ARGS, task, "sub/out", "sub/other")

@@ -81,6 +81,7 @@ def answers_to(prompts, read, args):
 
     A reply of which read() makes None is asked for once more; the second None stays.
     """
+    SCRIPT.REPLY_COUNTS.clear()  # of an earlier call
     SCRIPT.answer_requests = wait  # 04 would ask at once; here its job ask does, in its own call
     args.backend = "none"
     args.structured = False
