@@ -253,8 +253,7 @@ def test_a_classifier_that_learned_nothing_is_called_out(many, call):
     assert labelled["held_out_F1"] == made["held_out_F1"]
     assert labelled["majority_F1"] == made["majority_F1"]
     assert (
-        f"useless: held-out F1 of the best epoch {made['held_out_F1']:.3f}, majority"
-        in done.stdout
+        f"useless: held-out F1 of the best epoch {made['held_out_F1']:.3f}, majority" in done.stdout
     )
     assert "warning: useless: held-out F1" in done.stderr
     words = (*HYBRID, "--model", "nli", *SHORT, "--out", "v.tsv")  # F1 of this one is not known
