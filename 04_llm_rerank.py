@@ -258,19 +258,23 @@ def fetch(request, client, errors, args):
     if errors:
         return  # no call is begun after an error
     body = request["body"]
+    response = None
+    refusal = None
     try:
         raw = client.chat.completions.with_raw_response.create(
             model=body["model"], messages=body["messages"], extra_body=body
         )
-        store(args.replies, request, {"status_code": 200, "body": json.loads(raw.content)})
+        response = {"status_code": 200, "body": json.loads(raw.content)}
     except openai.OpenAIError as error:
         message = f"{error} {getattr(error, 'body', None) or ''}"
         if API_KEY:  # which a server may quote
             message = message.replace(API_KEY, "***")
-        if is_refusal(getattr(error, "status_code", None), client, body["model"]):
-            store(args.replies, request, None, {"message": message[:500]})
-        else:
+        if not is_refusal(getattr(error, "status_code", None), client, body["model"]):
             errors.append(f"{message}; check address, key, model and --timeout")
+            return
+        refusal = {"message": message[:500]}
+    try:
+        store(args.replies, request, response, refusal)
     except OSError as error:
         errors.append(f"{args.replies}: {error}; make room on the disk")
 
