@@ -142,11 +142,8 @@ def tiny(folder, outputs=("LABEL_0",), seed=0, dtype="float32"):
     return str(folder)
 
 
-def tiny_llm(folder, *words):
-    """Make a language model of two small layers with random weights; it reads bytes.
-
-    It can write the words, too, each as a token of its own.
-    """
+def tiny_llm(folder):
+    """Make a language model of two small layers with random weights, which reads bytes."""
     import torch
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
@@ -155,7 +152,7 @@ def tiny_llm(folder, *words):
     torch.manual_seed(0)
     marks = ["<|im_start|>", "<|im_end|>", "yes", "no"]
     byte_level = pre_tokenizers.ByteLevel(False)
-    tokens = [*marks, *sorted(byte_level.alphabet()), *words]
+    tokens = marks + sorted(byte_level.alphabet())
     vocabulary = {token: index for index, token in enumerate(tokens)}
     bpe = Tokenizer(BPE(vocabulary, []))
     bpe.pre_tokenizer = byte_level
@@ -178,33 +175,6 @@ def tiny_llm(folder, *words):
         max_position_embeddings=4096,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    return str(folder)
-
-
-def scripted_llm(folder, reply):
-    """Make a language model that says one reply, a token of its own, and ends.
-
-    Its layers add nothing, so the last token alone decides the next one: behind the mark that
-    ends each prompt comes the reply, and behind any other token the end.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_llm(folder, reply))
-    tokenizer.chat_template += "<|im_start|>"
-    tokenizer.save_pretrained(folder)
-    mark, end, said = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", reply])
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    with torch.no_grad():
-        for weights in (*model.model.layers.parameters(), *model.lm_head.parameters()):
-            weights.zero_()
-        vectors = model.model.embed_tokens.weight
-        vectors[:] = torch.eye(32)[0]
-        vectors[mark] = torch.eye(32)[1]
-        model.lm_head.weight[end, 0] = 9
-        model.lm_head.weight[said, 1] = 9
-    model.generation_config.eos_token_id = end
-    model.save_pretrained(folder)
     return str(folder)
 
 

@@ -7,9 +7,10 @@ import time
 from urllib.request import urlopen
 
 import pytest
-from conftest import facts, read, scripted_llm
+from conftest import facts, load, read
 
 RUN = "work/demo/test/hybrid.tsv"
+KIT = load("recipes/tools/stand_in.py")
 
 
 @pytest.fixture
@@ -34,12 +35,14 @@ def served(tmp_path):
 
 def test_a_real_server_orders_and_labels(toy, call, served):
     asked = ("--run", RUN, "--base-url", served, "--timeout", 30, "--model")
-    order = scripted_llm(toy / "order", "[2] > [1]")
-    done = call("04_llm_rerank.py", *asked, order, "--alpha", 0, cwd=toy)
+    smollm2 = toy / "data/models/smollm2"
+    KIT.write_llm(smollm2, toy / "order", "[2] > [1]")
+    done = call("04_llm_rerank.py", *asked, toy / "order", "--alpha", 0, cwd=toy)
     assert facts(done)["unread"] == 0
     before = read(toy / RUN).query("rank == 2")["abstract_id"]
     after = read(toy / "work/demo/test/llm.tsv").query("rank == 1")["abstract_id"]
     assert list(before) == list(after)
-    label = scripted_llm(toy / "label", "REFUTES")
-    assert facts(call("05_classify.py", "llm", *asked, label, cwd=toy))["unread"] == 0
+    KIT.write_llm(smollm2, toy / "label", "REFUTES")
+    done = call("05_classify.py", "llm", *asked, toy / "label", cwd=toy)
+    assert facts(done)["unread"] == 0
     assert set(read(toy / "work/demo/test/llm_verdicts.tsv")["label"]) == {"REFUTES"}

@@ -217,14 +217,14 @@ def write_causal(folder, new):
 
 
 @torch.no_grad()
-def write_llm(folder, new):
-    """Write a language model to the folder new, which answers every prompt with the reply.
+def write_llm(folder, new, reply=REPLY):
+    """Write a language model to the folder new, which answers every prompt with one reply.
 
     The last token alone decides the next one: behind the one that ends a prompt comes the reply,
     behind any other one the end.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder, **options_of(folder))
-    tokenizer.add_tokens([REPLY])
+    tokenizer.add_tokens([reply])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(new)
     config = LlamaConfig(
@@ -243,7 +243,7 @@ def write_llm(folder, new):
     vectors[:] = torch.eye(32)[0]
     vectors[prompt["input_ids"][-1]] = torch.eye(32)[1]
     model.lm_head.weight[tokenizer.eos_token_id, 0] = 9.0
-    model.lm_head.weight[tokenizer.convert_tokens_to_ids(REPLY), 1] = 9.0
+    model.lm_head.weight[tokenizer.convert_tokens_to_ids(reply), 1] = 9.0
     model.save_pretrained(new)
 
 
