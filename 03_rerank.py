@@ -710,13 +710,9 @@ def read_table(path, columns, **known):
     table = read_tsv(path)
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        what = (
-            f"found columns {', '.join(table)}; wanted {', '.join(columns)} in rows of one length"
-        )
-        fail(
-            f"{path}:1",
-            f"{what}; rename them: python data/convert.py {path} --columns WANTED=FOUND,...",
-        )
+        what = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
+        command = f"python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND renames)"
+        fail(f"{path}:1", f"{what}, in rows of one length; {command}")
     table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks

@@ -61,7 +61,7 @@ def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
     [
         ("", "a.tsv: No columns"),
         ("claim_id|text;1|ice", "a.tsv:1: found columns claim_id, text; wanted claim_id, claim"),
-        ("claim_id|text;1|ice", "a.tsv --columns WANTED=FOUND"),
+        ("claim_id|text;1|ice", "a.tsv --out NEW.tsv (--columns WANTED=FOUND"),
         ("id,text;1,ice", "a.tsv:1: found columns id,text; wanted claim_id, claim"),
         ("claim_id,claim;1,ice", "python data/convert.py"),
         ("claim_id|claim;1|ice;1|sun", "a.tsv:3: an earlier row has this claim_id: 1"),
