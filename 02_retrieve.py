@@ -22,7 +22,6 @@ Examples
 """
 
 import argparse
-import collections
 import contextlib
 import csv
 import hashlib
@@ -77,7 +76,8 @@ def encode_claims(meta, claims, args):
     encoder = open_model(load, model, args)
     if meta["max_length"]:  # static embeddings have no limit
         encoder.max_seq_length = meta["max_length"]
-    return encoder.encode_query(claims, prompt=meta["query_prompt"], convert_to_tensor=True)
+    options = {"convert_to_tensor": True, "show_progress_bar": True}
+    return encoder.encode_query(claims, prompt=meta["query_prompt"], **options)
 
 
 def search_splade(folder, meta, claims, args):
@@ -778,15 +778,14 @@ def read_table(path, columns, **known):
 
 
 def read_tsv(path):
-    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    """Return a TSV file as pandas reads it: a row for every line, ids and texts as strings."""
     import pandas as pd
 
-    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
-    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
+    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
     try:
-        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
-            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
-        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
 
@@ -856,7 +855,6 @@ def device_of(args):
 def open_model(load, name, args, dtype="fp32", **options):
     """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
     import torch
-    from huggingface_hub import repo_exists
 
     device = device_of(args)
     if dtype == "auto":
@@ -866,10 +864,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     weights = {"dtype": names[dtype], "use_safetensors": True}
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
-    options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
-    if not Path(name).exists():
-        with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
-            options["local_files_only"] = not repo_exists(name)
+    options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     try:
         return load(str(name), **options)
     except Exception as error:  # of many kinds

@@ -23,14 +23,15 @@ Examples
 """
 
 import argparse
-import collections
 import contextlib
 import csv
 import fcntl
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -216,8 +217,10 @@ def score_resumably(model, texts, args, path, pairs):
         size = 20 * GROUP
     finished = read_scores(path)
     unscored = [pair for pair in pairs if pair not in finished]
-    with open(path, "a") as file:
-        for start in tqdm(range(0, len(unscored), size), f"rerank, {size} pairs each"):
+    with open(path, "a") as file, tqdm(desc="rerank", unit=" pairs", total=len(unscored)) as bar:
+        if not devices:  # the bar moves by batches; processes of their own move it by groups
+            hook = model.register_forward_hook(lambda *call: bar.update(len(call[-1]["scores"])))
+        for start in range(0, len(unscored), size):
             group = unscored[start : start + size]
             inputs = [(texts.claims[pair[0]], texts.abstracts[pair[1]]) for pair in group]
             inputs, is_truncated = truncate(model, inputs)
@@ -228,6 +231,9 @@ def score_resumably(model, texts, args, path, pairs):
             file.write("\n" + json.dumps(rows))  # a new line, as a kill may have torn the last one
             file.flush()
             finished |= dict(zip(group, rows))
+            bar.update(start + len(group) - bar.n)
+        if not devices:
+            hook.remove()
     return [finished[pair] for pair in pairs]
 
 
@@ -421,7 +427,11 @@ def dev_evaluator(model, paths, abstracts, depth):
         positive = [text for key, text in zip(found, documents) if key in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})
     return CrossEncoderRerankingEvaluator(
-        samples, always_rerank_positives=False, name="dev", write_csv=False
+        samples,
+        always_rerank_positives=False,
+        name="dev",
+        write_csv=False,
+        show_progress_bar=True,
     )
 
 
@@ -442,7 +452,10 @@ def train(args):
     texts = read_texts(args.claims, args.corpus)
     rows = read_examples(args.examples, texts, args.loss)
     transformers.set_seed(args.seed)  # of a new head
+    transformers.logging.set_verbosity_error()  # it reports the weights of a new head as missing
     model = open_reranker(cross_encoder.CrossEncoder, args, "fp32")
+    if not re.search("Classification|CausalLM", str(model.config.architectures)):
+        print(f"{args.model}: a new classification head is trained")
     table, truncated = training_table(model, rows)
     evaluator = dev_evaluator(model, dev, texts.abstracts, args.dev_depth) if dev else None
     schedule = "cosine" if args.loss == "l1" else "linear"  # +VeriRel 2025
@@ -741,15 +754,14 @@ def read_table(path, columns, **known):
 
 
 def read_tsv(path):
-    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    """Return a TSV file as pandas reads it: a row for every line, ids and texts as strings."""
     import pandas as pd
 
-    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
-    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
+    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
     try:
-        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
-            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
-        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
 
@@ -810,7 +822,6 @@ def device_of(args):
 def open_model(load, name, args, dtype="fp32", **options):
     """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
     import torch
-    from huggingface_hub import repo_exists
 
     device = device_of(args)
     if dtype == "auto":
@@ -820,10 +831,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     weights = {"dtype": names[dtype], "use_safetensors": True}
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
-    options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
-    if not Path(name).exists():
-        with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
-            options["local_files_only"] = not repo_exists(name)
+    options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     try:
         return load(str(name), **options)
     except Exception as error:  # of many kinds
@@ -835,7 +843,13 @@ def open_model(load, name, args, dtype="fp32", **options):
 
 # --- checks (same in 01, 03 and 05)
 def check_model(name):
-    """Refuse a folder that is not there; OWNER/NAME may be on the hub."""
+    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    from packaging.version import Version
+
+    installed = importlib.metadata.version("sentence-transformers")
+    if Version(installed) < Version("6.2"):
+        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
+        fail("sentence-transformers", what)
     if not Path(name).exists() and name.count("/") > 1:
         fail(name, f"no such model; {ADVICE}")
 
@@ -890,8 +904,11 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     trainer, arguments: classes; measure: the evaluator's value that tells the best epoch.
     """
     import torch
-    from transformers import EarlyStoppingCallback
+    from transformers import EarlyStoppingCallback, trainer_callback
 
+    # The trainer's progress bar has no label, and no argument for one.
+    # So the trainer gets a tqdm that has.
+    trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
     settings[half] = is_gpu

@@ -382,10 +382,13 @@ def ask_local(waiting, args):
     for group in groups.values():
         starts = range(0, len(group), args.batch_size)
         batches += [group[start : start + args.batch_size] for start in starts]
-    for batch in tqdm(batches, "ask"):
+    load_local(waiting[0]["body"]["model"], args.device)  # has its own progress bars
+    bar = tqdm(desc="ask", unit=" requests", total=len(waiting))
+    for batch in batches:
         choices = generate([request["body"] for request in batch], args.device)
         for request, choice in zip(batch, choices):
             store(args.replies, request, {"status_code": 200, "body": {"choices": [choice]}})
+        bar.update(len(batch))
 
 
 # ---------- Jobs
@@ -681,15 +684,14 @@ def read_table(path, columns, **known):
 
 
 def read_tsv(path):
-    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    """Return a TSV file as pandas reads it: a row for every line, ids and texts as strings."""
     import pandas as pd
 
-    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
-    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
+    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
     try:
-        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
-            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
-        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
 

@@ -30,6 +30,7 @@ import csv
 import fcntl
 import functools
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -99,8 +100,6 @@ def head_order(config):
 def limit_length(model, length):
     """Let a model read at most this many tokens of a pair, and truncate its longer part."""
     model.max_seq_length = min(model.max_seq_length or length, length)
-    # Earlier versions saved "only_second" here, which fails where a new trainer reads single texts.
-    model[0].processing_kwargs = {}
 
 
 def open_classifier(name, args, length=512, dtype="auto"):
@@ -333,12 +332,14 @@ def balanced(dataset, seed, generator, batch_size, **options):
 def with_head(name, model_kwargs, **options):
     """Return a CrossEncoder with its own head for the labels, else a new one."""
     from sentence_transformers import CrossEncoder
-    from transformers import AutoConfig
+    from transformers import AutoConfig, logging
 
     is_local = options["local_files_only"]
     config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
     is_new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
     if is_new:
+        print(f"{name}: a new classification head is trained")
+        logging.set_verbosity_error()  # transformers reports its weights as missing
         options |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
         model_kwargs |= {"ignore_mismatched_sizes": True}
     model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
@@ -367,7 +368,11 @@ def learn(model, trained, held_out, parts, args):
     evaluator = None
     if len(held_out):
         evaluator = CrossEncoderClassificationEvaluator(
-            list(held_out["input"]), list(held_out["output"]), name="held_out", write_csv=False
+            list(held_out["input"]),
+            list(held_out["output"]),
+            name="held_out",
+            write_csv=False,
+            show_progress_bar=True,
         )
     return fit(
         parts,
@@ -407,9 +412,6 @@ def assess(logits, labels, out):
     majority_f1 = weighted_f1(np.full(len(labels), np.bincount(labels).argmax()))
     tell_worth(out, f1, majority_f1)
     temperature = fit_temperature(logits, labels)
-    if np.isclose(temperature, TEMPERATURES, rtol=0.01).any():
-        what = f"temperature {temperature:.2f} is at its bound"
-        warn(out, f"{what}: the held-out logits do not tell how sure the model is")
     return {"held_out_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
 
 
@@ -994,15 +996,14 @@ def read_table(path, columns, **known):
 
 
 def read_tsv(path):
-    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    """Return a TSV file as pandas reads it: a row for every line, ids and texts as strings."""
     import pandas as pd
 
-    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
-    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
+    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
     try:
-        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
-            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
-        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
 
@@ -1063,7 +1064,6 @@ def device_of(args):
 def open_model(load, name, args, dtype="fp32", **options):
     """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
     import torch
-    from huggingface_hub import repo_exists
 
     device = device_of(args)
     if dtype == "auto":
@@ -1073,10 +1073,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     weights = {"dtype": names[dtype], "use_safetensors": True}
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
-    options["local_files_only"] = True  # the libraries try for a minute to reach a missing hub
-    if not Path(name).exists():
-        with contextlib.suppress(Exception):  # no network, or HF_HUB_OFFLINE
-            options["local_files_only"] = not repo_exists(name)
+    options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     try:
         return load(str(name), **options)
     except Exception as error:  # of many kinds
@@ -1088,7 +1085,13 @@ def open_model(load, name, args, dtype="fp32", **options):
 
 # --- checks (same in 01, 03 and 05)
 def check_model(name):
-    """Refuse a folder that is not there; OWNER/NAME may be on the hub."""
+    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    from packaging.version import Version
+
+    installed = importlib.metadata.version("sentence-transformers")
+    if Version(installed) < Version("6.2"):
+        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
+        fail("sentence-transformers", what)
     if not Path(name).exists() and name.count("/") > 1:
         fail(name, f"no such model; {ADVICE}")
 
@@ -1130,8 +1133,11 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     trainer, arguments: classes; measure: the evaluator's value that tells the best epoch.
     """
     import torch
-    from transformers import EarlyStoppingCallback
+    from transformers import EarlyStoppingCallback, trainer_callback
 
+    # The trainer's progress bar has no label, and no argument for one.
+    # So the trainer gets a tqdm that has.
+    trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
     settings[half] = is_gpu

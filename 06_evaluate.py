@@ -19,7 +19,6 @@ Examples
 """
 
 import argparse
-import collections
 import contextlib
 import csv
 import hashlib
@@ -813,15 +812,14 @@ def read_table(path, columns, **known):
 
 
 def read_tsv(path):
-    """Return a TSV file as pandas reads it: a row for every line, ranks and scores as numbers."""
+    """Return a TSV file as pandas reads it: a row for every line, ids and texts as strings."""
     import pandas as pd
 
-    dtypes = collections.defaultdict(lambda: str, rank=float, score=float)
-    options = {"sep": "\t", "encoding": "utf-8-sig", "na_filter": False, "skip_blank_lines": False}
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
+    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
     try:
-        with contextlib.suppress(ValueError):  # where one is no number, all are read as texts
-            return pd.read_csv(path, dtype=dtypes, quoting=csv.QUOTE_NONE, **options)
-        return pd.read_csv(path, dtype=str, quoting=csv.QUOTE_NONE, **options)
+        return pd.read_csv(path, **options)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
 

@@ -127,13 +127,6 @@ def test_the_arithmetic_of_training_by_hand():
     logits = rng.normal(size=(20_000, 3)) * 2
     labels = np.array([rng.choice(3, p=row) for row in KIT.calibrated(logits)])
     assert KIT.assess(logits * 3, labels, "x")["temperature"] == pytest.approx(3, rel=0.05)
-    assert not [line for line in KIT.WARNINGS if "temperature" in line]
-
-
-def test_a_temperature_at_its_bound_is_warned_of(capsys):
-    logits = np.random.default_rng(0).normal(size=(60, 3)) * 9
-    assert KIT.assess(logits, np.arange(60) % 3, "m")["temperature"] == pytest.approx(20, rel=0.01)
-    assert "warning: m: temperature 20.00 is at its bound: the held-out" in capsys.readouterr().err
 
 
 def test_ids_of_examples_are_read_as_strings(tmp_path):
