@@ -39,7 +39,7 @@ else
   echo "No LLM_MODEL with LLM_BASE_URL or OPENAI_API_KEY: SmolLM2 answers here, for five claims."
   echo "A model of 135M parameters shows that this stage runs, not what it can do."
   python 04_llm_rerank.py --backend transformers --model data/models/smollm2 \
-    --method pointwise --limit 5 --depth 5 --max-words 40 --out $T/five-llm.tsv
+    --method pointwise --limit 5 --depth 5 --max-words 40 --batch-size 1 --out $T/five-llm.tsv
   BEST=rerank
 fi
 
