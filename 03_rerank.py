@@ -206,6 +206,11 @@ def read_scores(path):
     return finished
 
 
+def count_scores(model, inputs, output, bar):
+    """Move a progress bar by the pairs of a batch; a forward hook of torch."""
+    bar.update(len(output["scores"]))
+
+
 def score_resumably(model, texts, args, path, pairs):
     """Return rows (claim_id, abstract_id, score, is_truncated); path holds finished groups."""
     from tqdm.auto import tqdm
@@ -219,7 +224,7 @@ def score_resumably(model, texts, args, path, pairs):
     unscored = [pair for pair in pairs if pair not in finished]
     with open(path, "a") as file, tqdm(desc="rerank", unit=" pairs", total=len(unscored)) as bar:
         if not devices:  # the bar moves by batches; processes of their own move it by groups
-            hook = model.register_forward_hook(lambda *call: bar.update(len(call[-1]["scores"])))
+            hook = model.register_forward_hook(functools.partial(count_scores, bar=bar))
         for start in range(0, len(unscored), size):
             group = unscored[start : start + size]
             inputs = [(texts.claims[pair[0]], texts.abstracts[pair[1]]) for pair in group]
@@ -454,6 +459,7 @@ def train(args):
     transformers.set_seed(args.seed)  # of a new head
     transformers.logging.set_verbosity_error()  # it reports the weights of a new head as missing
     model = open_reranker(cross_encoder.CrossEncoder, args, "fp32")
+    transformers.logging.set_verbosity_warning()
     if not re.search("Classification|CausalLM", str(model.config.architectures)):
         print(f"{args.model}: a new classification head is trained")
     table, truncated = training_table(model, rows)

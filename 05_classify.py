@@ -339,10 +339,11 @@ def with_head(name, model_kwargs, **options):
     is_new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
     if is_new:
         print(f"{name}: a new classification head is trained")
-        logging.set_verbosity_error()  # transformers reports its weights as missing
+        logging.set_verbosity_error()  # it reports the weights of a new head as missing
         options |= {"num_labels": 3, "config_kwargs": {"id2label": dict(enumerate(LABELS))}}
         model_kwargs |= {"ignore_mismatched_sizes": True}
     model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
+    logging.set_verbosity_warning()
     model.config.stance_claim_first = is_new or getattr(config, "stance_claim_first", False)
     return model
 
