@@ -310,7 +310,9 @@ def load_local(name, device):
         name = str(file.parent)
         options["gguf_file"] = file.name
     try:
+        print(f"loading the tokenizer of {name}", file=sys.stderr)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
+        print(f"loading the weights of {name}", file=sys.stderr)
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype="auto", device_map=device or "auto", use_safetensors=True, **options
         )
