@@ -1,6 +1,8 @@
 """recipes/kit.ipynb: kept without outputs, runs from start to end, stops where a script fails."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -67,3 +69,17 @@ def test_it_runs_from_start_to_end(notebook):
     assert "image/png" in shown["plots"] and "exit status" not in str(shown)
     for name in ("data", "retrieve", "rerank", "llm", "classify", "verdicts", "evaluate"):
         assert "<table" in shown[name], name
+
+
+def test_it_clones_the_kit_where_there_is_none(tmp_path, monkeypatch):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "01_index.py").touch()
+    for words in ("init -q", "add .", "-c user.name=n -c user.email=e commit -qm m"):
+        subprocess.run(["git", *words.split()], cwd=source, check=True)
+    (tmp_path / "runtime/content").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runtime/content")
+    monkeypatch.setenv("REPOSITORY", str(source))
+    [setup] = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if cell.id == "setup"]
+    exec(setup, {})
+    assert Path.cwd() == tmp_path / "runtime/content/kit"

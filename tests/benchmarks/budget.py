@@ -74,6 +74,11 @@ MODELS = {
     T5: (48, 1024, 16_384, 24 * 4 * 1024 * 3072),  # 32 heads of 128: four times the usual attention
 } | {size: qwen(*shape) for size, shape in QWEN.items()}
 SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
+    "README.md": [
+        ("dense index", LARGE, CORPUS, ABSTRACT, False),
+        ("reranking 200 a claim", LARGE, CLAIMS * 200, PAIR, False),
+        ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR, False),
+    ],
     "ant_bridge": [
         ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR, False),
         ("training, 5 models x 15 negatives", LARGE, 5 * POSITIVES * 15 * 2, PAIR, True),
