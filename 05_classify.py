@@ -963,7 +963,13 @@ def read_table(path, columns, **known):
     """
     import pandas as pd
 
-    table = read_tsv(path)
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
+    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
+    try:
+        table = pd.read_csv(path, **options)
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
         what = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
@@ -987,26 +993,12 @@ def read_table(path, columns, **known):
         counted = table.groupby("claim_id").cumcount() + 1
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+        table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
             fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
-    if "rank" in columns:
-        table["rank"] = table["rank"].astype(int)  # some tools write 1.0
     return table.reset_index(drop=True)
-
-
-def read_tsv(path):
-    """Return a TSV file as pandas reads it: a row for every line, ids and texts as strings."""
-    import pandas as pd
-
-    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
-    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
-    try:
-        return pd.read_csv(path, **options)
-    except ValueError as error:  # an empty file, another encoding, a row that is too long
-        fail(path, f"{error}; see data/convert.py")
 
 
 def write_table(table, path):
