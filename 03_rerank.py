@@ -215,15 +215,13 @@ def score_resumably(model, texts, args, path, pairs):
     """Return rows (claim_id, abstract_id, score, is_truncated); path holds finished groups."""
     from tqdm.auto import tqdm
 
-    devices = None
-    size = GROUP
-    if args.device and len(args.device) > 1:  # predict starts processes, so groups are larger
-        devices = args.device
-        size = 20 * GROUP
+    is_parallel = bool(args.device and len(args.device) > 1)
+    devices = args.device if is_parallel else None
+    size = 20 * GROUP if is_parallel else GROUP  # predict starts processes for each group
     finished = read_scores(path)
     unscored = [pair for pair in pairs if pair not in finished]
     with open(path, "a") as file, tqdm(desc="rerank", unit=" pairs", total=len(unscored)) as bar:
-        if not devices:  # the bar moves by batches; processes of their own move it by groups
+        if not is_parallel:  # else the bar moves by groups, as batches are scored elsewhere
             hook = model.register_forward_hook(functools.partial(count_scores, bar=bar))
         for start in range(0, len(unscored), size):
             group = unscored[start : start + size]
@@ -237,7 +235,7 @@ def score_resumably(model, texts, args, path, pairs):
             file.flush()
             finished |= dict(zip(group, rows))
             bar.update(start + len(group) - bar.n)
-        if not devices:
+        if not is_parallel:
             hook.remove()
     return [finished[pair] for pair in pairs]
 
