@@ -367,3 +367,11 @@ def test_a_loss_is_added_in_two_lines(toy, call):
     made = facts(call(SCRIPT, *words, cwd=toy, edits=LOSS))
     assert json.loads((toy / "work/demo/models/reranker.meta.json").read_text())["rows"] == 1
     assert made["rows"] == 1
+
+
+def test_an_old_package_is_named_before_work_begins(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "5.7.0")
+    with pytest.raises(SystemExit):
+        KIT.check_model("x")
+    said = "error: sentence-transformers: 5.7.0 is older than 6.2; pip install -U 'sentence-"
+    assert capsys.readouterr().err.startswith(said)

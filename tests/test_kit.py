@@ -273,6 +273,12 @@ def test_six_scripts_in_sequence_with_data_alone(toy, call):
     ):
         done = call(script, *words, "--data", "data/mine", cwd=toy)
         assert json.loads(done.stdout.splitlines()[-1])["made"], done.stderr
+        assert "LOAD REPORT" not in done.stderr and not re.search(r"[\r\n] *\d+%\|", done.stderr)
+        if "train" in words[:1]:
+            assert (
+                "a new classification head is trained" in done.stdout and "train: " in done.stderr
+            )
+        assert script != "03_rerank.py" or ("rerank: " in done.stderr) == (not words)
     assert "labelling work/mine/test/rerank.tsv" in done.stdout
     done = call("06_evaluate.py", "--data", "data/mine", cwd=toy)
     assert done.returncode == 0 and "| verdicts " in done.stdout

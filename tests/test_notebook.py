@@ -72,14 +72,11 @@ def test_it_runs_from_start_to_end(notebook):
 
 
 def test_it_clones_the_kit_where_there_is_none(tmp_path, monkeypatch):
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "01_index.py").touch()
-    for words in ("init -q", "add .", "-c user.name=n -c user.email=e commit -qm m"):
-        subprocess.run(["git", *words.split()], cwd=source, check=True)
+    make = "git init -q && touch 01_index.py && git add . && git -c user.name=n -c user.email=e"
+    subprocess.run(f"{make} commit -qm m", shell=True, cwd=tmp_path, check=True)
     (tmp_path / "runtime/content").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "runtime/content")
-    monkeypatch.setenv("REPOSITORY", str(source))
+    monkeypatch.setenv("REPOSITORY", str(tmp_path))
     [setup] = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if cell.id == "setup"]
     exec(setup, {})
-    assert Path.cwd() == tmp_path / "runtime/content/kit"
+    assert Path.cwd().name == "kit" and Path("01_index.py").exists()
