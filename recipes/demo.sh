@@ -58,3 +58,4 @@ shopt -s nullglob  # the runs in brackets are there if an endpoint has answered
 python 06_evaluate.py $T/{bm25,dense,splade,hybrid,rerank}.tsv $T/ll[m].tsv \
   $T/llm-pointwis[e].tsv $T/verdicts.tsv $T/llm_verdict[s].tsv --report $T/report.html
 python recipes/tools/verdicts.py $T/claims.jsonl data/demo/qrels.test.tsv
+echo "The rankings of every claim: $T/report.html"
