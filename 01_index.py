@@ -392,7 +392,7 @@ def add_texts(job):
     add = job.add_argument_group("texts").add_argument
     add("--fields", default="title,abstract",
         help="make the text of an abstract from these fields, in this order")
-    add("--separator", default=" ", help="put this between two fields (default: a blank)")
+    add("--separator", default=" ", help="put this between two fields (default: a space)")
     add("--max-length", type=positive, default=512, help="""truncate abstracts and claims to this
         many tokens, or to the model's own limit if that is lower""")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate

@@ -6,11 +6,13 @@
 #   SIZE=0.6B DEVICE="cuda:0 cuda:1" VLLM="--dtype half" bash recipes/best.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/best.sh
 #
+#   EDITION=2025|2026         of ClimateCheck (default: 2026)
 #   SIZE=0.6B|4B|8B           of all three models (default: 4B); python tests/benchmarks/budget.py
 #   EMBEDDER, RERANKER, LLM   prints the GPU memory of each; these three set one size alone
 #   DEVICE="cuda:0 cuda:1"    GPUs of stages 1, 3 and 5
 #   VLLM="FLAGS"              of vllm run-batch
-. "$(dirname "$0")/common.sh" climatecheck2025
+EDITION=${EDITION:-2026}
+. "$(dirname "$0")/common.sh" climatecheck$EDITION
 SIZE=${SIZE:-4B}
 case ${LLM:=$SIZE} in 4B) JUDGE=Qwen/Qwen3-4B-Instruct-2507 ;; *) JUDGE=Qwen/Qwen3-$LLM ;; esac
 for size in $SIZE ${EMBEDDER:=$SIZE} ${RERANKER:=$SIZE} $LLM; do
@@ -32,7 +34,7 @@ CROSS_ENCODER=$(model Qwen/Qwen3-Reranker-$RERANKER $CAUSAL)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $NLI)
 TASK="Given a claim from social media, retrieve abstracts of studies that support or refute it"
 ON=${DEVICE:+--device $DEVICE}
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+[ -d "$DATA" ] || python data/download.py climatecheck --edition $EDITION --out $DATA
 
 stage "1  Indexes: BM25, Qwen3-Embedding with an instruction before the claim, SPLADE-v3"
 python 01_index.py $D $ON --indexes bm25 splade --splade-model $SPLADE $(small --max-length 64)
@@ -60,4 +62,4 @@ python recipes/tools/verdicts.py mean $T/verdicts.tsv $T/nli.tsv --out $T/combin
 stage "6  The table and the submission"
 [ ! -e $DATA/qrels.test.tsv ] || python 06_evaluate.py $D \
   $T/{bm25,splade,dense,hybrid,rerank,pointwise,llm,verdicts,nli,combined}.tsv
-python 06_evaluate.py submission $D $T/combined.tsv --task climatecheck2025
+python 06_evaluate.py submission $D $T/combined.tsv --task climatecheck$EDITION

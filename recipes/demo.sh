@@ -4,7 +4,7 @@
 # With LLM_MODEL and LLM_BASE_URL, or LLM_MODEL and OPENAI_API_KEY, stages 4 and 5 ask that model
 # at that endpoint. Without LLM_MODEL no endpoint is asked, as answers may cost money.
 #
-# Cut short, so that a first run takes three minutes on 2 cores: cross-encoder and classifier read
+# Cut short, so that a first run takes 3 to 5 minutes on 2 cores: cross-encoder and classifier read
 # 96 tokens of a pair, and are trained for one and three epochs; where no endpoint is asked, stage 4
 # is run for five claims alone, and stage 5 labels the reranked run.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What every stage adds on one small data set, with the packaged models alone (results: README.md).
+# What every stage adds on one small data set, with the packaged models alone (results: MEASURED.md).
 #   bash recipes/small.sh scifact          or check-covid, climate-fever, or a folder of that form
 # A folder has claims and qrels of test, and of train and dev, which make all choices: weights of
 # fusions by fit, the best epoch by training. Without dev, 0.15 of the train claims become dev;
