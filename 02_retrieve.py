@@ -536,7 +536,7 @@ def add_fuse(job):
         fit, for the same runs in the same order, in place of these flags""")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
-        help=f"fuse by the sum of these points over the runs (union: by the best of them): {points}")
+        help=f"add up these points over the runs (union: take the best of them): {points}")
     add("--weights", nargs="+", type=float,
         help="multiply the points of each run by its weight, one a run (default: 1 each)")
     add_ranks(add)

@@ -1094,7 +1094,7 @@ def add_model(job):
     add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
     add("--batch-size", type=positive, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="send refused requests again; unread replies stay")
+    add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on
 # --- end of requests
 

@@ -718,9 +718,9 @@ def add_length(add):
         tokens together; a claim of more than half is cut to half""")
 
 def add_adjust(add):
-    add("--adjust", type=float, default=0.0, help="""correct for class imbalance: divide each probability
-        by prior^ADJUST; the prior is that of the training batches, or, of a language model, the
-        mean of its probabilities; 0 is off""")
+    add("--adjust", type=float, default=0.0, help="""correct for class imbalance: divide each
+        probability by prior^ADJUST; the prior is that of the training batches, or, for a language
+        model, the mean of its probabilities; 0 is off""")
 
 def add_device(add):
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
@@ -1537,7 +1537,7 @@ def add_model(job):
     add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
     add("--batch-size", type=positive, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="send refused requests again; unread replies stay")
+    add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on
 # --- end of requests
 
