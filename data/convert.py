@@ -1,34 +1,37 @@
 """
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
-Reads   FILE, in UTF-8: CSV or TSV with a header; JSON Lines, a JSON array of records or an object
-        {id: record}; a run or qrels of TREC, or as JSON {claim_id: {abstract_id: number}}
+Reads   FILE, in UTF-8: CSV or TSV with a header, JSON Lines, a JSON document (an array of records,
+        or an object {id: record}), a run or qrels of TREC, also as JSON (see below)
 Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
         and beside it qrels.SPLIT.tsv
 Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
 
 Examples
     python data/convert.py papers.csv --columns abstract_id=pmid,abstract=text --out corpus.jsonl
-    python data/convert.py posts.csv --columns claim_id=id,claim=text --out claims.test.tsv
+    python data/convert.py posts.json --columns claim_id=index,claim=text --out claims.test.tsv
+    python data/convert.py judged.csv --labels "REFUTES=false,REFUTES=wrong" --out qrels.test.tsv
     python data/convert.py run.trec --out run.tsv
     python data/convert.py pairs.csv --make-ids --kind claims --out claims.test.tsv
 
-A table is of the first kind whose columns it has; --kind chooses another:
+The columns tell the kind of a table. The first line of this list that fits is taken, unless --kind
+names another kind:
 
+    kind      columns of the file
     verdicts  claim_id, abstract_id, rank, label; optional score, p_supports, p_refutes, p_nei
     run       claim_id, abstract_id, rank; optional score (default: minus the rank)
-    run       claim_id, preds: a list of abstract_ids, best first
-    run       TREC's six fields, or JSON with numbers that are not whole: ranked by score
+    run       claim_id, preds (a list of abstract_ids, best first)
+    run       TREC's six fields, or JSON {claim_id: {abstract_id: score}}: ranked by score
     qrels     claim_id, abstract_id, label or relevance
-    qrels     TREC's four fields, or JSON with whole numbers only: relevance
+    qrels     TREC's four fields, or JSON {claim_id: {abstract_id: relevance}}: whole numbers only
     corpus    abstract_id, abstract (a text, or a list of sentences); any other field
     claims    claim_id, claim; optional language
 
-Columns are known in any case. Known as well are those of BEIR (_id, title, text; query-id,
-corpus-id, score), SciFact (doc_id; id, claim, evidence), ClimateCheck (abstract_original_index,
-annotation) and CheckThat! (post_id, tweet_text, cord_uid, preds). --columns names others.
+The columns of BEIR (_id, title, text; query-id, corpus-id, score), SciFact (doc_id; id, claim,
+evidence), ClimateCheck (abstract_original_index, annotation) and CheckThat! (post_id, tweet_text,
+cord_uid, preds) are known, too. --columns names any others. Case does not matter in these names.
 
-Errors name FILE:LINE; in a JSON array or object, the number of the record stands for the line.
+Errors name FILE:LINE. In a JSON document, the number is that of the record.
 """
 
 import argparse
@@ -119,7 +122,7 @@ def one_line(text):
 def text_of(value):
     """Return a value as text: "" for none, "7" for 7 and 7.0, JSON for a list or a truth value."""
     if isinstance(value, str):
-        return value
+        return value.encode("utf-8", "replace").decode()  # "?" for half a surrogate pair
     if value is None or value != value:  # NaN
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -147,7 +150,7 @@ def made_id(text):
     text = one_line(joined(text) or "")
     if not text:
         return ""
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def label_of(text):
@@ -559,7 +562,6 @@ def with_checked_ranks(path, table):
 def checked_corpus(path, table, make_ids):
     """Return the table of a corpus, without the columns that belong to pairs."""
     table = with_texts(path, table, ["abstract_id"])
-    table = table.assign(abstract=table["abstract"].map(joined))
     columns = ["abstract_id", "abstract"]
     if "title" in table and not make_ids:
         columns.append("title")
@@ -605,7 +607,6 @@ def write_table(path, table):
         index=False,
         lineterminator="\n",
         quoting=csv.QUOTE_NONE,
-        errors="replace",
     )
     os.replace(f"{path}.tmp", path)
 
@@ -620,6 +621,11 @@ def write_corpus(path, records, where):
     os.replace(f"{path}.tmp", path)
     for field, number in left_out.items():
         warn(where, f"{number} fields {field} are neither text nor number, left out")
+
+
+def is_evidence(value):
+    """Return whether a claim's evidence is of SciFact's form, {doc_id: [{label: ...}]}."""
+    return isinstance(value, dict) and str not in map(type, value.values())
 
 
 def evidence_pairs(path, table):
@@ -662,8 +668,7 @@ def convert(args):
     used = set(table)
     if kind in ("run", "qrels"):
         used |= TAKEN
-    values = source.get("evidence", [])
-    if kind == "claims" and any(isinstance(value, dict) for value in values):  # SciFact
+    if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
         used |= {"evidence", "cited_doc_ids"}
         qrels = str(out.with_name(out.name.replace("claims", "qrels", 1)))
         if qrels == args.out:
@@ -702,20 +707,20 @@ def main():
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
     # fmt: off
-    add("file", metavar="FILE", help="convert this table")
+    add("file", metavar="FILE", help="convert this file")
     add("--out", required=True,
         help="write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for "
              "claims with evidence, whose qrels go beside it")
     add("--kind", choices=WRITTEN,
-        help="write this kind of table (default: the first of those above that fits)")
+        help="take the file for this kind of table (default: the first in the list that fits)")
     add("--make-ids", action="store_true",
-        help="where claims or abstracts have no claim_id or abstract_id, make ids of their texts: "
-             "equal texts get equal ids, in any file; a column id is not taken for claim_id")
+        help="make an id from the text of each claim or abstract where the file has no claim_id or "
+             "abstract_id; equal texts get equal ids, in all files")
     add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
         help="read our column OURS from the file's column THEIRS (default: the names above)")
     add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
-        help="read the file's label THEIRS as OURS, as in SUPPORTS=true,REFUTES=half true,"
-             "REFUTES=false (default: common spellings of supports, refutes, not enough info)")
+        help="read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand for "
+             "several (default: common spellings of supports, refutes, not enough info)")
     # fmt: on
     args = parser.parse_args()
     try:

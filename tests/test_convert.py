@@ -86,10 +86,11 @@ def test_claims_with_evidence_become_claims_and_qrels(tmp_path, convert):
             },
         },
         {"id": 8, "claim": "It is cold", "cited_doc_ids": [], "evidence": {}},
+        {"id": 9, "claim": "It is not", "evidence": None},
     )
     made = facts(convert("claims_dev.jsonl", None, out="claims.dev.tsv"))["made"]
     claims, qrels = [read(tmp_path / path).values.tolist() for path in made]
-    assert claims == [["7", "Seas rise"], ["8", "It is cold"]]
+    assert claims == [["7", "Seas rise"], ["8", "It is cold"], ["9", "It is not"]]
     assert qrels == [["7", "1", "SUPPORTS"], ["7", "2", "NEI"], ["7", "3", "REFUTES"]]
     jsonl(tmp_path / "bad.jsonl", {"id": 7, "claim": "C", "evidence": {"1": [{"stance": "x"}]}})
     done = convert("bad.jsonl", None, out="claims.x.tsv")
