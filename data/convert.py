@@ -278,7 +278,8 @@ def read_table(path):
             lines[number] = line.strip()
     columns = trec_columns(next(iter(lines.values()), ""))
     if columns:
-        rows = {line: text.split(maxsplit=len(columns) - 1) for line, text in lines.items()}
+        last = len(columns) - 1
+        rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
     else:
         rows = dict(delimited_rows(path, text, max("\t,;", key=header.count)))
         columns = [column.strip() for column in rows.pop(min(rows))]
@@ -537,7 +538,7 @@ def with_our_labels(path, table, kind, meanings):
         fail(
             f"{path}:{unknown.index[0]}",
             f"the label is none of {', '.join(LABELS)}; the file has {counts.to_dict()}: say what "
-            f'they mean, --labels "OURS={flag}" (grades of relevance: --columns relevance=THEIRS)',
+            f'they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS',
         )
     if (labels == RELEVANT).any():
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
