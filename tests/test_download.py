@@ -177,6 +177,14 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     assert kit("split", "mine", "--test", "fr-a", "--out", "french").returncode == 0
     found = tables(tmp_path / "french")
     assert found["qrels.test"] == found["qrels.test-cited"] == ["z a SUPPORTS"]
+    convert = kit.data / "convert.py"
+    good = convert.read_text("utf-8")
+    convert.write_text(good + "\ndef write_table(*_):\n    os.kill(os.getpid(), 9)\n", "utf-8")
+    assert kit(*words[:-1], "killed").returncode == -9 and not (tmp_path / "killed").exists()
+    convert.write_text(good, "utf-8")
+    assert kit(*words[:-1], "killed").returncode == 0
+    assert tables(tmp_path / "killed") == tables(tmp_path / "out")
+    assert not list(tmp_path.glob("killed?*"))  # what the killed call left
     refused(kit("split", "mine", "--test", "none"), "claims.none.tsv", "--test")
     refused(kit("split", "mine", "--test", "train"), "--test")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
