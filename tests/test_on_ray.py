@@ -113,8 +113,7 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
 @pytest.fixture
 def cluster():
     """A Ray cluster of two nodes with one core each."""
-    from ray.cluster_utils import Cluster
-
+    Cluster = pytest.importorskip("ray.cluster_utils").Cluster
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     cluster.add_node(num_cpus=1)
     yield cluster

@@ -197,8 +197,7 @@ def test_a_copy_has_no_titles_and_follows_its_data(toy):
 
 
 def test_texts_become_lemmas(toy):
-    import spacy
-
+    spacy = pytest.importorskip("spacy")
     nlp = spacy.blank("en")
     nlp.add_pipe("lemmatizer", config={"mode": "lookup"})
     nlp.initialize()

@@ -16,6 +16,7 @@ KIT = load("recipes/tools/stand_in.py")
 @pytest.fixture
 def served(tmp_path):
     """The address of a server that loads the model that a request names."""
+    pytest.importorskip("fastapi")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     words = ["serve", "--host", "127.0.0.1", "--port", port, "--device", "cpu"]

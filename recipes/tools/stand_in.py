@@ -209,6 +209,7 @@ def write_causal(folder, new):
     model = AutoModelForCausalLM.from_config(config)
     model.bfloat16().save_pretrained(new)
     tokenizer.chat_template = TEMPLATE
+    tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(new)
     encoder = CrossEncoder(
         str(new), device="cpu", prompts={"query": PROMPT}, default_prompt_name="query"
@@ -226,6 +227,7 @@ def write_llm(folder, new, reply=REPLY):
     tokenizer = AutoTokenizer.from_pretrained(folder, **options_of(folder))
     tokenizer.add_tokens([reply])
     tokenizer.chat_template = TEMPLATE
+    tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(new)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
