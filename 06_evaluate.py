@@ -23,6 +23,7 @@ import collections
 import contextlib
 import csv
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -58,7 +59,8 @@ COMPOSED = {  # by the organisers of ClimateCheck
 STANCE = ("P", "R", "F1", "macro F1")
 CONFUSION = "confusion"  # the component of the stance measures
 NOTES = {  # what a table may show: what explains it
-    r"^\*\*": "Bold: the best run. Italics: the second best.",
+    "<small>": "Below a value: its 95 % bootstrap interval over claims.",
+    r"^(\*\*|<b>)": "Bold: the best run. Italics: the second best.",
     "†": "† differs from the first run, p < 0.05 (paired randomisation, Holm).",
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
     "^pooled": "Pooled R@k is a mean over pairs.",
@@ -71,12 +73,7 @@ NOTES = {  # what a table may show: what explains it
 }
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
-TASKS = {  # abstracts per claim
-    "climatecheck2025": 10,
-    "climatecheck2026": 10,
-    "climatecheck2026-narratives": 10,
-    "checkthat4b": 5,
-}
+TASKS = ("climatecheck2025", "climatecheck2026", "climatecheck2026-narratives", "checkthat4b")
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
@@ -272,14 +269,10 @@ def randomisation(stacks, names, resamples, seed):
     """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
-    these = {}
-    those = {}
-    sums = {}
-    for name, stack in stacks.items():
-        moved = np.tensordot(swaps, stack - stack[0], (1, 1))
-        sums[name] = stack.sum(1)
-        these[name] = sums[name] - moved
-        those[name] = sums[name][0] + moved
+    sums = {name: stack.sum(1) for name, stack in stacks.items()}
+    moved = {name: np.tensordot(swaps, stack - stack[0], (1, 1)) for name, stack in stacks.items()}
+    these = {name: sums[name] - moved[name] for name in stacks}
+    those = {name: sums[name][0] + moved[name] for name in stacks}
     swapped = np.abs(values_of(these, names) - values_of(those, names))  # NaN does not count
     values = values_of(sums, names)
     is_as_large = swapped >= np.abs(values - values[0]) - 1e-12
@@ -331,6 +324,12 @@ def column_lines(name, column):
     return [f"| {text:{width}} " for text in [name, width * "-", *column]]
 
 
+def notes_on(texts):
+    """Return the sentences that explain what a table of texts shows."""
+    shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
+    return [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
+
+
 def markdown(texts, basis=()):
     """Return a table of texts in Markdown, in parts that fit a terminal, and what explains it.
 
@@ -346,9 +345,7 @@ def markdown(texts, basis=()):
     tables = []
     for part in np.array_split(np.array(columns), count):
         tables.append("".join("".join(line) + "|\n" for line in zip(first, *part)))
-    shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
-    notes = [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
-    return "\n".join([*tables, *notes, *basis])
+    return "\n".join([*tables, *notes_on(texts), *basis])
 
 
 def basis_lines(counts):
@@ -386,55 +383,153 @@ def tables_of(cells, components, claims, counts):
 
 
 # ---------- Report
-PAGE = """<!doctype html>
-<meta charset="utf-8">
+PAGE = r"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
-body { font: 15px/1.5 sans-serif; max-width: 80rem; margin: auto }
-pre { overflow: auto } small { color: #667; display: block }
-.runs { display: flex; gap: .7rem; overflow: auto } .runs > div { flex: 1 0 15rem }
-.hit { margin: .3rem 0; background: #eee } .missed { border: 1px dashed }
-.SUPPORTS { background: #cfd } .REFUTES { background: #fcc } .NEI { background: #ffc }
+:root { color-scheme: light dark; --page: light-dark(#f5f6f8, #131519);
+  --card: light-dark(#ffffff, #1c1f25); --line: light-dark(#dfe3e8, #343a45);
+  --quiet: light-dark(#575f6d, #a6aebb); --accent: light-dark(#2857c4, #8fb1ff) }
+.SUPPORTS, .SUPPORTED { --ink: light-dark(#0a6336, #7edba3); --tint: light-dark(#dff3e6, #15331f) }
+.REFUTES, .REFUTED { --ink: light-dark(#a01f1c, #ff9f99); --tint: light-dark(#fce6e5, #421b1c) }
+.NEI, .NOT { --ink: light-dark(#744c00, #f0c766); --tint: light-dark(#fbeecb, #3a2e0e) }
+.DISPUTED { --ink: light-dark(#6437a0, #ccb2f6); --tint: light-dark(#efe6fb, #30224a) }
+.UNDECIDED, .unjudged { --ink: var(--quiet); --tint: light-dark(#eceef2, #2a2f38) }
+.wrong { --ink: #ffffff; --tint: #b3261e }
+.badge { color: var(--ink); background: var(--tint); font: 600 .75rem system-ui, sans-serif;
+  margin-right: .4rem; padding: .15rem .6rem; border-radius: 1rem; print-color-adjust: exact }
+body { font: 1rem/1.5 system-ui, sans-serif; background: var(--page); overflow-wrap: anywhere;
+  max-width: 84rem; margin: auto; padding: 1rem max(1rem, 2vw) }
+small, thead, ul { color: var(--quiet); font-size: .85rem }
+.box { background: var(--card); border: 1px solid var(--line); border-radius: .75rem;
+  margin: .75rem 0; padding: 1rem }
+.row { display: flex; flex-wrap: wrap; gap: .75rem 1.25rem; align-items: center }
+.scroll { overflow-x: auto }
+table { min-width: 100%%; border-collapse: collapse; white-space: nowrap }
+th, td { padding: .4rem .6rem; border-bottom: 1px solid var(--line); text-align: right }
+th:first-child { position: sticky; left: 0; background: var(--card); text-align: left }
+td small, summary small { display: block; margin-top: .1rem }
+ul { columns: 28rem; padding-left: 1rem }
+figure { flex: 1 1 20rem; min-width: 0; margin: 0 }
+#plot { flex-grow: 3; display: grid; grid-template-columns: auto auto 1fr; gap: 0 1.25rem }
+svg { width: 100%%; height: 1.75rem; stroke: var(--accent); stroke-linecap: round;
+  background: repeating-linear-gradient(90deg, var(--line) 0 1px, #0000 1px 25%%) }
+path { stroke-width: 12px; vector-effect: non-scaling-stroke }
+.axis { grid-column: -2 / -1; display: flex; justify-content: space-between }
+input, select { font: inherit; max-width: 100%%; padding: .4rem }
+.columns { display: flex; gap: 1rem; margin-top: 1rem }
+.columns > * { flex: 1 0 min(17rem, 90%%) }
+.hit { background: var(--page); border-left: 4px solid var(--ink); margin: .6rem 0; padding: .7rem }
+.missed { border: 2px dashed var(--ink) }
+@media (max-width: 45rem) { #plot { grid-template-columns: 1fr auto } svg { grid-column: 1 / -1 } }
+@media print { :root { color-scheme: light } #controls { display: none } }
 </style>
-<h1 id="title"></h1><pre id="table"></pre>
-<p>R@5 stands below a claim. Dashed: evidence that ten ranks miss. Gold:
-<b class="SUPPORTS">SUPPORTS</b> <b class="REFUTES">REFUTES</b> <b class="NEI">NEI</b></p>
-<input id="search" placeholder="Search"><select id="order"></select>
+<h1 id="heading"></h1>
+<section class="box"><div class="scroll" tabindex="0">%s</div><ul>%s</ul></section>
+<section class="box row"><figure id="plot"></figure>%s</section>
+<h2>Claims</h2>
+<section class="box row" id="controls">
+  <input id="search" type="search" placeholder="Claim, title or id" aria-label="Search">
+  <select id="order" aria-label="Order"><option value="-1">Order of the qrels</option></select>
+  <select id="flag" aria-label="Filter"><option value="">All claims</option></select>
+  <output id="count" aria-live="polite"></output>
+  <small>Wrong label: a run's label is not the gold label. Missed evidence: a run lacks evidence in
+  its first ten ranks. Runs disagree: by more than 0.2 in R@5, or in a label.</small>
+  <small id="legend">Gold labels: </small>
+</section>
 <div id="claims"></div>
 <script id="json" type="application/json">%s</script>
 <script>  // an element with an id is a global name
-const data = JSON.parse(json.textContent), runs = data.runs, abstracts = new Map(data.abstracts);
-document.title = title.textContent = data.title;
-table.textContent = data.table;
-const safe = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt()};`);  // no markup
-function hit([, id, gold, rank, predicted], claim) {
-  const [title, text] = abstracts.get(id), missed = rank > 10 ? "missed" : "";
-  const sentence = claim.evidence.find(part => part.abstract_id === id)?.sentence ?? "";
-  return `<details class="hit ${gold} ${missed}"><summary>${missed} ${rank < 1e9 ? rank : ""}
-    ${safe(title || text.slice(0, 90))}<small>${safe(id)} ${gold && "· gold " + gold}
-    ${predicted && "· predicted " + predicted}</small></summary>
-    ${safe(text).replace(safe(sentence), "<mark>$&</mark>")}</details>`;
+const data = JSON.parse(json.textContent);
+const abstracts = new Map(data.abstracts);
+const runs = data.runs.map(([name, rows], column) => (
+  {name, column, rows: Map.groupBy(rows, row => row[0]), hasLabels: rows.some(row => row[4])}));
+runs.sort((a, b) => b.hasLabels - a.hasLabels);  // runs with labels come first
+document.title = heading.textContent = data.title;
+
+function element(tag, className, ...children) {  // texts become text nodes, never markup
+  const node = Object.assign(document.createElement(tag), {className});
+  node.append(...children.filter(Boolean));
+  return node;
 }
-for (const claim of data.claims) {
-  const recalls = runs.map(([run], n) => `${run} ${claim.recall[n]?.toFixed(2) ?? "–"}`);
-  const column = ([run, rows]) => `<div><b>${safe(run)}</b>` +
-    rows.filter(row => row[0] === claim.id).map(row => hit(row, claim)).join("") + "</div>";
-  claim.text = `${claim.id} · ${claim.claim} ${claim.verdict}`;
-  claim.node = document.createElement("details");
-  claim.node.innerHTML = `<summary>${safe(claim.text)}
-    <small>${safe(recalls.join(" · "))}</small></summary>`;
-  claim.node.addEventListener("toggle", () => claim.node.insertAdjacentHTML("beforeend",
-    `<div class="runs">${runs.map(column).join("")}</div>`), {once: true});
+const badge = (text, className = text) => element("span", `badge ${className}`, text);
+legend.append(...["SUPPORTS", "REFUTES", "NEI", "unjudged"].map(label => badge(label)));
+
+// ----- Plot: for each run an SVG whose x is the value
+const [measure] = Object.keys(data.numbers.value[runs[0].name]);
+const at = (field, run) => data.numbers[field][run.name][measure];
+const shown = runs.filter(run => at("value", run) !== null);
+const end = Math.max(1, ...shown.map(run => Math.ceil(at("high", run) ?? at("value", run))));
+for (const run of shown) {
+  const [value, low, high] = ["value", "low", "high"].map(field => at(field, run));
+  const interval = low === null ? "" : ` ${low.toFixed(3)}–${high.toFixed(3)}`;
+  plot.append(element("b", "", run.name), `${value.toFixed(3)} ${interval}`);
+  plot.insertAdjacentHTML("beforeend", `<svg viewBox="0 0 ${end} 1" preserveAspectRatio="none">
+    <path d="M${low ?? value} .5H${high ?? value}" opacity=".4" style="stroke-width: 6px"/>
+    <path d="M${value} .5h0"/></svg>`);
 }
-order.append(new Option("as in the qrels", -1),
-  ...runs.map(([run], n) => new Option("missed most by " + run, n)));
-search.oninput = order.onchange = () => {
-  const n = order.value, word = search.value.toLowerCase();
-  const key = ({recall}) => recall[n] ?? 2;  // claims without evidence come last
-  const found = data.claims.filter(one => one.text.toLowerCase().includes(word));
-  found.sort((a, b) => n < 0 ? 0 : key(a) - key(b));
-  claims.replaceChildren(...found.map(claim => claim.node));
+const ticks = [0, 0.25, 0.5, 0.75, 1].map(part => element("small", "", `${part * end}`));
+plot.append(element("div", "axis", ...ticks));
+
+// ----- Claims; a hit is a row of a run: claim, abstract, gold label, rank, predicted label
+const isWrong = ([, , gold, , label]) => gold && label && gold !== label;
+const isMissed = hit => hit[3] > 10;
+const differ = (a, b) => a[1] === b[1] && a[4] && b[4] && a[4] !== b[4];
+const FLAGS = {
+  "wrong label": hits => hits.some(isWrong),
+  "missed evidence": hits => hits.some(isMissed),
+  "runs disagree": (hits, recalls) => Math.max(...recalls) - Math.min(...recalls) > 0.2 ||
+    hits.some(hit => hits.some(other => differ(hit, other))),
 };
-search.oninput();
+
+function abstract(hit, evidence) {
+  const [, id, gold, rank, label] = hit;
+  const [title, text, url, doi] = abstracts.get(id);
+  const facts = element("small", "", `${id} · gold: `, badge(gold || "unjudged"));
+  if (label) facts.append("predicted: ", badge(label));
+  if (label && gold) facts.append(isWrong(hit) ? badge("✗ wrong") : "✓ right");
+  const sentence = evidence?.find(part => part.abstract_id === id)?.sentence;
+  const [before, ...after] = sentence ? text.split(sentence) : [text];
+  const body = element("p", "", before);
+  for (const part of after) body.append(element("mark", "", sentence), part);
+  const links = [url, doi.replace(/^(doi:)?(?=10\.)/i, "https://doi.org/")];
+  const href = links.find(link => /^https?:\/\//i.test(link));
+  if (href) body.append(" ", Object.assign(element("a", "", "Source"), {href, rel: "noopener"}));
+  const place = rank < 1e9 ? `${rank}. ` : "";
+  const missed = isMissed(hit) && badge("missed", "wrong");
+  const head = element("summary", "", missed, place, title || text.slice(0, 90), facts);
+  return element("details", `hit ${gold || "unjudged"} ${missed ? "missed" : ""}`, head, body);
+}
+
+for (const claim of data.claims) {
+  const columns = runs.map(run => run.rows.get(claim.id) ?? []);
+  const hits = columns.flat();
+  claim.flags = Object.keys(FLAGS).filter(name => FLAGS[name](hits, claim.recall));
+  const titles = hits.map(([, id]) => `${id} ${abstracts.get(id)[0]}`);
+  claim.text = [claim.id, claim.claim, claim.verdict, ...titles].join(" ").toLowerCase();
+  const recalls = runs.map(run => `${run.name} ${claim.recall[run.column]?.toFixed(2) ?? "–"}`);
+  const facts = element("small", "", `${claim.id} · R@5: ${recalls.join(", ")} `);
+  facts.append(...claim.flags.map(flag => badge(flag, "unjudged")));
+  const head = element("summary", "", claim.verdict && badge(claim.verdict), claim.claim, facts);
+  claim.node = element("details", "box", head);
+  const list = (hits, n) => element("section", "",
+    element("b", "", runs[n].name), ...hits.map(hit => abstract(hit, claim.evidence)));
+  const open = () => claim.node.append(element("div", "columns scroll", ...columns.map(list)));
+  claim.node.addEventListener("toggle", open, {once: true});
+}
+
+flag.append(...Object.keys(FLAGS).map(name => new Option(name)));
+order.append(...runs.map(run => new Option(`Lowest R@5 of ${run.name}`, run.column)));
+controls.oninput = () => {
+  const words = search.value.toLowerCase().split(/\s+/);
+  const hasWords = claim => words.every(word => claim.text.includes(word));
+  const hasFlag = claim => flag.value === "" || claim.flags.includes(flag.value);
+  const key = claim => claim.recall[order.value] ?? 2;  // claims without evidence come last
+  const found = data.claims.filter(hasWords).filter(hasFlag).sort((a, b) => key(a) - key(b));
+  claims.replaceChildren(...found.map(claim => claim.node));
+  count.textContent = `${found.length} of ${data.claims.length} claims`;
+};
+controls.oninput();
 </script>
 """
 
@@ -451,37 +546,52 @@ def side_by_side(run, qrels):
     return both.astype(object).fillna("").to_numpy().tolist()
 
 
-def read_verdicts(path):
-    """Return {claim_id: verdict of 05_classify.py aggregate}, {} if there is no such file."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return {record["claim_id"]: record for record in map(json.loads, lines)}
-
-
-def report(args, runs, qrels, components, table):
-    """Return the page; runs: {run: its rows}; components: {run: ...}; table: Markdown."""
+def rankings(args, runs, qrels, components):
+    """Return the claims, rankings and texts of the page; runs: {run: its rows}."""
     texts = read_table(args.claims, CLAIM).set_index("claim_id")["claim"]
     corpus = read_corpus(args.corpus)
-    verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
+    path = Path(args.work, args.split, "claims.jsonl")  # of 05_classify.py aggregate
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    verdicts = {record["claim_id"]: record for record in map(json.loads, lines)}
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     abstracts = {}
     for _, abstract_id, *_ in sum(rows.values(), []):
         record = corpus.get(abstract_id, {})
-        abstracts[abstract_id] = [text_of(record, [field]) for field in ("title", "abstract")]
+        fields = ("title", "abstract", "url", "doi")
+        abstracts[abstract_id] = [text_of(record, [field]) for field in fields]
     recalls = np.stack([own["R@5"] for own in components.values()], axis=1)  # (claims, runs, 2)
     claims = []
     for claim_id, values in zip(qrels["claim_id"].unique(), recalls.tolist()):
-        record = verdicts.get(claim_id, {"verdict": "", "evidence": []})
+        record = verdicts.get(claim_id, {})
         recall_5 = [value if is_counted else None for value, is_counted in values]
         claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_5}
         claims.append(record | claim)
-    data = {
+    return {
         "title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
-        "table": table,
         "claims": claims,
         "runs": list(rows.items()),
         "abstracts": list(abstracts.items()),
     }
-    return PAGE % json.dumps(data).replace("<", "\\u003c")
+
+
+def report(data, cells, matrices, basis, depth):
+    """Return the page; matrices: {run: confusion (gold, predicted)}."""
+    import pandas as pd
+
+    bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
+    bounds = bounds.mask(cells["low"].isna(), "")  # without resamples
+    texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
+    table = texts.set_index("run").rename(html.escape)
+    table = table.to_html(escape=False, border=0, index_names=False)
+    notes = [f"<li>{html.escape(note)}" for note in [*notes_on(texts), *basis]]
+    figures = []
+    for name, matrix in matrices.items():
+        matrix = pd.DataFrame(matrix, LABELS, LABELS).rename_axis(columns="gold / predicted")
+        figures.append(f"""<figure class="scroll">{matrix.to_html(border=0)}
+        <small>{html.escape(name)}: gold labels in rows, predicted labels in columns. Only judged
+        pairs among the first {depth} ranks of a claim count.</small></figure>""")
+    json_text = json.dumps(data).replace("<", "\\u003c")
+    return PAGE % (table, "\n".join(notes), "\n".join(figures), json_text)
 
 
 # ---------- Evaluate
@@ -506,6 +616,7 @@ def evaluate(args):
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
     counts = {}
+    matrices = {}
     runs = {}
     for name, path in paths.items():
         run, counts[name] = read_run(path, qrels)
@@ -514,8 +625,8 @@ def evaluate(args):
         matrix = components[name][CONFUSION].sum(axis=0)
         if matrix.any():
             counts[name] |= stance_basis(run, matrix, args.depth)
-        if args.report:
-            runs[name] = run
+            matrices[name] = matrix.astype(int)
+        runs[name] = run
     cells = compare(components, names, args.resamples, args.seed)
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
@@ -526,9 +637,8 @@ def evaluate(args):
     outs = {f"{out.removesuffix('.tsv')}{ending}": text for ending, text in tables.items()}
     basis = basis_lines(counts)
     if args.report:
-        bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
-        table = markdown(cell_texts(cells, bounds), basis)
-        outs[args.report] = report(args, runs, qrels, components, table)
+        data = rankings(args, runs, qrels, components) | {"numbers": json.loads(tables[".json"])}
+        outs[args.report] = report(data, cells, matrices, basis, args.depth)
     for path, text in outs.items():
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
@@ -539,8 +649,8 @@ def evaluate(args):
 # ---------- Submission
 def submission(args):
     """Write a run as the table that a shared task asks for, and its zip."""
-    top_k = args.top_k or TASKS[args.task]
     is_tsv = args.task == "checkthat4b"
+    top_k = args.top_k or (5 if is_tsv else 10)
     ending = ".tsv" if is_tsv else ".csv"
     has_narratives = args.task.endswith("narratives")
     out = args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip"
