@@ -226,10 +226,8 @@ def components_of(run, qrels, names, depth):
     """Return the components of measures; stance and B-Pref see the first depth ranks."""
     judgements = judgements_of(run, qrels)
     gold = judgements.gold
-    members = []
-    for name in names:
-        members += COMPOSED[name][1] if name in COMPOSED else [name]
-    needed = dict.fromkeys(member for member in members if member not in STANCE)
+    members = [COMPOSED[name][1] if name in COMPOSED else [name] for name in names]
+    needed = dict.fromkeys(member for member in sum(members, []) if member not in STANCE)
     components = {CONFUSION: confusion(gold[:, :depth], judgements.predicted[:, :depth])}
     for name in needed:
         at_k = re.fullmatch(rf"({'|'.join(RANKED)})(?:@([1-9]\d*))?", name)
@@ -265,16 +263,17 @@ def intervals(stacks, names, resamples, seed):
     return np.nanquantile(values_of(sums, names), (0.025, 0.975), axis=0)
 
 
-def randomisation(stacks, names, resamples, seed):
+def randomisation(stacks, values, names, resamples, seed):
     """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
-    sums = {name: stack.sum(1) for name, stack in stacks.items()}
-    moved = {name: np.tensordot(swaps, stack - stack[0], (1, 1)) for name, stack in stacks.items()}
-    these = {name: sums[name] - moved[name] for name in stacks}
-    those = {name: sums[name][0] + moved[name] for name in stacks}
+    these = {}
+    those = {}
+    for name, stack in stacks.items():
+        moved = np.tensordot(swaps, stack - stack[0], (1, 1))
+        these[name] = stack.sum(1) - moved
+        those[name] = stack[0].sum(0) + moved
     swapped = np.abs(values_of(these, names) - values_of(those, names))  # NaN does not count
-    values = values_of(sums, names)
     is_as_large = swapped >= np.abs(values - values[0]) - 1e-12
     return (1 + is_as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
 
@@ -299,7 +298,7 @@ def compare(components, names, resamples, seed):
     low = high = p = np.full_like(values, np.nan)
     if resamples:
         low, high = intervals(stacks, names, resamples, seed)
-        p = randomisation(stacks, names, resamples, seed)
+        p = randomisation(stacks, values, names, resamples, seed)
     cells = {"value": values, "low": low, "high": high, "difference": values - values[0], "p": p}
     cells = {field: pd.DataFrame(cell, list(components), names) for field, cell in cells.items()}
     cells["difference"].iloc[0] = np.nan
@@ -383,13 +382,12 @@ def tables_of(cells, components, claims, counts):
 
 
 # ---------- Report
-PAGE = r"""<!doctype html>
-<html lang="en">
+PAGE = r"""<!doctype html><html lang="en">
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
-:root { color-scheme: light dark; --page: light-dark(#f5f6f8, #131519);
-  --card: light-dark(#ffffff, #1c1f25); --line: light-dark(#dfe3e8, #343a45);
-  --quiet: light-dark(#575f6d, #a6aebb); --accent: light-dark(#2857c4, #8fb1ff) }
+:root { color-scheme: light dark; --page: light-dark(#eff1f5, #121418);
+  --card: light-dark(#ffffff, #1d2027); --line: light-dark(#d9dde4, #3a404c);
+  --quiet: light-dark(#575f6d, #a6aebb) }
 .SUPPORTS, .SUPPORTED { --ink: light-dark(#0a6336, #7edba3); --tint: light-dark(#dff3e6, #15331f) }
 .REFUTES, .REFUTED { --ink: light-dark(#a01f1c, #ff9f99); --tint: light-dark(#fce6e5, #421b1c) }
 .NEI, .NOT { --ink: light-dark(#744c00, #f0c766); --tint: light-dark(#fbeecb, #3a2e0e) }
@@ -397,96 +395,87 @@ PAGE = r"""<!doctype html>
 .UNDECIDED, .unjudged { --ink: var(--quiet); --tint: light-dark(#eceef2, #2a2f38) }
 .wrong { --ink: #ffffff; --tint: #b3261e }
 .badge { color: var(--ink); background: var(--tint); font: 600 .75rem system-ui, sans-serif;
-  margin-right: .4rem; padding: .15rem .6rem; border-radius: 1rem; print-color-adjust: exact }
+  margin-right: .4rem; padding: .15rem .6rem; border-radius: 1rem; white-space: nowrap }
 body { font: 1rem/1.5 system-ui, sans-serif; background: var(--page); overflow-wrap: anywhere;
   max-width: 84rem; margin: auto; padding: 1rem max(1rem, 2vw) }
-small, thead, ul { color: var(--quiet); font-size: .85rem }
-.box { background: var(--card); border: 1px solid var(--line); border-radius: .75rem;
-  margin: .75rem 0; padding: 1rem }
-.row { display: flex; flex-wrap: wrap; gap: .75rem 1.25rem; align-items: center }
-.scroll { overflow-x: auto }
+small, thead { color: var(--quiet); font-size: .85rem }
+.box { margin: .75rem 0; padding: 1rem; border-radius: .75rem; background: var(--card) }
+.row { display: flex; flex-wrap: wrap; gap: .6rem 1.25rem; align-items: center }
+figure { flex: 1 1 20rem; min-width: 0; margin: 0; padding-right: .5rem; overflow-x: auto }
 table { min-width: 100%%; border-collapse: collapse; white-space: nowrap }
-th, td { padding: .4rem .6rem; border-bottom: 1px solid var(--line); text-align: right }
+th, td { padding: .4rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
 th:first-child { position: sticky; left: 0; background: var(--card); text-align: left }
-td small, summary small { display: block; margin-top: .1rem }
-ul { columns: 28rem; padding-left: 1rem }
-figure { flex: 1 1 20rem; min-width: 0; margin: 0 }
-#plot { flex-grow: 3; display: grid; grid-template-columns: auto auto 1fr; gap: 0 1.25rem }
-svg { width: 100%%; height: 1.75rem; stroke: var(--accent); stroke-linecap: round;
+td small, summary small { display: block; margin-top: .2rem }
+#plot { display: grid; grid-template-columns: auto auto 1fr; gap: 0 1.25rem; margin: .75rem 0 }
+svg { width: 100%%; height: 1.75rem; stroke: currentColor; stroke-linecap: round;
   background: repeating-linear-gradient(90deg, var(--line) 0 1px, #0000 1px 25%%) }
 path { stroke-width: 12px; vector-effect: non-scaling-stroke }
-.axis { grid-column: -2 / -1; display: flex; justify-content: space-between }
-input, select { font: inherit; max-width: 100%%; padding: .4rem }
-.columns { display: flex; gap: 1rem; margin-top: 1rem }
-.columns > * { flex: 1 0 min(17rem, 90%%) }
+.axis { grid-column: 3; display: flex; justify-content: space-between }
+input, select, ::placeholder { font: inherit; color: inherit; max-width: 100%%; padding: .4rem }
+.columns { display: grid; grid: auto / auto-flow minmax(17rem, 1fr); gap: 1rem;
+  margin-top: 1rem; overflow-x: auto }
 .hit { background: var(--page); border-left: 4px solid var(--ink); margin: .6rem 0; padding: .7rem }
 .missed { border: 2px dashed var(--ink) }
-@media (max-width: 45rem) { #plot { grid-template-columns: 1fr auto } svg { grid-column: 1 / -1 } }
+mark { background: var(--tint); color: inherit }
+@media (width < 45rem) { svg, .axis { grid-column: 1 / -1 } }
 @media print { :root { color-scheme: light } #controls { display: none } }
 </style>
 <h1 id="heading"></h1>
-<section class="box"><div class="scroll" tabindex="0">%s</div><ul>%s</ul></section>
-<section class="box row"><figure id="plot"></figure>%s</section>
-<h2>Claims</h2>
-<section class="box row" id="controls">
+<section class="box"><figure tabindex="0">%s</figure><p class="row" id="notes"></p></section>
+<section class="box row"><figure><b id="measure"></b><div id="plot"></div>
+  <small>Dot: value of a run. Bar: its 95 %% bootstrap interval over claims.</small></figure>%s
+</section>
+<h2>Claims</h2><section class="box row" id="controls">
   <input id="search" type="search" placeholder="Claim, title or id" aria-label="Search">
   <select id="order" aria-label="Order"><option value="-1">Order of the qrels</option></select>
   <select id="flag" aria-label="Filter"><option value="">All claims</option></select>
   <output id="count" aria-live="polite"></output>
-  <small>Wrong label: a run's label is not the gold label. Missed evidence: a run lacks evidence in
-  its first ten ranks. Runs disagree: by more than 0.2 in R@5, or in a label.</small>
-  <small id="legend">Gold labels: </small>
 </section>
-<div id="claims"></div>
-<script id="json" type="application/json">%s</script>
+<div id="claims"></div><script id="json" type="application/json">%s</script>
 <script>  // an element with an id is a global name
 const data = JSON.parse(json.textContent);
-const abstracts = new Map(data.abstracts);
 const runs = data.runs.map(([name, rows], column) => (
   {name, column, rows: Map.groupBy(rows, row => row[0]), hasLabels: rows.some(row => row[4])}));
 runs.sort((a, b) => b.hasLabels - a.hasLabels);  // runs with labels come first
-document.title = heading.textContent = data.title;
-
 function element(tag, className, ...children) {  // texts become text nodes, never markup
   const node = Object.assign(document.createElement(tag), {className});
   node.append(...children.filter(Boolean));
   return node;
 }
 const badge = (text, className = text) => element("span", `badge ${className}`, text);
-legend.append(...["SUPPORTS", "REFUTES", "NEI", "unjudged"].map(label => badge(label)));
-
-// ----- Plot: for each run an SVG whose x is the value
-const [measure] = Object.keys(data.numbers.value[runs[0].name]);
-const at = (field, run) => data.numbers[field][run.name][measure];
-const shown = runs.filter(run => at("value", run) !== null);
-const end = Math.max(1, ...shown.map(run => Math.ceil(at("high", run) ?? at("value", run))));
-for (const run of shown) {
-  const [value, low, high] = ["value", "low", "high"].map(field => at(field, run));
-  const interval = low === null ? "" : ` ${low.toFixed(3)}–${high.toFixed(3)}`;
-  plot.append(element("b", "", run.name), `${value.toFixed(3)} ${interval}`);
+document.title = heading.textContent = data.title;
+notes.append(...data.notes.map(note => element("small", "", note)));
+const golds = ["SUPPORTS", "REFUTES", "NEI", "unjudged"].map(label => badge(label));
+controls.append(element("small", "", "Gold labels: ", ...golds));
+// ----- Plot of the first column: for each run an SVG whose x is the value
+const numbersIn = row => row.cells[1].textContent.match(/\d+\.\d{3}/g) ?? [];
+const rows = Array.from(document.querySelector("tbody").rows).filter(row => numbersIn(row).length);
+const end = Math.ceil(Math.max(1, ...rows.flatMap(numbersIn)));
+for (const row of rows) {
+  const [value, low = value, high = value] = numbersIn(row);
+  const [name, cell] = row.cloneNode(true).cells;
+  plot.append(element("b", "", name.textContent), element("span", "row", ...cell.childNodes));
   plot.insertAdjacentHTML("beforeend", `<svg viewBox="0 0 ${end} 1" preserveAspectRatio="none">
-    <path d="M${low ?? value} .5H${high ?? value}" opacity=".4" style="stroke-width: 6px"/>
+    <path d="M${low} .5H${high}" style="stroke-width: 6px; opacity: .4"/>
     <path d="M${value} .5h0"/></svg>`);
 }
 const ticks = [0, 0.25, 0.5, 0.75, 1].map(part => element("small", "", `${part * end}`));
 plot.append(element("div", "axis", ...ticks));
-
+measure.textContent = document.querySelector("th + th").textContent;
 // ----- Claims; a hit is a row of a run: claim, abstract, gold label, rank, predicted label
 const isWrong = ([, , gold, , label]) => gold && label && gold !== label;
-const isMissed = hit => hit[3] > 10;
 const differ = (a, b) => a[1] === b[1] && a[4] && b[4] && a[4] !== b[4];
 const FLAGS = {
-  "wrong label": hits => hits.some(isWrong),
-  "missed evidence": hits => hits.some(isMissed),
-  "runs disagree": (hits, recalls) => Math.max(...recalls) - Math.min(...recalls) > 0.2 ||
-    hits.some(hit => hits.some(other => differ(hit, other))),
+  "wrong label: not the gold label": hits => hits.some(isWrong),
+  "missed evidence: not in a run's first ten ranks": hits => hits.some(hit => hit[3] > 10),
+  "runs disagree: by more than 0.2 in R@5, or in a label": (hits, recall) =>
+    Math.max(...recall) - Math.min(...recall) > 0.2 || hits.some(a => hits.some(b => differ(a, b))),
 };
-
 function abstract(hit, evidence) {
   const [, id, gold, rank, label] = hit;
-  const [title, text, url, doi] = abstracts.get(id);
-  const facts = element("small", "", `${id} · gold: `, badge(gold || "unjudged"));
-  if (label) facts.append("predicted: ", badge(label));
+  const [title, text, url, doi] = data.abstracts[id];
+  const facts = element("small", "", `${id} · gold `, badge(gold || "unjudged"));
+  if (label) facts.append("predicted ", badge(label));
   if (label && gold) facts.append(isWrong(hit) ? badge("✗ wrong") : "✓ right");
   const sentence = evidence?.find(part => part.abstract_id === id)?.sentence;
   const [before, ...after] = sentence ? text.split(sentence) : [text];
@@ -495,38 +484,34 @@ function abstract(hit, evidence) {
   const links = [url, doi.replace(/^(doi:)?(?=10\.)/i, "https://doi.org/")];
   const href = links.find(link => /^https?:\/\//i.test(link));
   if (href) body.append(" ", Object.assign(element("a", "", "Source"), {href, rel: "noopener"}));
-  const place = rank < 1e9 ? `${rank}. ` : "";
-  const missed = isMissed(hit) && badge("missed", "wrong");
-  const head = element("summary", "", missed, place, title || text.slice(0, 90), facts);
+  const missed = rank > 10 && badge(rank < 1e9 ? `missed: rank ${rank}` : "missed", "wrong");
+  const head = element("summary", "", missed || `${rank}. `, title || text.slice(0, 90), facts);
   return element("details", `hit ${gold || "unjudged"} ${missed ? "missed" : ""}`, head, body);
 }
-
 for (const claim of data.claims) {
   const columns = runs.map(run => run.rows.get(claim.id) ?? []);
   const hits = columns.flat();
-  claim.flags = Object.keys(FLAGS).filter(name => FLAGS[name](hits, claim.recall));
-  const titles = hits.map(([, id]) => `${id} ${abstracts.get(id)[0]}`);
-  claim.text = [claim.id, claim.claim, claim.verdict, ...titles].join(" ").toLowerCase();
+  const flags = Object.keys(FLAGS).filter(flag => FLAGS[flag](hits, claim.recall));
+  const titles = hits.map(([, id]) => `${id} ${data.abstracts[id][0]}`);
+  claim.text = [claim.id, claim.claim, claim.verdict, ...flags, ...titles].join(" ").toLowerCase();
   const recalls = runs.map(run => `${run.name} ${claim.recall[run.column]?.toFixed(2) ?? "–"}`);
   const facts = element("small", "", `${claim.id} · R@5: ${recalls.join(", ")} `);
-  facts.append(...claim.flags.map(flag => badge(flag, "unjudged")));
+  facts.append(...flags.map(flag => badge(flag.split(":")[0], "unjudged")));
   const head = element("summary", "", claim.verdict && badge(claim.verdict), claim.claim, facts);
   claim.node = element("details", "box", head);
   const list = (hits, n) => element("section", "",
     element("b", "", runs[n].name), ...hits.map(hit => abstract(hit, claim.evidence)));
-  const open = () => claim.node.append(element("div", "columns scroll", ...columns.map(list)));
+  const open = () => claim.node.append(element("div", "columns", ...columns.map(list)));
   claim.node.addEventListener("toggle", open, {once: true});
 }
-
+// ----- Search and order
 flag.append(...Object.keys(FLAGS).map(name => new Option(name)));
 order.append(...runs.map(run => new Option(`Lowest R@5 of ${run.name}`, run.column)));
 controls.oninput = () => {
-  const words = search.value.toLowerCase().split(/\s+/);
-  const hasWords = claim => words.every(word => claim.text.includes(word));
-  const hasFlag = claim => flag.value === "" || claim.flags.includes(flag.value);
+  const words = [flag.value.toLowerCase(), ...search.value.toLowerCase().split(/\s+/)];
+  const found = data.claims.filter(claim => words.every(word => claim.text.includes(word)));
   const key = claim => claim.recall[order.value] ?? 2;  // claims without evidence come last
-  const found = data.claims.filter(hasWords).filter(hasFlag).sort((a, b) => key(a) - key(b));
-  claims.replaceChildren(...found.map(claim => claim.node));
+  claims.replaceChildren(...found.sort((a, b) => key(a) - key(b)).map(claim => claim.node));
   count.textContent = `${found.length} of ${data.claims.length} claims`;
 };
 controls.oninput();
@@ -540,8 +525,7 @@ def side_by_side(run, qrels):
     Evidence that the run lacks has the rank 1e9.
     """
     both = run.rename(columns={"label": "predicted"}).merge(qrels, how="outer")
-    both = both.fillna({"rank": 1e9})
-    both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])]
+    both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])].fillna({"rank": 1e9})
     both = both.reindex(columns=[*QRELS, "rank", "predicted"]).sort_values("rank", kind="stable")
     return both.astype(object).fillna("").to_numpy().tolist()
 
@@ -554,23 +538,22 @@ def rankings(args, runs, qrels, components):
     lines = path.read_bytes().splitlines() if path.exists() else []
     verdicts = {record["claim_id"]: record for record in map(json.loads, lines)}
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
+    fields = "title abstract url doi".split()
     abstracts = {}
     for _, abstract_id, *_ in sum(rows.values(), []):
         record = corpus.get(abstract_id, {})
-        fields = ("title", "abstract", "url", "doi")
         abstracts[abstract_id] = [text_of(record, [field]) for field in fields]
-    recalls = np.stack([own["R@5"] for own in components.values()], axis=1)  # (claims, runs, 2)
+    fractions = np.stack([own["R@5"] for own in components.values()], axis=1)
+    recalls = np.where(fractions[..., 1], fractions[..., 0], None)  # (claims, runs)
     claims = []
-    for claim_id, values in zip(qrels["claim_id"].unique(), recalls.tolist()):
-        record = verdicts.get(claim_id, {})
-        recall_5 = [value if is_counted else None for value, is_counted in values]
+    for claim_id, recall_5 in zip(qrels["claim_id"].unique(), recalls.tolist()):
         claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_5}
-        claims.append(record | claim)
+        claims.append(verdicts.get(claim_id, {}) | claim)
     return {
         "title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
         "claims": claims,
         "runs": list(rows.items()),
-        "abstracts": list(abstracts.items()),
+        "abstracts": abstracts,
     }
 
 
@@ -581,17 +564,15 @@ def report(data, cells, matrices, basis, depth):
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
     bounds = bounds.mask(cells["low"].isna(), "")  # without resamples
     texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
+    data["notes"] = notes_on(texts) + basis
     table = texts.set_index("run").rename(html.escape)
     table = table.to_html(escape=False, border=0, index_names=False)
-    notes = [f"<li>{html.escape(note)}" for note in [*notes_on(texts), *basis]]
-    figures = []
-    for name, matrix in matrices.items():
-        matrix = pd.DataFrame(matrix, LABELS, LABELS).rename_axis(columns="gold / predicted")
-        figures.append(f"""<figure class="scroll">{matrix.to_html(border=0)}
-        <small>{html.escape(name)}: gold labels in rows, predicted labels in columns. Only judged
-        pairs among the first {depth} ranks of a claim count.</small></figure>""")
-    json_text = json.dumps(data).replace("<", "\\u003c")
-    return PAGE % (table, "\n".join(notes), "\n".join(figures), json_text)
+    figures = ""
+    for run, matrix in matrices.items():
+        labels = pd.DataFrame(matrix, LABELS, LABELS).rename_axis(columns=run)
+        figures += f"""<figure>{labels.to_html(border=0)}<small>Gold labels in rows, predicted ones
+        in columns. Only judged pairs among the first {depth} ranks count.</small></figure>"""
+    return PAGE % (table, figures, json.dumps(data).replace("<", "\\u003c"))
 
 
 # ---------- Evaluate
@@ -637,7 +618,7 @@ def evaluate(args):
     outs = {f"{out.removesuffix('.tsv')}{ending}": text for ending, text in tables.items()}
     basis = basis_lines(counts)
     if args.report:
-        data = rankings(args, runs, qrels, components) | {"numbers": json.loads(tables[".json"])}
+        data = rankings(args, runs, qrels, components)
         outs[args.report] = report(data, cells, matrices, basis, args.depth)
     for path, text in outs.items():
         with written(path, task) as new:
