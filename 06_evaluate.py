@@ -393,7 +393,7 @@ PAGE = r"""<!doctype html><html lang="en">
 .NEI, .NOT { --ink: light-dark(#744c00, #f0c766); --tint: light-dark(#fbeecb, #3a2e0e) }
 .DISPUTED { --ink: light-dark(#6437a0, #ccb2f6); --tint: light-dark(#efe6fb, #30224a) }
 .UNDECIDED, .unjudged { --ink: var(--quiet); --tint: light-dark(#eceef2, #2a2f38) }
-.wrong { --ink: #ffffff; --tint: #b3261e }
+.wrong { --ink: #ffffff; --tint: #b3261e; print-color-adjust: exact }
 .badge { color: var(--ink); background: var(--tint); font: 600 .75rem system-ui, sans-serif;
   margin-right: .4rem; padding: .15rem .6rem; border-radius: 1rem; white-space: nowrap }
 body { font: 1rem/1.5 system-ui, sans-serif; background: var(--page); overflow-wrap: anywhere;
@@ -401,13 +401,14 @@ body { font: 1rem/1.5 system-ui, sans-serif; background: var(--page); overflow-w
 small, thead { color: var(--quiet); font-size: .85rem }
 .box { margin: .75rem 0; padding: 1rem; border-radius: .75rem; background: var(--card) }
 .row { display: flex; flex-wrap: wrap; gap: .6rem 1.25rem; align-items: center }
-figure { flex: 1 1 20rem; min-width: 0; margin: 0; padding-right: .5rem; overflow-x: auto }
+figure { flex: 1 1 23rem; min-width: 0; margin: 0; padding: 0 .5rem; overflow-x: auto }
 table { min-width: 100%%; border-collapse: collapse; white-space: nowrap }
 th, td { padding: .4rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
-th:first-child { position: sticky; left: 0; background: var(--card); text-align: left }
+th:first-child { position: sticky; left: 0; min-width: 7rem; background: var(--card);
+  text-align: left; white-space: normal }
 td small, summary small { display: block; margin-top: .2rem }
-#plot { display: grid; grid-template-columns: auto auto 1fr; gap: 0 1.25rem; margin: .75rem 0 }
-svg { width: 100%%; height: 1.75rem; stroke: currentColor; stroke-linecap: round;
+#plot { display: grid; grid: auto / fit-content(9rem) auto 1fr; gap: 0 1rem; align-items: center }
+svg { width: 100%%; height: 1.75rem; overflow: visible; stroke: currentColor; stroke-linecap: round;
   background: repeating-linear-gradient(90deg, var(--line) 0 1px, #0000 1px 25%%) }
 path { stroke-width: 12px; vector-effect: non-scaling-stroke }
 .axis { grid-column: 3; display: flex; justify-content: space-between }
@@ -418,19 +419,18 @@ input, select, ::placeholder { font: inherit; color: inherit; max-width: 100%%; 
 .missed { border: 2px dashed var(--ink) }
 mark { background: var(--tint); color: inherit }
 @media (width < 45rem) { svg, .axis { grid-column: 1 / -1 } }
-@media print { :root { color-scheme: light } #controls { display: none } }
+@media print { :root { font-size: 9px } #controls { display: none } .columns { display: block } }
 </style>
 <h1 id="heading"></h1>
 <section class="box"><figure tabindex="0">%s</figure><p class="row" id="notes"></p></section>
-<section class="box row"><figure><b id="measure"></b><div id="plot"></div>
-  <small>Dot: value of a run. Bar: its 95 %% bootstrap interval over claims.</small></figure>%s
+<section class="box row"><figure style="flex: 2 1 34rem"><b id="measure"></b><div id="plot"></div>
+  <small>Dot: value. Bar: 95 %% bootstrap interval over claims, if drawn.</small></figure>%s
 </section>
 <h2>Claims</h2><section class="box row" id="controls">
-  <input id="search" type="search" placeholder="Claim, title or id" aria-label="Search">
+  <input id="search" type="search" placeholder="Search" aria-label="Search claims, titles and ids">
   <select id="order" aria-label="Order"><option value="-1">Order of the qrels</option></select>
   <select id="flag" aria-label="Filter"><option value="">All claims</option></select>
-  <output id="count" aria-live="polite"></output>
-</section>
+  <output id="count" aria-live="polite"></output></section>
 <div id="claims"></div><script id="json" type="application/json">%s</script>
 <script>  // an element with an id is a global name
 const data = JSON.parse(json.textContent);
@@ -448,7 +448,7 @@ notes.append(...data.notes.map(note => element("small", "", note)));
 const golds = ["SUPPORTS", "REFUTES", "NEI", "unjudged"].map(label => badge(label));
 controls.append(element("small", "", "Gold labels: ", ...golds));
 // ----- Plot of the first column: for each run an SVG whose x is the value
-const numbersIn = row => row.cells[1].textContent.match(/\d+\.\d{3}/g) ?? [];
+const numbersIn = row => row.cells[1]?.textContent.match(/\d+\.\d{3}/g) ?? [];
 const rows = Array.from(document.querySelector("tbody").rows).filter(row => numbersIn(row).length);
 const end = Math.ceil(Math.max(1, ...rows.flatMap(numbersIn)));
 for (const row of rows) {
@@ -461,7 +461,7 @@ for (const row of rows) {
 }
 const ticks = [0, 0.25, 0.5, 0.75, 1].map(part => element("small", "", `${part * end}`));
 plot.append(element("div", "axis", ...ticks));
-measure.textContent = document.querySelector("th + th").textContent;
+measure.textContent = document.querySelector("th + th")?.textContent;
 // ----- Claims; a hit is a row of a run: claim, abstract, gold label, rank, predicted label
 const isWrong = ([, , gold, , label]) => gold && label && gold !== label;
 const differ = (a, b) => a[1] === b[1] && a[4] && b[4] && a[4] !== b[4];
