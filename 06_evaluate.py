@@ -403,8 +403,8 @@ small, thead { color: var(--quiet); font-size: .85rem }
 .row { display: flex; flex-wrap: wrap; gap: .6rem 1.25rem; align-items: center }
 figure { flex: 1 1 23rem; min-width: 0; margin: 0; padding: 0 .5rem; overflow-x: auto }
 table { min-width: 100%%; border-collapse: collapse; white-space: nowrap }
-th, td { padding: .4rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
-th:first-child { position: sticky; left: 0; min-width: 7rem; background: var(--card);
+th, td { padding: .4rem .3rem; border-bottom: 1px solid var(--line); text-align: right }
+th:first-child { position: sticky; left: 0; min-width: 6.5rem; background: var(--card);
   text-align: left; white-space: normal }
 td small, summary small { display: block; margin-top: .2rem }
 #plot { display: grid; grid: auto / fit-content(9rem) auto 1fr; gap: 0 1rem; align-items: center }
