@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import csv
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -57,7 +58,8 @@ COMPOSED = {  # by the organisers of ClimateCheck
 STANCE = ("P", "R", "F1", "macro F1")
 CONFUSION = "confusion"  # the component of the stance measures
 NOTES = {  # what a table may show: what explains it
-    r"^\*\*": "Bold: the best run. Italics: the second best.",
+    "<small>": "Below a value: its 95 % bootstrap interval over claims.",
+    r"^(\*\*|<b>)": "Bold: the best run. Italics: the second best.",
     "†": "† differs from the first run, p < 0.05 (paired randomisation, Holm).",
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
     "^pooled": "Pooled R@k is a mean over pairs.",
@@ -70,12 +72,7 @@ NOTES = {  # what a table may show: what explains it
 }
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
-TASKS = {  # abstracts per claim
-    "climatecheck2025": 10,
-    "climatecheck2026": 10,
-    "climatecheck2026-narratives": 10,
-    "checkthat4b": 5,
-}
+TASKS = ("climatecheck2025", "climatecheck2026", "climatecheck2026-narratives", "checkthat4b")
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
@@ -228,10 +225,8 @@ def components_of(run, qrels, names, depth):
     """Return the components of measures; stance and B-Pref see the first depth ranks."""
     judgements = judgements_of(run, qrels)
     gold = judgements.gold
-    members = []
-    for name in names:
-        members += COMPOSED[name][1] if name in COMPOSED else [name]
-    needed = dict.fromkeys(member for member in members if member not in STANCE)
+    members = [COMPOSED[name][1] if name in COMPOSED else [name] for name in names]
+    needed = dict.fromkeys(member for member in sum(members, []) if member not in STANCE)
     components = {CONFUSION: confusion(gold[:, :depth], judgements.predicted[:, :depth])}
     for name in needed:
         at_k = re.fullmatch(rf"({'|'.join(RANKED)})(?:@([1-9]\d*))?", name)
@@ -267,20 +262,17 @@ def intervals(stacks, names, resamples, seed):
     return np.nanquantile(values_of(sums, names), (0.025, 0.975), axis=0)
 
 
-def randomisation(stacks, names, resamples, seed):
+def randomisation(stacks, values, names, resamples, seed):
     """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
     these = {}
     those = {}
-    sums = {}
     for name, stack in stacks.items():
         moved = np.tensordot(swaps, stack - stack[0], (1, 1))
-        sums[name] = stack.sum(1)
-        these[name] = sums[name] - moved
-        those[name] = sums[name][0] + moved
+        these[name] = stack.sum(1) - moved
+        those[name] = stack[0].sum(0) + moved
     swapped = np.abs(values_of(these, names) - values_of(those, names))  # NaN does not count
-    values = values_of(sums, names)
     is_as_large = swapped >= np.abs(values - values[0]) - 1e-12
     return (1 + is_as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
 
@@ -305,7 +297,7 @@ def compare(components, names, resamples, seed):
     low = high = p = np.full_like(values, np.nan)
     if resamples:
         low, high = intervals(stacks, names, resamples, seed)
-        p = randomisation(stacks, names, resamples, seed)
+        p = randomisation(stacks, values, names, resamples, seed)
     cells = {"value": values, "low": low, "high": high, "difference": values - values[0], "p": p}
     cells = {field: pd.DataFrame(cell, list(components), names) for field, cell in cells.items()}
     cells["difference"].iloc[0] = np.nan
@@ -330,6 +322,12 @@ def column_lines(name, column):
     return [f"| {text:{width}} " for text in [name, width * "-", *column]]
 
 
+def notes_on(texts):
+    """Return the sentences that explain what a table of texts shows."""
+    shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
+    return [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
+
+
 def markdown(texts, basis=()):
     """Return a table of texts in Markdown, in parts that fit a terminal, and what explains it.
 
@@ -345,9 +343,7 @@ def markdown(texts, basis=()):
     tables = []
     for part in np.array_split(np.array(columns), count):
         tables.append("".join("".join(line) + "|\n" for line in zip(first, *part)))
-    shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
-    notes = [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
-    return "\n".join([*tables, *notes, *basis])
+    return "\n".join([*tables, *notes_on(texts), *basis])
 
 
 def basis_lines(counts):
@@ -385,55 +381,139 @@ def tables_of(cells, components, claims, counts):
 
 
 # ---------- Report
-PAGE = """<!doctype html>
-<meta charset="utf-8">
+PAGE = r"""<!doctype html><html lang="en">
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
-body { font: 15px/1.5 sans-serif; max-width: 80rem; margin: auto }
-pre { overflow: auto } small { color: #667; display: block }
-.runs { display: flex; gap: .7rem; overflow: auto } .runs > div { flex: 1 0 15rem }
-.hit { margin: .3rem 0; background: #eee } .missed { border: 1px dashed }
-.SUPPORTS { background: #cfd } .REFUTES { background: #fcc } .NEI { background: #ffc }
+:root { color-scheme: light dark; --page: light-dark(#eff1f5, #121418);
+  --card: light-dark(#ffffff, #1d2027); --line: light-dark(#d9dde4, #3a404c);
+  --quiet: light-dark(#575f6d, #a6aebb) }
+.SUPPORTS, .SUPPORTED { --ink: light-dark(#0a6336, #7edba3); --tint: light-dark(#dff3e6, #15331f) }
+.REFUTES, .REFUTED { --ink: light-dark(#a01f1c, #ff9f99); --tint: light-dark(#fce6e5, #421b1c) }
+.NEI, .NOT { --ink: light-dark(#744c00, #f0c766); --tint: light-dark(#fbeecb, #3a2e0e) }
+.DISPUTED { --ink: light-dark(#6437a0, #ccb2f6); --tint: light-dark(#efe6fb, #30224a) }
+.UNDECIDED, .unjudged { --ink: var(--quiet); --tint: light-dark(#eceef2, #2a2f38) }
+.wrong { --ink: #ffffff; --tint: #b3261e; print-color-adjust: exact }
+.badge { color: var(--ink); background: var(--tint); font: 600 .75rem system-ui, sans-serif;
+  margin-right: .4rem; padding: .15rem .6rem; border-radius: 1rem; white-space: nowrap }
+body { font: 1rem/1.5 system-ui, sans-serif; background: var(--page); overflow-wrap: anywhere;
+  max-width: 84rem; margin: auto; padding: 1rem max(1rem, 2vw) }
+small, thead { color: var(--quiet); font-size: .85rem }
+.box { margin: .75rem 0; padding: 1rem; border-radius: .75rem; background: var(--card) }
+.row { display: flex; flex-wrap: wrap; gap: .6rem 1.25rem; align-items: center }
+figure { flex: 1 1 23rem; min-width: 0; margin: 0; padding: 0 .5rem; overflow-x: auto }
+table { min-width: 100%%; border-collapse: collapse; white-space: nowrap }
+th, td { padding: .4rem .3rem; border-bottom: 1px solid var(--line); text-align: right }
+th:first-child { position: sticky; left: 0; min-width: 6.5rem; background: var(--card);
+  text-align: left; white-space: normal }
+td small, summary small { display: block; margin-top: .2rem }
+#plot { display: grid; grid: auto / fit-content(9rem) auto 1fr; gap: 0 1rem; align-items: center }
+svg { width: 100%%; height: 1.75rem; overflow: visible; stroke: currentColor; stroke-linecap: round;
+  background: repeating-linear-gradient(90deg, var(--line) 0 1px, #0000 1px 25%%) }
+path { stroke-width: 12px; vector-effect: non-scaling-stroke }
+.axis { grid-column: 3; display: flex; justify-content: space-between }
+input, select, ::placeholder { font: inherit; color: inherit; max-width: 100%%; padding: .4rem }
+.columns { display: grid; grid: auto / auto-flow minmax(17rem, 1fr); gap: 1rem;
+  margin-top: 1rem; overflow-x: auto }
+.hit { background: var(--page); border-left: 4px solid var(--ink); margin: .6rem 0; padding: .7rem }
+.missed { border: 2px dashed var(--ink) }
+mark { background: var(--tint); color: inherit }
+@media (width < 45rem) { svg, .axis { grid-column: 1 / -1 } }
+@media print { :root { font-size: 9px } #controls { display: none } .columns { display: block } }
 </style>
-<h1 id="title"></h1><pre id="table"></pre>
-<p>R@5 stands below a claim. Dashed: evidence that ten ranks miss. Gold:
-<b class="SUPPORTS">SUPPORTS</b> <b class="REFUTES">REFUTES</b> <b class="NEI">NEI</b></p>
-<input id="search" placeholder="Search"><select id="order"></select>
-<div id="claims"></div>
-<script id="json" type="application/json">%s</script>
+<h1 id="heading"></h1>
+<section class="box"><figure tabindex="0">%s</figure><p class="row" id="notes"></p></section>
+<section class="box row"><figure style="flex: 2 1 34rem"><b id="measure"></b><div id="plot"></div>
+  <small>Dot: value. Bar: 95 %% bootstrap interval over claims, if drawn.</small></figure>%s
+</section>
+<h2>Claims</h2><section class="box row" id="controls">
+  <input id="search" type="search" placeholder="Search" aria-label="Search claims, titles and ids">
+  <select id="order" aria-label="Order"><option value="-1">Order of the qrels</option></select>
+  <select id="flag" aria-label="Filter"><option value="">All claims</option></select>
+  <output id="count" aria-live="polite"></output></section>
+<div id="claims"></div><script id="json" type="application/json">%s</script>
 <script>  // an element with an id is a global name
-const data = JSON.parse(json.textContent), runs = data.runs, abstracts = new Map(data.abstracts);
-document.title = title.textContent = data.title;
-table.textContent = data.table;
-const safe = text => text.replace(/[&<>"]/g, sign => `&#${sign.charCodeAt()};`);  // no markup
-function hit([, id, gold, rank, predicted], claim) {
-  const [title, text] = abstracts.get(id), missed = rank > 10 ? "missed" : "";
-  const sentence = claim.evidence.find(part => part.abstract_id === id)?.sentence ?? "";
-  return `<details class="hit ${gold} ${missed}"><summary>${missed} ${rank < 1e9 ? rank : ""}
-    ${safe(title || text.slice(0, 90))}<small>${safe(id)} ${gold && "· gold " + gold}
-    ${predicted && "· predicted " + predicted}</small></summary>
-    ${safe(text).replace(safe(sentence), "<mark>$&</mark>")}</details>`;
+const data = JSON.parse(json.textContent);
+const runs = data.runs.map(([name, rows], column) => (
+  {name, column, rows: Map.groupBy(rows, row => row[0]), hasLabels: rows.some(row => row[4])}));
+runs.sort((a, b) => b.hasLabels - a.hasLabels);  // runs with labels come first
+function element(tag, className, ...children) {  // texts become text nodes, never markup
+  const node = Object.assign(document.createElement(tag), {className});
+  node.append(...children.filter(Boolean));
+  return node;
+}
+const badge = (text, className = text) => element("span", `badge ${className}`, text);
+document.title = heading.textContent = data.title;
+notes.append(...data.notes.map(note => element("small", "", note)));
+const golds = ["SUPPORTS", "REFUTES", "NEI", "unjudged"].map(label => badge(label));
+controls.append(element("small", "", "Gold labels: ", ...golds));
+// ----- Plot of the first column: for each run an SVG whose x is the value
+const numbersIn = row => row.cells[1]?.textContent.match(/\d+\.\d{3}/g) ?? [];
+const rows = Array.from(document.querySelector("tbody").rows).filter(row => numbersIn(row).length);
+const end = Math.ceil(Math.max(1, ...rows.flatMap(numbersIn)));
+for (const row of rows) {
+  const [value, low = value, high = value] = numbersIn(row);
+  const [name, cell] = row.cloneNode(true).cells;
+  plot.append(element("b", "", name.textContent), element("span", "row", ...cell.childNodes));
+  plot.insertAdjacentHTML("beforeend", `<svg viewBox="0 0 ${end} 1" preserveAspectRatio="none">
+    <path d="M${low} .5H${high}" style="stroke-width: 6px; opacity: .4"/>
+    <path d="M${value} .5h0"/></svg>`);
+}
+const ticks = [0, 0.25, 0.5, 0.75, 1].map(part => element("small", "", `${part * end}`));
+plot.append(element("div", "axis", ...ticks));
+measure.textContent = document.querySelector("th + th")?.textContent;
+// ----- Claims; a hit is a row of a run: claim, abstract, gold label, rank, predicted label
+const isWrong = ([, , gold, , label]) => gold && label && gold !== label;
+const differ = (a, b) => a[1] === b[1] && a[4] && b[4] && a[4] !== b[4];
+const FLAGS = {
+  "wrong label: not the gold label": hits => hits.some(isWrong),
+  "missed evidence: not in a run's first ten ranks": hits => hits.some(hit => hit[3] > 10),
+  "runs disagree: by more than 0.2 in R@5, or in a label": (hits, recall) =>
+    Math.max(...recall) - Math.min(...recall) > 0.2 || hits.some(a => hits.some(b => differ(a, b))),
+};
+function abstract(hit, evidence) {
+  const [, id, gold, rank, label] = hit;
+  const [title, text, url, doi] = data.abstracts[id];
+  const facts = element("small", "", `${id} · gold `, badge(gold || "unjudged"));
+  if (label) facts.append("predicted ", badge(label));
+  if (label && gold) facts.append(isWrong(hit) ? badge("✗ wrong") : "✓ right");
+  const sentence = evidence?.find(part => part.abstract_id === id)?.sentence;
+  const [before, ...after] = sentence ? text.split(sentence) : [text];
+  const body = element("p", "", before);
+  for (const part of after) body.append(element("mark", "", sentence), part);
+  const links = [url, doi.replace(/^(doi:)?(?=10\.)/i, "https://doi.org/")];
+  const href = links.find(link => /^https?:\/\//i.test(link));
+  if (href) body.append(" ", Object.assign(element("a", "", "Source"), {href, rel: "noopener"}));
+  const missed = rank > 10 && badge(rank < 1e9 ? `missed: rank ${rank}` : "missed", "wrong");
+  const head = element("summary", "", missed || `${rank}. `, title || text.slice(0, 90), facts);
+  return element("details", `hit ${gold || "unjudged"} ${missed ? "missed" : ""}`, head, body);
 }
 for (const claim of data.claims) {
-  const recalls = runs.map(([run], n) => `${run} ${claim.recall[n]?.toFixed(2) ?? "–"}`);
-  const column = ([run, rows]) => `<div><b>${safe(run)}</b>` +
-    rows.filter(row => row[0] === claim.id).map(row => hit(row, claim)).join("") + "</div>";
-  claim.text = `${claim.id} · ${claim.claim} ${claim.verdict}`;
-  claim.node = document.createElement("details");
-  claim.node.innerHTML = `<summary>${safe(claim.text)}
-    <small>${safe(recalls.join(" · "))}</small></summary>`;
-  claim.node.addEventListener("toggle", () => claim.node.insertAdjacentHTML("beforeend",
-    `<div class="runs">${runs.map(column).join("")}</div>`), {once: true});
+  const columns = runs.map(run => run.rows.get(claim.id) ?? []);
+  const hits = columns.flat();
+  const flags = Object.keys(FLAGS).filter(flag => FLAGS[flag](hits, claim.recall));
+  const titles = hits.map(([, id]) => `${id} ${data.abstracts[id][0]}`);
+  claim.text = [claim.id, claim.claim, claim.verdict, ...flags, ...titles].join(" ").toLowerCase();
+  const recalls = runs.map(run => `${run.name} ${claim.recall[run.column]?.toFixed(2) ?? "–"}`);
+  const facts = element("small", "", `${claim.id} · R@5: ${recalls.join(", ")} `);
+  facts.append(...flags.map(flag => badge(flag.split(":")[0], "unjudged")));
+  const head = element("summary", "", claim.verdict && badge(claim.verdict), claim.claim, facts);
+  claim.node = element("details", "box", head);
+  const list = (hits, n) => element("section", "",
+    element("b", "", runs[n].name), ...hits.map(hit => abstract(hit, claim.evidence)));
+  const open = () => claim.node.append(element("div", "columns", ...columns.map(list)));
+  claim.node.addEventListener("toggle", open, {once: true});
 }
-order.append(new Option("as in the qrels", -1),
-  ...runs.map(([run], n) => new Option("missed most by " + run, n)));
-search.oninput = order.onchange = () => {
-  const n = order.value, word = search.value.toLowerCase();
-  const key = ({recall}) => recall[n] ?? 2;  // claims without evidence come last
-  const found = data.claims.filter(one => one.text.toLowerCase().includes(word));
-  found.sort((a, b) => n < 0 ? 0 : key(a) - key(b));
-  claims.replaceChildren(...found.map(claim => claim.node));
+// ----- Search and order
+flag.append(...Object.keys(FLAGS).map(name => new Option(name)));
+order.append(...runs.map(run => new Option(`Lowest R@5 of ${run.name}`, run.column)));
+controls.oninput = () => {
+  const words = [flag.value.toLowerCase(), ...search.value.toLowerCase().split(/\s+/)];
+  const found = data.claims.filter(claim => words.every(word => claim.text.includes(word)));
+  const key = claim => claim.recall[order.value] ?? 2;  // claims without evidence come last
+  claims.replaceChildren(...found.sort((a, b) => key(a) - key(b)).map(claim => claim.node));
+  count.textContent = `${found.length} of ${data.claims.length} claims`;
 };
-search.oninput();
+controls.oninput();
 </script>
 """
 
@@ -444,43 +524,54 @@ def side_by_side(run, qrels):
     Evidence that the run lacks has the rank 1e9.
     """
     both = run.rename(columns={"label": "predicted"}).merge(qrels, how="outer")
-    both = both.fillna({"rank": 1e9})
-    both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])]
+    both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])].fillna({"rank": 1e9})
     both = both.reindex(columns=[*QRELS, "rank", "predicted"]).sort_values("rank", kind="stable")
     return both.astype(object).fillna("").to_numpy().tolist()
 
 
-def read_verdicts(path):
-    """Return {claim_id: verdict of 05_classify.py aggregate}, {} if there is no such file."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return {record["claim_id"]: record for record in map(json.loads, lines)}
-
-
-def report(args, runs, qrels, components, table):
-    """Return the page; runs: {run: its rows}; components: {run: ...}; table: Markdown."""
+def rankings(args, runs, qrels, components):
+    """Return the claims, rankings and texts of the page; runs: {run: its rows}."""
     texts = read_table(args.claims, CLAIM).set_index("claim_id")["claim"]
     corpus = read_corpus(args.corpus)
-    verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
+    path = Path(args.work, args.split, "claims.jsonl")  # of 05_classify.py aggregate
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    verdicts = {record["claim_id"]: record for record in map(json.loads, lines)}
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
+    fields = "title abstract url doi".split()
     abstracts = {}
     for _, abstract_id, *_ in sum(rows.values(), []):
         record = corpus.get(abstract_id, {})
-        abstracts[abstract_id] = [text_of(record, [field]) for field in ("title", "abstract")]
-    recalls = np.stack([own["R@5"] for own in components.values()], axis=1)  # (claims, runs, 2)
+        abstracts[abstract_id] = [text_of(record, [field]) for field in fields]
+    fractions = np.stack([own["R@5"] for own in components.values()], axis=1)
+    recalls = np.where(fractions[..., 1], fractions[..., 0], None)  # (claims, runs)
     claims = []
-    for claim_id, values in zip(qrels["claim_id"].unique(), recalls.tolist()):
-        record = verdicts.get(claim_id, {"verdict": "", "evidence": []})
-        recall_5 = [value if is_counted else None for value, is_counted in values]
+    for claim_id, recall_5 in zip(qrels["claim_id"].unique(), recalls.tolist()):
         claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_5}
-        claims.append(record | claim)
-    data = {
+        claims.append(verdicts.get(claim_id, {}) | claim)
+    return {
         "title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
-        "table": table,
         "claims": claims,
         "runs": list(rows.items()),
-        "abstracts": list(abstracts.items()),
+        "abstracts": abstracts,
     }
-    return PAGE % json.dumps(data).replace("<", "\\u003c")
+
+
+def report(data, cells, matrices, basis, depth):
+    """Return the page; matrices: {run: confusion (gold, predicted)}."""
+    import pandas as pd
+
+    bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
+    bounds = bounds.mask(cells["low"].isna(), "")  # without resamples
+    texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
+    data["notes"] = notes_on(texts) + basis
+    table = texts.set_index("run").rename(html.escape)
+    table = table.to_html(escape=False, border=0, index_names=False)
+    figures = ""
+    for run, matrix in matrices.items():
+        labels = pd.DataFrame(matrix, LABELS, LABELS).rename_axis(columns=run)
+        figures += f"""<figure>{labels.to_html(border=0)}<small>Gold labels in rows, predicted ones
+        in columns. Only judged pairs among the first {depth} ranks count.</small></figure>"""
+    return PAGE % (table, figures, json.dumps(data).replace("<", "\\u003c"))
 
 
 # ---------- Evaluate
@@ -505,6 +596,7 @@ def evaluate(args):
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
     counts = {}
+    matrices = {}
     runs = {}
     for name, path in paths.items():
         run, counts[name] = read_run(path, qrels)
@@ -513,8 +605,8 @@ def evaluate(args):
         matrix = components[name][CONFUSION].sum(axis=0)
         if matrix.any():
             counts[name] |= stance_basis(run, matrix, args.depth)
-        if args.report:
-            runs[name] = run
+            matrices[name] = matrix.astype(int)
+        runs[name] = run
     cells = compare(components, names, args.resamples, args.seed)
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
@@ -525,9 +617,8 @@ def evaluate(args):
     outs = {f"{out.removesuffix('.tsv')}{ending}": text for ending, text in tables.items()}
     basis = basis_lines(counts)
     if args.report:
-        bounds = cells["low"].map(" {:.3f}–".format) + cells["high"].map("{:.3f}".format)
-        table = markdown(cell_texts(cells, bounds), basis)
-        outs[args.report] = report(args, runs, qrels, components, table)
+        data = rankings(args, runs, qrels, components)
+        outs[args.report] = report(data, cells, matrices, basis, args.depth)
     for path, text in outs.items():
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
@@ -538,8 +629,8 @@ def evaluate(args):
 # ---------- Submission
 def submission(args):
     """Write a run as the table that a shared task asks for, and its zip."""
-    top_k = args.top_k or TASKS[args.task]
     is_tsv = args.task == "checkthat4b"
+    top_k = args.top_k or (5 if is_tsv else 10)
     ending = ".tsv" if is_tsv else ".csv"
     has_narratives = args.task.endswith("narratives")
     out = args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip"

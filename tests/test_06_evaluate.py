@@ -408,6 +408,10 @@ def test_the_report_shows_texts_as_texts(toy, call):
     page = (toy / "report.html").read_text()
     assert not re.findall(r"(?:src|href)=\"(?!#)", page)
     assert "gotcha'</script>" not in page and "<u>" not in page
+    shown = " ".join(re.sub("<[^>]+>", " ", page).split())
+    assert "&lt;u&gt;x 0.167 0.000–0.500 " in shown and "SUPPORTS 0 0 1 REFUTES 0 0 0 " in shown
+    assert "Below a value: its 95 % bootstrap interval over claims." in page
+    assert data_of(page)["abstracts"]["0001"][2:] == ["", ""]  # url, doi
     data = data_of(page)
     assert data["title"] == "demo, test: 3 judged claims"
     assert data["claims"][0]["claim"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
