@@ -76,8 +76,12 @@ def encode_claims(meta, claims, args):
     encoder = open_model(load, model, args)
     if meta["max_length"]:  # static embeddings have no limit
         encoder.max_seq_length = meta["max_length"]
-    options = {"convert_to_tensor": True, "show_progress_bar": True}
-    return encoder.encode_query(claims, prompt=meta["query_prompt"], **options)
+    return encoder.encode_query(
+        claims,
+        prompt=meta["query_prompt"],
+        convert_to_tensor=True,
+        show_progress_bar=True,
+    )
 
 
 def search_splade(folder, meta, claims, args):

@@ -207,7 +207,7 @@ def read_scores(path):
 
 
 def count_scores(model, inputs, output, bar):
-    """Move a progress bar by the pairs of a batch; a forward hook of torch."""
+    """Move a progress bar by the pairs of a batch; a forward hook of torch. A closed bar stays."""
     bar.update(len(output["scores"]))
 
 
@@ -222,7 +222,7 @@ def score_resumably(model, texts, args, path, pairs):
     unscored = [pair for pair in pairs if pair not in finished]
     with open(path, "a") as file, tqdm(desc="rerank", unit=" pairs", total=len(unscored)) as bar:
         if not is_parallel:  # else the bar moves by groups, as batches are scored elsewhere
-            hook = model.register_forward_hook(functools.partial(count_scores, bar=bar))
+            model.register_forward_hook(functools.partial(count_scores, bar=bar))
         for start in range(0, len(unscored), size):
             group = unscored[start : start + size]
             inputs = [(texts.claims[pair[0]], texts.abstracts[pair[1]]) for pair in group]
@@ -235,8 +235,6 @@ def score_resumably(model, texts, args, path, pairs):
             file.flush()
             finished |= dict(zip(group, rows))
             bar.update(start + len(group) - bar.n)
-        if not is_parallel:
-            hook.remove()
     return [finished[pair] for pair in pairs]
 
 

@@ -347,14 +347,18 @@ def markdown(texts, basis=()):
 
 
 def basis_lines(counts):
-    """Return a line for each run: what is missing in it, and what its P, R and F1 rest on."""
+    """Return lines on runs: what is missing in one, and what its P, R and F1 rest on."""
+    stance = (
+        "P, R, F1 of {judged pairs} judged pairs of {labelled pairs} labelled ones; "
+        "F1 of the majority label is {majority F1:.3f}"
+    )
     lines = []
     for name, count in counts.items():
-        line = "{claims without rows} claims without rows, {unknown claims} unknown claims"
+        for what in ("claims without rows", "unknown claims"):
+            if count[what]:
+                lines.append(f"{name}: {count[what]} {what}.")
         if "judged pairs" in count:
-            line += "; P, R, F1 of {judged pairs} judged pairs of {labelled pairs}"
-            line += "; F1 of the majority label {majority F1:.3f}"
-        lines.append(f"{name}: {line.format(**count)}")
+            lines.append(f"{name}: {stance.format(**count)}.")
     return lines
 
 
@@ -473,7 +477,7 @@ const FLAGS = {
 function abstract(hit, evidence) {
   const [, id, gold, rank, label] = hit;
   const [title, text, url, doi] = data.abstracts[id];
-  const facts = element("small", "", `${id} · gold `, badge(gold || "unjudged"));
+  const facts = element("small", "", `${id} · ${gold && "gold "}`, badge(gold || "unjudged"));
   if (label) facts.append("predicted ", badge(label));
   if (label && gold) facts.append(isWrong(hit) ? badge("✗ wrong") : "✓ right");
   const sentence = evidence?.find(part => part.abstract_id === id)?.sentence;

@@ -354,9 +354,9 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     assert counts["bm25"] == {"claims without rows": 2, "unknown claims": 0}
     basis = {"labelled pairs": 2, "judged pairs": 2, "majority F1": 1 / 2 * 2 / 3}
     assert basis.items() <= counts["a"].items()
-    line = "a: 1 claims without rows, 1 unknown claims; P, R, F1 of 2 judged pairs of 2; "
-    assert line + "F1 of the majority label 0.333\n" in done.stdout
-    assert "bm25: 2 claims without rows, 0 unknown claims\n" in done.stdout
+    line = "a: 1 claims without rows.\na: 1 unknown claims.\na: P, R, F1 of 2 judged pairs of 2 "
+    assert line + "labelled ones; F1 of the majority label is 0.333.\n" in done.stdout
+    assert "bm25: 2 claims without rows.\n" in done.stdout
     table, claims = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t") for name in ("", ".claims"))
     means = claims.groupby("run", sort=False)[["R@5", "Success@1"]].mean()
     assert means["R@5"].tolist() == pytest.approx(table["R@5"].tolist())
