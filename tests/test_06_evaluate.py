@@ -363,7 +363,7 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     assert means.loc["a", "Success@1"] == pytest.approx(1 / 3)
     again = call(*words, cwd=toy)  # the one job that is always done again
     assert again.stdout == done.stdout
-    assert call(SCRIPT, cwd=toy).stdout.count("\nhybrid:") == 1  # bm25 and hybrid are there
+    assert call(SCRIPT, cwd=toy).stdout.count("\n| hybrid ") == 1  # bm25 and hybrid are there
     words = ("--qrels", "q.tsv", "--resamples", 10)
     tsv(toy / "q.tsv", QRELS, [("c3", "0001", "SUPPORTS")])
     assert facts(call(SCRIPT, *words, cwd=toy))["made"][0] == "work/demo/test/metrics-q.tsv"
