@@ -216,8 +216,8 @@ def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
     build = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
     models = {"dense": args.dense_model, "splade": args.splade_model}
-    for kind in args.indexes:
-        check_model(models.get(kind, ""))
+    for kind in models.keys() & args.indexes:
+        check_model(models[kind])
     made = []
     texts = {}
     for kind in args.indexes:

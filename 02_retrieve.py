@@ -77,10 +77,7 @@ def encode_claims(meta, claims, args):
     if meta["max_length"]:  # static embeddings have no limit
         encoder.max_seq_length = meta["max_length"]
     return encoder.encode_query(
-        claims,
-        prompt=meta["query_prompt"],
-        convert_to_tensor=True,
-        show_progress_bar=True,
+        claims, prompt=meta["query_prompt"], convert_to_tensor=True, show_progress_bar=True
     )
 
 
