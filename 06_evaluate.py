@@ -477,7 +477,7 @@ const FLAGS = {
 function abstract(hit, evidence) {
   const [, id, gold, rank, label] = hit;
   const [title, text, url, doi] = data.abstracts[id];
-  const facts = element("small", "", `${id} · ${gold && "gold "}`, badge(gold || "unjudged"));
+  const facts = element("small", "", `${id} · ${gold ? "gold " : ""}`, badge(gold || "unjudged"));
   if (label) facts.append("predicted ", badge(label));
   if (label && gold) facts.append(isWrong(hit) ? badge("✗ wrong") : "✓ right");
   const sentence = evidence?.find(part => part.abstract_id === id)?.sentence;
@@ -530,7 +530,7 @@ def side_by_side(run, qrels):
     both = run.rename(columns={"label": "predicted"}).merge(qrels, how="outer")
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])].fillna({"rank": 1e9})
     both = both.reindex(columns=[*QRELS, "rank", "predicted"]).sort_values("rank", kind="stable")
-    return both.astype(object).fillna("").to_numpy().tolist()
+    return json.loads(both.to_json(orient="values"))  # null where there is no label
 
 
 def rankings(args, runs, qrels, components):

@@ -416,7 +416,7 @@ def test_the_report_shows_texts_as_texts(toy, call):
     assert data["title"] == "demo, test: 3 judged claims"
     assert data["claims"][0]["claim"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
     assert data["claims"][0]["verdict"] == "DISPUTED"
-    rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 1e9, ""]]  # one missed
+    rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 1e9, None]]  # one missed
     assert [row for row in dict(data["runs"])["<u>x"] if row[0] == "c3"] == rows
 
 
@@ -424,7 +424,7 @@ def test_the_page_shows_ten_ranks_and_the_evidence_behind_them():
     run = table_of(c=" ".join(NAMES[:14]))
     qrels = table_of(c="a:N k:S l:N z:R")[QRELS]
     rows = [(name, rank, label) for _, name, label, rank, _ in KIT.side_by_side(run, qrels)]
-    ten = [(name, rank, "NEI" if name == "a" else "") for rank, name in enumerate(NAMES[:10], 1)]
+    ten = [(name, rank, "NEI" if name == "a" else None) for rank, name in enumerate(NAMES[:10], 1)]
     assert rows == [*ten, ("k", 11, "SUPPORTS"), ("z", 1e9, "REFUTES")]
 
 
