@@ -12,7 +12,7 @@ Rerank candidates with a large language model (RankGPT). Job ask: answer a file 
 Reads   a run, claims and corpus; --fewshot: claims and qrels of train; ask: a file of requests
 Writes  llm.tsv; beside it llm.replies.jsonl, and what it holds is never asked for, or paid, again
         --backend none: llm.requests.jsonl, and exit status 3 while they wait
-Prints  how many requests wait, of about how many tokens; the last line is JSON
+Prints  how many requests have no reply yet, and their tokens; the last line is JSON
 
 Examples
     python 04_llm_rerank.py --model gpt-4.1 --fewshot 6 --limit 5 --price 2 8
@@ -928,8 +928,9 @@ def replies_to(requests, args):
             replies = {name: reply for name, reply in replies.items() if not reply.error}
         waiting = [unique[custom_id] for custom_id in unique if custom_id not in replies]
         if waiting:
-            tokens = f"{len(json.dumps(waiting)) // 4:,} tokens (--backend none only writes them)"
-            print(f"{len(waiting)} of {len(unique)} requests wait, of about {tokens}")
+            tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
+            what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
+            print(f"{what}; --backend none only writes them")
             answer_requests(waiting, args)
             replies = read_replies(args.replies, unique)
     missing = unique.keys() - replies.keys()

@@ -1371,8 +1371,9 @@ def replies_to(requests, args):
             replies = {name: reply for name, reply in replies.items() if not reply.error}
         waiting = [unique[custom_id] for custom_id in unique if custom_id not in replies]
         if waiting:
-            tokens = f"{len(json.dumps(waiting)) // 4:,} tokens (--backend none only writes them)"
-            print(f"{len(waiting)} of {len(unique)} requests wait, of about {tokens}")
+            tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
+            what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
+            print(f"{what}; --backend none only writes them")
             answer_requests(waiting, args)
             replies = read_replies(args.replies, unique)
     missing = unique.keys() - replies.keys()

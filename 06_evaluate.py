@@ -60,15 +60,15 @@ CONFUSION = "confusion"  # the component of the stance measures
 NOTES = {  # what a table may show: what explains it
     "<small>": "Below a value: its 95 % bootstrap interval over claims.",
     r"^(\*\*|<b>)": "Bold: the best run. Italics: the second best.",
-    "†": "† differs from the first run, p < 0.05 (paired randomisation, Holm).",
+    "†": "† differs from the first run, p < 0.05 (paired randomisation test, Holm).",
     "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
-    "^pooled": "Pooled R@k is a mean over pairs.",
+    "^pooled": "Pooled R@k is the share of all evidence pairs that is found.",
     "^Judged": "Judged@k is a mean over all claims.",
-    r"\(trec_eval": "B-Pref (trec_eval) divides by min(R, N) and reads all ranks.",
-    "^B-Pref($|@)": "B-Pref divides by R; claims without evidence, NEI pair or row are skipped.",
+    r"\(trec_eval": "B-Pref (trec_eval) divides by min(R, N), not by R, and reads all ranks.",
+    "^B-Pref($|@)": "B-Pref skips claims without evidence, without NEI pairs or without rows.",
     "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
     "^macro": "Macro F1 is not weighted.",
-    "^abstract": "Abstract P, R, F1: evidence with the right label.",
+    "^abstract": "Abstract P, R and F1 count evidence with the right label.",
 }
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2

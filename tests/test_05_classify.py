@@ -410,7 +410,7 @@ def test_a_prompt_names_its_source_and_ends_with_the_form_of_the_answer(path):
 def test_requests_wait_where_04_is_not_there_and_no_key_is_kept(toy, call):
     words = (SCRIPT, "llm", *HYBRID, "--top-k", 2, "--model", "toy")
     done = call(*words, cwd=toy, env={"OPENAI_API_KEY": "sk-secret"})
-    assert done.returncode == 3 and "6 of 6 requests wait" in done.stdout
+    assert done.returncode == 3 and "6 of 6 requests have no reply yet" in done.stdout
     requests = records(toy / VERDICTS.replace(".tsv", ".requests.jsonl"))
     body = {"choices": [{"message": {"content": '{"label": "REFUTES"}'}}]}
     replies = []

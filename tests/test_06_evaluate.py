@@ -325,7 +325,7 @@ def test_a_wide_table_is_split_into_parts_that_fit_a_terminal():
     values = pd.DataFrame(0.5, index=["bm25", "a-run-with-a-long-name"], columns=names)
     cells = {"value": values, "p_holm": values}
     first, second, *more, notes = KIT.markdown(KIT.cell_texts(cells)).split("\n\n")
-    assert notes == "Pooled R@k is a mean over pairs."
+    assert notes == "Pooled R@k is the share of all evidence pairs that is found."
     headers = []
     for part in (first, second, *more):
         lines = part.strip().splitlines()
@@ -416,7 +416,10 @@ def test_the_report_shows_texts_as_texts(toy, call):
     assert data["title"] == "demo, test: 3 judged claims"
     assert data["claims"][0]["claim"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
     assert data["claims"][0]["verdict"] == "DISPUTED"
-    rows = [["c3", "0001", "SUPPORTS", 1, "NEI"], ["c3", "0002", "SUPPORTS", 1e9, None]]  # one missed
+    rows = [
+        ["c3", "0001", "SUPPORTS", 1, "NEI"],
+        ["c3", "0002", "SUPPORTS", 1e9, None],
+    ]  # one missed
     assert [row for row in dict(data["runs"])["<u>x"] if row[0] == "c3"] == rows
 
 

@@ -68,7 +68,9 @@ def test_a_request_is_a_line_of_the_batch_api_that_is_named_by_its_body(capsys):
     assert first["custom_id"] != second["custom_id"]
     assert (first["method"], first["url"]) == ("POST", "/v1/chat/completions")
     said, command, last = capsys.readouterr().out.splitlines()
-    assert said.startswith("2 of 2 requests wait, of about ")  # two of the three are the same
+    assert said.startswith(
+        "2 of 2 requests have no reply yet (about "
+    )  # two of the three are the same
     assert json.loads(last)["waiting"] == 2
     assert command.endswith("ask requests.jsonl --replies replies.jsonl --model toy")
     assert waiting("One?")[0]["body"]["temperature"] == 0
