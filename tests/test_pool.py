@@ -1,4 +1,4 @@
-"""recipes/tools: pool.py, published.py, verdicts.py."""
+"""recipes/tools: average.py, pool.py, published.py, seeds.py, verdicts.py."""
 
 import json
 import subprocess
@@ -6,7 +6,8 @@ import sys
 
 import pandas as pd
 import pytest
-from conftest import KEY, ROOT, RUN, TOY, facts, load, read, tsv
+from conftest import KEY, ROOT, RUN, TOY, facts, load, read, tiny, tsv
+from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 
 TOOLS = ROOT / "recipes" / "tools"
@@ -135,3 +136,30 @@ def test_verdicts_are_averaged(toy, tool):
     tsv(toy / "b.tsv", header, [("c3", "1", 1, 2, "NEI", 0, 0, 1)])
     done = tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "n.tsv")
     assert done.returncode == 2 and "b.tsv: other pairs than in a.tsv" in done.stderr
+
+
+def test_the_mean_of_models_is_an_ordinary_model(toy, tool, call):
+    for name, seed in {"a": 1, "b": 2}.items():
+        tiny(toy / name, seed=seed)
+    tiny(toy / "c", outputs=("x", "y", "z"))
+    assert facts(tool("average", "mean", "a", "b"))["models"] == 2
+    first, second, mean = (
+        load_file(toy / name / "model.safetensors") for name in ("a", "b", "mean")
+    )
+    for name, tensor in mean.items():
+        assert tensor.numpy() == pytest.approx((first[name] + second[name]).numpy() / 2)
+    facts(call("03_rerank.py", "--model", "mean", "--out", "run.tsv", cwd=toy))
+    done = tool("average", "other", "a", "c")
+    assert done.returncode == 2 and "error: c: other parameters than a has" in done.stderr
+
+
+def test_runs_of_several_seeds_beside_the_first_run(toy, tool, call):
+    for name, order in {"base": "ab", "s1": "ba", "s2": "ab"}.items():
+        tsv(
+            toy / f"{name}.tsv", RUN, [("c", key, rank, -rank) for rank, key in enumerate(order, 1)]
+        )
+    tsv(toy / "qrels.tsv", QRELS, [("c", "a", "NEI"), ("c", "b", "SUPPORTS")])
+    words = ("--qrels", "qrels.tsv", "--measures", "RR", "--out", "m.tsv")
+    call("06_evaluate.py", "base.tsv", "s1.tsv", "s2.tsv", *words, cwd=toy)
+    rows = tool("seeds", "m.json", "s1", "s2").stdout.splitlines()
+    assert rows[1].split() == "RR 0.5000 0.7500 0.3536 1 0 0".split()

@@ -1,0 +1,81 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1", "torch==2.13.0", "transformers==5.23.0"]
+# ///
+"""
+Average the weights of models that were fine-tuned from one base: a model soup.
+
+One averaged reranker costs as much as one of them, a fusion of their runs as much as all of them
+(Wortsman et al. 2022, uniform soup). The models may differ in seed, batch size, learning rate or
+training examples, but not in their base and head.
+
+Reads   folders of models, as 01_index.py, 03_rerank.py and 05_classify.py train them
+Writes  OUT: the mean of the weights, in fp32; all other files are those of the first model
+Prints  the last line is JSON
+
+Example
+    python recipes/tools/average.py work/mine/models/mean work/mine/models/reranker-{1,2,3}
+    python 03_rerank.py --data data/mine --model work/mine/models/mean
+"""
+
+import shutil
+from pathlib import Path
+
+import kit
+
+
+def weights_of(folder):
+    """Return {name of a file: {name of a parameter: tensor}} of a model."""
+    from safetensors.torch import load_file
+
+    paths = sorted(Path(folder).glob("**/*.safetensors"))
+    return {str(path.relative_to(folder)): load_file(path) for path in paths}
+
+
+def shapes_of(weights):
+    """Return the shape of every parameter."""
+    shapes = {}
+    for file, parameters in weights.items():
+        for name, tensor in parameters.items():
+            shapes[file, name] = tensor.shape
+    return shapes
+
+
+def average(args):
+    """Write the mean of the weights of several models."""
+    from safetensors.torch import save_file
+
+    task = kit.task_of(args, *args.models)
+    if kit.up_to_date(args, task, args.out):
+        return {"made": []}
+    first, *others = args.models
+    total = weights_of(first)
+    if not total:
+        kit.fail(first, "no *.safetensors in it; name the folder of a model")
+    shapes = shapes_of(total)
+    for folder in others:
+        weights = weights_of(folder)
+        if shapes_of(weights) != shapes:
+            kit.fail(folder, f"other parameters than {first} has; name models of one base")
+        for file, parameters in weights.items():
+            for name, tensor in parameters.items():
+                total[file][name] = total[file][name].double() + tensor
+    with kit.written(args.out, task) as new:
+        shutil.copytree(first, new, ignore=shutil.ignore_patterns("*.safetensors"))
+        for file, parameters in total.items():
+            means = {
+                name: (tensor / len(args.models)).float() for name, tensor in parameters.items()
+            }
+            save_file(means, new / file, metadata={"format": "pt"})
+    return {"made": [args.out], "models": len(args.models)}
+
+
+def add_average(add):
+    # fmt: off
+    add("out", help="write the averaged model to this folder")
+    add("models", nargs="+", help="average these folders of models, all fine-tuned from one base")
+    # fmt: on
+
+
+if __name__ == "__main__":
+    kit.run(kit.arguments(__doc__, {average: add_average}))

@@ -1,0 +1,73 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
+# ///
+"""
+Summarise runs that differ in the seed alone: mean and standard deviation, wins against a baseline.
+
+Reads   metrics.json and metrics.claims.tsv of 06_evaluate.py, called with all runs
+Prints  by measure: mean and standard deviation over the seeds (divisor: seeds - 1), the value of
+        the baseline, which is the first run of the table, and how many claims are won, tied and
+        lost against it by the mean of the seeds; the last line is JSON
+
+Example
+    python 06_evaluate.py hybrid.tsv rerank-1.tsv rerank-2.tsv rerank-3.tsv --out seeds.tsv
+    python recipes/tools/seeds.py seeds.json rerank-1 rerank-2 rerank-3
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import pandas as pd
+from kit import fail
+
+
+def read_metrics(path, seeds):
+    """Return values [runs, measures] and those by claim [(run, claim), measures]."""
+    by_claim = path.with_name(path.name.removesuffix(".json") + ".claims.tsv")
+    for file in (path, by_claim):
+        if not file.is_file():
+            fail(file, "not found; make it: python 06_evaluate.py RUNS --out NAME.tsv")
+    values = pd.DataFrame(json.loads(path.read_bytes())["value"]).T.astype(float)
+    for run in seeds:
+        if run not in values.index:
+            fail(path, f"no run {run}; it has {', '.join(values.index)}")
+    claims = pd.read_csv(by_claim, sep="\t", dtype={"run": str, "claim_id": str})
+    return values, claims.set_index(["run", "claim_id"])
+
+
+def won_tied_lost(claims, baseline, seeds):
+    """Return counts of claims [measures, 3]: the mean of the seeds against the baseline."""
+    means = claims.loc[seeds].groupby("claim_id").mean()
+    differences = (means - claims.loc[baseline]).round(9)
+    counts = {
+        "won": (differences > 0).sum(),
+        "tied": (differences == 0).sum(),
+        "lost": (differences < 0).sum(),
+    }
+    return pd.DataFrame(counts)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    # fmt: off
+    parser.add_argument("metrics", type=Path, help="read the values of all runs, metrics.json")
+    parser.add_argument("seeds", nargs="+", help="summarise these runs, which differ in the seed")
+    # fmt: on
+    args = parser.parse_args()
+    values, claims = read_metrics(args.metrics, args.seeds)
+    baseline = values.index[0]
+    of_seeds = values.loc[args.seeds]
+    table = pd.DataFrame(
+        {baseline: values.loc[baseline], "mean": of_seeds.mean(), "std": of_seeds.std()}
+    )
+    counts = won_tied_lost(claims, baseline, args.seeds).astype("Int64").astype("string")
+    print(table.join(counts).to_string(float_format="{:.4f}".format, na_rep="-"))
+    print(json.dumps({"seeds": len(args.seeds), "baseline": baseline}))
+
+
+if __name__ == "__main__":
+    main()
