@@ -427,13 +427,8 @@ def dev_evaluator(model, paths, abstracts, depth):
         documents = [text for _, text in short]
         positive = [text for key, text in zip(found, documents) if key in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})
-    return CrossEncoderRerankingEvaluator(
-        samples,
-        always_rerank_positives=False,
-        name="dev",
-        write_csv=False,
-        show_progress_bar=True,
-    )
+    options = {"always_rerank_positives": False, "write_csv": False, "show_progress_bar": True}
+    return CrossEncoderRerankingEvaluator(samples, name="dev", **options)
 
 
 def train(args):
@@ -760,11 +755,6 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
-def write_table(table, path):
-    """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
-
-
 def read_corpus(path):
     """Read {abstract_id: record}."""
     corpus = {}
@@ -782,6 +772,15 @@ def read_corpus(path):
 
 
 # --- end of files
+
+
+# --- tables (same in 02, 03, 04 and 05)
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+# --- end of tables
 
 
 # --- texts (same in 01, 03, 04, 05 and 06)

@@ -246,11 +246,15 @@ def hold_out(table, args):
     """Return which rows are held out (rows,), stratified by label; by claim, all of a claim."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    splitter = StratifiedGroupKFold if args.split_by == "claim" else StratifiedKFold
+    splitter = StratifiedKFold
+    groups = None
+    if args.split_by == "claim":
+        splitter = StratifiedGroupKFold
+        groups = table["claim_id"]
     is_held_out = np.zeros(len(table), dtype=bool)
     with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label, or 0
         folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
-        _, indices = next(folds.split(table, table["label"], table["claim_id"]))
+        _, indices = next(folds.split(table, table["label"], groups))
         is_held_out[indices] = True
     return is_held_out
 
@@ -1002,11 +1006,6 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
-def write_table(table, path):
-    """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
-
-
 def read_corpus(path):
     """Read {abstract_id: record}."""
     corpus = {}
@@ -1024,6 +1023,15 @@ def read_corpus(path):
 
 
 # --- end of files
+
+
+# --- tables (same in 02, 03, 04 and 05)
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+
+
+# --- end of tables
 
 
 # --- texts (same in 01, 03, 04, 05 and 06)

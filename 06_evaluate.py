@@ -911,11 +911,6 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
-def write_table(table, path):
-    """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
-
-
 def read_corpus(path):
     """Read {abstract_id: record}."""
     corpus = {}
