@@ -15,7 +15,8 @@ Examples
     python data/download.py beir copies/nfcorpus
     python data/download.py split data/scifact --share 0.15 --test dev
 
-split draws a dev split from a folder's training claims. data/convert.py converts your own data.
+split draws a dev or a test split from a folder's training claims. data/convert.py converts your own
+data.
 """
 
 import argparse
@@ -360,11 +361,13 @@ def command_line(sources):
     add("source", metavar="FOLDER", help="read this copy of a BEIR data set")
     add = jobs.choices["split"].add_argument
     add("source", metavar="FOLDER", help="read this data folder of the kit")
+    add("--draw", choices=("dev", "test"), default="dev",
+        help="draw this split from the training claims (default: %(default)s)")
     add("--share", type=float, default=0.15,
-        help="draw this share of the distinct training claims as dev (default: %(default)s)")
+        help="draw this share of the distinct training claims (default: %(default)s)")
     add("--seed", type=int, default=13, help="seed the random draw (default: %(default)s)")
     add("--test", default="test",
-        help="write this split of FOLDER as the test split (default: %(default)s)")
+        help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
     # fmt: on
     parser.error = parser_error
     return parser

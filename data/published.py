@@ -12,7 +12,6 @@ To add a data set: write its function here, name it in READERS, describe it in s
 
 import filecmp
 import itertools
-import json
 import pickle
 import random
 import re
@@ -64,12 +63,6 @@ def demand(where, record, *fields):
         fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
 
-def first_character(path):
-    """Return the first character of a file: "[" in a JSON array, "{" in JSON Lines."""
-    with open(path, encoding="utf-8-sig") as file:
-        return file.read(1)
-
-
 def records_of(path):
     """Yield the records of a parquet, pickle, TSV, CSV or JSON file."""
     if path.suffix == ".parquet":
@@ -84,8 +77,6 @@ def records_of(path):
         yield from table.to_dict("records")
     elif path.suffix in (".tsv", ".csv"):
         yield from convert.read_table(path).to_dict("records")
-    elif first_character(path) == "[":
-        yield from json.loads(path.read_text(encoding="utf-8-sig"))
     else:
         for _, record in convert.read_json(path):
             yield record
@@ -330,12 +321,13 @@ def read_ours(source, args):
 
 
 def read_split(source, args):
-    """Draw a dev split from the training claims of a data folder; another of its splits is test."""
+    """Draw dev or test from the training claims of a data folder; beside dev, --test is test."""
     if not 0 < args.share < 1:
         fail("--share", f"{args.share} is not between 0 and 1")
     path = source / f"claims.{args.test}.tsv"
-    if args.test.partition("-")[0] == "train" or not path.is_file():
-        fail(path, "no such file, or what dev is drawn from; --test names another split for test")
+    if args.draw == "dev" and (args.test.startswith("train") or not path.is_file()):
+        what = "not found, or what dev is drawn from; --test names another split for test"
+        fail(path, f"{what}, and --draw test draws test from train")
     claims = {}
     for row in read_records(source / "claims.train.tsv", "claim_id", "claim"):
         claims[row["claim_id"]] = row["claim"].casefold()
@@ -349,9 +341,9 @@ def read_split(source, args):
         base, dash, suffix = split.partition("-")  # train-cited
         if base == "train":
             if claims.get(row["claim_id"]) in dev:
-                base = "dev"
+                base = args.draw
             yield base + dash + suffix, row
-        elif split == args.test or split.startswith(f"{args.test}-"):
+        elif args.draw == "dev" and f"{split}-".startswith(f"{args.test}-"):
             yield "test" + split.removeprefix(args.test), row
 
 

@@ -187,6 +187,8 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     assert not list(tmp_path.glob("killed?*"))  # what the killed call left
     refused(kit("split", "mine", "--test", "none"), "claims.none.tsv", "--test")
     refused(kit("split", "mine", "--test", "train"), "--test")
+    assert kit("split", "mine", "--draw", "test", "--out", "drawn").returncode == 0
+    assert "claims.dev" not in tables(tmp_path / "drawn")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
 
