@@ -779,7 +779,8 @@ def read_table(path, columns, **known):
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+            what += f": {' '.join(map(str, table.loc[row, columns]))}"
+            fail(f"{path}:{row + 2}", f"{what}; fix this row, or name a file of this split")
     return table.reset_index(drop=True)
 
 

@@ -251,7 +251,7 @@ def hold_out(table, args):
     if args.split_by == "claim":
         splitter = StratifiedGroupKFold
         groups = table["claim_id"]
-    is_held_out = np.zeros(len(table), dtype=bool)
+    is_held_out = np.zeros(len(table), bool)
     with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label, or 0
         folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
         _, indices = next(folds.split(table, table["label"], groups))
@@ -338,8 +338,9 @@ def with_head(name, model_kwargs, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig, logging
 
-    is_local = options["local_files_only"]
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
+    config = AutoConfig.from_pretrained(
+        name, trust_remote_code=False, local_files_only=options["local_files_only"]
+    )
     is_new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
     if is_new:
         print(f"{name}: a new classification head is trained")
@@ -442,6 +443,9 @@ def train(args):
     table["output"] = np.array(head_order(model.config))[table["gold"]]
     held_out = table[table["is_held_out"]]
     trained = table[~table["is_held_out"]]
+    counts = np.bincount(trained["gold"], minlength=3)
+    if not counts.all():
+        warn(args.qrels, f"{counts} pairs of {LABELS}: one without is never given; see --examples")
     summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
     with parts_of(args.out, task) as parts:
         summary |= learn(model, trained, held_out, parts, args)
@@ -450,8 +454,7 @@ def train(args):
             logits = logits_of(model, list(held_out["input"]), args)
             worth = assess(logits, held_out["gold"], args.out)
         summary |= worth
-        shares = seen_shares(np.bincount(trained["gold"], minlength=3), args)
-        model.config.stance_shares = shares.tolist()
+        model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = worth.get("temperature", 1.0)
         model.config.stance_worth = worth
         with written(args.out, task, **summary) as folder:
@@ -747,7 +750,7 @@ def add_train(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--qrels", default="{data}/qrels.{split}.tsv", help="train on these judged pairs")
     add("--examples", nargs="+", default=[], metavar="FILE", help="""train on these examples, too,
-        of 02_retrieve.py mine --shape labels (default: none)""")
+        such as NEI pairs of 02_retrieve.py mine --shape labels (default: none)""")
     add_texts(add)
     add("--out", default="{work}/models/classifier", help="write the trained model to this folder")
     add = job.add_argument_group("model").add_argument
@@ -1002,7 +1005,8 @@ def read_table(path, columns, **known):
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+            what += f": {' '.join(map(str, table.loc[row, columns]))}"
+            fail(f"{path}:{row + 2}", f"{what}; fix this row, or name a file of this split")
     return table.reset_index(drop=True)
 
 

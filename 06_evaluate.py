@@ -449,7 +449,7 @@ const badge = (text, className = text) => element("span", `badge ${className}`, 
 document.title = heading.textContent = data.title;
 notes.append(...data.notes.map(note => element("small", "", note)));
 const golds = ["SUPPORTS", "REFUTES", "NEI", "unjudged"].map(label => badge(label));
-controls.append(element("small", "", "Gold labels: ", ...golds));
+controls.append(element("small", "", "Badge of a claim: its verdict. Gold labels: ", ...golds));
 // ----- Plot of the first column: for each run an SVG whose x is the value
 const numbersIn = row => row.cells[1]?.textContent.match(/\d+\.\d{3}/g) ?? [];
 const rows = Array.from(document.querySelector("tbody").rows).filter(row => numbersIn(row).length);
@@ -488,7 +488,8 @@ function abstract(hit, evidence) {
   const href = links.find(link => /^https?:\/\//i.test(link));
   if (href) body.append(" ", Object.assign(element("a", "", "Source"), {href, rel: "noopener"}));
   const missed = rank > 10 && badge(rank < 1e9 ? `missed: rank ${rank}` : "missed", "wrong");
-  const head = element("summary", "", missed || `${rank}. `, title || text.slice(0, 90), facts);
+  const name = title || `${text.slice(0, 90)} …`;
+  const head = element("summary", "", missed || `${rank}. `, name, facts);
   return element("details", `hit ${gold || "unjudged"} ${missed ? "missed" : ""}`, head, body);
 }
 for (const claim of data.claims) {
@@ -907,7 +908,8 @@ def read_table(path, columns, **known):
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
-            fail(f"{path}:{row + 2}", f"{what}: {' '.join(table.loc[row, ids])}; fix this row")
+            what += f": {' '.join(map(str, table.loc[row, columns]))}"
+            fail(f"{path}:{row + 2}", f"{what}; fix this row, or name a file of this split")
     return table.reset_index(drop=True)
 
 

@@ -34,6 +34,7 @@ from tools import kit
 # -------------------- Run the scripts
 def run(*words):
     """Run a script; if it fails, print the last line of its errors and exit with its status."""
+    print(f"{words[0]} ...", file=sys.stderr)  # a stage takes seconds to load its models
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:

@@ -373,5 +373,6 @@ def test_an_old_package_is_named_before_work_begins(monkeypatch, capsys):
     monkeypatch.setattr("importlib.metadata.version", lambda package: "5.7.0")
     with pytest.raises(SystemExit):
         KIT.check_model("x")
-    said = "error: sentence-transformers: 5.7.0 is older than 6.2; pip install -U 'sentence-"
-    assert capsys.readouterr().err.startswith(said)
+    assert (
+        "sentence-transformers: 5.7.0 is older than 6.2; pip install -U" in capsys.readouterr().err
+    )

@@ -79,4 +79,4 @@ def test_it_clones_the_kit_where_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("REPOSITORY", str(tmp_path))
     [setup] = [cell.source for cell in nbformat.read(NOTEBOOK, 4).cells if cell.id == "setup"]
     exec(setup, {})
-    assert Path.cwd().name == "kit" and Path("01_index.py").exists()
+    assert Path("../kit/01_index.py").exists()
