@@ -104,10 +104,7 @@ def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(flags, e
     assert [answer[key] for key in keys] == ["UNDECIDED", 0.3, 0.4]
     done = check(*words, LLM_MODEL="toy")  # there is no endpoint
     shown = " ".join(done.stdout.split())
-    assert (
-        set(done.stderr.split()) == set("02_retrieve.py 03_rerank.py 05_classify.py ...".split())
-        and "Verdict UNDECIDED (" in shown
-    )
+    assert "error" not in done.stderr and "Verdict UNDECIDED (" in shown
     assert "no label is much more probable than chance" in shown
     assert "F1 0.300 on held-out pairs, 0.400 if all get the most frequent label" in shown
     assert "its verdicts are worthless" in shown
