@@ -751,7 +751,7 @@ def read_table(path, columns, **known):
     for what, is_faulty in faults.items():
         if is_faulty.any():
             row = is_faulty.idxmax()
-            what += f": {' '.join(map(str, table.loc[row, columns]))}"
+            what += f": {' '.join(table.loc[row].filter(regex='_id$|^label$'))}"
             fail(f"{path}:{row + 2}", f"{what}; fix this row, or name a file of this split")
     return table.reset_index(drop=True)
 
