@@ -399,7 +399,7 @@ def negatives_of(labels, ranked, corpus, nei, args):
     candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
     first = list(candidates)[: args.from_top]
     known = nei | labels
-    hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
+    hard = [abstract_id for abstract_id in first[args.skip_top :] if known.get(abstract_id) in pool]
     easy = list(nei) if args.pool == "nei" else corpus
     not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
     return hard, easy, not_easy.union(first)
@@ -573,6 +573,8 @@ def add_mine(job):
         the corpus, per claim or evidence abstract as --hard""")
     add("--from-top", type=positive, default=50, help="""draw hard negatives from this many first
         ranks (judged abstracts that the run lacks come last); scores: take this many ranks""")
+    add("--skip-top", type=int, default=0, help="""draw no negatives from this many first ranks,
+        where relevant abstracts that nobody has judged are likely""")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
     add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
