@@ -16,7 +16,7 @@ Writes  index/KIND/, each with abstract_ids.json (row to id) and meta.json:
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
         models/encoder/; OUT.parts/: shards and checkpoints, from which the same call resumes
-Prints  what is made, and how many texts are longer than a model reads; the last line is JSON
+Prints  what is made; the last line is JSON
 
 Examples
     python 01_index.py --indexes bm25 --k1 1.2
@@ -74,18 +74,7 @@ ANALYSERS = {
 }
 
 
-# ---------- Texts and BM25
-def read_texts(args):
-    """Return {abstract_id: text} in corpus order."""
-    fields = args.fields.split(",")
-    records = read_corpus(args.corpus)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
-    if unknown:
-        tell = warn if unknown < set(fields) else fail
-        tell(args.corpus, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
-    return {key: text_of(record, fields, args.separator) for key, record in records.items()}
-
-
+# ---------- BM25
 def index_bm25(texts, folder, args):
     """Save the BM25 scores of all postings (Kamphuis et al. 2020, table 1)."""
     import bm25s
@@ -110,6 +99,7 @@ def open_encoder(load, model, args, dtype, is_dense=True):
     """Return an encoder with the length, prompts and pooling of the flags."""
     prompts = {"query": args.query_prompt, "document": args.document_prompt} if is_dense else None
     encoder = open_model(load, model, args, dtype, prompts=prompts)
+    check_fields(getattr(encoder.transformers_model, "config", None), model, args)
     if is_dense and args.document_prompt is None and not encoder.prompts["document"]:
         encoder.prompts["document"] = encoder.prompts.get("passage", "")  # its name in E5's config
     if args.max_length < encoder.max_seq_length < np.inf:
@@ -154,35 +144,22 @@ def save_shard(path, vectors):
     sparse.save_npz(path, matrix, compressed=False)
 
 
-def count_longer(encoder, texts):
-    """Return how many texts have more tokens than an encoder reads at once."""
-    if encoder.max_seq_length == np.inf:  # static embeddings
-        return 0
-    prompt = encoder.prompts.get("document") or ""
-    texts = [prompt + text for text in texts]
-    ids = encoder.tokenizer(texts, truncation=False, verbose=False)["input_ids"]
-    return sum(len(row) > encoder.max_seq_length for row in ids)
-
-
 def encode_shards(encoder, texts, batch_size, args, parts):
-    """Return the paths of shards, encoded unless they are in parts, and count_longer of texts."""
+    """Return the paths of shards, encoded unless they are in parts."""
     pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
     options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
     paths = []
-    longer = 0
     for start in range(0, len(texts), SHARD):
-        shard = texts[start : start + SHARD]
-        longer += count_longer(encoder, shard)
         paths.append(parts / f"{start}.npz")
         if paths[-1].exists():
             continue
+        shard = texts[start : start + SHARD]
         vectors = encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
         if not vectors.sum().isfinite():
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
         save_shard(parts / "new.npz", vectors)
         (parts / "new.npz").rename(paths[-1])
-    print(f"{longer} of {len(texts)} texts are longer than {encoder.max_seq_length} tokens")
-    return paths, longer
+    return paths
 
 
 def index_dense(texts, folder, args):
@@ -190,10 +167,10 @@ def index_dense(texts, folder, args):
     from sentence_transformers import SentenceTransformer
 
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
-    shards, longer = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
+    shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
     limit = encoder.max_seq_length if encoder.max_seq_length < np.inf else None
-    return {"max_length": limit, "longer": longer}
+    return {"max_length": limit}
 
 
 def index_splade(texts, folder, args):
@@ -203,12 +180,12 @@ def index_splade(texts, folder, args):
 
     encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, is_dense=False)
     batch_size = max(1, args.batch_size // 4)  # logits of 8 x 512 tokens take 0.5 GB
-    shards, longer = encode_shards(encoder, texts, batch_size, args, folder.parent)
+    shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
     if args.activation == "relu":
         weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
-    return {"max_length": encoder.max_seq_length, "query_prompt": None, "longer": longer}
+    return {"max_length": encoder.max_seq_length, "query_prompt": None}
 
 
 # ---------- Index
@@ -229,7 +206,7 @@ def index(args):
         task = task_of(argparse.Namespace(**flags), args.corpus, models=models_read)
         if up_to_date(args, task, out):
             continue
-        texts = texts or read_texts(args)
+        texts = texts or read_abstracts(args.corpus, args.fields, args.separator)
         meta = {"kind": kind, "corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
         meta |= {"model": model, "model_sha256": task["inputs"].get(model, "")}
         with parts_of(out, task) as parts:
@@ -338,6 +315,10 @@ def loss_of(encoder, args):
 
     if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
         return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
+    if args.cache:
+        return losses.CachedMultipleNegativesRankingLoss(
+            encoder, args.scale, mini_batch_size=args.cache
+        )
     return losses.MultipleNegativesRankingLoss(encoder, args.scale)
 
 
@@ -353,7 +334,7 @@ def train(args):
     from datasets import Dataset
 
     claims = read_table(args.claims, ["claim_id", "claim"]).set_index("claim_id")["claim"]
-    texts = read_texts(args)
+    texts = read_abstracts(args.corpus, args.fields, args.separator)
     tuples = read_tuples(args.examples, claims, texts)
     rows = rows_of(tuples, args.loss)
     if not rows:
@@ -375,14 +356,13 @@ def train(args):
             evaluator=dev_evaluator(dev, encoder.prompts, texts, args.seed) if dev else None,
             measure="dev_cosine_ndcg@10",
             prompts=prompts,
-            gradient_accumulation_steps=args.accumulate,
             warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
             batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
         )
         trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
         trained.load_state_dict(encoder.state_dict())  # with the model's own length, no windows
         with written(args.out, task, **summary) as folder:
-            save_model(trained, folder)
+            save_model(trained, folder, task, summary)
     return {"made": [args.out], **summary}
 
 
@@ -390,10 +370,9 @@ def train(args):
 # fmt: off
 def add_texts(job):
     add = job.add_argument_group("texts").add_argument
-    add("--fields", default="title,abstract",
-        help="make the text of an abstract from these fields, in this order")
+    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
     add("--separator", default=" ", help="put this between two fields (default: a space)")
-    add("--max-length", type=positive, default=512, help="""truncate abstracts and claims to this
+    add("--max-length", type=int, default=512, help="""truncate abstracts and claims to this
         many tokens, or to the model's own limit if that is lower""")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
         long abstracts, or read them in overlapping windows whose vectors are pooled, (mean +
@@ -429,7 +408,7 @@ def add_index(job):
         help="term weights of SPLADE from logits: log(1 + ReLU) as in SPLADE-v3, or ReLU alone")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the models; auto takes half precision on a GPU, else fp32")
-    add("--batch-size", type=positive, default=32, help="""encode this many texts at once (SPLADE: a
+    add("--batch-size", type=int, default=32, help="""encode this many texts at once (SPLADE: a
         quarter of it); fewer need less memory""")
     add("--device", nargs="+", help="""encode on these devices: cpu, mps, cuda, or several as cuda:0
         cuda:1 (default: a GPU, if there is one)""")
@@ -439,10 +418,8 @@ def add_graph(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--index", default="{work}/index/dense", help="read the vectors of this dense index")
     add("--out", default="{work}/index/graph", help="write the graph to this folder")
-    add = job.add_argument_group("graph").add_argument
-    add("--neighbours", type=positive, default=10, help="keep this many neighbours per abstract")
-    add("--device", nargs=1,
-        help="compute on this device: cpu, mps, cuda (default: a GPU, if there is one)")
+    add("--neighbours", type=int, default=10, help="keep this many neighbours per abstract")
+    add("--device", nargs=1, help="compute on this device: cpu, mps, cuda (default: a GPU, if any)")
     add_shared(job)
 
 def add_train(job):
@@ -461,20 +438,18 @@ def add_train(job):
     add("--margin", type=float, default=0.3,
         help="triplet: push the cosine of a negative this far below that of the positive")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
+    add("--cache", type=int, default=0, metavar="TEXTS", help="""mnrl: encode this many texts at a
+        time, which makes room for large batches and takes longer (GradCache); 0 is off""")
     add("--epochs", type=float, default=2, help="train for this many passes over the examples")
     add("--lr", type=float, default=7e-6,
         help="learning rate after the warm-up, which takes a tenth of the steps")
-    add("--batch-size", type=positive, default=64, dest="batch", help="""train on this many rows
+    add("--batch-size", type=int, default=64, dest="batch", help="""train on this many rows
         (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
-    add("--accumulate", type=positive, default=1, help="""average the gradients of this many batches
-        per optimiser step; in-batch negatives stay within a batch""")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
         qrels of this split, among judged and 1,000 drawn abstracts; without them the last""")
-    add("--patience", type=positive, default=2,
+    add("--patience", type=int, default=2,
         help="stop after this many epochs without improvement on the dev split")
-    add("--seed", type=int, default=13, help="seed of the order and of the dev abstracts")
-    add("--device", nargs=1,
-        help="train on this device: cpu, mps, cuda (default: a GPU, if there is one)")
+    add_training(add)
     add_shared(job, split="train")
 # fmt: on
 
@@ -537,9 +512,7 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out}")
-        if made["script"] != digest(sys.argv[0]):
-            lines[-1] += " (made by another version of the script; --force makes it again)"
+        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
     print(*lines, sep="\n")
     return True
 
@@ -562,13 +535,6 @@ def written(path, task, **summary):
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
-
-
-def positive(text):
-    """Return a flag's value: a whole number from 1 on."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
 
 
 def add_shared(job, split=None):
@@ -600,8 +566,8 @@ def command_line(jobs):
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS)
-            if is_shown and flag.default is not False and "(default" not in flag.help:
+            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
+            if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
@@ -619,9 +585,7 @@ def run(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
-    except Exception as error:
-        if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
-            raise
+    except (OSError, UnicodeError, ImportError) as error:
         fail(getattr(error, "filename", None) or args.job, error)
 
 
@@ -637,18 +601,17 @@ def read_table(path, columns, **known):
     import pandas as pd
 
     texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
-    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
+    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
     try:
-        table = pd.read_csv(path, **options)
+        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        what = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
-        command = f"python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND renames)"
-        fail(f"{path}:1", f"{what}, in rows of one length; {command}")
-    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
+            renames)"""
+        fail(f"{path}:1", found)
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
@@ -735,6 +698,21 @@ def normalised(text, form):
 # --- end of analyser
 
 
+# --- abstracts (same in 01, 03, 04 and 05)
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
+    fields = fields.split(",")
+    records = read_corpus(path)
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, separator) for key, record in records.items()}
+
+
+# --- end of abstracts
+
+
 # --- models (same in 01, 02, 03 and 05)
 def device_of(args):
     """Return the first device of --device, else a GPU if there is one, else None."""
@@ -770,22 +748,6 @@ def open_model(load, name, args, dtype="fp32", **options):
 # --- end of models
 
 
-# --- checks (same in 01, 03 and 05)
-def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
-    from packaging.version import Version
-
-    installed = importlib.metadata.version("sentence-transformers")
-    if Version(installed) < Version("6.2"):
-        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
-        fail("sentence-transformers", what)
-    if not Path(name).exists() and name.count("/") > 1:
-        fail(name, f"no such model; {ADVICE}")
-
-
-# --- end of checks
-
-
 # --- dev (same in 01 and 03)
 def dev_files(paths):
     """Return the files that a dev evaluation needs if all are there, else none."""
@@ -800,12 +762,28 @@ def dev_files(paths):
 
 
 # --- training (same in 01, 03 and 05)
+def check_model(name):
+    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    from packaging.version import Version
+
+    installed = importlib.metadata.version("sentence-transformers")
+    if Version(installed) < Version("6.2"):
+        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
+        fail("sentence-transformers", what)
+    if not Path(name).exists() and name.count("/") > 1:
+        fail(name, f"no such model; {ADVICE}")
+
+
+def check_fields(config, name, args):
+    """Warn if a model was trained on other fields of abstracts than it gets."""
+    trained = getattr(config, "trained_fields", args.fields)
+    if trained != args.fields:
+        warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder for unfinished work of a task; OUT.parts/ is removed when the work is done.
-
-    A lock keeps a second process out: two would spoil the output.
-    """
+    """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
     parts = Path(f"{out}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -823,8 +801,39 @@ def parts_of(out, task):
 def newest_checkpoint(folder):
     """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
-    steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
-    return str(folder / f"checkpoint-{max(steps)}") if steps else None
+    newest = max(states, key=os.path.getmtime, default=None)
+    return str(newest.parent) if newest else None
+
+
+def add_adapter(network, rank):
+    """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
+    from peft import LoraConfig, LoraModel
+
+    network.requires_grad_("Classification" in type(network).__name__)  # else it has no head
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    return LoraModel(network.base_model, config, "default")
+
+
+def resumable(trainer, share):
+    """Return a trainer with checkpoints after each share of the steps, of trained weights alone."""
+    from safetensors.torch import load_file, save_file
+
+    class Resumable(trainer):
+        def training_step(self, *inputs):
+            period = max(1, round(share * self.state.max_steps))
+            self.control.should_save = (self.state.global_step + 1) % period == 0
+            return super().training_step(*inputs)
+
+        def _save(self, folder, **_):
+            Path(folder).mkdir(exist_ok=True)
+            weights = self.model.named_parameters()
+            trained = {name: weight for name, weight in weights if weight.requires_grad}
+            save_file(trained, f"{folder}/trained.safetensors")
+
+        def _load_from_checkpoint(self, folder):
+            self.model.load_state_dict(load_file(f"{folder}/trained.safetensors"), strict=False)
+
+    return Resumable
 
 
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
@@ -836,30 +845,35 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     from transformers import EarlyStoppingCallback, trainer_callback
 
     # The trainer's progress bar has no label, and no argument for one.
-    # So the trainer gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
     settings[half] = is_gpu
     curve = []
     callbacks = []
+    if args.lora:
+        adapter = add_adapter(model.transformers_model, args.lora)
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
             callbacks.append(EarlyStoppingCallback(args.patience))
-            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure}
-            settings["load_best_model_at_end"] = True
+            settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
+            settings["metric_for_best_model"] = measure
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
-        settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
-        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch"}
-        settings |= {"logging_nan_inf_filter": False, "save_total_limit": 2}
-        settings |= {"use_cpu": model.device.type == "cpu"}
+        settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
+        settings |= {"use_cpu": model.device.type == "cpu", "seed": args.seed}
+        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch", "save_total_limit": 2}
+        settings |= {"logging_nan_inf_filter": False, "report_to": "none"}
         settings |= {"restore_callback_states_from_checkpoint": True}
+        if args.checkpointing:
+            settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
-        training = trainer(
+        training = resumable(trainer, args.save_steps)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
+    if args.lora:
+        adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
@@ -868,14 +882,36 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
 
-def save_model(model, folder):
-    """Save a model; its tokenizer without the truncation of training."""
+def save_model(model, folder, task, summary):
+    """Save a model with a card; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
+    if model.transformers_model:  # static embeddings have none
+        model.transformers_model.config.trained_fields = task["arguments"]["fields"]
     model.save_pretrained(str(folder), create_model_card=False)
+    (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
+
+- Data: {", ".join(task["inputs"])}
+- Flags: {json.dumps(task["arguments"])}
+- Figures: {json.dumps(summary)}
+- Versions: sentence-transformers {importlib.metadata.version("sentence-transformers")}, torch
+  {importlib.metadata.version("torch")}
+""")
 
 
+# fmt: off
+def add_training(add):
+    add("--accumulate", type=int, default=1, help="""average the gradients of this many batches per
+        optimiser step; in-batch negatives stay within a batch""")
+    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank and the
+        head, in place of all weights, and merge them; it needs the package peft; 0 is off""")
+    add("--checkpointing", action="store_true", help="save memory: compute activations twice")
+    add("--save-steps", type=float, default=0.1, metavar="SHARE",
+        help="save a checkpoint after each such share of the steps, and after each epoch")
+    add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
+    add("--device", nargs=1, help="train on this device: cpu, mps, cuda (default: a GPU, if any)")
+# fmt: on
 # --- end of training
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def retrieve(args):
     task = task_of(args, *inputs)
     if up_to_date(args, task, *outs):
         return {"made": []}
-    claims = read_table(args.claims, ["claim_id", "claim"])[: args.limit]
+    claims = read_table(args.claims, ["claim_id", "claim"])
     runs = [search(kind, claims, task["inputs"][args.corpus], args) for kind in kinds]
     runs = [write_run(run, out, task, args.top_k, len(claims)) for run, out in zip(runs, outs)]
     if len(runs) > 1:
@@ -380,6 +380,28 @@ def fit(args):
 
 
 # ---------- Mine training examples
+def without_likely_evidence(run, qrels, args):
+    """Return a run without candidates that may be evidence, and {rule: rows that it leaves out}.
+
+    Margins are below the lowest score of the claim's evidence (NV-Retriever, Moreira et al. 2024).
+    """
+    meta = Path(f"{args.run}.meta.json")
+    is_fused = "hybrid" in args.run or meta.exists() and '"fuse"' in meta.read_text()
+    if args.relative_margin < np.inf and (is_fused or run["score"].min() < 0):
+        what = f"{args.run} is a fusion or has negative scores, of which a share says nothing"
+        fail("--relative-margin", f"{what}; name the run of one retriever, or take --skip-top")
+    evidence = run.merge(qrels[qrels["label"] != "NEI"], on=PAIR).groupby("claim_id")
+    lowest = run["claim_id"].map(evidence["score"].min()).fillna(np.inf)
+    rules = {
+        "skip_top": run["rank"] <= args.skip_top,
+        "max_score": run["score"] > args.max_score,
+        "margin": run["score"] > lowest - args.margin,
+        "relative_margin": run["score"] > lowest * args.relative_margin,
+    }
+    counts = {rule: int(is_left_out.sum()) for rule, is_left_out in rules.items()}
+    return run[~np.logical_or.reduce(list(rules.values()))], counts
+
+
 def draw(abstract_ids, count, order, rng, unwanted=()):
     """Return count of abstract_ids, which are best first; random draws leave out unwanted ones."""
     if order != "random":
@@ -398,9 +420,12 @@ def negatives_of(labels, ranked, corpus, nei, args):
     pool = POOLS[args.pool]
     candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
     first = list(candidates)[: args.from_top]
-    known = nei | labels
-    hard = [abstract_id for abstract_id in first[args.skip_top :] if known.get(abstract_id) in pool]
-    easy = list(nei) if args.pool == "nei" else corpus
+    known = labels
+    easy = corpus
+    if args.pool == "nei":
+        known = nei | labels
+        easy = list(nei)
+    hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
     not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
     return hard, easy, not_easy.union(first)
 
@@ -471,14 +496,15 @@ def mine(args):
         return {"made": []}
     corpus = list(read_corpus(args.corpus))
     qrels = read_table(args.qrels, QRELS, abstract_id=corpus, label=LABELS)
-    ranked = {}
-    if args.hard > 0:
-        ranked = by_claim(read_table(args.run, RUN, abstract_id=corpus), "score")
-        check_claims({args.qrels: qrels["claim_id"], args.run: ranked})
-    nei = {}
-    if args.pool == "nei":
-        nei = dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"], "NEI")
     judged = by_claim(qrels, "label")
+    ranked = {}
+    left_out = {}
+    if args.hard > 0:
+        run = read_table(args.run, RUN, abstract_id=corpus)
+        check_claims({args.qrels: qrels["claim_id"], args.run: run["claim_id"]})
+        run, left_out = without_likely_evidence(run, qrels, args)
+        ranked = by_claim(run, "score")
+    nei = dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"], "NEI")
     examples = []
     without_evidence = 0
     for claim_id in judged | ranked:
@@ -498,6 +524,7 @@ def mine(args):
     if not examples:
         fail(args.qrels, f"no example comes of its {len(judged)} claims; see mine --help")
     summary = {"examples": len(examples), "claims_without_evidence": without_evidence}
+    summary["left_out"] = left_out
     with written(args.out, task, **summary) as new:
         new.write_text("".join(json.dumps(example) + "\n" for example in examples))
     return {"made": [args.out], **summary}
@@ -506,7 +533,7 @@ def mine(args):
 # ---------- Command line
 # fmt: off
 def add_ranks(add):
-    add("--top-k", type=positive, default=100, help="keep this many abstracts per claim in a run")
+    add("--top-k", type=int, default=100, help="keep this many abstracts per claim in a run")
     add("--rrf-k", type=int, default=RRF_K, help="""k of the reciprocal rank fusion 1 / (k + rank);
         a larger k makes the first ranks count less""")
 
@@ -522,7 +549,6 @@ def add_retrieve(job):
         help="search these indexes only (default: all that are in --index)")
     add("--restrict", help="""score only the candidates that this run has for a
         claim; BM25 and SPLADE leave out those with score 0""")
-    add("--limit", type=positive, help="retrieve for this many first claims only, for a first look")
     add_ranks(add)
     add("--device", nargs="+", help="""encode claims on the first of these devices: cpu, mps, cuda
         (default: a GPU, if there is one)""")
@@ -549,7 +575,6 @@ def add_fit(job):
         from a trained model, take claims that the model was not trained on""")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score fusions by these judgements")
     add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
-    add = job.add_argument_group("fusion").add_argument
     add("--measure", default="nDCG@10",
         help="maximise this measure of ir-measures, such as nDCG@10, R@5, RR or MAP")
     add_shared(job, split="dev")
@@ -571,10 +596,15 @@ def add_mine(job):
         which scores need""")
     add("--easy", type=int, default=0, help="""draw this many negatives at random from the rest of
         the corpus, per claim or evidence abstract as --hard""")
-    add("--from-top", type=positive, default=50, help="""draw hard negatives from this many first
-        ranks (judged abstracts that the run lacks come last); scores: take this many ranks""")
-    add("--skip-top", type=int, default=0, help="""draw no negatives from this many first ranks,
-        where relevant abstracts that nobody has judged are likely""")
+    add("--from-top", type=int, default=50, help="""draw hard negatives from this many first
+        candidates (judged ones that the run lacks come last); scores: take this many ranks""")
+    add("--skip-top", type=int, default=0, help="""take the candidates behind this many first ranks,
+        as evidence that nobody has judged is likely there""")
+    add("--max-score", type=float, default=np.inf, help="take candidates with at most this score")
+    add("--margin", type=float, default=-np.inf, help="""take candidates with scores this far below
+        that of the claim's evidence (of several, the lowest)""")
+    add("--relative-margin", type=float, default=np.inf, metavar="SHARE",
+        help="take candidates with at most this share of that score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
     add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
@@ -648,9 +678,7 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out}")
-        if made["script"] != digest(sys.argv[0]):
-            lines[-1] += " (made by another version of the script; --force makes it again)"
+        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
     print(*lines, sep="\n")
     return True
 
@@ -673,13 +701,6 @@ def written(path, task, **summary):
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
-
-
-def positive(text):
-    """Return a flag's value: a whole number from 1 on."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
 
 
 def add_shared(job, split=None):
@@ -711,8 +732,8 @@ def command_line(jobs):
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS)
-            if is_shown and flag.default is not False and "(default" not in flag.help:
+            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
+            if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
@@ -730,9 +751,7 @@ def run(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
-    except Exception as error:
-        if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
-            raise
+    except (OSError, UnicodeError, ImportError) as error:
         fail(getattr(error, "filename", None) or args.job, error)
 
 
@@ -748,18 +767,17 @@ def read_table(path, columns, **known):
     import pandas as pd
 
     texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
-    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
+    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
     try:
-        table = pd.read_csv(path, **options)
+        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        what = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
-        command = f"python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND renames)"
-        fail(f"{path}:1", f"{what}, in rows of one length; {command}")
-    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
+            renames)"""
+        fail(f"{path}:1", found)
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str

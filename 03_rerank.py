@@ -63,20 +63,9 @@ def read_claims(path):
     return dict(zip(table["claim_id"], table["claim"]))
 
 
-def read_texts(claims, corpus):
-    """Return the Texts of two files."""
-    records = read_corpus(corpus)
-    abstracts = {abstract_id: text_of(record) for abstract_id, record in records.items()}
-    return Texts(read_claims(claims), abstracts)
-
-
-def default_run(folder):
-    """Return the path of hybrid.tsv, else of the one run of 02_retrieve.py in a folder."""
-    paths = [f"{folder}/{name}.tsv" for name in ("hybrid", "bm25", "dense", "splade")]
-    for path in paths:
-        if Path(path).exists():
-            return path
-    return paths[0]
+def read_texts(args):
+    """Return the Texts of --claims and --corpus."""
+    return Texts(read_claims(args.claims), read_abstracts(args.corpus, args.fields))
 
 
 def read_columns(path, columns, pairs):
@@ -132,8 +121,8 @@ def load_reranker(name, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
 
-    keys = ("trust_remote_code", "local_files_only")
-    config = AutoConfig.from_pretrained(name, **{key: options[key] for key in keys})
+    is_local = options["local_files_only"]
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
     kind = str(config.architectures)
     if "ConditionalGeneration" in kind:
         model = mono_t5(name, **options)
@@ -154,6 +143,7 @@ def open_reranker(load, args, dtype):
     model = open_model(load, args.model, args, dtype)
     if model.num_labels != 1:
         fail(args.model, f"{model.num_labels} labels; a classifier is for 05_classify.py")
+    check_fields(model.config, args.model, args)
     model.activation_fn = torch.nn.Identity()  # a sigmoid would make large logits 1
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     if args.prompt is not None:
@@ -313,8 +303,7 @@ def rerank(args):
     is_run = args.model.endswith(".tsv")
     if args.graph and (is_run or args.verdicts):
         fail("--graph", "not with --verdicts, or a run as --model")
-    source = args.run or default_run(f"{args.work}/{args.split}")
-    inputs = [source, args.claims, args.corpus]
+    inputs = [args.run, args.claims, args.corpus]
     inputs += [path for path in (args.graph, args.verdicts) if path]
     if is_run:
         inputs.append(args.model)
@@ -322,8 +311,8 @@ def rerank(args):
     if up_to_date(args, task, args.out):
         return {"made": []}
     check_model(args.model)
-    texts = read_texts(args.claims, args.corpus)
-    before = read_table(source, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
+    texts = read_texts(args)
+    before = read_table(args.run, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
     candidates = before[before["rank"] <= args.depth].rename(columns={"score": "first"})
     candidates = candidates[[*PAIR, "first"]].reset_index(drop=True)
     if is_run:
@@ -383,14 +372,13 @@ def rows_of(example, texts, loss):
 def training_table(model, rows):
     """Return {column: values} of rows, and how many of their pairs are truncated."""
     claims, *columns, labels = zip(*rows)
-    table = {}
+    table = {"claim": claims}
     count = 0
     for number, texts in enumerate(columns):
         short, is_truncated = truncate(model, list(zip(claims, texts)))
-        table["claim"] = [claim for claim, _ in short]
-        table[f"text_{number}"] = [text for _, text in short]
+        table["claim"], table[f"text_{number}"] = zip(*short)
         count += sum(is_truncated)
-    return table | {"label": list(labels)}, count
+    return table | {"label": labels}, count
 
 
 def loss_of(model, args):
@@ -445,7 +433,7 @@ def train(args):
     from datasets import Dataset
     from sentence_transformers import cross_encoder
 
-    texts = read_texts(args.claims, args.corpus)
+    texts = read_texts(args)
     rows = read_examples(args.examples, texts, args.loss)
     transformers.set_seed(args.seed)  # of a new head
     transformers.logging.set_verbosity_error()  # it reports the weights of a new head as missing
@@ -473,7 +461,7 @@ def train(args):
             lr_scheduler_type=schedule,
         )
         with written(args.out, task, **summary) as folder:
-            save_model(model, folder)
+            save_model(model, folder, task, summary)
     return {"made": [args.out], **summary}
 
 
@@ -482,28 +470,27 @@ def train(args):
 def add_texts(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
+    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
 
 def add_length(add):
-    add("--max-length", type=positive, default=512, help="""truncate prompt, claim and abstract to
+    add("--max-length", type=int, default=512, help="""truncate prompt, claim and abstract to
         this many tokens together; a claim keeps at least half of the room""")
     add("--prompt", help="""instruct a causal reranker or monoT5 by this text (default: the model's
         own)""")
 
 def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("--run", help="""rerank the candidates of this run (default: {work}/{split}/hybrid.tsv, else
-        the run of one retriever there)""")
+    add("--run", default="{work}/{split}/hybrid.tsv", help="rerank the candidates of this run")
     add_texts(add)
     add("--out", default="{work}/{split}/rerank.tsv", help="write the reranked run to this file")
-    add("--depth", type=positive, default=20, help="score this many candidates per claim")
-    add("--top-k", type=positive, help="""write this many abstracts per claim; those that are not
+    add("--depth", type=int, default=20, help="score this many candidates per claim")
+    add("--top-k", type=int, help="""write this many abstracts per claim; those that are not
         scored follow in their old order (default: those that are scored)""")
     add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/reranker", help="""score by this reranker, a folder or a
         name on the hub; or take the scores of a run, FILE.tsv""")
     add_length(add)
-    add("--batch-size", type=positive, default=32,
-        help="score this many pairs at once; fewer need less memory")
+    add("--batch-size", type=int, default=32, help="score this many pairs at once")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs="+", help="""score on these devices: cpu, mps, cuda, or several as cuda:0
@@ -517,11 +504,9 @@ def add_rerank(job):
     add = job.add_argument_group("neighbours").add_argument
     add("--graph", metavar="FOLDER", help="""score neighbours of the best candidates, too, beyond
         --depth, by this graph of 01_index.py""")
-    add("--rounds", type=positive, default=20,
-        help="search neighbours for at most this many rounds, until none is new")
-    add("--neighbours", type=positive, default=10,
-        help="take this many neighbours of an abstract, at most those in the graph")
-    add("--beam", type=positive, default=30,
+    add("--rounds", type=int, default=20, help="search neighbours for at most this many rounds")
+    add("--neighbours", type=int, default=10, help="take this many neighbours of an abstract")
+    add("--beam", type=int, default=30,
         help="take the neighbours of this many best abstracts of a claim in each round")
     add_shared(job, split="test")
 
@@ -539,23 +524,20 @@ def add_train(job):
     add("--loss", choices=("bce", "margin", "l1"), default="bce", help="""bce: binary cross-entropy
         of the targets; margin: hinge loss on tuples; l1: distance of the sigmoid from the
         targets""")
-    add("--margin", type=float, default=0.2,
-        help="margin: wanted lead of the positive over a negative, in logits")
+    add("--margin", type=float, default=0.2, help="margin: lead of a positive over a negative")
     add("--epochs", type=float, default=3, help="train for this many passes over the examples")
     add("--lr", type=float, default=2e-5,
         help="learning rate at the start; it falls to 0, linearly or with l1 by a cosine")
-    add("--batch-size", type=positive, default=16, dest="batch",
+    add("--batch-size", type=int, default=16, dest="batch",
         help="train on this many rows per batch: pairs, with margin triplets")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
         qrels of this split; the last one if they, or --dev-run, are missing""")
     add("--dev-run", metavar="RUN", help="""rerank the candidates of this run for the dev claims
         (default: hybrid.tsv of --dev-split in {work})""")
-    add("--dev-depth", type=positive, default=20, help="rerank this many candidates per dev claim")
-    add("--patience", type=positive, default=2,
+    add("--dev-depth", type=int, default=20, help="rerank this many candidates per dev claim")
+    add("--patience", type=int, default=2,
         help="stop after this many epochs without improvement on the dev split")
-    add("--seed", type=int, default=13, help="seed of the order and of a new head")
-    add("--device", nargs=1,
-        help="train on this device: cpu, mps, cuda (default: a GPU, if there is one)")
+    add_training(add)
     add_shared(job, split="train")
 # fmt: on
 
@@ -618,9 +600,7 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out}")
-        if made["script"] != digest(sys.argv[0]):
-            lines[-1] += " (made by another version of the script; --force makes it again)"
+        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
     print(*lines, sep="\n")
     return True
 
@@ -643,13 +623,6 @@ def written(path, task, **summary):
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
-
-
-def positive(text):
-    """Return a flag's value: a whole number from 1 on."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
 
 
 def add_shared(job, split=None):
@@ -681,8 +654,8 @@ def command_line(jobs):
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS)
-            if is_shown and flag.default is not False and "(default" not in flag.help:
+            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
+            if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
@@ -700,9 +673,7 @@ def run(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
-    except Exception as error:
-        if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
-            raise
+    except (OSError, UnicodeError, ImportError) as error:
         fail(getattr(error, "filename", None) or args.job, error)
 
 
@@ -718,18 +689,17 @@ def read_table(path, columns, **known):
     import pandas as pd
 
     texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
-    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
+    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
     try:
-        table = pd.read_csv(path, **options)
+        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        what = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
-        command = f"python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND renames)"
-        fail(f"{path}:1", f"{what}, in rows of one length; {command}")
-    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
+            renames)"""
+        fail(f"{path}:1", found)
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
@@ -800,6 +770,21 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
 # --- end of texts
 
 
+# --- abstracts (same in 01, 03, 04 and 05)
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
+    fields = fields.split(",")
+    records = read_corpus(path)
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, separator) for key, record in records.items()}
+
+
+# --- end of abstracts
+
+
 # --- models (same in 01, 02, 03 and 05)
 def device_of(args):
     """Return the first device of --device, else a GPU if there is one, else None."""
@@ -835,22 +820,6 @@ def open_model(load, name, args, dtype="fp32", **options):
 # --- end of models
 
 
-# --- checks (same in 01, 03 and 05)
-def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
-    from packaging.version import Version
-
-    installed = importlib.metadata.version("sentence-transformers")
-    if Version(installed) < Version("6.2"):
-        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
-        fail("sentence-transformers", what)
-    if not Path(name).exists() and name.count("/") > 1:
-        fail(name, f"no such model; {ADVICE}")
-
-
-# --- end of checks
-
-
 # --- dev (same in 01 and 03)
 def dev_files(paths):
     """Return the files that a dev evaluation needs if all are there, else none."""
@@ -865,12 +834,28 @@ def dev_files(paths):
 
 
 # --- training (same in 01, 03 and 05)
+def check_model(name):
+    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    from packaging.version import Version
+
+    installed = importlib.metadata.version("sentence-transformers")
+    if Version(installed) < Version("6.2"):
+        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
+        fail("sentence-transformers", what)
+    if not Path(name).exists() and name.count("/") > 1:
+        fail(name, f"no such model; {ADVICE}")
+
+
+def check_fields(config, name, args):
+    """Warn if a model was trained on other fields of abstracts than it gets."""
+    trained = getattr(config, "trained_fields", args.fields)
+    if trained != args.fields:
+        warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder for unfinished work of a task; OUT.parts/ is removed when the work is done.
-
-    A lock keeps a second process out: two would spoil the output.
-    """
+    """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
     parts = Path(f"{out}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -888,8 +873,39 @@ def parts_of(out, task):
 def newest_checkpoint(folder):
     """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
-    steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
-    return str(folder / f"checkpoint-{max(steps)}") if steps else None
+    newest = max(states, key=os.path.getmtime, default=None)
+    return str(newest.parent) if newest else None
+
+
+def add_adapter(network, rank):
+    """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
+    from peft import LoraConfig, LoraModel
+
+    network.requires_grad_("Classification" in type(network).__name__)  # else it has no head
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    return LoraModel(network.base_model, config, "default")
+
+
+def resumable(trainer, share):
+    """Return a trainer with checkpoints after each share of the steps, of trained weights alone."""
+    from safetensors.torch import load_file, save_file
+
+    class Resumable(trainer):
+        def training_step(self, *inputs):
+            period = max(1, round(share * self.state.max_steps))
+            self.control.should_save = (self.state.global_step + 1) % period == 0
+            return super().training_step(*inputs)
+
+        def _save(self, folder, **_):
+            Path(folder).mkdir(exist_ok=True)
+            weights = self.model.named_parameters()
+            trained = {name: weight for name, weight in weights if weight.requires_grad}
+            save_file(trained, f"{folder}/trained.safetensors")
+
+        def _load_from_checkpoint(self, folder):
+            self.model.load_state_dict(load_file(f"{folder}/trained.safetensors"), strict=False)
+
+    return Resumable
 
 
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
@@ -901,30 +917,35 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     from transformers import EarlyStoppingCallback, trainer_callback
 
     # The trainer's progress bar has no label, and no argument for one.
-    # So the trainer gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
     settings[half] = is_gpu
     curve = []
     callbacks = []
+    if args.lora:
+        adapter = add_adapter(model.transformers_model, args.lora)
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
             callbacks.append(EarlyStoppingCallback(args.patience))
-            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure}
-            settings["load_best_model_at_end"] = True
+            settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
+            settings["metric_for_best_model"] = measure
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
-        settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
-        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch"}
-        settings |= {"logging_nan_inf_filter": False, "save_total_limit": 2}
-        settings |= {"use_cpu": model.device.type == "cpu"}
+        settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
+        settings |= {"use_cpu": model.device.type == "cpu", "seed": args.seed}
+        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch", "save_total_limit": 2}
+        settings |= {"logging_nan_inf_filter": False, "report_to": "none"}
         settings |= {"restore_callback_states_from_checkpoint": True}
+        if args.checkpointing:
+            settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
-        training = trainer(
+        training = resumable(trainer, args.save_steps)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
+    if args.lora:
+        adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
@@ -933,14 +954,36 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
 
-def save_model(model, folder):
-    """Save a model; its tokenizer without the truncation of training."""
+def save_model(model, folder, task, summary):
+    """Save a model with a card; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
+    if model.transformers_model:  # static embeddings have none
+        model.transformers_model.config.trained_fields = task["arguments"]["fields"]
     model.save_pretrained(str(folder), create_model_card=False)
+    (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
+
+- Data: {", ".join(task["inputs"])}
+- Flags: {json.dumps(task["arguments"])}
+- Figures: {json.dumps(summary)}
+- Versions: sentence-transformers {importlib.metadata.version("sentence-transformers")}, torch
+  {importlib.metadata.version("torch")}
+""")
 
 
+# fmt: off
+def add_training(add):
+    add("--accumulate", type=int, default=1, help="""average the gradients of this many batches per
+        optimiser step; in-batch negatives stay within a batch""")
+    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank and the
+        head, in place of all weights, and merge them; it needs the package peft; 0 is off""")
+    add("--checkpointing", action="store_true", help="save memory: compute activations twice")
+    add("--save-steps", type=float, default=0.1, metavar="SHARE",
+        help="save a checkpoint after each such share of the steps, and after each epoch")
+    add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
+    add("--device", nargs=1, help="train on this device: cpu, mps, cuda (default: a GPU, if any)")
+# fmt: on
 # --- end of training
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ def prompt_of(template, claim, abstracts, args):
     )
 
 
-def example_turns(template, claims, abstracts, args):
+def example_turns(template, abstracts, args):
     """Return turns about judged claims: prompts, and orders with evidence first."""
     turns = []
-    for claim, rows in draw_examples(claims, abstracts, args):
+    for claim, rows in read_fewshot(abstracts, args):
         shown = rows["abstract_id"].map(abstracts)
         order = 1 + np.argsort(rows["label"] == "NEI", kind="stable")
         answer = answer_text(order[: args.best or None].tolist(), args)
@@ -404,7 +404,7 @@ def rerank(args):
     """Order candidates by a language model, and fuse with the run's scores."""
     if args.step > args.window or (args.fewshot and args.method == "pointwise"):
         fail(args.method, "wanted --step up to --window, and --fewshot in listwise alone")
-    inputs = [args.run, args.claims, args.corpus, *train_files(args)]
+    inputs = [args.run, args.claims, args.corpus, *fewshot_files(args)]
     if args.prompt:
         inputs.append(args.prompt)
     task = task_of(args, *inputs, models=[args.model])
@@ -412,11 +412,10 @@ def rerank(args):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
-    records = read_corpus(args.corpus)
-    abstracts = {abstract_id: text_of(record) for abstract_id, record in records.items()}
+    abstracts = read_abstracts(args.corpus, args.fields)
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
     run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
-    turns = example_turns(template, claims, abstracts, args) if args.fewshot else []
+    turns = example_turns(template, abstracts, args) if args.fewshot else []
 
     def ask_about(claim_id, abstract_ids):
         shown = [abstracts[abstract_id] for abstract_id in abstract_ids]
@@ -468,18 +467,20 @@ def add_rerank(job):
     add("--run", default="{work}/{split}/rerank.tsv", help="rerank the candidates of this run")
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
+    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
     add("--out", default="{work}/{split}/llm.tsv", help="write the reranked run to this file")
-    add("--limit", type=positive, help="take only this many claims of the run (default: all)")
-    add("--depth", type=positive, default=20, help="ask about this many candidates per claim")
-    add("--top-k", type=positive, default=10, help="write this many abstracts per claim")
+    add("--limit", type=int, help="take only this many claims of the run (default: all)")
+    add("--depth", type=int, default=20, help="ask about this many candidates per claim")
+    add("--top-k", type=int, default=10, help="write this many abstracts per claim")
     add("--alpha", type=float, default=ALPHA, help="weight of the run's scores, 0 to 1")
     add = job.add_argument_group("prompts").add_argument
     add("--method", choices=METHODS, default="listwise",
         help="listwise: order the abstracts of a window; pointwise: order all by P(YES) of each")
-    add("--window", type=positive, default=WINDOW, help="show this many abstracts per prompt")
-    add("--step", type=positive, default=STEP, help="move the window up by this many abstracts")
+    add("--window", type=int, default=WINDOW, help="show this many abstracts per prompt")
+    add("--step", type=int, default=STEP, help="move the window up by this many abstracts")
     add("--best", type=int, default=0, help="ask for this many best of a window; 0 asks for all")
-    add("--fewshot", type=int, default=0, help="show orders of this many train claims first")
+    add("--fewshot", metavar="FILE", help="""show the orders of these train claims first, which
+        recipes/tools/fewshot.py draws: judgements, evidence and NEI for each claim""")
     add("--prompt", metavar="FILE", help="""ask by this prompt, with {claim}, {abstracts}, and where
         wanted {n}, {wanted}, {example}, {task}, {answer} (default: the script's own)""")
     add_requests(job)
@@ -553,9 +554,7 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out}")
-        if made["script"] != digest(sys.argv[0]):
-            lines[-1] += " (made by another version of the script; --force makes it again)"
+        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
     print(*lines, sep="\n")
     return True
 
@@ -578,13 +577,6 @@ def written(path, task, **summary):
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
-
-
-def positive(text):
-    """Return a flag's value: a whole number from 1 on."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
 
 
 def add_shared(job, split=None):
@@ -616,8 +608,8 @@ def command_line(jobs):
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS)
-            if is_shown and flag.default is not False and "(default" not in flag.help:
+            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
+            if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
@@ -635,9 +627,7 @@ def run(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
-    except Exception as error:
-        if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
-            raise
+    except (OSError, UnicodeError, ImportError) as error:
         fail(getattr(error, "filename", None) or args.job, error)
 
 
@@ -653,18 +643,17 @@ def read_table(path, columns, **known):
     import pandas as pd
 
     texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
-    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
+    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
     try:
-        table = pd.read_csv(path, **options)
+        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        what = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
-        command = f"python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND renames)"
-        fail(f"{path}:1", f"{what}, in rows of one length; {command}")
-    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
+            renames)"""
+        fail(f"{path}:1", found)
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
@@ -719,6 +708,21 @@ def write_table(table, path):
 # --- end of tables
 
 
+# --- abstracts (same in 01, 03, 04 and 05)
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
+    fields = fields.split(",")
+    records = read_corpus(path)
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, separator) for key, record in records.items()}
+
+
+# --- end of abstracts
+
+
 # --- texts (same in 01, 03, 04, 05 and 06)
 def text_of(record, fields=("title", "abstract"), separator=" "):
     """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
@@ -760,27 +764,18 @@ def read_prompt(path, *names):
     return text.removeprefix(comments).strip()
 
 
-def train_files(args):
-    """Return the paths of claims and qrels of the train split, if --fewshot wants examples."""
-    kinds = ("claims", "qrels") if args.fewshot else ()
-    return [f"{args.data}/{kind}.train.tsv" for kind in kinds]
+def fewshot_files(args):
+    """Return the paths of judgements and claims of --fewshot, if it is given."""
+    return [args.fewshot, f"{args.data}/claims.train.tsv"] if args.fewshot else []
 
 
-def draw_examples(claims, abstracts, args):
-    """Return (claim, judgements, one a label) of claims of train that are not asked about."""
-    claims_path, path = train_files(args)
-    judged = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
-    qrels = read_table(path, [*PAIR, "label"], claim_id=judged, abstract_id=abstracts, label=LABELS)
-    words = qrels["claim_id"].map(judged).map(words_of)
-    qrels = qrels[~words.isin([words_of(claim) for claim in claims.values()])]
-    order = np.random.default_rng(13).permutation(len(qrels))
-    drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
-    tables = [rows for _, rows in drawn.groupby("claim_id", sort=False)]
-    tables = [rows for rows in tables if len(rows) > 1 and "NEI" in set(rows["label"])]
-    if len(tables) < args.fewshot:
-        fail(path, f"{len(tables)} claims have evidence and NEI; lower --fewshot")
-    tables = sorted(tables, key=len, reverse=True)[: args.fewshot]
-    return [(judged[rows["claim_id"].iloc[0]], rows) for rows in tables]
+def read_fewshot(abstracts, args):
+    """Return (claim, its judgements) of --fewshot, in the order of the file."""
+    path, claims_path = fewshot_files(args)
+    claims = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
+    known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
+    judged = read_table(path, [*PAIR, "label"], **known).groupby("claim_id", sort=False)
+    return [(claims[claim_id], rows) for claim_id, rows in judged]
 
 
 # --- end of prompts
@@ -806,7 +801,7 @@ REPLY_FAULTS = {
     "cut": "raise --max-tokens",
     "unread": "they are in another form than was asked for",
 }
-CHANGE_NO_OUTPUT.update("base_url concurrency price replies requests retry_errors timeout".split())
+CHANGE_NO_OUTPUT.update("base_url concurrency replies requests retry_errors timeout".split())
 
 
 class Question(NamedTuple):
@@ -978,7 +973,7 @@ def count_reply(answers, reply):
 
 
 def count_replies(args):
-    """Return counts of replies, and costs; warn of those without an answer, end if all are."""
+    """Return counts of replies; warn of those without an answer, end if all are."""
     faults = []
     for kind, fault in REPLY_FAULTS.items():
         if REPLY_COUNTS[kind]:
@@ -986,11 +981,7 @@ def count_replies(args):
     if faults:
         tell = warn if REPLY_COUNTS["read"] else fail
         tell(args.replies, f"of {REPLY_COUNTS['replies']} replies, {', '.join(faults)}")
-    counts = {name: REPLY_COUNTS[name] for name in COUNTED}
-    if args.price:
-        dollars = np.dot(args.price, [counts["prompt_tokens"], counts["completion_tokens"]]) / 1e6
-        counts["dollars"] = round(dollars, 4)
-    return counts
+    return {name: REPLY_COUNTS[name] for name in COUNTED}
 
 
 def field_of(text, name):
@@ -1094,11 +1085,9 @@ def add_model(job):
         or a folder or hub name (default: LLM_MODEL; for transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
-    add("--price", type=float, nargs=2, metavar=("IN", "OUT"),
-        help="say what replies cost, at dollars per million tokens of prompts and of replies")
-    add("--concurrency", type=positive, default=16, help="make this many calls at a time")
+    add("--concurrency", type=int, default=16, help="make this many calls at a time")
     add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
-    add("--batch-size", type=positive, default=8, help="batch this many prompts for a local model")
+    add("--batch-size", type=int, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
     add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on

@@ -31,7 +31,6 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import re
@@ -73,11 +72,10 @@ def run_of(args):
     return path
 
 
-def read_texts(claims_path, corpus_path, *fields):
+def read_texts(args):
     """Return {claim_id: claim} and {abstract_id: its fields in one text}."""
-    records = read_corpus(corpus_path)
-    abstracts = {abstract_id: text_of(record, *fields) for abstract_id, record in records.items()}
-    return dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy()), abstracts
+    claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
+    return claims, read_abstracts(args.corpus, args.fields)
 
 
 def pairs_of(table, claims, abstracts):
@@ -102,14 +100,15 @@ def limit_length(model, length):
     model.max_seq_length = min(model.max_seq_length or length, length)
 
 
-def open_classifier(name, args, length=512, dtype="auto"):
+def open_classifier(args):
     """Return a CrossEncoder whose outputs are the three labels, in any order and spelling."""
     from sentence_transformers import CrossEncoder
 
-    model = open_model(CrossEncoder, name, args, dtype)
+    model = open_model(CrossEncoder, args.model, args, args.dtype)
     if not head_order(model.config):
-        fail(name, f"its {model.num_labels} outputs are not {LABELS}; train it")
-    limit_length(model, length)
+        fail(args.model, f"its {model.num_labels} outputs are not {LABELS}; train it")
+    check_fields(model.config, args.model, args)
+    limit_length(model, args.max_length)
     return model
 
 
@@ -142,7 +141,7 @@ def logits_of(model, inputs, args):
         inputs,
         activation_fn=torch.nn.Identity(),
         show_progress_bar=True,
-        batch_size=getattr(args, "batch_size", 32),  # aggregate has none, train has batch
+        batch_size=getattr(args, "batch_size", 32),  # train has batch
     )
     logits = np.array(logits, float).reshape(-1, 3)
     if not np.isfinite(logits).all():
@@ -166,13 +165,6 @@ def probabilities_of(model, inputs, args, adjust=0.0):
     return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
 
 
-def tell_worth(where, f1, majority_f1):
-    """Print weighted F1 on held-out pairs; warn if one label for all pairs reaches it."""
-    print(f"{where}: held-out F1 of the best epoch {f1:.3f}, majority label {majority_f1:.3f}")
-    if f1 <= majority_f1:
-        warn(where, "held-out F1 is not above that of the majority label: verdicts are worthless")
-
-
 def write_verdicts(run, probabilities, task, args, **summary):
     """Write a run with probabilities (pairs, 3) and the most probable labels; return a summary."""
     probabilities = np.reshape(probabilities, (-1, 3))
@@ -186,38 +178,29 @@ def write_verdicts(run, probabilities, task, args, **summary):
 
 
 def label_run(args, predict, *inputs):
-    """Label the pairs of a run, and with --aggregate the claims.
+    """Label the pairs of a run.
 
     predict(run, claims, abstracts, args): returns probabilities (pairs, 3) and a summary.
     """
     path = run_of(args)
     task = task_of(args, path, args.claims, args.corpus, *inputs, models=[args.model])
-    summary = {"made": []}
-    if vars(args).get("retry_errors") or not up_to_date(args, task, args.out):
-        claims, abstracts = read_texts(args.claims, args.corpus)
-        run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
-        run = run[run["rank"] <= (args.top_k or len(run))]
-        run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
-        probabilities, found = predict(run, claims, abstracts, args)
-        summary = write_verdicts(run, probabilities, task, args, **found)
-    if args.aggregate:
-        flags = vars(args) | {"verdicts": args.out, "out": args.aggregate}
-        if args.job == "llm":
-            flags["model"] = None  # none that chooses sentences
-        summary["made"] += aggregate(argparse.Namespace(**flags))["made"]
-    return summary
+    if not vars(args).get("retry_errors") and up_to_date(args, task, args.out):
+        return {"made": []}
+    claims, abstracts = read_texts(args)
+    run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
+    run = run[run["rank"] <= (args.top_k or len(run))]
+    run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
+    probabilities, found = predict(run, claims, abstracts, args)
+    return write_verdicts(run, probabilities, task, args, **found)
 
 
 def by_classifier(run, claims, abstracts, args):
     """Return probabilities (pairs, 3) by --model, and a summary."""
     check_model(args.model)
-    model = open_classifier(args.model, args, args.max_length, args.dtype)
-    worth = getattr(model.config, "stance_worth", {})  # of train, where pairs were held out
-    if worth:
-        tell_worth(args.model, worth["held_out_F1"], worth["majority_F1"])
+    model = open_classifier(args)
     inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
     probabilities = probabilities_of(model, inputs, args, args.adjust)
-    return probabilities, {"truncated": truncated, **worth}
+    return probabilities, {"truncated": truncated}
 
 
 def classify(args):
@@ -266,7 +249,7 @@ def read_judged(args, dev):
     """
     import pandas as pd
 
-    claims, abstracts = read_texts(args.claims, args.corpus)
+    claims, abstracts = read_texts(args)
     known = {"abstract_id": abstracts, "label": LABELS}
     tables = [read_table(args.qrels, QRELS, claim_id=claims, **known)]
     tables += [read_examples(path, claims, abstracts) for path in args.examples]
@@ -416,7 +399,9 @@ def assess(logits, labels, out):
     weighted_f1 = functools.partial(f1_score, labels, average="weighted")
     f1 = weighted_f1(logits.argmax(axis=1))
     majority_f1 = weighted_f1(np.full(len(labels), np.bincount(labels).argmax()))
-    tell_worth(out, f1, majority_f1)
+    print(f"{out}: held-out F1 of the best epoch {f1:.3f}, majority label {majority_f1:.3f}")
+    if f1 <= majority_f1:
+        warn(out, "held-out F1 is not above that of the majority label: verdicts are worthless")
     temperature = fit_temperature(logits, labels)
     return {"held_out_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
 
@@ -456,9 +441,8 @@ def train(args):
         summary |= worth
         model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = worth.get("temperature", 1.0)
-        model.config.stance_worth = worth
         with written(args.out, task, **summary) as folder:
-            save_model(model, folder)
+            save_model(model, folder, task, summary)
     return {"made": [args.out], **summary}
 
 
@@ -506,10 +490,10 @@ def messages_about(template, pairs, args):
     return messages_of(template, claim=claim, abstract=abstract, n=len(pairs), pairs=shown)
 
 
-def example_turns(template, claims, abstracts, args):
+def example_turns(template, abstracts, args):
     """Return turns about judged pairs: prompts, and their labels."""
     turns = []
-    for claim, rows in draw_examples(claims, abstracts, args):
+    for claim, rows in read_fewshot(abstracts, args):
         for abstract_id, label in zip(rows["abstract_id"], rows["label"]):
             turns.append(messages_about(template, [(claim, abstracts[abstract_id])], args)[-1])
             answer = json.dumps({"label": label}) if args.structured else label
@@ -594,30 +578,16 @@ STRATEGIES = {  # function: {label: probability} as LABELS, or None, per pair; p
 }
 
 
-def debiased(probabilities, strength):
-    """Return softmax(log p - strength log mean(p)), (pairs, 3); mean: over uncertain labels."""
-    is_uncertain = probabilities.max(axis=1) < 1
-    if not is_uncertain.any():
-        fail("--adjust", "no label has a probability; ask for votes (--extra) or logprobs")
-    shares = np.maximum(probabilities[is_uncertain].mean(axis=0), 0.01)  # Zhou et al. 2024
-    logits = np.log(np.maximum(probabilities, 1e-300))
-    return calibrated(logits, shares=shares, adjust=strength)
-
-
 def by_language_model(run, claims, abstracts, args):
     """Return probabilities (pairs, 3) by --strategy, and a summary."""
     ask, _, names = STRATEGIES[args.strategy]
     prompts = [read_prompt(prompt, *names) for prompt in args.prompt] or [PROMPT]
-    turns = example_turns(prompts[0], claims, abstracts, args) if args.fewshot else []
+    turns = example_turns(prompts[0], abstracts, args) if args.fewshot else []
     rows = ask(prompts, pairs_of(run, claims, abstracts), turns, args)
     unusable = rows.count(None)
     if unusable:
         warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
-    probabilities = np.array(
-        [list((row or shares_of(["NEI"], LABELS)).values()) for row in rows], float
-    )
-    if args.adjust:
-        probabilities = debiased(probabilities, args.adjust)
+    probabilities = [list((row or shares_of(["NEI"], LABELS)).values()) for row in rows]
     return probabilities, {"unusable": unusable, **count_replies(args)}
 
 
@@ -626,7 +596,7 @@ def llm(args):
     _, count, _ = STRATEGIES[args.strategy]
     if len(args.prompt) != count and (args.prompt or args.strategy != "one-step"):
         fail("--prompt", f"{args.strategy} wants {count}, as in recipes/prompts")
-    return label_run(args, by_language_model, *args.prompt, *train_files(args))
+    return label_run(args, by_language_model, *args.prompt, *fewshot_files(args))
 
 
 # ---------- Aggregate: verdicts on claims
@@ -656,20 +626,6 @@ def read_verdicts(path, claims, abstracts):
     return verdicts.assign(probability=values.to_numpy(float)[values.index, columns])
 
 
-def best_sentences(model, pairs, labels, args):
-    """Return the sentence of each pair (claim, text) with the highest probability of its label."""
-    end = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])"
-    split = [[(claim, sentence) for sentence in re.split(end, text)] for claim, text in pairs]
-    inputs, _ = inputs_of(model, itertools.chain(*split))
-    probabilities = probabilities_of(model, inputs, args)
-    best = []
-    for sentences, label in zip(split, labels):
-        own = probabilities[: len(sentences), LABELS.index(label)]
-        probabilities = probabilities[len(sentences) :]
-        best.append(sentences[own.argmax()][1])
-    return best
-
-
 def claim_record(claim_id, claim, rows):
     """Return the verdict on a claim with the evidence in its rows of verdicts on pairs."""
     counts = rows["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
@@ -678,25 +634,18 @@ def claim_record(claim_id, claim, rows):
     verdict, share = claim_verdict(*sums)
     if len(rows) and rows["probability"].max() <= UNDECIDED:
         verdict = "UNDECIDED"
-    shown = evidence[["abstract_id", "rank", "label", "probability", "sentence"]]
+    shown = evidence[["abstract_id", "rank", "label", "probability"]]
     record = {"claim_id": claim_id, "claim": claim, "verdict": verdict, "support": share, **counts}
     return record | {"evidence": shown.round(6).to_dict("records")}
 
 
 def aggregate(args):
     """Write a verdict per claim, by sums of probabilities of its labels."""
-    models = [args.model] if args.model else []
-    task = task_of(args, args.verdicts, args.claims, args.corpus, models=models)
+    task = task_of(args, args.verdicts, args.claims, args.corpus)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    claims, abstracts = read_texts(args.claims, args.corpus, ["abstract"])
-    verdicts = read_verdicts(args.verdicts, claims, abstracts).assign(sentence=None)
-    evidence = verdicts[verdicts["label"] != "NEI"]
-    if args.model and len(evidence):
-        model = open_classifier(args.model, args)
-        pairs = pairs_of(evidence, claims, abstracts)
-        best = best_sentences(model, pairs, evidence["label"], args)
-        verdicts.loc[evidence.index, "sentence"] = best
+    claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
+    verdicts = read_verdicts(args.verdicts, claims, read_corpus(args.corpus))
     with written(args.out, task) as new, new.open("w", encoding="utf-8") as file:
         for claim_id, claim in claims.items():
             record = claim_record(claim_id, claim, verdicts[verdicts["claim_id"] == claim_id])
@@ -710,27 +659,22 @@ def add_texts(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
 
+def add_fields(add):
+    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
+
 def add_run(job, out, top_k):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--run", help="""label the pairs of this run (default: in {work}/{split} llm.tsv, else
         rerank.tsv, else hybrid.tsv)""")
     add_texts(add)
-    add("--limit", type=positive, help="take only this many claims of the run (default: all)")
+    add_fields(add)
+    add("--limit", type=int, help="take only this many claims of the run (default: all)")
     add("--top-k", type=int, default=top_k, help="label this many abstracts per claim; 0 is all")
     add("--out", default=out, help="write the verdicts on pairs to this file")
-    add("--aggregate", metavar="FILE", help="write a verdict per claim, too, to this file")
 
 def add_length(add):
-    add("--max-length", type=positive, default=512, help="""truncate claim and abstract to this many
+    add("--max-length", type=int, default=512, help="""truncate claim and abstract to this many
         tokens together; a claim of more than half is cut to half""")
-
-def add_adjust(add):
-    add("--adjust", type=float, default=0.0, help="""correct for class imbalance: divide each
-        probability by prior^ADJUST; the prior is that of the training batches, or, for a language
-        model, the mean of its probabilities; 0 is off""")
-
-def add_device(add):
-    add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
 
 def add_classify(job):
     add_run(job, "{work}/{split}/verdicts.tsv", 0)
@@ -738,12 +682,13 @@ def add_classify(job):
     add("--model", default="{work}/models/classifier",
         help="label by this classifier or NLI model, a folder or a name on the hub")
     add_length(add)
-    add_adjust(add)
-    add("--batch-size", type=positive, default=32,
+    add("--adjust", type=float, default=0.0, help="""correct for class imbalance: divide each
+        probability by the share of its label in the training batches, to this power; 0 is off""")
+    add("--batch-size", type=int, default=32,
         help="label this many pairs at once; fewer need less memory")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
-    add_device(add)
+    add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
     add_shared(job, split="test")
 
 def add_train(job):
@@ -752,6 +697,7 @@ def add_train(job):
     add("--examples", nargs="+", default=[], metavar="FILE", help="""train on these examples, too,
         such as NEI pairs of 02_retrieve.py mine --shape labels (default: none)""")
     add_texts(add)
+    add_fields(add)
     add("--out", default="{work}/models/classifier", help="write the trained model to this folder")
     add = job.add_argument_group("model").add_argument
     add("--model", default="data/models/minilm", help="""start from this encoder, reranker or NLI
@@ -770,16 +716,15 @@ def add_train(job):
     add("--lr", type=float, default=5e-5, help="learning rate at the start, see --schedule")
     add("--schedule", choices=("constant", "linear"), default="constant",
         help="keep the learning rate, or let it fall to 0 linearly")
-    add("--batch-size", type=positive, default=32, dest="batch", help="train on batches of so many")
+    add("--batch-size", type=int, default=32, dest="batch", help="train on batches of so many")
     add("--held-out", type=float, default=0.1, help="""hold this share of the pairs out of training,
         0 is none; the epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
         help="hold out all pairs of a claim or none, or single pairs")
     add("--dev-split", help="hold out the pairs of this split, in place of --held-out")
-    add("--patience", type=positive, default=3,
+    add("--patience", type=int, default=3,
         help="stop after this many epochs without improvement on the held-out pairs")
-    add("--seed", type=int, default=13, help="seed of the held-out part, the order and a new head")
-    add_device(add)
+    add_training(add)
     add_shared(job, split="train")
 
 def add_llm(job):
@@ -789,9 +734,9 @@ def add_llm(job):
         for evidence, then its direction; or for the labels of many pairs by one prompt""")
     add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask by these prompts, as those in
         recipes/prompts: two-step wants two (default: the script's own, for one-step)""")
-    add("--pairs-per-prompt", type=positive, default=50, help="batch: show this many pairs at once")
-    add("--fewshot", type=int, default=0, help="one-step: show the labels of so many train claims")
-    add_adjust(add)
+    add("--pairs-per-prompt", type=int, default=50, help="batch: show this many pairs at once")
+    add("--fewshot", metavar="FILE", help="""one-step: show the labels of these train pairs first,
+        which recipes/tools/fewshot.py draws""")
     add_requests(job)
     add_model(job)
     add_shared(job, split="test")
@@ -802,14 +747,11 @@ def add_aggregate(job):
         help="aggregate the verdicts on pairs of this file")
     add_texts(add)
     add("--out", default="{work}/{split}/claims.jsonl", help="write a verdict per claim here")
-    add("--model", help="choose a sentence of each abstract by this classifier (default: none)")
-    add_device(add)
     add_shared(job, split="test")
 # fmt: on
 
 
 def main():
-    CHANGE_NO_OUTPUT.add("aggregate")  # it has its own sidecar
     args = command_line(
         {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
     )
@@ -872,9 +814,7 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out}")
-        if made["script"] != digest(sys.argv[0]):
-            lines[-1] += " (made by another version of the script; --force makes it again)"
+        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
     print(*lines, sep="\n")
     return True
 
@@ -897,13 +837,6 @@ def written(path, task, **summary):
     made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
     new.write_text(json.dumps(task | summary | made, indent=1))
     new.replace(meta)
-
-
-def positive(text):
-    """Return a flag's value: a whole number from 1 on."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
-    return int(text)
 
 
 def add_shared(job, split=None):
@@ -935,8 +868,8 @@ def command_line(jobs):
         parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
-            is_shown = flag.default not in (None, argparse.SUPPRESS)
-            if is_shown and flag.default is not False and "(default" not in flag.help:
+            is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
+            if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
     if not words or words[0] not in (*names, "-h", "--help"):
@@ -954,9 +887,7 @@ def run(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
-    except Exception as error:
-        if not isinstance(error, (OSError, UnicodeError)) and "memory" not in repr(error).lower():
-            raise
+    except (OSError, UnicodeError, ImportError) as error:
         fail(getattr(error, "filename", None) or args.job, error)
 
 
@@ -972,18 +903,17 @@ def read_table(path, columns, **known):
     import pandas as pd
 
     texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
-    options = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "dtype": texts}
-    options |= {"na_filter": False, "skip_blank_lines": False, "low_memory": False}
+    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
     try:
-        table = pd.read_csv(path, **options)
+        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
     if not is_whole or not set(columns) <= set(table):
-        what = f"found columns {', '.join(table)}; wanted {', '.join(columns)}, between tabs"
-        command = f"python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND renames)"
-        fail(f"{path}:1", f"{what}, in rows of one length; {command}")
-    table = table[table[columns].ne("").any(axis=1)].copy()  # without blank lines
+        found = f"""found columns {", ".join(table)}; wanted {", ".join(columns)}, between tabs, in
+            rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
+            renames)"""
+        fail(f"{path}:1", found)
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
@@ -1054,6 +984,21 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
 # --- end of texts
 
 
+# --- abstracts (same in 01, 03, 04 and 05)
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
+    fields = fields.split(",")
+    records = read_corpus(path)
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, separator) for key, record in records.items()}
+
+
+# --- end of abstracts
+
+
 # --- models (same in 01, 02, 03 and 05)
 def device_of(args):
     """Return the first device of --device, else a GPU if there is one, else None."""
@@ -1089,7 +1034,7 @@ def open_model(load, name, args, dtype="fp32", **options):
 # --- end of models
 
 
-# --- checks (same in 01, 03 and 05)
+# --- training (same in 01, 03 and 05)
 def check_model(name):
     """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
@@ -1102,16 +1047,16 @@ def check_model(name):
         fail(name, f"no such model; {ADVICE}")
 
 
-# --- end of checks
+def check_fields(config, name, args):
+    """Warn if a model was trained on other fields of abstracts than it gets."""
+    trained = getattr(config, "trained_fields", args.fields)
+    if trained != args.fields:
+        warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
-# --- training (same in 01, 03 and 05)
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder for unfinished work of a task; OUT.parts/ is removed when the work is done.
-
-    A lock keeps a second process out: two would spoil the output.
-    """
+    """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
     parts = Path(f"{out}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -1129,8 +1074,39 @@ def parts_of(out, task):
 def newest_checkpoint(folder):
     """Return the newest checkpoint, where trainer_state.json is written last, or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
-    steps = [int(path.parent.name.removeprefix("checkpoint-")) for path in states]
-    return str(folder / f"checkpoint-{max(steps)}") if steps else None
+    newest = max(states, key=os.path.getmtime, default=None)
+    return str(newest.parent) if newest else None
+
+
+def add_adapter(network, rank):
+    """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
+    from peft import LoraConfig, LoraModel
+
+    network.requires_grad_("Classification" in type(network).__name__)  # else it has no head
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    return LoraModel(network.base_model, config, "default")
+
+
+def resumable(trainer, share):
+    """Return a trainer with checkpoints after each share of the steps, of trained weights alone."""
+    from safetensors.torch import load_file, save_file
+
+    class Resumable(trainer):
+        def training_step(self, *inputs):
+            period = max(1, round(share * self.state.max_steps))
+            self.control.should_save = (self.state.global_step + 1) % period == 0
+            return super().training_step(*inputs)
+
+        def _save(self, folder, **_):
+            Path(folder).mkdir(exist_ok=True)
+            weights = self.model.named_parameters()
+            trained = {name: weight for name, weight in weights if weight.requires_grad}
+            save_file(trained, f"{folder}/trained.safetensors")
+
+        def _load_from_checkpoint(self, folder):
+            self.model.load_state_dict(load_file(f"{folder}/trained.safetensors"), strict=False)
+
+    return Resumable
 
 
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
@@ -1142,30 +1118,35 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     from transformers import EarlyStoppingCallback, trainer_callback
 
     # The trainer's progress bar has no label, and no argument for one.
-    # So the trainer gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
     settings[half] = is_gpu
     curve = []
     callbacks = []
+    if args.lora:
+        adapter = add_adapter(model.transformers_model, args.lora)
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
             callbacks.append(EarlyStoppingCallback(args.patience))
-            settings |= {"eval_strategy": "epoch", "metric_for_best_model": measure}
-            settings["load_best_model_at_end"] = True
+            settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
+            settings["metric_for_best_model"] = measure
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
-        settings |= {"learning_rate": args.lr, "seed": args.seed, "report_to": "none"}
-        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch"}
-        settings |= {"logging_nan_inf_filter": False, "save_total_limit": 2}
-        settings |= {"use_cpu": model.device.type == "cpu"}
+        settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
+        settings |= {"use_cpu": model.device.type == "cpu", "seed": args.seed}
+        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch", "save_total_limit": 2}
+        settings |= {"logging_nan_inf_filter": False, "report_to": "none"}
         settings |= {"restore_callback_states_from_checkpoint": True}
+        if args.checkpointing:
+            settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
-        training = trainer(
+        training = resumable(trainer, args.save_steps)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
+    if args.lora:
+        adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
     log = training.state.log_history
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
@@ -1174,14 +1155,36 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     return {"loss": losses, measure: [round(value, 4) for value in curve]}
 
 
-def save_model(model, folder):
-    """Save a model; its tokenizer without the truncation of training."""
+def save_model(model, folder, task, summary):
+    """Save a model with a card; its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
+    if model.transformers_model:  # static embeddings have none
+        model.transformers_model.config.trained_fields = task["arguments"]["fields"]
     model.save_pretrained(str(folder), create_model_card=False)
+    (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
+
+- Data: {", ".join(task["inputs"])}
+- Flags: {json.dumps(task["arguments"])}
+- Figures: {json.dumps(summary)}
+- Versions: sentence-transformers {importlib.metadata.version("sentence-transformers")}, torch
+  {importlib.metadata.version("torch")}
+""")
 
 
+# fmt: off
+def add_training(add):
+    add("--accumulate", type=int, default=1, help="""average the gradients of this many batches per
+        optimiser step; in-batch negatives stay within a batch""")
+    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank and the
+        head, in place of all weights, and merge them; it needs the package peft; 0 is off""")
+    add("--checkpointing", action="store_true", help="save memory: compute activations twice")
+    add("--save-steps", type=float, default=0.1, metavar="SHARE",
+        help="save a checkpoint after each such share of the steps, and after each epoch")
+    add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
+    add("--device", nargs=1, help="train on this device: cpu, mps, cuda (default: a GPU, if any)")
+# fmt: on
 # --- end of training
 
 
@@ -1210,27 +1213,18 @@ def read_prompt(path, *names):
     return text.removeprefix(comments).strip()
 
 
-def train_files(args):
-    """Return the paths of claims and qrels of the train split, if --fewshot wants examples."""
-    kinds = ("claims", "qrels") if args.fewshot else ()
-    return [f"{args.data}/{kind}.train.tsv" for kind in kinds]
+def fewshot_files(args):
+    """Return the paths of judgements and claims of --fewshot, if it is given."""
+    return [args.fewshot, f"{args.data}/claims.train.tsv"] if args.fewshot else []
 
 
-def draw_examples(claims, abstracts, args):
-    """Return (claim, judgements, one a label) of claims of train that are not asked about."""
-    claims_path, path = train_files(args)
-    judged = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
-    qrels = read_table(path, [*PAIR, "label"], claim_id=judged, abstract_id=abstracts, label=LABELS)
-    words = qrels["claim_id"].map(judged).map(words_of)
-    qrels = qrels[~words.isin([words_of(claim) for claim in claims.values()])]
-    order = np.random.default_rng(13).permutation(len(qrels))
-    drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
-    tables = [rows for _, rows in drawn.groupby("claim_id", sort=False)]
-    tables = [rows for rows in tables if len(rows) > 1 and "NEI" in set(rows["label"])]
-    if len(tables) < args.fewshot:
-        fail(path, f"{len(tables)} claims have evidence and NEI; lower --fewshot")
-    tables = sorted(tables, key=len, reverse=True)[: args.fewshot]
-    return [(judged[rows["claim_id"].iloc[0]], rows) for rows in tables]
+def read_fewshot(abstracts, args):
+    """Return (claim, its judgements) of --fewshot, in the order of the file."""
+    path, claims_path = fewshot_files(args)
+    claims = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
+    known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
+    judged = read_table(path, [*PAIR, "label"], **known).groupby("claim_id", sort=False)
+    return [(claims[claim_id], rows) for claim_id, rows in judged]
 
 
 # --- end of prompts
@@ -1256,7 +1250,7 @@ REPLY_FAULTS = {
     "cut": "raise --max-tokens",
     "unread": "they are in another form than was asked for",
 }
-CHANGE_NO_OUTPUT.update("base_url concurrency price replies requests retry_errors timeout".split())
+CHANGE_NO_OUTPUT.update("base_url concurrency replies requests retry_errors timeout".split())
 
 
 class Question(NamedTuple):
@@ -1428,7 +1422,7 @@ def count_reply(answers, reply):
 
 
 def count_replies(args):
-    """Return counts of replies, and costs; warn of those without an answer, end if all are."""
+    """Return counts of replies; warn of those without an answer, end if all are."""
     faults = []
     for kind, fault in REPLY_FAULTS.items():
         if REPLY_COUNTS[kind]:
@@ -1436,11 +1430,7 @@ def count_replies(args):
     if faults:
         tell = warn if REPLY_COUNTS["read"] else fail
         tell(args.replies, f"of {REPLY_COUNTS['replies']} replies, {', '.join(faults)}")
-    counts = {name: REPLY_COUNTS[name] for name in COUNTED}
-    if args.price:
-        dollars = np.dot(args.price, [counts["prompt_tokens"], counts["completion_tokens"]]) / 1e6
-        counts["dollars"] = round(dollars, 4)
-    return counts
+    return {name: REPLY_COUNTS[name] for name in COUNTED}
 
 
 def field_of(text, name):
@@ -1544,11 +1534,9 @@ def add_model(job):
         or a folder or hub name (default: LLM_MODEL; for transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
-    add("--price", type=float, nargs=2, metavar=("IN", "OUT"),
-        help="say what replies cost, at dollars per million tokens of prompts and of replies")
-    add("--concurrency", type=positive, default=16, help="make this many calls at a time")
+    add("--concurrency", type=int, default=16, help="make this many calls at a time")
     add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
-    add("--batch-size", type=positive, default=8, help="batch this many prompts for a local model")
+    add("--batch-size", type=int, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
     add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on

@@ -85,7 +85,6 @@ def answers_to(prompts, read, args):
     SCRIPT.answer_requests = wait  # 04 would ask at once; here its job ask does, in its own call
     args.backend = "none"
     args.structured = False
-    args.price = None
     form = ("text", {})  # no JSON schema
     questions = []
     requests = {}

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# What LoRA, other fields, a choice of negatives, several seeds and averaged weights change: one
+# cross-encoder is trained in each way, on one small data set, with the packaged models alone
+# (results: MEASURED.md).
+#   bash recipes/variants.sh scifact          or check-covid, climate-fever, or a folder of that form
+# A folder has claims and qrels of train and test. There is no dev split: no epoch is chosen.
+# About 25 minutes on 2 quiet CPU cores; a call resumes what the last one left.
+#
+#   FROM=PATH       a local copy of the published files, where there is no network
+#   WORK=FOLDER     folder for everything that is made (default: work/DATA/variants)
+NAME=${1:-}
+case $NAME in
+  "") echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2; exit 2 ;;
+  scifact) set=scifact-split ;;
+  check-covid | climate-fever) set=$NAME ;;
+  *) DATA=$NAME ;;
+esac
+. "$(dirname "$0")/common.sh" "${set:-}"
+fetch $NAME
+python data/download.py models
+
+TRAIN=train
+TEST=test
+PAIR=96  # tokens of a pair
+DEPTH=20  # candidates that are reranked
+if [ "$NAME" = scifact ]; then  # a cited abstract is relevant: BEIR
+  TRAIN=train-cited
+  TEST=test-cited
+fi
+
+mine() {  # NAME FLAGS: training examples, two negatives a claim
+  local name=$1
+  python 02_retrieve.py mine $D --split $TRAIN --hard 1 --easy 1 --out $WORK/train/$name.jsonl "${@:2}"
+}
+
+train() {  # NAME EXAMPLES FLAGS: a cross-encoder that begins with the weights of the first one
+  local name=$1
+  local examples=$2
+  python 03_rerank.py train $D --split $TRAIN $WORK/train/$examples.jsonl --dev-split none \
+    --max-length $PAIR --loss bce --epochs 1 --model $WORK/models/cosines \
+    --out $WORK/models/$name "${@:3}"
+}
+
+rerank() {  # NAME FLAGS: the candidates of test, by a model of this name
+  local name=$1
+  python 03_rerank.py $D --split $TEST --run $WORK/$TEST/z.tsv --depth $DEPTH --max-length $PAIR \
+    --model $WORK/models/$name --out $WORK/$TEST/$name.tsv "${@:2}"
+}
+
+stage "1, 2  BM25 and MiniLM, and their fusion, whose candidates are reranked"
+python 01_index.py $D --indexes bm25 dense --max-length 256
+for split in $TRAIN $TEST; do
+  python 02_retrieve.py $D --split $split
+  python 02_retrieve.py fuse $D --split $split --method zscore --weights 0.4 0.6 \
+    --out $WORK/$split/z.tsv $WORK/$split/bm25.tsv $WORK/$split/dense.tsv
+done
+
+stage "3  A cross-encoder that imitates MiniLM's cosines, with which all others begin"
+python 02_retrieve.py mine $D --split $TRAIN $WORK/$TRAIN/dense.tsv --shape scores \
+  --middle 0.53 --scale 1.6 --from-top 3 --out $WORK/train/cosines.jsonl
+train cosines cosines --model $MINILM --lr 1e-4
+
+stage "3  The baseline, with three seeds; their fusion, and the mean of their weights"
+mine baseline $WORK/$TRAIN/dense.tsv
+for seed in 13 14 15; do
+  train seed-$seed baseline --seed $seed
+  rerank seed-$seed
+done
+python 02_retrieve.py fuse $D --split $TEST --out $WORK/$TEST/fused-seeds.tsv \
+  $WORK/$TEST/seed-{13,14,15}.tsv
+python recipes/tools/average.py $WORK/models/averaged $WORK/models/seed-{13,14,15}
+rerank averaged
+
+stage "3  LoRA; abstracts without titles; negatives that are chosen by rank or score"
+train lora baseline --lora 16 --lr 2e-4
+rerank lora
+train abstracts baseline --fields abstract
+rerank abstracts --fields abstract
+mine skip-top $WORK/$TRAIN/dense.tsv --skip-top 4
+mine relative-margin $WORK/$TRAIN/dense.tsv --relative-margin 0.95
+for rule in skip-top relative-margin; do
+  train $rule $rule
+  rerank $rule
+done
+
+stage "6  Tables: everything beside the baseline; the seeds beside the run that they rerank"
+python 06_evaluate.py $D --split $TEST --resamples 10000 --measures R@10 nDCG@10 MRR@5 \
+  --out $WORK/$TEST/variants.tsv $WORK/$TEST/seed-13.tsv $WORK/$TEST/z.tsv \
+  $WORK/$TEST/{lora,abstracts,skip-top,relative-margin,fused-seeds,averaged}.tsv
+python 06_evaluate.py $D --split $TEST --measures R@10 nDCG@10 --out $WORK/$TEST/seeds.tsv \
+  $WORK/$TEST/z.tsv $WORK/$TEST/seed-{13,14,15}.tsv
+python recipes/tools/seeds.py $WORK/$TEST/seeds.json seed-13 seed-14 seed-15
