@@ -332,6 +332,7 @@ def train(args):
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import sentence_transformers as st
     from datasets import Dataset
+    from transformers import set_seed
 
     claims = read_table(args.claims, ["claim_id", "claim"]).set_index("claim_id")["claim"]
     texts = read_abstracts(args.corpus, args.fields, args.separator)
@@ -339,6 +340,7 @@ def train(args):
     rows = rows_of(tuples, args.loss)
     if not rows:
         fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
+    set_seed(args.seed)  # of an adapter
     encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
     columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
@@ -502,7 +504,6 @@ def task_of(args, *inputs, models=()):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    lines = []
     for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
         if out.is_dir() and not meta.exists():
@@ -512,8 +513,8 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
-    print(*lines, sep="\n")
+    for out in outs:
+        print(f"up to date: {out} (same inputs and flags; --force makes it again)")
     return True
 
 
@@ -822,6 +823,7 @@ def resumable(trainer, share):
         def training_step(self, *inputs):
             period = max(1, round(share * self.state.max_steps))
             self.control.should_save = (self.state.global_step + 1) % period == 0
+            self.control.should_log = self.control.should_save  # the loss since a checkpoint
             return super().training_step(*inputs)
 
         def _save(self, folder, **_):

@@ -544,7 +544,6 @@ def task_of(args, *inputs, models=()):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    lines = []
     for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
         if out.is_dir() and not meta.exists():
@@ -554,8 +553,8 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
-    print(*lines, sep="\n")
+    for out in outs:
+        print(f"up to date: {out} (same inputs and flags; --force makes it again)")
     return True
 
 

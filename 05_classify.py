@@ -804,7 +804,6 @@ def task_of(args, *inputs, models=()):
 
 def up_to_date(args, task, *outs):
     """Return whether this very task has made all outs."""
-    lines = []
     for out in map(Path, outs):
         meta = Path(f"{out}.meta.json")
         if out.is_dir() and not meta.exists():
@@ -814,8 +813,8 @@ def up_to_date(args, task, *outs):
             made = dict(json.loads(meta.read_bytes()))
         if args.force or not out.exists() or not task.items() <= made.items():
             return False
-        lines.append(f"up to date: {out} (same inputs and flags; --force makes it again)")
-    print(*lines, sep="\n")
+    for out in outs:
+        print(f"up to date: {out} (same inputs and flags; --force makes it again)")
     return True
 
 
@@ -1095,6 +1094,7 @@ def resumable(trainer, share):
         def training_step(self, *inputs):
             period = max(1, round(share * self.state.max_steps))
             self.control.should_save = (self.state.global_step + 1) % period == 0
+            self.control.should_log = self.control.should_save  # the loss since a checkpoint
             return super().training_step(*inputs)
 
         def _save(self, folder, **_):

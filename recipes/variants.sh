@@ -22,15 +22,15 @@ python data/download.py models
 TRAIN=train
 TEST=test
 PAIR=96  # tokens of a pair
-DEPTH=20  # candidates that are reranked
+DEPTH=15  # candidates that are reranked
 if [ "$NAME" = scifact ]; then  # a cited abstract is relevant: BEIR
   TRAIN=train-cited
   TEST=test-cited
 fi
 
-mine() {  # NAME FLAGS: training examples, two negatives a claim
+mine() {  # NAME FLAGS: training examples, one negative a claim
   local name=$1
-  python 02_retrieve.py mine $D --split $TRAIN --hard 1 --easy 1 --out $WORK/train/$name.jsonl "${@:2}"
+  python 02_retrieve.py mine $D --split $TRAIN --hard 1 --out $WORK/train/$name.jsonl "${@:2}"
 }
 
 train() {  # NAME EXAMPLES FLAGS: a cross-encoder that begins with the weights of the first one

@@ -1,0 +1,197 @@
+"""What the trainings of 01, 03 and 05 share: adapters, checkpoints, fields, model cards."""
+
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import facts, jsonl, kill_before, load, tiny, tiny_llm
+from safetensors.torch import load_file
+from sentence_transformers import CrossEncoder, SentenceTransformer
+
+PAIRS = [("ice", "the sea is up " * 5), ("sun", "ice melts"), ("the sun is up", "sea")]
+JOBS = {  # the model, examples of the toy, and the folder of the trained model
+    "01_index.py": ("encoder", ["tuples.jsonl"], "work/demo/models/encoder"),
+    "03_rerank.py": ("tiny", ["data/demo/pairs.jsonl"], "work/demo/models/reranker"),
+    "05_classify.py": ("tiny", ["--held-out", 0], "work/demo/models/classifier"),
+}
+SHORT = ("--max-length", 24, "--batch-size", 1, "--epochs", 1, "--lr", 1e-2)
+
+
+@pytest.fixture
+def small(toy):
+    """The toy with a reranker of one output, an encoder, both without dropout, and six tuples."""
+    tiny(toy / "tiny")
+    config = json.loads((toy / "tiny/config.json").read_text())
+    config |= {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    (toy / "tiny/config.json").write_text(json.dumps(config))
+    jsonl(
+        toy / "tuples.jsonl",
+        *(
+            {"claim_id": "c1", "positive": f"{n + 1:04}", "negatives": [f"{n + 2:04}"]}
+            for n in range(6)
+        ),
+    )
+    SentenceTransformer(str(toy / "tiny"), device="cpu").save_pretrained(str(toy / "encoder"))
+    return toy
+
+
+def words_of(script):
+    model, examples, _ = JOBS[script]
+    return ("train", *examples, "--model", model, *SHORT)
+
+
+def weights_of(folder):
+    return load_file(folder / "model.safetensors")
+
+
+# ---------------------------------------------------------------- LoRA
+def scores_of(model):
+    if isinstance(model, CrossEncoder):
+        return model.predict(PAIRS, activation_fn=torch.nn.Identity())
+    return model.encode([text for _, text in PAIRS])
+
+
+@pytest.mark.parametrize("kind", ["encoder", "new head", "reranker", "classifier", "causal"])
+def test_scores_are_the_same_before_and_after_an_adapter_is_merged(models, tmp_path, kind):
+    kit = load("03_rerank.py")
+    folder = tmp_path / "base"
+    options = {"device": "cpu"}
+    if kind == "causal":
+        tiny_llm(folder)
+    else:
+        tiny(folder, outputs=["a", "b", "c"] if kind == "classifier" else ["a"])
+    if kind in ("encoder", "new head"):
+        SentenceTransformer(str(folder), device="cpu").save_pretrained(str(folder))
+    if kind == "new head":
+        options["num_labels"] = 1
+    model_class = SentenceTransformer if kind == "encoder" else CrossEncoder
+    model = model_class(str(folder), **options)
+    before = scores_of(model)
+    adapter = kit.add_adapter(model.transformers_model, 4)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    heads = [name for name in trained if "lora" not in name]
+    assert len(trained) > 20 and all("classifier" in name for name in heads)
+    assert bool(heads) == (kind in ("new head", "reranker", "classifier"))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:  # it begins with zeros
+            torch.nn.init.normal_(weight, std=0.01)
+    wanted = scores_of(model)
+    adapter.merge_and_unload()
+    task = {"arguments": {"model": "base", "fields": "title,abstract"}, "inputs": {}}
+    kit.save_model(model, tmp_path / "merged", task, {})
+    found = scores_of(model_class(str(tmp_path / "merged"), device="cpu"))
+    assert abs(wanted - before).max() > 1e-3
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("script", JOBS)
+def test_an_adapter_trains_less_and_leaves_an_ordinary_model(small, call, killed, script):
+    words = (*words_of(script), "--lora", 2, "--checkpointing", "--accumulate", 2)
+    kill = kill_before("log = training.state.log_history")
+    assert killed(script, *words, cwd=small, edits=kill)
+    [*_, checkpoint] = sorted(small.glob("work/demo/models/*.parts/*/checkpoint-*"))
+    names = set(load_file(checkpoint / "trained.safetensors"))
+    assert names and all("lora" in name or "classifier" in name for name in names)
+    facts(call(script, *words, cwd=small))
+    model, _, out = JOBS[script]
+    base = weights_of(small / model)
+    found = weights_of(small / out)
+    assert not list((small / out).glob("adapter*")) and set(base) <= set(found)
+    changed = [name for name in base if not torch.equal(base[name], found[name])]
+    assert any("attention" in name for name in changed)
+    assert not any("embeddings" in name or "LayerNorm" in name for name in changed)
+
+
+def test_without_peft_one_line_names_it(small, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    words = (*words_of("03_rerank.py"), "--lora", 2)
+    refused(small, "03_rerank.py", *words, said="peft", kept=".parts")
+
+
+# ---------------------------------------------------------------- Checkpoints
+@pytest.mark.parametrize("script", JOBS)
+@pytest.mark.parametrize("lora", [0, 2])
+def test_kill_9_within_the_only_epoch_ends_in_the_same_bytes(small, call, killed, script, lora):
+    words = (*words_of(script), "--lora", lora, "--save-steps", 0.2)
+    _, _, out = JOBS[script]
+    whole = facts(call(script, *words, cwd=small))
+    (small / out).rename(small / "whole")
+    (small / f"{out}.meta.json").unlink()
+    kill = kill_before("period = max(", 3)
+    assert killed(script, *words, cwd=small, edits=kill)
+    assert not (small / out).exists()
+    again = facts(call(script, *words, cwd=small, edits=kill_before("weights = self", 9)))
+    assert again == whole and len(whole["loss"]) >= 3
+    for path in filter(Path.is_file, (small / "whole").rglob("*")):
+        name = path.relative_to(small / "whole")
+        assert path.read_bytes() == (small / out / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("03_rerank.py", ["--loss", "bce"]),
+        ("05_classify.py", ["--loss", "cross-entropy", "--sampler", "shuffle"]),
+    ],
+)
+def test_accumulated_batches_train_as_one(small, call, script, options):
+    found = []
+    for batch, accumulate in ((4, 1), (2, 2), (2, 1)):
+        words = ("--batch-size", batch, "--accumulate", accumulate, "--lr", 1e-3)
+        facts(call(script, *words_of(script), *options, *words, cwd=small))
+        found.append(weights_of(small / JOBS[script][2])["classifier.weight"])
+    one, accumulated, other = found
+    assert abs(one - accumulated).max() < 1e-5 < 1e-4 < abs(one - other).max()
+
+
+def test_cached_and_plain_losses_of_a_batch_are_equal(small):
+    kit = load("01_index.py")
+    values = []
+    for cache in (0, 1):
+        encoder = SentenceTransformer(str(small / "encoder"), device="cpu").eval()
+        loss = kit.loss_of(encoder, Namespace(loss="mnrl", scale=20, cache=cache))
+        features = [encoder.preprocess(list(texts)) for texts in zip(*PAIRS)]
+        values.append(loss(features, None).item())
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
+
+
+# ---------------------------------------------------------------- Fields and cards
+@pytest.mark.parametrize("script", JOBS)
+def test_a_model_remembers_fields_and_has_a_card(small, call, script):
+    facts(call(script, *words_of(script), "--fields", "abstract", cwd=small))
+    _, _, out = JOBS[script]
+    config = json.loads((small / out / "config.json").read_text())
+    assert config["trained_fields"] == "abstract"
+    card = (small / out / "README.md").read_text().splitlines()
+    assert [line[:7] for line in card if line.startswith("-")] == [
+        "- Data:",
+        "- Flags",
+        "- Figur",
+        "- Versi",
+    ]
+    read = ("--indexes", "dense", "--dense-model", out) if script == "01_index.py" else ()
+    for fields, warnings in (("title,abstract", 1), ("abstract", 0)):
+        done = call(script, *read, "--fields", fields, cwd=small)
+        facts(done)
+        assert done.stderr.count("trained on the fields abstract, it gets") == warnings
+
+
+def test_other_fields_change_what_a_model_reads(small, call):
+    corpus = small / "data/demo/corpus.jsonl"
+    lines = [json.loads(line) for line in corpus.read_text().splitlines()]
+    with corpus.open("w") as file:
+        for record in lines:
+            file.write(json.dumps(record | {"authors": ["A. Sun", "B. Sea"]}) + "\n")
+    runs = []
+    for fields in ("title,abstract", "abstract,authors"):
+        words = ("--model", "tiny", "--depth", 4, "--out", "x.tsv", "--fields", fields)
+        facts(call("03_rerank.py", *words, cwd=small))
+        runs.append((small / "x.tsv").read_text())
+    assert runs[0] != runs[1]
+    words = ("rerank", "--run", "x.tsv", "--backend", "none", "--model", "m", "--out", "y.tsv")
+    done = call("04_llm_rerank.py", *words, "--fields", "authors,abstract", cwd=small)
+    assert done.returncode == 3 and "A. Sun, B. Sea" in (small / "y.requests.jsonl").read_text()
