@@ -22,12 +22,22 @@ TOY = ROOT / "tests" / "toy"  # twelve abstracts, five judged claims, a run that
 SECRETS = ("OPENAI_API_KEY", "LLM_BASE_URL", "LLM_MODEL", "NO_COLOR")  # of this machine
 RUN = ["claim_id", "abstract_id", "rank", "score"]
 KEY = RUN[:2]
+CLAIMS = ["claim_id", "claim"]
+QRELS = [*KEY, "label"]
+LABELLED = [*RUN, "label"]
 LABELS = ["SUPPORTS", "REFUTES", "NEI"]
 
 
 # ---------------------------------------------------------------- Files
+def cells(text):
+    """Return the rows of a text in which | stands between cells and ; between rows."""
+    return [row.strip().split("|") for row in text.split(";")]
+
+
 def tsv(path, header, rows):
-    """Write rows, and their header, as they are."""
+    """Write rows, and their header, as they are; rows: lists, or a text as cells() takes it."""
+    if isinstance(rows, str):
+        rows = cells(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["\t".join(map(str, row)) for row in [header, *rows]]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -230,12 +240,16 @@ def end_of(main, args, capsys):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """call("03_rerank.py", "--depth", 4, cwd=folder): the script alone, in this process."""
+    """call("03_rerank.py", "train --depth 4", cwd=folder): the script alone, in this process.
 
-    def call_script(script, *args, cwd, env=None, edits=None):
+    The first text is split into words; further arguments are passed on as they are.
+    """
+
+    def call_script(script, text="", *args, cwd, env=None, edits=None):
         copy(script, cwd, edits)
         monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", [script, *map(str, args)])
+        args = [script, *text.split(), *map(str, args)]
+        monkeypatch.setattr(sys, "argv", args)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
         names = runpy.run_path(script)
@@ -247,13 +261,14 @@ def call(monkeypatch, capsys):
 
 @pytest.fixture
 def program(monkeypatch, capsys):
-    """program("ev2r", "a.tsv", cwd=folder): recipes/ev2r.py in this process, as call() does it."""
+    """program("ev2r", "a.tsv b.tsv", cwd=folder): recipes/ev2r.py, as call() does it."""
 
-    def call_program(name, *args, cwd):
+    def call_program(name, text="", *args, cwd):
         path = ROOT / "recipes" / f"{name}.py"
         monkeypatch.syspath_prepend(path.parent)
         monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", list(map(str, [path, *args])))
+        args = [str(path), *text.split(), *map(str, args)]
+        monkeypatch.setattr(sys, "argv", args)
         return end_of(lambda: runpy.run_path(str(path), run_name="__main__"), args, capsys)
 
     return call_program
@@ -286,7 +301,7 @@ def facts(done):
 
 @pytest.fixture
 def refused(call, contents):
-    """refused(folder, script, *args, said="part"): exit 2, one error line, no file touched.
+    """refused(folder, script, args, said="part"): exit 2, one error line, no file touched.
 
     kept: a part of the names of unfinished work, which may stay.
     """

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import Stemmer
-from conftest import ABSTRACTS, KEY, RUN, TOY, facts, jsonl, load, read, records, tsv
+from conftest import ABSTRACTS, CLAIMS, KEY, QRELS, RUN, TOY, facts, jsonl, load, read, records, tsv
 from scipy import sparse
 
 SCRIPT = "02_retrieve.py"
@@ -18,7 +18,7 @@ HYBRID = "work/demo/test/hybrid.tsv"
 
 
 # ---------------------------------------------------------------- Search
-@pytest.mark.parametrize(("count", "spread"), [(1, 3), (39, 3), (4001, 3), (4001, 50), (4001, 999)])
+@pytest.mark.parametrize("count, spread", [(1, 3), (39, 3), (4001, 3), (4001, 50), (4001, 999)])
 def test_best_rows_equal_a_full_stable_sort(count, spread):
     scores = np.random.default_rng(count).integers(0, spread, count).astype(np.float32)
     expected = np.argsort(-scores, kind="stable").tolist()
@@ -32,7 +32,7 @@ def test_every_retriever_equals_brute_force(toy, call, refused):
     from sentence_transformers import SentenceTransformer, SparseEncoder
 
     facts(call("01_index.py", cwd=toy))
-    facts(call(SCRIPT, "--top-k", 8, cwd=toy))
+    facts(call(SCRIPT, "--top-k 8", cwd=toy))
     index = toy / "work/demo/index"
     out = toy / "work/demo/test"
     models = toy / "data/models"
@@ -56,30 +56,29 @@ def test_every_retriever_equals_brute_force(toy, call, refused):
             expected += [(claim, f"{n + 1:04}", rank, row[n]) for rank, n in enumerate(best, 1)]
         expected = pd.DataFrame(expected, columns=RUN).astype({"score": float})
         pd.testing.assert_frame_equal(read(out / f"{kind}.tsv"), expected, rtol=1e-4)
-    runs = [out / f"{kind}.tsv" for kind in ("bm25", "dense", "splade")]
-    facts(call(SCRIPT, "fuse", *runs, "--top-k", 8, "--out", "again.tsv", cwd=toy))
+    words = f"fuse {out}/bm25.tsv {out}/dense.tsv {out}/splade.tsv --top-k 8 --out again.tsv"
+    facts(call(SCRIPT, words, cwd=toy))
     assert (toy / "again.tsv").read_bytes() == (out / "hybrid.tsv").read_bytes()
-    assert "up to date" in call(SCRIPT, "--top-k", 8, cwd=toy).stdout
+    assert "up to date" in call(SCRIPT, "--top-k 8", cwd=toy).stdout
 
-    words = ("--retrievers", "bm25", "dense", "--out", "new")
+    words = "--retrievers bm25 dense --out new"
     (toy / "data/demo/corpus.jsonl").open("a").write('{"abstract_id": "new"}\n')
-    refused(toy, SCRIPT, *words, said="index/bm25: the corpus has changed")
+    refused(toy, SCRIPT, words, said="index/bm25: the corpus has changed")
     shutil.copy(TOY / "corpus.jsonl", toy / "data/demo")
     meta = json.loads((index / "dense/meta.json").read_text())
     (index / "dense/meta.json").write_text(json.dumps(meta | {"model_sha256": "another"}))
-    refused(toy, SCRIPT, *words, said="minilm: it has changed since the dense index was made")
+    refused(toy, SCRIPT, words, said="minilm: it has changed since the dense index was made")
     (index / "dense/meta.json").write_text(json.dumps(meta))
     vectors[1, 0] = np.nan
     np.save(index / "dense/embeddings.npy", vectors)
-    refused(toy, SCRIPT, *words, said="index/dense: scores are not finite")
+    refused(toy, SCRIPT, words, said="index/dense: scores are not finite")
 
 
 @pytest.fixture
 def indexed(toy, call):
     """The toy with a BM25 index of words as they are, and three claims."""
-    facts(call("01_index.py", "--indexes", "bm25", "--analyser", "plain", cwd=toy))
-    claims = [("1", "sea level"), ("2", "xyzzy"), ("3", "?!")]
-    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
+    facts(call("01_index.py", "--indexes bm25 --analyser plain", cwd=toy))
+    tsv(toy / "data/demo/claims.test.tsv", CLAIMS, "1|sea level; 2|xyzzy; 3|?!")
     return toy
 
 
@@ -89,17 +88,16 @@ def test_no_row_without_a_common_term_nor_outside_of_restrict(indexed, call):
     assert facts(done)["made"] == ["work/demo/test/bm25.tsv"]  # the one index that is there
     whole = read(indexed / "work/demo/test/bm25.tsv").set_index("abstract_id")["score"].to_dict()
     assert set(whole) == {"0002", "0007", "0009"}  # plain: "Sea" is another term than "sea"
-    rows = [("1", "0009", 1, 2.0), ("1", "0001", 2, 1.0), ("2", "0002", 1, 1)]
-    tsv(indexed / "few.tsv", RUN, rows)
-    facts(call(SCRIPT, "--restrict", "few.tsv", "--out", "o", cwd=indexed))
+    tsv(indexed / "few.tsv", RUN, "1|0009|1|2.0; 1|0001|2|1.0; 2|0002|1|1")
+    facts(call(SCRIPT, "--restrict few.tsv --out o", cwd=indexed))
     assert read(indexed / "o/bm25.tsv").values.tolist() == [["1", "0009", 1, whole["0009"]]]
 
 
 def test_a_limit_takes_the_first_claims(indexed, call, refused):
-    tsv(indexed / "data/demo/claims.test.tsv", ["claim_id", "claim"], [("2", "ice"), ("1", "sea")])
-    assert facts(call(SCRIPT, "--limit", 1, cwd=indexed))["claims"] == 1
+    tsv(indexed / "data/demo/claims.test.tsv", CLAIMS, "2|ice; 1|sea")
+    assert facts(call(SCRIPT, "--limit 1", cwd=indexed))["claims"] == 1
     assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"2"}
-    refused(indexed, SCRIPT, "--index", "nowhere", said="nowhere: no index; make one by 01")
+    refused(indexed, SCRIPT, "--index nowhere", said="nowhere: no index; make one by 01")
 
 
 # ---------------------------------------------------------------- Fusion
@@ -107,7 +105,7 @@ SD = np.std([9, 5, 1]), np.std([0.5, 0.3])
 
 
 @pytest.mark.parametrize(
-    ("method", "expected", "alone"),
+    "method, expected, alone",
     [
         ("rrf", {"a": 1 / 61 + 3 / 62, "b": 1 / 62, "c": 1 / 63 + 3 / 61}, 3 / 61),
         ("zscore", {"a": 8 / SD[0], "b": 4 / SD[0], "c": 3 * 0.2 / SD[1]}, 0),
@@ -124,7 +122,7 @@ def test_fusion_equals_the_arithmetic_by_hand(method, expected, alone):
     assert list(zip(fused["claim_id"], fused["abstract_id"])) == [*zip("111", best), ("2", "d")]
 
 
-@pytest.mark.parametrize(("ids", "expected"), [([], "zya"), (list("ayz"), "ayz")])
+@pytest.mark.parametrize("ids, expected", [([], "zya"), (list("ayz"), "ayz")])
 def test_equal_scores_have_the_z_score_0_and_ties_follow_the_corpus(ids, expected):
     ranks = (10, 1, 4), (4, 4, 10), (1, 10, 1)  # of z, y, a; in this order, their sums differ
     runs = [pd.DataFrame(zip("111", "zya", row, (7.1,) * 3), columns=RUN) for row in ranks]
@@ -135,11 +133,11 @@ def test_equal_scores_have_the_z_score_0_and_ties_follow_the_corpus(ids, expecte
 
 
 def test_runs_of_other_claims_are_refused_and_missing_claims_are_counted(toy, call, refused):
-    tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 1)])
-    tsv(toy / "b.tsv", RUN, [("c3", "0001", 1, 1), ("c4", "0002", 1, 1)])
-    tsv(toy / "c.tsv", RUN, [("x9", "0001", 1, 1)])
-    refused(toy, SCRIPT, "fuse", "a.tsv", "c.tsv", said="a.tsv, c.tsv: no claim in common")
-    done = call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--out", "d.tsv", cwd=toy)
+    tsv(toy / "a.tsv", RUN, "c3|0001|1|1")
+    tsv(toy / "b.tsv", RUN, "c3|0001|1|1; c4|0002|1|1")
+    tsv(toy / "c.tsv", RUN, "x9|0001|1|1")
+    refused(toy, SCRIPT, "fuse a.tsv c.tsv", said="a.tsv, c.tsv: no claim in common")
+    done = call(SCRIPT, "fuse a.tsv b.tsv --out d.tsv", cwd=toy)
     assert facts(done) and "warning: a.tsv: 1 of 2 claims are not in it" in done.stderr
     assert "d.tsv: 2 rows, 2 claims, 0 without rows" in done.stdout
     assert json.loads((toy / "d.tsv.meta.json").read_text())["warnings"]
@@ -159,39 +157,23 @@ def test_a_method_in_the_registry_is_offered_and_fitted(toy, call):
     for name, ranks in {"a.tsv": "xyz", "b.tsv": "yx", "c.tsv": "zy"}.items():
         rows = [("c3", key, rank, 9 - rank) for rank, key in enumerate(ranks, 1)]
         tsv(toy / name, RUN, rows)
-    tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "y", "SUPPORTS")])
-    words = ("fuse", "a.tsv", "b.tsv", "c.tsv", "--method", "combmnz", "--out", "d.tsv")
-    facts(call(SCRIPT, *words, cwd=toy, edits=COMBMNZ))
+    tsv(toy / "q.tsv", QRELS, "c3|y|SUPPORTS")
+    words = "fuse a.tsv b.tsv c.tsv --method combmnz --out d.tsv"
+    facts(call(SCRIPT, words, cwd=toy, edits=COMBMNZ))
     found = read(toy / "d.tsv").set_index("abstract_id")["score"].to_dict()
     assert found == pytest.approx({"x": 1.5 * 2, "y": 2.0 * 3, "z": (1 / 3 + 1) * 2})
-    words = ("fit", "a.tsv", "b.tsv", "c.tsv", "--qrels", "q.tsv", "--out", "f.json")
-    done = call(SCRIPT, *words, "--measure", "RR@5", cwd=toy, edits=COMBMNZ)
+    words = "fit a.tsv b.tsv c.tsv --qrels q.tsv --out f.json --measure RR@5"
+    done = call(SCRIPT, words, cwd=toy, edits=COMBMNZ)
     assert facts(done)["method"] == "combmnz"  # the first of equal ones
-    assert "combmnz: 1 / rank" in call(SCRIPT, "fuse", "--help", cwd=toy, edits=COMBMNZ).stdout
+    assert "combmnz: 1 / rank" in call(SCRIPT, "fuse --help", cwd=toy, edits=COMBMNZ).stdout
 
 
 def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, call, refused):
-    first = [
-        ("c1", "x", 1, 9),
-        ("c1", "a", 2, 8),
-        ("c1", "b", 3, 7),
-        ("c2", "d", 1, 5),
-        ("c2", "c", 2, 4),
-    ]
-    second = [("c1", "y", 1, 4), ("c1", "a", 2, 3), ("c2", "c", 1, 2), ("c2", "d", 2, 1)]
-    for name, rows in {"a.tsv": first, "b.tsv": second}.items():
-        tsv(toy / name, RUN, rows)
-    judged = [
-        ("c1", "a", "SUPPORTS"),
-        ("c1", "q", "REFUTES"),
-        ("c2", "c", "SUPPORTS"),
-        ("c2", "d", "NEI"),
-        ("c3", "z", "REFUTES"),
-        ("c4", "x", "NEI"),
-    ]
-    tsv(toy / "q.tsv", [*KEY, "label"], judged)
-    fit = ("fit", "a.tsv", "b.tsv", "--qrels", "q.tsv", "--out", "f.json")
-    done = call(SCRIPT, *fit, cwd=toy)
+    tsv(toy / "a.tsv", RUN, "c1|x|1|9; c1|a|2|8; c1|b|3|7; c2|d|1|5; c2|c|2|4")
+    tsv(toy / "b.tsv", RUN, "c1|y|1|4; c1|a|2|3; c2|c|1|2; c2|d|2|1")
+    judged = "c1|a|SUPPORTS; c1|q|REFUTES; c2|c|SUPPORTS; c2|d|NEI; c3|z|REFUTES; c4|x|NEI"
+    tsv(toy / "q.tsv", QRELS, judged)
+    done = call(SCRIPT, "fit a.tsv b.tsv --qrels q.tsv --out f.json", cwd=toy)
     fusion = facts(done)
     ideal = 1 + 1 / np.log2(3)  # c1 has two, c3 is in no run, c4 has none
     assert fusion["value"] == pytest.approx((1 / ideal + 1) / 3)
@@ -206,26 +188,28 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     assert "union" not in done.stdout and len(lines) == 3 + 10 + 1
     # c4 was judged, but has no evidence: it is in the qrels, and both runs lack c3 and c4
     assert done.stderr.count("warning: ") == 2 and "q.tsv" not in done.stderr
-    facts(call(SCRIPT, "fuse", "a.tsv", "b.tsv", "--fusion", "f.json", "--out", "c.tsv", cwd=toy))
-    runs = [pd.DataFrame(rows, columns=RUN) for rows in (first, second)]
+    facts(call(SCRIPT, "fuse a.tsv b.tsv --fusion f.json --out c.tsv", cwd=toy))
+    runs = [read(toy / name) for name in ("a.tsv", "b.tsv")]
     by_hand = KIT.fuse_runs(runs, fusion["weights"], fusion["method"], fusion["rrf_k"], [])
     assert read(toy / "c.tsv")["score"].tolist() == pytest.approx(by_hand["score"].tolist())
     shutil.copy(toy / "b.tsv", toy / "n.tsv")
-    fuse = ("fuse", "a.tsv", "n.tsv", "--fusion")
-    refused(toy, SCRIPT, *fuse, "f.json", said="f.json: it is for a.tsv, b.tsv")
-    refused(toy, SCRIPT, *fuse, "a.tsv", said="a.tsv: no fusion; make one by 02_retrieve.py fit")
     jsonl(toy / "other.json", {"runs": ["a.tsv", "n.tsv"]})
-    refused(toy, SCRIPT, *fuse, "other.json", said="other.json: no fusion")
+    for fusion, said in {
+        "f.json": "f.json: it is for a.tsv, b.tsv",
+        "a.tsv": "a.tsv: no fusion; make one by 02_retrieve.py fit",
+        "other.json": "other.json: no fusion",
+    }.items():
+        refused(toy, SCRIPT, f"fuse a.tsv n.tsv --fusion {fusion}", said=said)
 
 
 @pytest.mark.parametrize("measure", ["MAP", "nDCG", "RR", "Bpref"])
 def test_a_measure_without_a_cutoff_is_fitted_on_all_ranks(toy, call, measure):
     far = [("c3", f"n{rank}", rank, -rank) for rank in range(1, 200)]
     tsv(toy / "a.tsv", RUN, [*far, ("c3", "y", 200, -200)])
-    tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "y", "SUPPORTS"), ("c3", "n1", "NEI")])
-    words = ("fit", "a.tsv", "--qrels", "q.tsv", "--out", "f.json", "--measure", measure)
+    tsv(toy / "q.tsv", QRELS, "c3|y|SUPPORTS; c3|n1|NEI")
+    words = f"fit a.tsv --qrels q.tsv --out f.json --measure {measure}"
     value = {"MAP": 1 / 200, "RR": 1 / 200, "nDCG": 1 / np.log2(201), "Bpref": 0}
-    fusion = facts(call(SCRIPT, *words, cwd=toy))
+    fusion = facts(call(SCRIPT, words, cwd=toy))
     if measure != "Bpref":  # evidence alone is handed to it, so it has no NEI to count
         assert fusion["value"] == pytest.approx(value[measure])
 
@@ -288,14 +272,14 @@ MINES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "kinds"), MINES)
+@pytest.mark.parametrize("words, kinds", MINES)
 def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, words, kinds):
     table = read(toy / "data/demo/qrels.test.tsv")
     seen = []
-    mine = ("mine", *words.split(), "--qrels", "q.tsv", "--split", "test", "--out", "x.jsonl")
+    mine = f"mine {words} --qrels q.tsv --split test --out x.jsonl --force"
     for judged in (table, table, table[table["claim_id"] != "c4"]):
         tsv(toy / "q.tsv", judged, judged.values)
-        made = facts(call(SCRIPT, *mine, "--force", cwd=toy))
+        made = facts(call(SCRIPT, mine, cwd=toy))
         seen.append(records(toy / "x.jsonl"))
     relevant = set(map(tuple, table[table["label"] != "NEI"][KEY].values))
     drawn = set()
@@ -315,9 +299,9 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
 
 def test_easy_negatives_come_from_the_corpus_and_repeat_no_hard_one(toy, call):
     tsv(toy / "r.tsv", RUN, [("c3", f"{n:04}", n, 100 - n) for n in range(1, 5)])
-    tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0012", "SUPPORTS")])
-    mine = ("mine", "r.tsv", "--qrels", "q.tsv", "--out", "x.jsonl", "--easy", 9)
-    facts(call(SCRIPT, *mine, "--hard", 3, "--skip-top", 1, cwd=toy))
+    tsv(toy / "q.tsv", QRELS, "c3|0012|SUPPORTS")
+    words = "mine r.tsv --qrels q.tsv --out x.jsonl --easy 9 --hard 3 --skip-top 1"
+    facts(call(SCRIPT, words, cwd=toy))
     kinds = {"hard": set(), "easy": set(), "evidence": set()}
     for row in records(toy / "x.jsonl"):
         kinds[row["kind"]].add(row["abstract_id"])
@@ -326,25 +310,24 @@ def test_easy_negatives_come_from_the_corpus_and_repeat_no_hard_one(toy, call):
 
 
 def test_a_file_without_examples_is_not_written(toy, refused):
-    tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0001", "NEI")])
-    words = ("mine", "--hard", 0, "--qrels", "q.tsv", "--split", "test", "--out", "x.jsonl")
-    refused(toy, SCRIPT, *words, said="q.tsv: no example comes of its 1 claims")
+    tsv(toy / "q.tsv", QRELS, "c3|0001|NEI")
+    words = "mine --hard 0 --qrels q.tsv --split test --out x.jsonl"
+    refused(toy, SCRIPT, words, said="q.tsv: no example comes of its 1 claims")
 
 
 def test_ids_with_quotation_marks_pass_through_all_runs(toy, call):
     """As read_table reads them; csv would double the marks in some stages and not in others."""
-    tsv(toy / "a.tsv", RUN, [("c3", 'a"b', 1, 2.0), ("c3", '"c"', 2, 1.0)])
-    facts(call(SCRIPT, "fuse", "a.tsv", "a.tsv", "--out", "b.tsv", cwd=toy))
-    facts(call(SCRIPT, "fuse", "b.tsv", "b.tsv", "--out", "c.tsv", cwd=toy))
+    tsv(toy / "a.tsv", RUN, 'c3|a"b|1|2.0; c3|"c"|2|1.0')
+    facts(call(SCRIPT, "fuse a.tsv a.tsv --out b.tsv", cwd=toy))
+    facts(call(SCRIPT, "fuse b.tsv b.tsv --out c.tsv", cwd=toy))
     assert KIT.read_table(toy / "c.tsv", RUN)["abstract_id"].tolist() == ['a"b', '"c"']
 
 
 def test_scores_as_targets_with_gold_evidence(toy, call, refused):
-    tsv(toy / "q.tsv", [*KEY, "label"], [("c3", "0001", "SUPPORTS"), ("c5", "0009", "NEI")])
+    tsv(toy / "q.tsv", QRELS, "c3|0001|SUPPORTS; c5|0009|NEI")
     words = "mine --qrels q.tsv --split test --out x.jsonl --shape scores --gold --from-top 2"
-    refused(toy, SCRIPT, *words.split(), said="--shape scores: it needs --middle and --scale")
-    words = (*words.split(), "--middle", 0.6, "--scale", 2)
-    assert facts(call(SCRIPT, *words, cwd=toy))["examples"] == 7
+    refused(toy, SCRIPT, words, said="--shape scores: it needs --middle and --scale")
+    assert facts(call(SCRIPT, f"{words} --middle 0.6 --scale 2", cwd=toy))["examples"] == 7
     assert [tuple(row.values()) for row in records(toy / "x.jsonl")][:3] == [
         ("score", "c3", "0003", 1),
         ("score", "c3", "0002", 0.3),

@@ -14,11 +14,14 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from conftest import (
+    CLAIMS,
     LABELS,
+    QRELS,
     ROOT,
     RUN,
     TOY,
     cases,
+    cells,
     facts,
     jsonl,
     load,
@@ -76,7 +79,7 @@ READERS = {
 
 
 @pytest.mark.parametrize(
-    ("what", "reply", "wanted"), [row for row in cases("replies.tsv") if row[0] in READERS]
+    "what, reply, wanted", [row for row in cases("replies.tsv") if row[0] in READERS]
 )
 def test_what_a_reply_says_is_read_or_it_is_asked_again(what, reply, wanted):
     """none: nothing that is said plainly; the prompt is asked once more."""
@@ -129,17 +132,8 @@ def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     for custom_id, reply in found.items():
         if not reply.error:
             texts[custom_id] = [choice.text.strip() for choice in reply.choices]
-    assert texts == {
-        "a": ["later"],
-        "b": ["one two"],
-        "c": [""],
-        "k": [""],
-        "p": ["[2] > [1]"],
-        "t": ["no"],
-        "u": ["no"],
-        "v": ["no"],
-        "w": ["yes", "no", ""],
-    }
+    wanted = cells("a|later; b|one two; c|; k|; p|[2] > [1]; t|no; u|no; v|no; w|yes|no|")
+    assert texts == {custom_id: choices for custom_id, *choices in wanted}
     assert found["t"].choices[0].logprobs is None  # not of thoughts
     assert found["v"].choices[0].logprobs == 7
     assert [choice.is_cut for choice in found["w"].choices] == [False, False, True]
@@ -154,15 +148,8 @@ def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
 def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
     error = {"response": None, "error": {"code": "batch_expired"}}
     paid = {"response": {"body": completion("paid")}}
-    lines = [
-        {"custom_id": "a"} | paid,
-        {"custom_id": "a"} | error,
-        {"custom_id": "b"} | error,
-        {"custom_id": "b"} | paid,
-        {"custom_id": "c"} | error,
-        {"custom_id": "c"} | error,
-    ]
-    jsonl(tmp_path / "replies", *lines)
+    pairs = zip("aabbcc", (paid, error, error, paid, error, error))
+    jsonl(tmp_path / "replies", *[{"custom_id": custom_id} | line for custom_id, line in pairs])
     found = KIT.read_replies(tmp_path / "replies", {})
     texts = [[choice.text for choice in found[custom_id].choices] for custom_id in "abc"]
     assert texts == [["paid"], ["paid"], []]
@@ -178,13 +165,13 @@ def test_a_reply_counts_for_the_body_that_it_answers(tmp_path):
 
 
 def test_a_file_of_replies_in_another_encoding_is_refused(toy, call, refused):
-    words = (SCRIPT, "--run", HYBRID, "--backend", "none", "--model", "toy")
-    call(*words, cwd=toy)
+    words = f"--run {HYBRID} --backend none --model toy"
+    call(SCRIPT, words, cwd=toy)
     lines = []
     for request in records(toy / "work/demo/test/llm.requests.jsonl"):
         lines.append(json.dumps({"custom_id": request["custom_id"]} | {"response": None}))
     (toy / REPLIES).write_text("\n".join(lines), encoding="utf-16")  # as PowerShell does
-    refused(toy, *words, said="llm.replies.jsonl:1: not UTF-8")
+    refused(toy, SCRIPT, words, said="llm.replies.jsonl:1: not UTF-8")
 
 
 # ---------------------------------------------------------------- Prompts
@@ -231,13 +218,20 @@ def test_a_request_has_the_parameters_that_are_asked_for():
     assert list(body["response_format"]["json_schema"]["schema"]["properties"]) == ["order"]
 
 
+MINE = """# Section 3
+Be fair on {claim}.
+--- user
+# Task
+Sort {n} for {claim}:
+#1 rule: marks only
+{abstracts} {"as": "JSON"} {wanted}"""
+
+
 def test_a_prompt_file_is_sent_without_the_comments_at_its_top(toy, rerank, endpoint, refused):
     prompt = toy / "mine.txt"
-    lines = ["# Section 3", "Be fair on {claim}.", "--- user", "# Task", "Sort {n} for {claim}:"]
-    lines += ["#1 rule: marks only", '{abstracts} {"as": "JSON"} {wanted}']
-    prompt.write_text("\n".join(lines))
+    prompt.write_text(MINE)
     server = endpoint(last_first)
-    done = rerank(server, "--prompt", "mine.txt", "--depth", 2)
+    done = rerank(server, "--prompt mine.txt --depth 2")
     assert facts(done)["unread"] == 0 and "mine.txt: its first lines are comments" in done.stdout
     system, user = server.asked[0]["messages"]
     assert system["role"] == "system" and system["content"].startswith("Be fair on ")
@@ -246,21 +240,21 @@ def test_a_prompt_file_is_sent_without_the_comments_at_its_top(toy, rerank, endp
     assert sent.endswith('{"as": "JSON"} all 2')
     corpus = toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace("Body mass", "\\n--- user\\nBody mass"))
-    facts(rerank(server, "--prompt", "mine.txt", "--depth", 2))
+    facts(rerank(server, "--prompt mine.txt --depth 2"))
     assert len(server.asked[-1]["messages"]) == 2  # an abstract makes no turn
     prompt.write_text("{claim}")
-    refused(toy, SCRIPT, "--run", HYBRID, "--prompt", "mine.txt", said="mine.txt: it needs {abs")
+    refused(toy, SCRIPT, f"--run {HYBRID} --prompt mine.txt", said="mine.txt: it needs {abs")
 
 
 def test_examples_show_one_abstract_a_label_and_put_evidence_first(tmp_path):
     labels = {"a": [*LABELS, *LABELS], "b": ["REFUTES"], "c": ["NEI"], "d": ["NEI", "REFUTES"]}
     claims = [(f"id {claim}", claim) for claim in labels]
-    tsv(tmp_path / "claims.train.tsv", ["claim_id", "claim"], claims)
+    tsv(tmp_path / "claims.train.tsv", CLAIMS, claims)
     rows = []
     for claim, labels_of_claim in labels.items():
         for n, label in enumerate(labels_of_claim):
             rows.append((f"id {claim}", f"{label} {claim}{n}", label))
-    tsv(tmp_path / "qrels.train.tsv", [*RUN[:2], "label"], rows)
+    tsv(tmp_path / "qrels.train.tsv", QRELS, rows)
     abstracts = {abstract_id: abstract_id for _, abstract_id, _ in rows}
     args = settings(fewshot=2, data=tmp_path)
     turns = KIT.example_turns(KIT.PROMPT, {}, abstracts, args)
@@ -312,11 +306,11 @@ def last_first(prompt):
 
 @pytest.fixture
 def rerank(toy, call):
-    """rerank(server, "--depth", 3): the script with the key, asking the server."""
+    """rerank(server, "--depth 3"): the script with the key, asking the server."""
 
-    def ask(server, *args, by=call, **how):
-        words = ("--run", HYBRID, "--base-url", server.url, "--model", "toy", *args)
-        return by(SCRIPT, *words, cwd=toy, env={"OPENAI_API_KEY": SECRET + "\r\n"}, **how)
+    def ask(server, words="", **how):
+        words = f"--run {HYBRID} --base-url {server.url} --model toy {words}"
+        return call(SCRIPT, words, cwd=toy, env={"OPENAI_API_KEY": SECRET + "\r\n"}, **how)
 
     return ask
 
@@ -331,7 +325,7 @@ def orders(path):
 def many(toy, number):
     """Write number claims, each with the toy's twelve abstracts."""
     claims = [(f"m{n}", f"claim number {n} of many") for n in range(number)]
-    tsv(toy / "data/demo/claims.test.tsv", ["claim_id", "claim"], claims)
+    tsv(toy / "data/demo/claims.test.tsv", CLAIMS, claims)
     rows = []
     for claim_id, _ in claims:
         for rank in range(1, 13):
@@ -342,11 +336,11 @@ def many(toy, number):
 def test_windows_reach_the_top_nothing_is_paid_twice_and_no_key_is_kept(toy, rerank, endpoint):
     server = endpoint(last_first)
     for alpha in (0, 1):  # another --alpha costs nothing
-        words = ("--depth", 6, "--window", 4, "--step", 2, "--alpha", alpha)
-        words += ("--out", f"{alpha}.tsv", "--replies", "replies.jsonl")
-        done = rerank(server, *words)
+        words = f"--depth 6 --window 4 --step 2 --alpha {alpha}"
+        words += f" --out {alpha}.tsv --replies replies.jsonl"
+        done = rerank(server, words)
         assert facts(done)["unread"] == 0 and len(server.asked) == 6
-        assert rerank(server, *words).stdout.startswith("up to date")
+        assert rerank(server, words).stdout.startswith("up to date")
     for claim_id, (a, b, c, d, e, f) in orders(toy / HYBRID).items():
         # a b c d e f: the window c d e f is reversed (a b f e d c), then the window a b f e
         assert orders(toy / "0.tsv")[claim_id] == [e, f, b, a, d, c]
@@ -386,20 +380,21 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
             return next(malformed)
         return last_first(prompt)
 
-    words = ("--window", 8, "--step", 4, "--depth", 12, "--alpha", 0)
+    words = "--window 8 --step 4 --depth 12 --alpha 0"
     server = endpoint(moody)
     calm = endpoint(last_first)
-    made = facts(rerank(server, *words, "--timeout", 3))
+    made = facts(rerank(server, f"{words} --timeout 3"))
     assert len(server.asked) > 460
     assert len(server.answered) == len(set(server.answered))
     assert (made["replies"], made["unread"], made["refused"]) == (400, 0, 0)
-    facts(rerank(calm, *words, "--out", "calm.tsv"))
+    facts(rerank(calm, f"{words} --out calm.tsv"))
     assert (toy / OUT).read_bytes() == (toy / "calm.tsv").read_bytes()
     asked = len(server.asked)
-    facts(rerank(server, *words, "--force"))
+    facts(rerank(server, f"{words} --force"))
     assert len(server.asked) == asked
 
 
+NO_RETRIES = {"RETRIES = 6": "RETRIES = 0"}
 FILTERED = b'{"choices": [], "promptFeedback": "filtered sk-secret-0123456789"}'
 REFUSALS = [{"status": status, "text": f"filtered {SECRET}"} for status in (400, 403, 413, 500)]
 
@@ -412,9 +407,8 @@ def test_one_prompt_that_is_never_answered_is_counted(toy, rerank, endpoint, ref
         return refusal if "Claim: Polar" in prompt else last_first(prompt)
 
     server = endpoint(reply)
-    words = ("--alpha", 0, "--force")
     for _ in range(2):  # the second time, nothing is asked
-        done = rerank(server, *words, edits={"RETRIES = 6": "RETRIES = 0"})
+        done = rerank(server, "--alpha 0 --force", edits=NO_RETRIES)
         made = facts(done)
         assert made["refused"] + made["unread"] == 1
         assert len(server.asked) == 3 + (refusal not in REFUSALS[:3])
@@ -426,7 +420,7 @@ def test_one_prompt_that_is_never_answered_is_counted(toy, rerank, endpoint, ref
             abstract_ids.reverse()
         assert found[claim_id] == abstract_ids
     server.reply = last_first
-    assert facts(rerank(server, "--alpha", 0, "--retry-errors"))["refused"] == 0
+    assert facts(rerank(server, "--alpha 0 --retry-errors"))["refused"] == 0
 
 
 def completions(*texts, reason="stop"):
@@ -437,7 +431,7 @@ def completions(*texts, reason="stop"):
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    "reply, said",
     [
         (completions(None, reason="length"), "3 cut (raise --max-tokens)"),
         ("I cannot rank [1] and [2].", "3 unread ("),
@@ -447,16 +441,16 @@ def completions(*texts, reason="stop"):
 def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, reply, said):
     server = endpoint(lambda prompt: reply)
     for _ in range(2):  # no second window is asked for, and nothing once more
-        done = rerank(server, "--window", 4, "--step", 2)
+        done = rerank(server, "--window 4 --step 2")
         assert done.returncode == 2 and f"error: {REPLIES}: of 3 replies, {said}" in done.stderr
         assert len(server.asked) == (3 if "refused" in said else 6) and not (toy / OUT).exists()
 
 
 def test_choices_vote_tokens_are_summed_and_a_first_look_is_short(toy, call, endpoint):
     server = endpoint(lambda prompt: completions("[3] > [2] > [1]", "[2] > [3]", "?"))
-    words = ("--run", HYBRID, "--base-url", server.url, "--model", "toy", "--depth", 3)
-    words += ("--top-k", 3, "--alpha", 0, "--limit", 2, "--price", 2, 8, "--extra", '{"n": 3}')
-    made = facts(call(SCRIPT, *words, cwd=toy, env={"OPENAI_API_KEY": "1"}))  # which is in ids
+    words = f"--run {HYBRID} --base-url {server.url} --model toy --depth 3"
+    words += ' --top-k 3 --alpha 0 --limit 2 --price 2 8 --extra {"n":3}'
+    made = facts(call(SCRIPT, words, cwd=toy, env={"OPENAI_API_KEY": "1"}))  # which is in ids
     assert server.asked[0]["n"] == 3
     assert (made["prompt_tokens"], made["completion_tokens"]) == (2000, 200)
     assert made["dollars"] == pytest.approx((2000 * 2 + 200 * 8) / 1e6)
@@ -472,7 +466,7 @@ def test_an_outage_ends_the_run_and_what_came_is_kept(toy, rerank, endpoint, sta
     refusal = {"status": status, "text": f"away {SECRET}"}
     server = endpoint(lambda prompt: "[1]" if server.asked[20:] == [] else refusal)
     for address in (server, SimpleNamespace(url="http://127.0.0.1:9/v1")):  # nobody is there
-        done = rerank(address, "--concurrency", 4, edits={"RETRIES = 6": "RETRIES = 0"})
+        done = rerank(address, "--concurrency 4", edits=NO_RETRIES)
         assert done.returncode == 2 and f"error: {address.url}: " in done.stderr
         assert SECRET not in done.stderr + done.stdout and "then run again" in done.stderr
         assert (toy / REPLIES).read_text().count("\n") == len(server.answered)
@@ -493,7 +487,7 @@ def test_a_full_disk_ends_all_calls_and_what_was_written_counts(toy, rerank, end
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        done = rerank(server, "--concurrency", 4)
+        done = rerank(server, "--concurrency 4")
     assert done.returncode == 2 and "No space left on device; make room" in done.stderr
     assert len(server.asked) <= 14 and not (toy / OUT).exists()
     facts(rerank(server))
@@ -501,24 +495,20 @@ def test_a_full_disk_ends_all_calls_and_what_was_written_counts(toy, rerank, end
 
 
 def test_a_second_process_is_told_that_another_one_asks(toy, refused):
-    words = ("--run", HYBRID, "--model", "toy", "--base-url", "http://127.0.0.1:9/v1")
+    words = f"--run {HYBRID} --model toy --base-url http://127.0.0.1:9/v1"
     with (toy / REPLIES).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        refused(toy, SCRIPT, *words, said="llm.replies.jsonl: another process asks")
+        refused(toy, SCRIPT, words, said="llm.replies.jsonl: another process asks")
 
 
 @pytest.mark.parametrize(
-    ("key", "url", "model", "backend"),
-    [
-        ("key", None, None, "transformers"),
-        ("key", None, "gpt-4.1", "openai"),
-        ("key", None, "tests", "transformers"),  # a folder
-    ],
+    "model, backend",
+    [(None, "transformers"), ("gpt-4.1", "openai"), ("tests", "transformers")],  # a folder
 )
-def test_a_paid_endpoint_is_asked_for_a_named_model_only(monkeypatch, key, url, model, backend):
+def test_a_paid_endpoint_is_asked_for_a_named_model_only(monkeypatch, model, backend):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setitem(KIT.with_backend.__globals__, "API_KEY", key)
-    args = {"job": "rerank", "backend": None, "base_url": url, "model": model}
+    monkeypatch.setitem(KIT.with_backend.__globals__, "API_KEY", "key")
+    args = {"job": "rerank", "backend": None, "base_url": None, "model": model}
     args = KIT.with_backend(Namespace(**args, out="x.tsv", replies=None))
     assert args.backend == backend and args.model == (model or "data/models/smollm2")
 
@@ -526,9 +516,9 @@ def test_a_paid_endpoint_is_asked_for_a_named_model_only(monkeypatch, key, url, 
 # ---------------------------------------------------------------- Batch engines, local models
 def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, call):
     tiny_llm(toy / "llm")
-    words = (SCRIPT, "--run", HYBRID, "--backend", "transformers", "--model", "llm")
-    words += ("--depth", 3, "--batch-size", 4, "--alpha", 0, "--method", "pointwise")
-    assert facts(call(*words, cwd=toy))["unread"] == 0
+    words = f"--run {HYBRID} --backend transformers --model llm --batch-size 4 --alpha 0"
+    pointwise = f"{words} --depth 3 --method pointwise"
+    assert facts(call(SCRIPT, pointwise, cwd=toy))["unread"] == 0
     whole = read(toy / OUT)
     lines = (toy / REPLIES).read_text().splitlines()
     for reply in records(toy / REPLIES):
@@ -541,15 +531,15 @@ def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, ca
         probabilities = KIT.token_probabilities(choice["logprobs"], ("YES", "NO"), label)
         sigmoid = 1 / (1 + math.exp(found["NO"] - found["YES"]))
         assert probabilities["YES"] == pytest.approx(sigmoid)
-    facts(call(*words, "--force", cwd=toy))
+    facts(call(SCRIPT, f"{pointwise} --force", cwd=toy))
     assert read(toy / OUT).equals(whole)
     assert (toy / REPLIES).read_text().splitlines() == lines
-    done = call(*words[:-1], "listwise", "--depth", 2, cwd=toy)
+    done = call(SCRIPT, f"{words} --depth 2 --method listwise", cwd=toy)
     assert done.returncode == 2 and "of 3 replies, 3 cut (raise --max-tokens)" in done.stderr
     weights = load_file(toy / "llm/model.safetensors")
     weights["model.norm.weight"] *= math.nan  # as half precision may make
     save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})
-    done = call(*words, "--out", "nan.tsv", cwd=toy)
+    done = call(SCRIPT, f"{pointwise} --out nan.tsv", cwd=toy)
     assert done.returncode == 2 and "logits are not finite" in done.stderr
 
 

@@ -11,7 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import (
+    CLAIMS,
+    LABELLED,
     LABELS,
+    QRELS,
     ROOT,
     RUN,
     cases,
@@ -28,11 +31,11 @@ from conftest import (
 
 SCRIPT = "05_classify.py"
 KIT = load(SCRIPT)
-HYBRID = ("--run", "work/demo/test/hybrid.tsv")
+HYBRID = "--run work/demo/test/hybrid.tsv"
 P = ["p_supports", "p_refutes", "p_nei"]
 NLI = ["contradiction", "neutral", "entailment"]
 PROMPTS = ROOT / "recipes" / "prompts"
-SHORT = ("--max-length", 24)
+SHORT = "--max-length 24"
 
 
 def arguments(**other):
@@ -61,8 +64,8 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     folder = tiny(toy / "nli", NLI)
     corpus = toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A title of it"'))
-    words = (*HYBRID, "--model", "nli", *SHORT)
-    made = facts(call(SCRIPT, *words, "--aggregate", "c.jsonl", cwd=toy))
+    words = f"{HYBRID} --model nli {SHORT}"
+    made = facts(call(SCRIPT, f"{words} --aggregate c.jsonl", cwd=toy))
     verdicts = read(toy / "work/demo/test/verdicts.tsv")
     assert verdicts[RUN].equals(read(toy / "work/demo/test/hybrid.tsv")[RUN])
     papers = {record["abstract_id"]: record for record in records(corpus)}
@@ -81,7 +84,7 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
         assert found == pytest.approx([entailed, against, neither], abs=1e-5)
         assert row.label == LABELS[int(np.argmax(found))]
     assert made["truncated"] == truncated > 0
-    assert "up to date" in call(SCRIPT, *words, "--batch-size", 3, cwd=toy).stdout
+    assert "up to date" in call(SCRIPT, f"{words} --batch-size 3", cwd=toy).stdout
 
 
 def test_heads_are_known_by_their_names_alone():
@@ -104,9 +107,9 @@ def test_a_claim_of_700_words_trains_and_is_labelled(toy, call):
     for split in ("train", "test"):
         path = toy / f"data/demo/claims.{split}.tsv"
         path.write_text(re.sub(r"(?m)^(c\d\t)", r"\1" + "sun " * 700, path.read_text()))
-    made = facts(call(SCRIPT, "train", "--model", "nli", "--epochs", 1, *SHORT, cwd=toy))
+    made = facts(call(SCRIPT, f"train --model nli --epochs 1 {SHORT}", cwd=toy))
     assert made["truncated"] == made["pairs"]
-    assert facts(call(SCRIPT, *HYBRID, *SHORT, cwd=toy))["truncated"] == 18
+    assert facts(call(SCRIPT, f"{HYBRID} {SHORT}", cwd=toy))["truncated"] == 18
 
 
 # ---------------------------------------------------------------- Training
@@ -137,7 +140,7 @@ def test_ids_of_examples_are_read_as_strings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "alphas", "shares"),
+    "how, alphas, shares",
     [
         ({"sampler": "balanced"}, [1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
         ({"sampler": "shuffle"}, [2 / 3, 2, 1 / 3], [1 / 3, 1 / 3, 1 / 3]),
@@ -168,11 +171,11 @@ def test_claims_are_held_out_whole():
 
 
 @pytest.mark.parametrize(
-    ("what", "dtype", "learning"),
+    "what, dtype, learning",
     [
-        ("none", "bfloat16", {"embeddings", "layer.0", "layer.1", "pooler", "classifier"}),
-        ("encoder", "float16", {"pooler", "classifier"}),
-        ("1", "bfloat16", {"layer.1", "pooler", "classifier"}),
+        ("none", "bfloat16", "embeddings layer.0 layer.1 pooler classifier"),
+        ("encoder", "float16", "pooler classifier"),
+        ("1", "bfloat16", "layer.1 pooler classifier"),
     ],
 )
 def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, dtype, learning):
@@ -182,7 +185,8 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     weights = dict(model.model.named_parameters())
     assert {str(weight.dtype) for weight in weights.values()} == {"torch.float32"}
     learnt = " ".join(name for name, weight in weights.items() if weight.requires_grad)
-    assert set(re.findall(r"embeddings|layer\.\d|pooler|classifier", learnt)) == learning
+    found = set(re.findall(r"embeddings|layer\.\d|pooler|classifier", learnt))
+    assert found == set(learning.split())
     assert model.config.id2label == dict(enumerate(NLI))
     assert not model.config.stance_claim_first
     model = KIT.open_model(KIT.with_head, tiny(tmp_path / "new"), arguments(), "fp32")
@@ -195,26 +199,26 @@ def many(toy):
     """The toy with a small NLI model and 180 judged pairs of 60 claims to learn from."""
     tiny(toy / "nli", NLI)
     claims = [(f"t{n}", f"claim {n} on ice") for n in range(60)]
-    tsv(toy / "data/demo/claims.train.tsv", ["claim_id", "claim"], claims)
+    tsv(toy / "data/demo/claims.train.tsv", CLAIMS, claims)
     pairs = [(f"t{n // 3}", f"{n % 12 + 1:04}", LABELS[n * 7 % 5 % 3]) for n in range(180)]
-    tsv(toy / "data/demo/qrels.train.tsv", [*RUN[:2], "label"], pairs)
+    tsv(toy / "data/demo/qrels.train.tsv", QRELS, pairs)
     jsonl(toy / "more.jsonl", {"claim_id": "t1", "abstract_id": "0009", "label": "NEI", "kind": 1})
     return toy
 
 
-TRAIN = ("train", "--model", "nli", *SHORT, "--batch-size", 8, "--lr", 1e-3)
+TRAIN = f"train --model nli {SHORT} --batch-size 8"
 
 
 def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call, killed):
-    words = (*TRAIN, "--epochs", 3, "--held-out", 0.25, "--examples", "more.jsonl", "--out")
-    made = facts(call(SCRIPT, *words, "whole", cwd=many))
+    words = f"{TRAIN} --lr 1e-3 --epochs 3 --held-out 0.25 --examples more.jsonl --out"
+    made = facts(call(SCRIPT, f"{words} whole", cwd=many))
     assert made["pairs"] == 181
     assert len(made["held_out_f1_weighted"]) == 4  # before, 3 epochs
     assert made["held_out_F1"] == pytest.approx(max(made["held_out_f1_weighted"][1:]), abs=1e-4)
     kill = kill_before("log = training.state.log_history")
-    assert killed(SCRIPT, *words, "killed", cwd=many, edits=kill)
+    assert killed(SCRIPT, f"{words} killed", cwd=many, edits=kill)
     max(many.glob("killed.parts/*/checkpoint-*/trainer_state.json")).unlink()  # torn by the kill
-    again = facts(call(SCRIPT, *words, "killed", cwd=many))
+    again = facts(call(SCRIPT, f"{words} killed", cwd=many))
     assert {**again, "made": 0} == {**made, "made": 0}
     assert not (many / "killed.parts").exists()
     for path in (many / "whole").rglob("*"):
@@ -235,40 +239,39 @@ def test_a_classifier_that_learned_nothing_is_called_out(many, call):
     alike = [{"abstract_id": f"{n:04}", "abstract": "The ice melts."} for n in range(1, 13)]
     jsonl(many / "data/demo/corpus.jsonl", *alike)  # there is nothing to learn
     claims = [(f"t{n}", "ice") for n in range(60)]
-    tsv(many / "data/demo/claims.train.tsv", ["claim_id", "claim"], claims)
-    words = ("--epochs", 1, "--held-out", 0.25, "--split-by", "instance", "--out", "useless")
-    done = call(SCRIPT, *TRAIN[:-1], 0, *words, cwd=many)
+    tsv(many / "data/demo/claims.train.tsv", CLAIMS, claims)
+    words = f"{TRAIN} --lr 0 --epochs 1 --held-out 0.25 --split-by instance --out useless"
+    done = call(SCRIPT, words, cwd=many)
     made = facts(done)
     assert made["held_out_F1"] <= made["majority_F1"]
     assert "warning: useless: held-out F1" in done.stderr
-    done = call(SCRIPT, *HYBRID, "--model", "useless", *SHORT, cwd=many)
+    done = call(SCRIPT, f"{HYBRID} --model useless {SHORT}", cwd=many)
     labelled = facts(done)
     assert labelled["held_out_F1"] == made["held_out_F1"]
     assert labelled["majority_F1"] == made["majority_F1"]
-    assert (
-        f"useless: held-out F1 of the best epoch {made['held_out_F1']:.3f}, majority" in done.stdout
-    )
+    worth = f"useless: held-out F1 of the best epoch {made['held_out_F1']:.3f}, majority"
+    assert worth in done.stdout
     assert "warning: useless: held-out F1" in done.stderr
-    words = (*HYBRID, "--model", "nli", *SHORT, "--out", "v.tsv")  # F1 of this one is not known
-    assert "held_out_F1" not in facts(call(SCRIPT, *words, cwd=many))
+    words = f"{HYBRID} --model nli {SHORT} --out v.tsv"  # F1 of this one is not known
+    assert "held_out_F1" not in facts(call(SCRIPT, words, cwd=many))
 
 
 def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
     tiny(toy / "nli", NLI)
-    words = (*TRAIN, "--epochs", 1, "--out", "m")
-    plain = ("--sampler", "shuffle", "--loss", "cross-entropy")
-    made = facts(call(SCRIPT, *words, "--dev-split", "test", *plain, cwd=toy))
+    words = f"{TRAIN} --lr 1e-3 --epochs 1 --out m --dev-split"
+    plain = "--sampler shuffle --loss cross-entropy"
+    made = facts(call(SCRIPT, f"{words} test {plain}", cwd=toy))
     assert made["held_out"] == 9 and made["pairs"] == 14
     assert json.loads((toy / "m/config.json").read_text())["stance_shares"] == [0.4, 0.2, 0.4]
-    refused(toy, SCRIPT, *words, "--dev-split", "dev", said="claims.dev.tsv")
-    facts(call(SCRIPT, *HYBRID, "--model", "m", *SHORT, "--adjust", 0.5, cwd=toy))
-    words = (*HYBRID, "--model", "nli", *SHORT, "--adjust", 0.5, "--out", "v.tsv")
-    refused(toy, SCRIPT, *words, said="--adjust: it needs class shares")
+    refused(toy, SCRIPT, f"{words} dev", said="claims.dev.tsv")
+    words = f"{HYBRID} {SHORT} --adjust 0.5 --model"
+    facts(call(SCRIPT, f"{words} m", cwd=toy))
+    refused(toy, SCRIPT, f"{words} nli --out v.tsv", said="--adjust: it needs class shares")
 
 
 # ---------------------------------------------------------------- Language models
 @pytest.mark.parametrize(
-    ("reply", "wanted"), [row[1:] for row in cases("replies.tsv") if row[0] == "digits"]
+    "reply, wanted", [row[1:] for row in cases("replies.tsv") if row[0] == "digits"]
 )
 def test_digits_are_read_or_asked_for_again(reply, wanted):
     """-: no label; the pair is asked about once more, and is then NEI, and counted."""
@@ -279,16 +282,18 @@ def test_digits_are_read_or_asked_for_again(reply, wanted):
 
 @pytest.fixture
 def llm(toy, call):
-    """llm(server, "--top-k", 2): the script beside 04, asking the server."""
+    """llm(server, "--top-k 2"): the script beside 04, asking the server."""
     shutil.copy(ROOT / "04_llm_rerank.py", toy)
 
-    def ask(server, *words, **how):
-        words = ("llm", *HYBRID, "--base-url", server.url, "--model", "toy", *words)
-        return call(SCRIPT, *words, cwd=toy, **how)
+    def ask(server, words):
+        words = f"llm {HYBRID} --base-url {server.url} --model toy {words}"
+        return call(SCRIPT, words, cwd=toy)
 
     return ask
 
 
+TWO_STEP = "--strategy two-step --prompt"
+TWO_STEP += f" {PROMPTS}/two-step-evidence.txt {PROMPTS}/two-step-direction.txt"
 VERDICTS = "work/demo/test/llm_verdicts.tsv"
 
 
@@ -302,24 +307,21 @@ def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint)
         return says[word]
 
     server = endpoint(reply)
-    done = llm(server, "--top-k", 2, "--aggregate", "c.jsonl")
+    done = llm(server, "--top-k 2 --aggregate c.jsonl")
     made = facts(done)
     assert made["labels"] == {"SUPPORTS": 2, "REFUTES": 2, "NEI": 2}
     assert made["unusable"] == 2
     assert "2 of 6 pairs have no label" in done.stderr
     assert len(server.asked) == 10
     assert read(toy / VERDICTS)[P].max(axis=1).eq(1).all()
-    assert [record["verdict"] for record in records(toy / "c.jsonl")] == [
-        "NOT ENOUGH INFORMATION",
-        "REFUTED",
-        "SUPPORTED",
-    ]
+    verdicts = [record["verdict"] for record in records(toy / "c.jsonl")]
+    assert verdicts == ["NOT ENOUGH INFORMATION", "REFUTED", "SUPPORTED"]
     prompt = server.asked[0]["messages"][0]["content"]
     assert prompt.count("</abstract>") == 1
     assert server.asked[0]["logprobs"]
-    assert "up to date" in llm(server, "--top-k", 2, "--timeout", 9).stdout
+    assert "up to date" in llm(server, "--top-k 2 --timeout 9").stdout
     (toy / "mine.txt").write_text("# mine\n{claim} {abstract}")  # a changed prompt is asked anew
-    assert facts(llm(server, "--top-k", 2, "--prompt", "mine.txt"))["replies"] == 6
+    assert facts(llm(server, "--top-k 2 --prompt mine.txt"))["replies"] == 6
 
 
 def test_two_steps_and_examples(toy, llm, endpoint):
@@ -329,22 +331,21 @@ def test_two_steps_and_examples(toy, llm, endpoint):
         return "REFUTES"
 
     server = endpoint(reply)
-    two = [PROMPTS / "two-step-evidence.txt", PROMPTS / "two-step-direction.txt"]
-    words = ("--top-k", 1, "--strategy", "two-step", "--prompt", *two)
-    assert facts(llm(server, *words))["labels"] == {"SUPPORTS": 0, "REFUTES": 2, "NEI": 1}
+    labels = facts(llm(server, f"--top-k 1 {TWO_STEP}"))["labels"]
+    assert labels == {"SUPPORTS": 0, "REFUTES": 2, "NEI": 1}
     assert len(server.asked) == 5
-    facts(llm(server, "--top-k", 1, "--fewshot", 2))
+    facts(llm(server, "--top-k 1 --fewshot 2"))
     roles = [turn["role"] for turn in server.asked[-1]["messages"]]
     assert roles == ["user", "assistant"] * 5 + ["user"]  # c2 has three labels, c1 has two
-    done = llm(server, "--strategy", "two-step")
+    done = llm(server, "--strategy two-step")
     assert done.returncode == 2 and "--prompt: two-step wants 2" in done.stderr
 
 
 def test_what_a_batch_leaves_out_is_asked_about_once_more(toy, llm, endpoint):
     replies = iter(["1: 1\n3: 2", "1: 0"])
     server = endpoint(lambda prompt: next(replies))
-    words = ("--top-k", 1, "--strategy", "batch", "--prompt", PROMPTS / "batch.txt")
-    assert facts(llm(server, *words))["unusable"] == 0
+    words = f"--top-k 1 --strategy batch --prompt {PROMPTS}/batch.txt"
+    assert facts(llm(server, words))["unusable"] == 0
     assert "<pair 2>" not in server.asked[1]["messages"][0]["content"]
     assert read(toy / VERDICTS)["label"].tolist() == ["SUPPORTS", "NEI", "REFUTES"]
 
@@ -360,39 +361,39 @@ def test_votes_have_shares_and_adjust_takes_out_a_preference(toy, llm, endpoint)
         return {"raw": json.dumps({"choices": choices}).encode()}
 
     server = endpoint(reply)
-    words = ("--top-k", 1, "--extra", '{"n": 4}')
-    facts(llm(server, *words))
+    words = '--top-k 1 --extra {"n":4}'
+    facts(llm(server, words))
     rows = np.array([[1 / 3, 0, 2 / 3], [0, 1 / 2, 1 / 2], [0, 1 / 2, 1 / 2]])
     np.testing.assert_allclose(read(toy / VERDICTS)[P], rows, atol=1e-8)
-    facts(llm(server, *words, "--adjust", 1))
+    facts(llm(server, f"{words} --adjust 1"))
     rows /= rows.mean(axis=0)  # batch calibration
     rows /= rows.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(read(toy / VERDICTS)[P], rows, atol=1e-8)
-    two = [PROMPTS / "two-step-evidence.txt", PROMPTS / "two-step-direction.txt"]
-    facts(llm(server, *words, "--strategy", "two-step", "--prompt", *two))
+    facts(llm(server, f"{words} {TWO_STEP}"))
     np.testing.assert_allclose(read(toy / VERDICTS)[P], [[3 / 8, 3 / 8, 1 / 4]] * 3)
-    done = llm(endpoint(lambda prompt: "NEI"), "--top-k", 1, "--adjust", 1, "--replies", "other")
+    done = llm(endpoint(lambda prompt: "NEI"), "--top-k 1 --adjust 1 --replies other")
     assert done.returncode == 2 and "--adjust: no label has a probability" in done.stderr
 
 
-@pytest.mark.parametrize("words", [(SCRIPT, "llm"), ("04_llm_rerank.py", "--method", "pointwise")])
-def test_no_call_outlives_a_kill_and_none_is_paid_twice(toy, call, killed, endpoint, words):
+@pytest.mark.parametrize(
+    "script, words", [(SCRIPT, "llm"), ("04_llm_rerank.py", "--method pointwise")]
+)
+def test_no_call_outlives_a_kill_and_none_is_paid_twice(toy, call, killed, endpoint, script, words):
     server = endpoint(lambda prompt: {"text": "NEI" if "NEI" in prompt else "NO", "sleep": 0.05})
-    script, *words = words
-    words += [*HYBRID, "--base-url", server.url, "--model", "toy", "--concurrency", 4]
+    words += f" {HYBRID} --base-url {server.url} --model toy --concurrency 4"
     kill = kill_before("os.fsync(file.fileno())", 8)
     edits = {} if script == SCRIPT else kill
     text = (ROOT / "04_llm_rerank.py").read_text()
     (statement,) = kill
     (toy / "04_llm_rerank.py").write_text(text.replace(statement, kill[statement]))
-    assert killed(script, *words, cwd=toy, edits=edits)
+    assert killed(script, words, cwd=toy, edits=edits)
     asked = len(server.asked)
     time.sleep(0.5)
     assert len(server.asked) == asked <= 12
     (replies,) = toy.glob("work/demo/test/*.replies.jsonl")
     replies.write_bytes(replies.read_bytes()[:-20])  # a torn line is asked again
     (toy / "04_llm_rerank.py").write_text(text)
-    made = facts(call(script, *words, cwd=toy))
+    made = facts(call(script, words, cwd=toy))
     assert made["unusable_lines"] == 1 and len(server.asked) == asked + made["replies"] - 7
 
 
@@ -408,8 +409,8 @@ def test_a_prompt_names_its_source_and_ends_with_the_form_of_the_answer(path):
 
 
 def test_requests_wait_where_04_is_not_there_and_no_key_is_kept(toy, call):
-    words = (SCRIPT, "llm", *HYBRID, "--top-k", 2, "--model", "toy")
-    done = call(*words, cwd=toy, env={"OPENAI_API_KEY": "sk-secret"})
+    words = f"llm {HYBRID} --top-k 2 --model toy"
+    done = call(SCRIPT, words, cwd=toy, env={"OPENAI_API_KEY": "sk-secret"})
     assert done.returncode == 3 and "6 of 6 requests have no reply yet" in done.stdout
     requests = records(toy / VERDICTS.replace(".tsv", ".requests.jsonl"))
     body = {"choices": [{"message": {"content": '{"label": "REFUTES"}'}}]}
@@ -417,15 +418,15 @@ def test_requests_wait_where_04_is_not_there_and_no_key_is_kept(toy, call):
     for request in requests:
         replies.append({"custom_id": request["custom_id"], "response": {"body": body}})
     jsonl(toy / VERDICTS.replace(".tsv", ".replies.jsonl"), *replies)
-    assert facts(call(*words, cwd=toy))["labels"]["REFUTES"] == 6
+    assert facts(call(SCRIPT, words, cwd=toy))["labels"]["REFUTES"] == 6
     files = [path for path in toy.rglob("*") if path.is_file()]
     assert not any(b"sk-secret" in path.read_bytes() for path in files)
 
 
 def test_local_models_give_probabilities(toy, call):
     shutil.copy(ROOT / "04_llm_rerank.py", toy)
-    words = ("llm", *HYBRID, "--backend", "transformers", "--model", tiny_llm(toy / "llm"))
-    facts(call(SCRIPT, *words, "--top-k", 1, "--max-words", 20, cwd=toy))
+    words = f"llm {HYBRID} --backend transformers --model {tiny_llm(toy / 'llm')}"
+    facts(call(SCRIPT, f"{words} --top-k 1 --max-words 20", cwd=toy))
     table = read(toy / VERDICTS)
     assert table[P].sum(axis=1).to_numpy() == pytest.approx(1)
     assert table[P].max().max() < 1
@@ -444,7 +445,7 @@ def test_verdicts_of_claims_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("rows", "verdict"),
+    "rows, verdict",
     [
         ([("SUPPORTS", 0.38), ("NEI", 0.34)], "UNDECIDED"),
         ([("NEI", 0.35)], "UNDECIDED"),
@@ -462,19 +463,17 @@ def test_labels_that_are_all_near_chance_decide_nothing(rows, verdict):
 
 def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, call, models):
     tiny(toy / "nli", NLI)
-    rows = [
-        ("c3", "0001", 1, 3, "SUPPORTS", 0.35, 0.33, 0.32),
-        ("c3", "0002", 2, 2, "REFUTES", 0.3, 0.36, 0.34),
-        ("c3", "0003", 3, 1, "NEI", 0, 0, 1),
-        ("c4", "0004", 1, 1, "REFUTES", 0.33, 0.34, 0.32),
-    ]
-    tsv(toy / "v.tsv", [*RUN, "label", *P], rows)
+    rows = """c3|0001|1|3|SUPPORTS|0.35|0.33|0.32;
+              c3|0002|2|2|REFUTES|0.3|0.36|0.34;
+              c3|0003|3|1|NEI|0|0|1;
+              c4|0004|1|1|REFUTES|0.33|0.34|0.32"""
+    tsv(toy / "v.tsv", [*LABELLED, *P], rows)
     corpus = toy / "data/demo/corpus.jsonl"
     # 3.5 and e.g. end no sentence
     more = "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.) "
     corpus.write_text(corpus.read_text().replace("Body mass of", more + "Body mass of"))
-    words = (SCRIPT, "aggregate", "v.tsv", "--out", "c.jsonl")
-    facts(call(*words, cwd=toy))
+    words = "aggregate v.tsv --out c.jsonl"
+    facts(call(SCRIPT, words, cwd=toy))
     first, second, third = records(toy / "c.jsonl")
     assert first["verdict"] == "DISPUTED"
     assert first["support"] == pytest.approx(0.35 / 0.71)
@@ -488,7 +487,7 @@ def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, 
         "probability": 0.35,
         "sentence": None,
     }
-    facts(call(*words, "--model", "nli", cwd=toy))
+    facts(call(SCRIPT, f"{words} --model nli", cwd=toy))
     shown = records(toy / "c.jsonl")[0]["evidence"][0]["sentence"]
     model = KIT.open_classifier(str(toy / "nli"), arguments())
     text = records(corpus)[0]["abstract"]

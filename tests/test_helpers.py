@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from conftest import RUN, facts, kill_before, load, tsv
+from conftest import CLAIMS, LABELLED, RUN, cases, facts, kill_before, load, tsv
 
 SCRIPT = "02_retrieve.py"
 KIT = load(SCRIPT)
-CLAIMS = ["claim_id", "claim"]
 ARGS = SimpleNamespace(job="fuse", k=60, force=False, out="a", device=None)
 
 
@@ -41,11 +40,7 @@ def test_ids_are_strings_and_claims_lose_the_quotation_marks_of_pandas(tmp_path)
 
 def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
     path = tmp_path / "a.tsv"
-    tsv(
-        path,
-        [*RUN, "label"],
-        [("b", "x", 2, 1, "NEI"), ("a", "x", 1, 3e-1, "NEI"), ("b", "y", 1, 2, "REFUTES")],
-    )
+    tsv(path, LABELLED, "b|x|2|1|NEI; a|x|1|0.3|NEI; b|y|1|2|REFUTES")
     found = KIT.read_table(path, RUN, label=["NEI", "REFUTES"])
     assert found.values.tolist() == [
         ["b", "y", 1, 2.0, "REFUTES"],
@@ -56,38 +51,9 @@ def test_a_run_is_sorted_by_claim_and_rank_and_has_numbers(tmp_path):
     assert KIT.read_table(path, RUN).empty
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "a.tsv: No columns"),
-        ("claim_id|text;1|ice", "a.tsv:1: found columns claim_id, text; wanted claim_id, claim"),
-        ("claim_id|text;1|ice", "a.tsv --out NEW.tsv (--columns WANTED=FOUND"),
-        ("id,text;1,ice", "a.tsv:1: found columns id,text; wanted claim_id, claim"),
-        ("claim_id,claim;1,ice", "python data/convert.py"),
-        ("claim_id|claim;1|ice;1|sun", "a.tsv:3: an earlier row has this claim_id: 1"),
-        ("claim_id|claim;;1|ice;;;1|sun", "a.tsv:6: an earlier row has this claim_id: 1"),
-        ("claim_id|claim;|ice", "a.tsv:2: claim_id is empty"),
-        ("claim_id|claim;1|ice;2", "a.tsv:3: claim is empty: 2"),
-        ("claim_id|claim;1|a|b", "in rows of one length"),
-        ("claim_id|claim;1|a;2|b|c", "line 3, saw 3"),
-        ('claim_id|claim;1|"two;lines";2|sun', "a.tsv:3: claim is empty"),
-        ("claim_id|abstract_id|rank|score;1|x|1|5;1|q|2|1", "a.tsv:3: unknown abstract_id: 1 q"),
-        (
-            "claim_id|abstract_id|rank|score;1|x|1|5;1|y|2|nan",
-            "a.tsv:3: score is not a finite number",
-        ),
-        (
-            "claim_id|abstract_id|rank|score;1|x|1|5;1|y|1.5|1",
-            "a.tsv:3: the ranks of a claim are not 1, 2, 3, ...: 1 y",
-        ),
-        (
-            "claim_id|abstract_id|rank|score;1|y|3|1;1|x|1|5",
-            "a.tsv:2: the ranks of a claim are not 1, 2, 3, ...: 1 y",
-        ),
-        ("claim_id|abstract_id|rank|score;1|x|1|5;1|x|2|1", "a.tsv:3: an earlier row"),
-    ],
-)
+@pytest.mark.parametrize("text, said", cases("bad_tables.tsv"))
 def test_bad_tables_are_refused_by_line(capsys, tmp_path, text, said):
+    """bad_tables.tsv: what a.tsv holds (| is a tab, ; the end of a line), a part of the error."""
     path = tmp_path / "a.tsv"
     path.write_text(text.replace("|", "\t").replace(";", "\n"))
     columns = CLAIMS
@@ -102,7 +68,7 @@ def test_blank_lines_are_skipped_and_ranks_of_floats_are_integers(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("claim_id\tclaim\n\n1\tice\n\n2\tsun\n\n")
     assert KIT.read_table(path, CLAIMS).values.tolist() == [["1", "ice"], ["2", "sun"]]
-    tsv(path, RUN, [("c", "x", "1.0", "2.5"), ("c", "y", "2.0", "1e-3")])  # as pandas may write
+    tsv(path, RUN, "c|x|1.0|2.5; c|y|2.0|1e-3")  # as pandas may write
     found = KIT.read_table(path, RUN)
     assert found["rank"].tolist() == [1, 2] and found["rank"].dtype.kind == "i"
     assert found["score"].tolist() == pytest.approx([2.5, 0.001])
@@ -211,13 +177,13 @@ def test_a_folder_is_replaced_only_if_the_kit_made_it(capsys, tmp_path, monkeypa
 
 
 def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call):
-    words = ("fuse", "work/demo/test/hybrid.tsv", "--out", "a.tsv")
-    facts(call(SCRIPT, *words, cwd=toy))
+    words = "fuse work/demo/test/hybrid.tsv --out a.tsv"
+    facts(call(SCRIPT, words, cwd=toy))
     whole = (toy / "a.tsv").read_bytes()
     kill = kill_before("new.replace(path)")
-    assert killed(SCRIPT, *words, "--force", cwd=toy, edits=kill)
+    assert killed(SCRIPT, f"{words} --force", cwd=toy, edits=kill)
     assert json.loads((toy / "a.tsv.meta.json").read_text()) == {}
-    done = call(SCRIPT, *words, cwd=toy)
+    done = call(SCRIPT, words, cwd=toy)
     assert facts(done)["made"] and (toy / "a.tsv").read_bytes() == whole
     assert not list(toy.glob("*.tmp"))
 
@@ -247,7 +213,7 @@ def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    "error, said",
     [
         (OSError(28, "No space left on device", "a.tsv"), "error: a.tsv: [Errno 28] No space left"),
         (

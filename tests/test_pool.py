@@ -6,12 +6,12 @@ import sys
 
 import pandas as pd
 import pytest
-from conftest import KEY, ROOT, RUN, TOY, facts, load, read, tiny, tsv
+from conftest import KEY, LABELLED, QRELS, ROOT, RUN, TOY, cells, facts, load, read, tiny, tsv
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 
 TOOLS = ROOT / "recipes" / "tools"
-QRELS = [*KEY, "label"]
+VERDICTS = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
 TEST_QRELS = read(TOY / "qrels.test.tsv")[QRELS].values.tolist()
 published = load("recipes/tools/published.py")
 verdicts = load("recipes/tools/verdicts.py")
@@ -19,53 +19,49 @@ verdicts = load("recipes/tools/verdicts.py")
 
 @pytest.fixture
 def tool(toy, program):
-    """tool("pool", "merge", ...): the program in the folder of the toy."""
-    return lambda name, *words: program(f"tools/{name}", *words, cwd=toy)
+    """tool("pool", "merge ..."): the program in the folder of the toy."""
+    return lambda name, words: program(f"tools/{name}", words, cwd=toy)
 
 
 def test_what_was_pooled_and_labelled_is_merged(toy, tool):
-    tsv(toy / "a.tsv", RUN, [("c3", "0001", 1, 3), ("c3", "0011", 2, 2), ("c4", "0012", 1, 1)])
-    tsv(toy / "b.tsv", RUN, [("c3", "0010", 1, 3), ("c3", "0011", 2, 2), ("c3", "0009", 3, 1)])
-    words = ("pool", "a.tsv", "b.tsv", "--pool-depth", 2, "--out", "pool.tsv")
-    assert facts(tool("pool", *words))["judged_already"] == 1
+    tsv(toy / "a.tsv", RUN, "c3|0001|1|3; c3|0011|2|2; c4|0012|1|1")
+    tsv(toy / "b.tsv", RUN, "c3|0010|1|3; c3|0011|2|2; c3|0009|3|1")
+    words = "pool a.tsv b.tsv --pool-depth 2 --out"
+    assert facts(tool("pool", f"{words} pool.tsv"))["judged_already"] == 1
     pool = read(toy / "pool.tsv")
-    wanted = [["c3", "0010"], ["c3", "0011"], ["c4", "0012"]]  # in the order of the corpus
+    wanted = cells("c3|0010; c3|0011; c4|0012")  # in the order of the corpus
     assert pool[KEY].values.tolist() == wanted
     assert (pool["abstract"] != "").all()
-    as_run = [["c3", "0010", "1", "-1"], ["c3", "0011", "2", "-2"], ["c4", "0012", "1", "-1"]]
+    as_run = cells("c3|0010|1|-1; c3|0011|2|-2; c4|0012|1|-1")
     assert read(toy / "pool.run.tsv")[RUN].astype(str).values.tolist() == as_run
     pool["label"] = ["NEI", "", "REFUTES"]
     pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
-    done = tool("pool", "merge", "labelled.tsv", "--out", "more.tsv")
+    done = tool("pool", "merge labelled.tsv --out more.tsv")
     made = facts(done)
     assert made["without_label"] == 1 and made["added"] == 2
     merged = read(toy / "more.tsv")[QRELS].values.tolist()
     assert sorted(merged) == sorted([*TEST_QRELS, [*wanted[0], "NEI"], [*wanted[2], "REFUTES"]])
     assert [row[0] for row in merged] == ["c3"] * 4 + ["c4"] * 4 + ["c5"] * 3  # claim by claim
-    words = (*words[:-1], "few.tsv", "--agreement", 2)
-    assert facts(tool("pool", *words))["pairs"] == 1
+    assert facts(tool("pool", f"{words} few.tsv --agreement 2"))["pairs"] == 1
     assert read(toy / "few.tsv")[KEY].values.tolist() == wanted[1:2]
-    tsv(toy / "other.tsv", QRELS, [("c3", "0001", "NEI")])
-    done = tool("pool", "merge", "other.tsv")
+    tsv(toy / "other.tsv", QRELS, "c3|0001|NEI")
+    done = tool("pool", "merge other.tsv")
     assert done.returncode == 2 and "other.tsv:2: the qrels have another label" in done.stderr
 
 
 def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
-    header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-    rows = [
-        ("c3", "0001", 1, 9, "SUPPORTS", 1, 0, 0),
-        ("c3", "0002", 2, 8, "REFUTES", 0, 1, 0),
-        ("c3", "0003", 3, 7, "NEI", 0, 0, 1),
-        ("c4", "0004", 1, 9, "REFUTES", 0, 1, 0),
-        ("c4", "0012", 2, 8, "NEI", 0, 0, 1),
-    ]
-    tsv(toy / "v.tsv", header, rows)
-    done = tool("pool", "merge", "v.tsv")
+    rows = """c3|0001|1|9|SUPPORTS|1|0|0;
+              c3|0002|2|8|REFUTES|0|1|0;
+              c3|0003|3|7|NEI|0|0|1;
+              c4|0004|1|9|REFUTES|0|1|0;
+              c4|0012|2|8|NEI|0|0|1"""
+    tsv(toy / "v.tsv", VERDICTS, rows)
+    done = tool("pool", "merge v.tsv")
     assert done.returncode == 2 and "name it with --judge" in done.stderr
-    made = facts(tool("pool", "merge", "v.tsv", "--judge", "m"))
+    made = facts(tool("pool", "merge v.tsv --judge m"))
     assert made["made"] == ["work/demo/test/qrels.silver.tsv"]
     assert made["labels"] == 5
-    row = facts(tool("pool", "agreement", made["made"][0]))["judges"][0]
+    row = facts(tool("pool", f"agreement {made['made'][0]}"))["judges"][0]
     chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
     expected = {
         "judge": "m",
@@ -94,12 +90,9 @@ def test_published_figures_stand_beside_measured_ones(tmp_path):
 
 
 def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy, tool):
-    labels = {"S": "SUPPORTS", "R": "REFUTES", "N": "NEI"}
-    rows = []
-    for claim_id, letters in zip("abcdef", ["SN", "R", "RS", "N", "S", "R"]):
-        for letter in letters:
-            rows.append((claim_id, letter, labels[letter]))
-    qrels = pd.DataFrame(rows, columns=QRELS)
+    rows = """a|s|SUPPORTS; a|n|NEI; b|r|REFUTES; c|r|REFUTES; c|s|SUPPORTS; d|n|NEI;
+              e|s|SUPPORTS; f|r|REFUTES"""
+    qrels = pd.DataFrame(cells(rows), columns=QRELS)
     gold = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION", "SUPPORTED", "REFUTED"]
     assert verdicts.gold_verdicts(qrels).to_dict() == dict(zip("abcdef", gold))
     predicted = ["SUPPORTED", "SUPPORTED", "REFUTED", "NOT ENOUGH INFORMATION", "REFUTED", ""]
@@ -114,27 +107,24 @@ def test_verdicts_on_claims_are_scored_against_the_labels_of_their_evidence(toy,
     assert (accuracy, macro_f1) == (0, 0)
     assert counts["UNDECIDED"].tolist() == [2, 2, 1, 1] and "UNDECIDED" not in counts.index
     (toy / "c.jsonl").write_text('{"claim_id": "c3", "verdict": "SUPPORTED", "evidence": []}\n')
-    done = tool("verdicts", "c.jsonl", "data/demo/qrels.test.tsv")
+    done = tool("verdicts", "c.jsonl data/demo/qrels.test.tsv")
     assert "Verdicts on 3 claims: accuracy 0.333" in done.stdout
     assert "2 judged claims have no verdict" in done.stderr
     (toy / "c.jsonl").write_text("[]\n")
-    done = tool("verdicts", "c.jsonl", "data/demo/qrels.test.tsv")
+    done = tool("verdicts", "c.jsonl data/demo/qrels.test.tsv")
     assert done.returncode == 2 and done.stderr.startswith("error: c.jsonl: no verdicts of 05")
 
 
 def test_verdicts_are_averaged(toy, tool):
-    header = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-    rows = [("c3", "1", 1, 2, "NEI", 0.2, 0.3, 0.5), ("c3", "2", 2, 1, "NEI", 0, 0, 1)]
-    tsv(toy / "a.tsv", header, rows)
-    rows = [("c3", "2", 1, 2, "NEI", 0, 0, 1), ("c3", "1", 2, 1, "REFUTES", 0.1, 0.8, 0.1)]
-    tsv(toy / "b.tsv", header, rows)
-    assert facts(tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "m.tsv"))["pairs"] == 2
+    tsv(toy / "a.tsv", VERDICTS, "c3|1|1|2|NEI|0.2|0.3|0.5; c3|2|2|1|NEI|0|0|1")
+    tsv(toy / "b.tsv", VERDICTS, "c3|2|1|2|NEI|0|0|1; c3|1|2|1|REFUTES|0.1|0.8|0.1")
+    assert facts(tool("verdicts", "mean a.tsv b.tsv --out m.tsv"))["pairs"] == 2
     means = read(toy / "m.tsv")
     assert means["abstract_id"].tolist() == ["1", "2"]
     assert means["label"].tolist() == ["REFUTES", "NEI"]
     assert means.loc[0, "p_supports":].tolist() == pytest.approx([0.15, 0.55, 0.3])
-    tsv(toy / "b.tsv", header, [("c3", "1", 1, 2, "NEI", 0, 0, 1)])
-    done = tool("verdicts", "mean", "a.tsv", "b.tsv", "--out", "n.tsv")
+    tsv(toy / "b.tsv", VERDICTS, "c3|1|1|2|NEI|0|0|1")
+    done = tool("verdicts", "mean a.tsv b.tsv --out n.tsv")
     assert done.returncode == 2 and "b.tsv: other pairs than in a.tsv" in done.stderr
 
 
@@ -142,24 +132,23 @@ def test_the_mean_of_models_is_an_ordinary_model(toy, tool, call):
     for name, seed in {"a": 1, "b": 2}.items():
         tiny(toy / name, seed=seed)
     tiny(toy / "c", outputs=("x", "y", "z"))
-    assert facts(tool("average", "mean", "a", "b"))["models"] == 2
+    assert facts(tool("average", "mean a b"))["models"] == 2
     first, second, mean = (
         load_file(toy / name / "model.safetensors") for name in ("a", "b", "mean")
     )
     for name, tensor in mean.items():
         assert tensor.numpy() == pytest.approx((first[name] + second[name]).numpy() / 2)
-    facts(call("03_rerank.py", "--model", "mean", "--out", "run.tsv", cwd=toy))
-    done = tool("average", "other", "a", "c")
+    facts(call("03_rerank.py", "--model mean --out run.tsv", cwd=toy))
+    done = tool("average", "other a c")
     assert done.returncode == 2 and "error: c: other parameters than a has" in done.stderr
 
 
 def test_runs_of_several_seeds_beside_the_first_run(toy, tool, call):
-    for name, order in {"base": "ab", "s1": "ba", "s2": "ab"}.items():
-        tsv(
-            toy / f"{name}.tsv", RUN, [("c", key, rank, -rank) for rank, key in enumerate(order, 1)]
-        )
-    tsv(toy / "qrels.tsv", QRELS, [("c", "a", "NEI"), ("c", "b", "SUPPORTS")])
-    words = ("--qrels", "qrels.tsv", "--measures", "RR", "--out", "m.tsv")
-    call("06_evaluate.py", "base.tsv", "s1.tsv", "s2.tsv", *words, cwd=toy)
-    rows = tool("seeds", "m.json", "s1", "s2").stdout.splitlines()
+    for name in ("base", "s2"):
+        tsv(toy / f"{name}.tsv", RUN, "c|a|1|-1; c|b|2|-2")
+    tsv(toy / "s1.tsv", RUN, "c|b|1|-1; c|a|2|-2")
+    tsv(toy / "qrels.tsv", QRELS, "c|a|NEI; c|b|SUPPORTS")
+    words = "base.tsv s1.tsv s2.tsv --qrels qrels.tsv --measures RR --out m.tsv"
+    call("06_evaluate.py", words, cwd=toy)
+    rows = tool("seeds", "m.json s1 s2").stdout.splitlines()
     assert rows[1].split() == "RR 0.5000 0.7500 0.3536 1 0 0".split()
