@@ -381,7 +381,7 @@ def fit(args):
 
 # ---------- Mine training examples
 def without_likely_evidence(run, qrels, args):
-    """Return a run without candidates that may be evidence, and {rule: rows that it leaves out}.
+    """Return a run in which rows that may be evidence have no score, and {rule: such rows}.
 
     Margins are below the lowest score of the claim's evidence (NV-Retriever, Moreira et al. 2024).
     """
@@ -389,7 +389,7 @@ def without_likely_evidence(run, qrels, args):
     is_fused = "hybrid" in args.run or meta.exists() and '"fuse"' in meta.read_text()
     if args.relative_margin < np.inf and (is_fused or run["score"].min() < 0):
         what = f"{args.run} is a fusion or has negative scores, of which a share says nothing"
-        fail("--relative-margin", f"{what}; name the run of one retriever, or take --skip-top")
+        fail("--relative-margin", what + "; name the run of one retriever, or take --skip-top")
     evidence = run.merge(qrels[qrels["label"] != "NEI"], on=PAIR).groupby("claim_id")
     lowest = run["claim_id"].map(evidence["score"].min()).fillna(np.inf)
     rules = {
@@ -399,7 +399,8 @@ def without_likely_evidence(run, qrels, args):
         "relative_margin": run["score"] > lowest * args.relative_margin,
     }
     counts = {rule: int(is_left_out.sum()) for rule, is_left_out in rules.items()}
-    return run[~np.logical_or.reduce(list(rules.values()))], counts
+    is_left_out = np.logical_or.reduce(list(rules.values()))
+    return run.assign(score=run["score"].mask(is_left_out)), counts
 
 
 def draw(abstract_ids, count, order, rng, unwanted=()):
@@ -414,12 +415,14 @@ def draw(abstract_ids, count, order, rng, unwanted=()):
 def negatives_of(labels, ranked, corpus, nei, args):
     """Return (hard, easy, not_easy): candidates of both kinds, and what easy draws leave out.
 
-    labels: {abstract_id: label} of the claim; ranked: its abstracts in the run; nei: what is NEI
-    for any claim, {abstract_id: "NEI"}, for --pool nei.
+    labels: {abstract_id: label} of the claim; ranked: {abstract_id: score in the run}; nei: what is
+    NEI for any claim, {abstract_id: "NEI"}, for --pool nei.
     """
     pool = POOLS[args.pool]
+    left_out = {abstract_id for abstract_id in ranked if np.isnan(ranked[abstract_id])}
     candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
-    first = list(candidates)[: args.from_top]
+    first = [abstract_id for abstract_id in candidates if abstract_id not in left_out]
+    del first[args.from_top :]
     known = labels
     easy = corpus
     if args.pool == "nei":
@@ -427,7 +430,7 @@ def negatives_of(labels, ranked, corpus, nei, args):
         easy = list(nei)
     hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
     not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
-    return hard, easy, not_easy.union(first)
+    return hard, easy, not_easy.union(first, left_out)
 
 
 def example(kind, claim_id, abstract_id, **value):

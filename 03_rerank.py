@@ -121,8 +121,9 @@ def load_reranker(name, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
 
-    is_local = options["local_files_only"]
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=is_local)
+    config = AutoConfig.from_pretrained(
+        name, trust_remote_code=False, local_files_only=options["local_files_only"]
+    )
     kind = str(config.architectures)
     if "ConditionalGeneration" in kind:
         model = mono_t5(name, **options)
@@ -839,8 +840,11 @@ def check_model(name):
 
     installed = importlib.metadata.version("sentence-transformers")
     if Version(installed) < Version("6.2"):
-        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
-        fail("sentence-transformers", what)
+        fail(
+            "sentence-transformers",
+            f"""{installed} is older than 6.2;
+            pip install -U 'sentence-transformers>=6.2'""",
+        )
     if not Path(name).exists() and name.count("/") > 1:
         fail(name, f"no such model; {ADVICE}")
 

@@ -95,11 +95,6 @@ def head_order(config):
     return order if sorted(order) == [0, 1, 2] and len(config.id2label) == 3 else None
 
 
-def limit_length(model, length):
-    """Let a model read at most this many tokens of a pair, and truncate its longer part."""
-    model.max_seq_length = min(model.max_seq_length or length, length)
-
-
 def open_classifier(args):
     """Return a CrossEncoder whose outputs are the three labels, in any order and spelling."""
     from sentence_transformers import CrossEncoder
@@ -108,7 +103,7 @@ def open_classifier(args):
     if not head_order(model.config):
         fail(args.model, f"its {model.num_labels} outputs are not {LABELS}; train it")
     check_fields(model.config, args.model, args)
-    limit_length(model, args.max_length)
+    model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     return model
 
 
@@ -422,7 +417,7 @@ def train(args):
     transformers.set_seed(args.seed)  # of a new head
     model = open_model(with_head, args.model, args)
     freeze(model.model, args.freeze)
-    limit_length(model, args.max_length)
+    model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     table["input"], truncated = inputs_of(model, table["pair"])
     table["gold"] = table["label"].map(LABELS.index)
     table["output"] = np.array(head_order(model.config))[table["gold"]]
@@ -1040,8 +1035,11 @@ def check_model(name):
 
     installed = importlib.metadata.version("sentence-transformers")
     if Version(installed) < Version("6.2"):
-        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
-        fail("sentence-transformers", what)
+        fail(
+            "sentence-transformers",
+            f"""{installed} is older than 6.2;
+            pip install -U 'sentence-transformers>=6.2'""",
+        )
     if not Path(name).exists() and name.count("/") > 1:
         fail(name, f"no such model; {ADVICE}")
 

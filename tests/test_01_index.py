@@ -127,17 +127,6 @@ def test_windows_of_a_long_text_overlap_and_short_texts_are_as_they_were(toy, ca
     assert (cosines[short] > 0.9999).all() and (cosines[~short] < 0.9999).all()
 
 
-@pytest.mark.parametrize("pooling", ["truncate", "chunks"])
-def test_texts_that_are_longer_than_the_model_reads_are_counted(toy, call, pooling):
-    words = ("--indexes", "dense", "--max-length", 16, "--pooling", pooling)
-    done = call(SCRIPT, *words, "--document-prompt", "passage: ", cwd=toy, edits=SMALL)
-    encoder = SentenceTransformer(str(toy / "data/models/minilm"), device="cpu")
-    texts = ["passage: " + text for text in ABSTRACTS.values()]
-    longer = sum(len(row) > 16 for row in encoder.tokenizer(texts)["input_ids"])
-    assert 0 < longer < 12 and meta_of(toy / INDEX / "dense")["longer"] == longer
-    assert f"{longer} of 12 texts are longer than 16 tokens\n" in done.stdout
-
-
 def test_vectors_are_those_of_the_library_and_shards_change_nothing(toy, call):
     facts(call(SCRIPT, "--indexes", "dense", "splade", cwd=toy, edits=SMALL))
     encoder = SentenceTransformer(str(toy / "data/models/minilm"), device="cpu")
@@ -190,7 +179,7 @@ def test_another_flag_makes_only_the_index_that_it_decides(toy, call):
     assert facts(call(SCRIPT, *words, "--k1", 2, cwd=toy))["made"] == [f"{INDEX}/bm25"]
     edit = {'"--k1", type=float, default=1.5': '"--k1", type=float, default=2'}
     shown = call(SCRIPT, *words, cwd=toy, edits=edit).stdout
-    assert shown.count("made by another version of the script; --force makes it again") == 2
+    assert shown.count("(same inputs and flags; --force makes it again)") == 2
 
 
 @pytest.mark.parametrize("kind", ["dense", "splade"])

@@ -93,10 +93,7 @@ def test_no_row_without_a_common_term_nor_outside_of_restrict(indexed, call):
     assert read(indexed / "o/bm25.tsv").values.tolist() == [["1", "0009", 1, whole["0009"]]]
 
 
-def test_a_limit_takes_the_first_claims(indexed, call, refused):
-    tsv(indexed / "data/demo/claims.test.tsv", CLAIMS, "2|ice; 1|sea")
-    assert facts(call(SCRIPT, "--limit 1", cwd=indexed))["claims"] == 1
-    assert set(read(indexed / "work/demo/test/bm25.tsv")["claim_id"]) == {"2"}
+def test_without_an_index_one_line_says_how_to_make_one(indexed, refused):
     refused(indexed, SCRIPT, "--index nowhere", said="nowhere: no index; make one by 01")
 
 
@@ -307,6 +304,38 @@ def test_easy_negatives_come_from_the_corpus_and_repeat_no_hard_one(toy, call):
         kinds[row["kind"]].add(row["abstract_id"])
     assert kinds["hard"] == {"0002", "0003", "0004"}
     assert kinds["easy"] == {f"{n:04}" for n in range(5, 12)}  # 12 in all, 4 on top, 1 evidence
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "count", "hard"),
+    [
+        ("--skip-top 2", "skip_top", 4, {"0003", "0004", "0005"}),
+        ("--max-score 8", "max_score", 3, {"0003", "0004", "0005"}),
+        ("--margin 2", "margin", 2, {"0003", "0004", "0005"}),  # evidence has 9: up to 7
+        ("--relative-margin 0.7", "relative_margin", 3, {"0004", "0005"}),  # up to 6.3
+    ],
+)
+def test_likely_evidence_is_no_negative(toy, call, rule, name, count, hard):
+    run = [("c3", f"{n:04}", n, [10, 9, 7, 6, 5][n - 1]) for n in range(1, 6)]
+    tsv(toy / "r.tsv", RUN, [*run, ("c5", "0001", 1, 10), ("c5", "0003", 2, 1)])
+    tsv(toy / "q.tsv", QRELS, "c3|0002|SUPPORTS; c5|0009|REFUTES")
+    words = f"mine r.tsv --qrels q.tsv --out x.jsonl --hard 9 {rule}"
+    made = facts(call(SCRIPT, words, cwd=toy))
+    assert made["left_out"] == dict.fromkeys(made["left_out"], 0) | {name: count}
+    rows = [row for row in records(toy / "x.jsonl") if row["kind"] == "hard"]
+    assert {row["abstract_id"] for row in rows if row["claim_id"] == "c3"} == hard
+
+
+@pytest.mark.parametrize("scores", ["-1.0", "fused"])
+def test_a_share_of_a_score_needs_a_scale(toy, call, refused, scores):
+    tsv(toy / "r.tsv", RUN, f"c3|0001|1|1.0; c3|0002|2|{scores.replace('fused', '0.5')}")
+    tsv(toy / "q.tsv", QRELS, "c3|0002|SUPPORTS")
+    if scores == "fused":
+        facts(call(SCRIPT, "fuse r.tsv r.tsv --out r2.tsv", cwd=toy))
+        (toy / "r2.tsv").rename(toy / "r.tsv")
+        (toy / "r2.tsv.meta.json").rename(toy / "r.tsv.meta.json")
+    words = "mine r.tsv --qrels q.tsv --out x.jsonl --relative-margin 0.9"
+    refused(toy, SCRIPT, words, said="r.tsv is a fusion or has negative scores")
 
 
 def test_a_file_without_examples_is_not_written(toy, refused):

@@ -27,7 +27,7 @@ TEMPLATE = """{% for m in messages %}{% if m.role == 'system' %}<|im_start|>{{ m
 
 def scorer(folder, dtype="fp32", **own):
     """The script's model, and its function from pairs to scores and truncation flags."""
-    own = {"max_length": 512, "prompt": None} | own
+    own = {"max_length": 512, "prompt": None, "fields": "abstract"} | own
     args = Namespace(device=["cpu"], model=folder, **own)
     model = KIT.open_reranker(KIT.load_reranker, args, dtype)
 
