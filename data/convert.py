@@ -172,21 +172,17 @@ def grade_label(grade):
     return ""
 
 
-def corpus_record(record, id_field, text_field):
+def corpus_record(record):
     """Return a record of the corpus: abstract_id, title, abstract, then the other fields.
 
-    id_field and text_field are the record's names of abstract_id and abstract. Title and abstract
-    may be lists of sentences.
+    Title and abstract may be lists of sentences.
     """
     ours = {
-        "abstract_id": record[id_field],
+        "abstract_id": record["abstract_id"],
         "title": joined(record.get("title")),
-        "abstract": joined(record.get(text_field)) or "",
+        "abstract": joined(record.get("abstract")) or "",
     }
-    for field, value in record.items():
-        if field not in (id_field, text_field):
-            ours.setdefault(field, value)
-    return ours
+    return ours | record | ours  # ours come first
 
 
 def storable(record, left_out):
@@ -287,7 +283,7 @@ def read_table(path):
         if len(fields) != len(columns):
             what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
             fail(f"{path}:{line}", what)
-    return pd.DataFrame(list(rows.values()), index=list(rows), columns=columns, dtype=str)
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
 
 
 # ---------------------------------------------------------------- Reading JSON
@@ -302,9 +298,8 @@ def parsed(path, number, text):
 
 def read_json(path):
     """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
-    start = first_line(path)
     with open(path, encoding="utf-8-sig") as file:
-        if re.fullmatch(r"\{.*\}", start):
+        if re.fullmatch(r"\{.*\}", first_line(path)):
             lines = enumerate(file, 1)
             found = ((number, parsed(path, number, line)) for number, line in lines if line.strip())
         else:
@@ -465,9 +460,10 @@ def without_repeats(path, table, columns):
 
     Of these columns, the ids tell what a row is about. White space makes no difference.
     """
-    ids = [column for column in columns if column in PAIR]
+    texts = table[table.columns.intersection(columns)]
     # Hashes: the texts of a whole corpus take gigabytes
-    texts = table[columns].map(lambda value: hash(one_line(text_of(value))))
+    texts = texts.map(lambda value: hash(one_line(text_of(value))))
+    ids = texts.columns.intersection(PAIR)
     repeated = texts.duplicated()
     if repeated.any():
         warn(path, f"{repeated.sum()} rows repeat an earlier one and are left out")
@@ -564,11 +560,11 @@ def checked_corpus(path, table, make_ids):
     """Return the table of a corpus, without the columns that belong to pairs."""
     table = with_texts(path, table, ["abstract_id"])
     columns = ["abstract_id", "abstract"]
-    if "title" in table and not make_ids:
+    if not make_ids:
         columns.append("title")
     table = without_repeats(path, table, columns)
     if "claim" in table or "claim_id" in table:
-        table = table.drop(columns=table.columns.intersection(OF_A_PAIR))
+        table = table.drop(columns=OF_A_PAIR, errors="ignore")
     return table
 
 
@@ -584,7 +580,7 @@ def checked(path, table, kind, args):
         table = with_relevance_labels(path, table)
     if kind in ("qrels", "verdicts"):
         table = with_our_labels(path, table, kind, args.labels)
-    table = without_repeats(path, table, [column for column in columns if column in table])
+    table = without_repeats(path, table, columns)
     if kind == "run" and "rank" not in table:
         table = with_trec_ranks(path, table)
     if kind in ("run", "verdicts"):
@@ -602,13 +598,7 @@ def write_table(path, table):
     """Write a table as TSV, whole or not at all; of its fields, only claims are ever quoted."""
     if "claim" in table:
         table = table.assign(claim=table["claim"].map(quoted))
-    table.to_csv(
-        f"{path}.tmp",
-        sep="\t",
-        index=False,
-        lineterminator="\n",
-        quoting=csv.QUOTE_NONE,
-    )
+    table.to_csv(f"{path}.tmp", sep="\t", index=False, lineterminator="\n", quoting=csv.QUOTE_NONE)
     os.replace(f"{path}.tmp", path)
 
 
@@ -617,7 +607,7 @@ def write_corpus(path, records, where):
     left_out = Counter()
     with open(f"{path}.tmp", "w", encoding="utf-8", errors="replace") as file:
         for record in records:
-            record = storable(corpus_record(record, "abstract_id", "abstract"), left_out)
+            record = storable(corpus_record(record), left_out)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     os.replace(f"{path}.tmp", path)
     for field, number in left_out.items():

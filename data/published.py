@@ -17,7 +17,7 @@ import random
 import re
 
 import convert
-from convert import RELEVANT, as_id, fail
+from convert import PAIR, RELEVANT, as_id, fail, warn
 
 SEED = 13  # of the CLIMATE-FEVER splits that results are published on
 # All names in a pickled table of texts, numbers and dates, in pandas 1.5 to 3 and numpy 1 and 2
@@ -36,11 +36,8 @@ PICKLE = "a pickle can hold code; --allow-pickle reads it with an unpickler for 
 # ---------------------------------------------------------------- Files
 def find(source, *patterns):
     """Return the files at or below source whose names match a pattern, sorted."""
-    if source.is_file():
-        paths = [source]
-    else:
-        paths = sorted(path for path in source.rglob("*") if path.is_file())
-    found = [path for path in paths if any(map(path.match, patterns))]
+    paths = sorted([source, *source.rglob("*")])
+    found = [path for path in paths if path.is_file() and any(map(path.match, patterns))]
     if not found:
         fail(source, f"no file {' or '.join(patterns)}; give the folder of the published files")
     return found
@@ -117,18 +114,16 @@ def codes_of(value):
     return ";".join(distinct) or None
 
 
-def corpus_records(records, id_field, text_field="abstract"):
-    """Yield (None, record of the corpus); the fields are their abstract_id and abstract."""
-    for record in records:
+def read_corpus(path, id_field, text_field="abstract", *others):
+    """Yield (None, record of the corpus); the fields are their abstract_id and abstract.
+
+    others: further fields that a record needs
+    """
+    for record in read_records(path, id_field, text_field, *others):
         if isinstance(record.get("metadata"), dict):  # SciFact-Open: year, venue
             record = record.pop("metadata") | record
-        yield None, convert.corpus_record(record, id_field, text_field)
-
-
-def read_corpus(source, pattern, id_field, text_field="abstract"):
-    """Yield (None, record of the corpus) from the one corpus file in JSON Lines."""
-    records = read_records(find_one(source, pattern), id_field, text_field)
-    yield from corpus_records(records, id_field, text_field)
+        ours = {"abstract_id": record.pop(id_field), "abstract": record.pop(text_field)}
+        yield None, record | ours
 
 
 # ---------------------------------------------------------------- Data sets
@@ -143,7 +138,7 @@ def read_climatecheck(source, args):
     if not corpus:
         fail(source, "no *corpus*.parquet; add climatecheck_publications_corpus.parquet")
     for path in corpus:
-        yield from corpus_records(read_records(path, "abstract_id", "abstract"), "abstract_id")
+        yield from read_corpus(path, "abstract_id")
     public = {
         "train": ("claim_id", "claim", "abstract_id", "annotation"),
         "test": ("claim_id", "claim"),
@@ -153,21 +148,19 @@ def read_climatecheck(source, args):
         of_edition = [path for path in paths if args.edition in names[path]]
         for path in of_edition or paths:
             for record in read_records(path, *fields):
-                yield split, climatecheck_row(record, "abstract_id")
+                yield split, climatecheck_row(record)
     for path in gold:
         for record in read_records(path, "claim_id", "annotation"):
-            id_field = "abstract_original_index"
-            if "abstract_id" in record:
-                id_field = "abstract_id"
-            demand(path, record, id_field)
-            yield "test", climatecheck_row(record, id_field)
+            if "abstract_id" not in record:
+                demand(path, record, "abstract_original_index")
+                record["abstract_id"] = record["abstract_original_index"]
+            yield "test", climatecheck_row(record)
 
 
-def climatecheck_row(record, id_field):
+def climatecheck_row(record):
     """Return a record of ClimateCheck under our names."""
     codes = codes_of(record.get("narrative"))
-    pair = renamed(record, abstract_id=id_field, label="annotation")
-    return record | pair | {"codes": codes}
+    return record | {"label": record.get("annotation"), "codes": codes}
 
 
 def read_scifact(source, args):
@@ -189,7 +182,7 @@ def read_scifact(source, args):
                 yield f"{split}-cited", claim | {"abstract_id": abstract_id, "label": RELEVANT}
             for abstract_id, label in convert.evidence_of(record).items():
                 yield split, claim | {"abstract_id": abstract_id, "label": label}
-    yield from read_corpus(source, "corpus.jsonl", "doc_id")
+    yield from read_corpus(find_one(source, "corpus.jsonl"), "doc_id")
 
 
 def read_scifact_open(source, args):
@@ -206,7 +199,7 @@ def read_scifact_open(source, args):
             provenance = record["evidence"][abstract_id].get("provenance")
             if provenance in ("citation", "pooling"):
                 yield provenance, pair
-    yield from read_corpus(source, "corpus.jsonl", "doc_id")
+    yield from read_corpus(find_one(source, "corpus.jsonl"), "doc_id")
 
 
 def read_check_covid(source, args):
@@ -222,7 +215,7 @@ def read_check_covid(source, args):
                 row = record | renamed(record, claim_id="id", abstract_id="cord_id")
                 yield split, row
                 yield "all", row
-    yield from read_corpus(source, "corpus.json", "cord_id")
+    yield from read_corpus(find_one(source, "corpus.json"), "cord_id")
 
 
 def read_climate_fever(source, args):
@@ -235,9 +228,9 @@ def read_climate_fever(source, args):
         for evidence in claim["evidences"]:
             demand(f"{path}, claim {claim['claim_id']}", evidence, *fields)
             sentences[evidence["evidence_id"]] = evidence
-    names = {"abstract_id": "evidence_id", "title": "article", "abstract": "evidence"}
     for evidence in sentences.values():
-        yield None, renamed(evidence, **names)
+        record = renamed(evidence, abstract_id="evidence_id", title="article", abstract="evidence")
+        yield None, record
     # By number, 9 before 10
     claims.sort(key=lambda claim: (len(str(claim["claim_id"])), str(claim["claim_id"])))
     random.Random(SEED).shuffle(claims)
@@ -254,19 +247,18 @@ def read_checkthat4b(source, args):
 
     The papers of test are read from subtask4b_query_tweets_test_gold.tsv.
     """
-    names = {"claim_id": "post_id", "claim": "tweet_text", "abstract_id": "cord_uid"}
     for path in find(source, "subtask4b_query_tweets_*.tsv"):
         split = path.stem.removeprefix("subtask4b_query_tweets_")
         fields = ["post_id", "tweet_text"]
         if split != "test":
             fields.append("cord_uid")
         for record in read_records(path, *fields):
-            yield split.removesuffix("_gold"), renamed(record, **names) | {"label": RELEVANT}
+            row = renamed(record, claim_id="post_id", claim="tweet_text", abstract_id="cord_uid")
+            yield split.removesuffix("_gold"), row | {"label": RELEVANT}
     path = find_one(source, "subtask4b_collection_data.*")
     if path.suffix == ".pkl" and not args.allow_pickle:
         fail(path.name, PICKLE)
-    records = read_records(path, "cord_uid", "title", "abstract")
-    for _, record in corpus_records(records, "cord_uid"):
+    for _, record in read_corpus(path, "cord_uid", "abstract", "title"):
         record["source"] = record.pop("source_x", None)
         record.pop("label", None)  # cord_uid once more
         yield None, record
@@ -282,7 +274,7 @@ def read_checkthat2026(source, args):
     for path in find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv"):
         words[path] = re.findall("[a-z]+", str(path.relative_to(source)).lower())
     for path in find(source, "*collection*.*"):
-        yield from corpus_records(read_records(path, "pubkey", "title", "abstract"), "pubkey")
+        yield from read_corpus(path, "pubkey", "abstract", "title")
     for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
         fields = ["index", "text"]
         if split != "test":
@@ -306,18 +298,18 @@ def read_beir(source, args):
             row["claim"] = claims.get(as_id(row["claim_id"]))
             row["label"] = convert.grade_label(record["score"])
             yield path.stem, row
-    yield from read_corpus(source, "corpus.jsonl", "_id", "text")
+    yield from read_corpus(find_one(source, "corpus.jsonl"), "_id", "text")
 
 
 # ---------------------------------------------------------------- Folders of the kit
 def read_ours(source, args):
-    """Yield the rows of a data folder of the kit."""
+    """Yield the records of the corpus, then the rows of a data folder of the kit."""
+    for record in read_records(source / "corpus.jsonl", "abstract_id"):
+        yield None, record
     for path in source.glob("*.*.tsv"):  # claims, qrels, narratives
         split = path.stem.partition(".")[2]
         for row in read_records(path, "claim_id"):
             yield split, row
-    for record in read_records(source / "corpus.jsonl", "abstract_id"):
-        yield None, record
 
 
 def read_split(source, args):
@@ -347,6 +339,32 @@ def read_split(source, args):
             yield "test" + split.removeprefix(args.test), row
 
 
+def read_join(source, args):
+    """Join data folders: an id becomes FOLDER-ID, abstracts with the same text become one."""
+    folders = {path.name: path for path in [source, *args.others]}
+    if len(folders) <= len(args.others):
+        fail("join", "two folders have the same name, but ids begin with it; rename one of them")
+    first_ids = {}  # {id made of title and abstract: abstract_id}
+    for name, folder in folders.items():
+        merged = {}  # {abstract_id: that of the earlier abstract}
+        for split, row in read_ours(folder, args):
+            for field in PAIR:
+                if field in row:
+                    row[field] = f"{name}-{row[field]}"
+            abstract_id = row.get("abstract_id")
+            if split is None:
+                text_id = convert.made_id([row.get("title"), row.get("abstract")])
+                first_id = first_ids.setdefault(text_id, abstract_id)
+                if first_id != abstract_id:
+                    merged[abstract_id] = first_id
+                    continue
+            elif abstract_id in merged:
+                row["abstract_id"] = merged[abstract_id]
+            yield split, row
+        if merged:
+            warn(folder, f"{len(merged)} abstracts have the text of an earlier one: merged")
+
+
 READERS = {
     "climatecheck": read_climatecheck,
     "scifact": read_scifact,
@@ -357,4 +375,5 @@ READERS = {
     "checkthat2026": read_checkthat2026,
     "beir": read_beir,
     "split": read_split,
+    "join": read_join,
 }

@@ -192,6 +192,55 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
 
+def test_folders_are_joined_and_abstracts_of_equal_text_are_one(kit, tmp_path, call):
+    for name, text in {  # | is a tab, ; the end of a line
+        "a/corpus.jsonl": '{"abstract_id": "1", "abstract": "Seas rise."};'
+        '{"abstract_id": "2", "title": "Ice", "abstract": "It melts.", "venue": "V"};',
+        "a/claims.train.tsv": "claim_id|claim;1|Ice melts;",
+        "a/qrels.train.tsv": "claim_id|abstract_id|label;1|2|NEI;",
+        "b/corpus.jsonl": '{"abstract_id": "3", "title": "Ice", "abstract": "It  melts. "};'
+        '{"abstract_id": "4", "title": "Ice It", "abstract": "melts."};'
+        '{"abstract_id": "1", "abstract": "Seas fall."};',
+        "b/claims.train.tsv": "claim_id|claim;1|Seas fall;",
+        "b/qrels.train.tsv": "claim_id|abstract_id|label;1|1|REFUTES;"
+        "1|3|SUPPORTS;1|4|SUPPORTS;1|4|NEI;",
+        "b/claims.dev.tsv": "claim_id|claim|language;2|Eis|de;",
+        "b/narratives.dev.tsv": "claim_id|codes;2|1_1;",
+        "c/a/corpus.jsonl": "",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("|", "\t").replace(";", "\n"))
+    done = kit("join", "new/out", "a", "b/")
+    assert tables(tmp_path / "new/out") == {
+        "claims.train": ["a-1 Ice melts", "b-1 Seas fall"],
+        "qrels.train": ["a-1 a-2 NEI", "b-1 b-1 REFUTES", "b-1 a-2 SUPPORTS"],
+        "claims.dev": ["b-2 Eis de"],
+        "narratives.dev": ["b-2 1_1"],
+    }
+    ice = records(tmp_path / "new/out/corpus.jsonl")[1]
+    assert ice["abstract_id"] == "a-2" and ice["venue"] == "V"
+    assert "3 abstracts, 3 claims, 1 dev claims, 1 dev narratives, 2 train cl" in done.stdout
+    for said in (
+        "2 abstracts have the text of an",
+        "1 train pairs that rep",
+        "1 train pairs with two",
+    ):
+        assert said in done.stderr
+    assert "up to date: " in kit("join", "new/out", "a", "b").stdout
+    refused(kit("join", "new/out", "b", "a"), "it holds: ", "OUT")
+    for folder, said in (("c/a", "rename"), ("none", "none: no such"), ("in", "corpus.jsonl")):
+        refused(kit("join", "x", "a", folder), said)
+    assert not list(tmp_path.glob("x*"))
+    for script, flag, value in (
+        ("01_index.py", "--indexes", "bm25"),
+        ("02_retrieve.py", "--split", "train"),
+        ("06_evaluate.py", "--split", "train"),
+    ):
+        done = call(script, flag, value, "--data", "new/out", cwd=tmp_path)
+    assert "| bm25" in done.stdout, done.stderr
+
+
 def test_climatecheck_prefers_the_edition_and_reads_a_gold_file(kit, tmp_path):
     top = tmp_path / "in" / "deep"
     pair = {"claim": "CO2\tis", "abstract_id": 7, "claim_id": 0}
