@@ -840,11 +840,8 @@ def check_model(name):
 
     installed = importlib.metadata.version("sentence-transformers")
     if Version(installed) < Version("6.2"):
-        fail(
-            "sentence-transformers",
-            f"""{installed} is older than 6.2;
-            pip install -U 'sentence-transformers>=6.2'""",
-        )
+        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
+        fail("sentence-transformers", what)
     if not Path(name).exists() and name.count("/") > 1:
         fail(name, f"no such model; {ADVICE}")
 

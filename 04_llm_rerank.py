@@ -772,9 +772,10 @@ def read_fewshot(abstracts, args):
     """Return (claim, its judgements) of --fewshot, in the order of the file."""
     path, claims_path = fewshot_files(args)
     claims = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
-    known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
-    judged = read_table(path, [*PAIR, "label"], **known).groupby("claim_id", sort=False)
-    return [(claims[claim_id], rows) for claim_id, rows in judged]
+    judged = read_table(
+        path, [*PAIR, "label"], claim_id=claims, abstract_id=abstracts, label=LABELS
+    )
+    return [(claims[claim_id], rows) for claim_id, rows in judged.groupby("claim_id", sort=False)]
 
 
 # --- end of prompts

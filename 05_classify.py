@@ -1035,11 +1035,8 @@ def check_model(name):
 
     installed = importlib.metadata.version("sentence-transformers")
     if Version(installed) < Version("6.2"):
-        fail(
-            "sentence-transformers",
-            f"""{installed} is older than 6.2;
-            pip install -U 'sentence-transformers>=6.2'""",
-        )
+        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
+        fail("sentence-transformers", what)
     if not Path(name).exists() and name.count("/") > 1:
         fail(name, f"no such model; {ADVICE}")
 
@@ -1220,9 +1217,10 @@ def read_fewshot(abstracts, args):
     """Return (claim, its judgements) of --fewshot, in the order of the file."""
     path, claims_path = fewshot_files(args)
     claims = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
-    known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
-    judged = read_table(path, [*PAIR, "label"], **known).groupby("claim_id", sort=False)
-    return [(claims[claim_id], rows) for claim_id, rows in judged]
+    judged = read_table(
+        path, [*PAIR, "label"], claim_id=claims, abstract_id=abstracts, label=LABELS
+    )
+    return [(claims[claim_id], rows) for claim_id, rows in judged.groupby("claim_id", sort=False)]
 
 
 # --- end of prompts
