@@ -19,7 +19,6 @@ Writes  index/KIND/, each with abstract_ids.json (row to id) and meta.json:
 Prints  what is made; the last line is JSON
 
 Examples
-    python 01_index.py --indexes bm25 --k1 1.2
     python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --device cuda:0 cuda:1
     python 01_index.py train --loss triplet --epochs 3 --lr 5e-5
 """
@@ -437,8 +436,7 @@ def add_train(job):
         help="start from this SentenceTransformer, a folder or a name on the hub")
     add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives and
         as many mined ones for every row; triplet: one row for each mined negative""")
-    add("--margin", type=float, default=0.3,
-        help="triplet: push the cosine of a negative this far below that of the positive")
+    add("--margin", type=float, default=0.3, help="triplet: wanted difference of the two cosines")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
     add("--cache", type=int, default=0, metavar="TEXTS", help="""mnrl: encode this many texts at a
         time, which makes room for large batches and takes longer (GradCache); 0 is off""")
@@ -449,8 +447,7 @@ def add_train(job):
         (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
         qrels of this split, among judged and 1,000 drawn abstracts; without them the last""")
-    add("--patience", type=int, default=2,
-        help="stop after this many epochs without improvement on the dev split")
+    add("--patience", type=int, default=2, help="stop after this many epochs without improvement")
     add_training(add)
     add_shared(job, split="train")
 # fmt: on
@@ -762,7 +759,7 @@ def dev_files(paths):
 # --- end of dev
 
 
-# --- training (same in 01, 03 and 05)
+# --- checks (same in 01, 03 and 05)
 def check_model(name):
     """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
@@ -782,6 +779,10 @@ def check_fields(config, name, args):
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
+# --- end of checks
+
+
+# --- training (same in 01, 03 and 05)
 @contextlib.contextmanager
 def parts_of(out, task):
     """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
@@ -897,8 +898,7 @@ def save_model(model, folder, task, summary):
 - Data: {", ".join(task["inputs"])}
 - Flags: {json.dumps(task["arguments"])}
 - Figures: {json.dumps(summary)}
-- Versions: sentence-transformers {importlib.metadata.version("sentence-transformers")}, torch
-  {importlib.metadata.version("torch")}
+- Version: sentence-transformers {importlib.metadata.version("sentence-transformers")}
 """)
 
 

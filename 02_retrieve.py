@@ -578,8 +578,7 @@ def add_fit(job):
         from a trained model, take claims that the model was not trained on""")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score fusions by these judgements")
     add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
-    add("--measure", default="nDCG@10",
-        help="maximise this measure of ir-measures, such as nDCG@10, R@5, RR or MAP")
+    add("--measure", default="nDCG@10", help="maximise this measure of ir-measures, as R@5 or MAP")
     add_shared(job, split="dev")
 
 def add_mine(job):
@@ -617,8 +616,7 @@ def add_mine(job):
                                  "0 and 1").add_argument
     add("--middle", type=float, help="give this score the target 0.5; it is required")
     add("--scale", type=float, help="add this to the target per unit of the score; it is required")
-    add("--gold", action="store_true",
-        help="give all evidence the target 1, also what the run lacks")
+    add("--gold", action="store_true", help="give all evidence the target 1, found or not")
     add_shared(job, split="train")
 # fmt: on
 

@@ -19,7 +19,7 @@ Examples
     python 03_rerank.py --depth 50 --first-stage 0.5
     python 03_rerank.py --model Qwen/Qwen3-Reranker-0.6B --depth 100 --device cuda:0 cuda:1
     python 03_rerank.py --graph work/demo/index/graph --top-k 10
-    python 03_rerank.py train --loss bce --epochs 3 --lr 2e-5
+    python 03_rerank.py train --loss bce --epochs 3 --lr 2e-4 --lora 16
 """
 
 import argparse
@@ -536,8 +536,7 @@ def add_train(job):
     add("--dev-run", metavar="RUN", help="""rerank the candidates of this run for the dev claims
         (default: hybrid.tsv of --dev-split in {work})""")
     add("--dev-depth", type=int, default=20, help="rerank this many candidates per dev claim")
-    add("--patience", type=int, default=2,
-        help="stop after this many epochs without improvement on the dev split")
+    add("--patience", type=int, default=2, help="stop after this many epochs without improvement")
     add_training(add)
     add_shared(job, split="train")
 # fmt: on
@@ -833,7 +832,7 @@ def dev_files(paths):
 # --- end of dev
 
 
-# --- training (same in 01, 03 and 05)
+# --- checks (same in 01, 03 and 05)
 def check_model(name):
     """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
@@ -853,6 +852,10 @@ def check_fields(config, name, args):
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
+# --- end of checks
+
+
+# --- training (same in 01, 03 and 05)
 @contextlib.contextmanager
 def parts_of(out, task):
     """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
@@ -968,8 +971,7 @@ def save_model(model, folder, task, summary):
 - Data: {", ".join(task["inputs"])}
 - Flags: {json.dumps(task["arguments"])}
 - Figures: {json.dumps(summary)}
-- Versions: sentence-transformers {importlib.metadata.version("sentence-transformers")}, torch
-  {importlib.metadata.version("torch")}
+- Version: sentence-transformers {importlib.metadata.version("sentence-transformers")}
 """)
 
 

@@ -17,8 +17,7 @@ Writes  verdicts.tsv: the four columns of a run, label, p_supports, p_refutes, p
 Prints  the run that is labelled, and F1 of the classifier in training; the last line is JSON
 
 Examples
-    python 05_classify.py --aggregate work/demo/test/claims.jsonl
-    python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli
+    python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli --top-k 10
     python 05_classify.py train --epochs 3 --model work/demo/models/reranker
     python 05_classify.py llm --model gpt-4.1 --prompt recipes/prompts/reasoning.txt
 """
@@ -679,8 +678,7 @@ def add_classify(job):
     add_length(add)
     add("--adjust", type=float, default=0.0, help="""correct for class imbalance: divide each
         probability by the share of its label in the training batches, to this power; 0 is off""")
-    add("--batch-size", type=int, default=32,
-        help="label this many pairs at once; fewer need less memory")
+    add("--batch-size", type=int, default=32, help="label this many pairs at once")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
@@ -717,8 +715,7 @@ def add_train(job):
     add("--split-by", choices=("claim", "instance"), default="claim",
         help="hold out all pairs of a claim or none, or single pairs")
     add("--dev-split", help="hold out the pairs of this split, in place of --held-out")
-    add("--patience", type=int, default=3,
-        help="stop after this many epochs without improvement on the held-out pairs")
+    add("--patience", type=int, default=3, help="stop after this many epochs without improvement")
     add_training(add)
     add_shared(job, split="train")
 
@@ -1028,7 +1025,7 @@ def open_model(load, name, args, dtype="fp32", **options):
 # --- end of models
 
 
-# --- training (same in 01, 03 and 05)
+# --- checks (same in 01, 03 and 05)
 def check_model(name):
     """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
@@ -1048,6 +1045,10 @@ def check_fields(config, name, args):
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
+# --- end of checks
+
+
+# --- training (same in 01, 03 and 05)
 @contextlib.contextmanager
 def parts_of(out, task):
     """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
@@ -1163,8 +1164,7 @@ def save_model(model, folder, task, summary):
 - Data: {", ".join(task["inputs"])}
 - Flags: {json.dumps(task["arguments"])}
 - Figures: {json.dumps(summary)}
-- Versions: sentence-transformers {importlib.metadata.version("sentence-transformers")}, torch
-  {importlib.metadata.version("torch")}
+- Version: sentence-transformers {importlib.metadata.version("sentence-transformers")}
 """)
 
 

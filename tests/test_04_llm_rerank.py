@@ -246,32 +246,20 @@ def test_a_prompt_file_is_sent_without_the_comments_at_its_top(toy, rerank, endp
     refused(toy, SCRIPT, f"--run {HYBRID} --prompt mine.txt", said="mine.txt: it needs {abs")
 
 
-def test_examples_show_one_abstract_a_label_and_put_evidence_first(tmp_path):
-    labels = {"a": [*LABELS, *LABELS], "b": ["REFUTES"], "c": ["NEI"], "d": ["NEI", "REFUTES"]}
-    claims = [(f"id {claim}", claim) for claim in labels]
-    tsv(tmp_path / "claims.train.tsv", CLAIMS, claims)
-    rows = []
-    for claim, labels_of_claim in labels.items():
-        for n, label in enumerate(labels_of_claim):
-            rows.append((f"id {claim}", f"{label} {claim}{n}", label))
-    tsv(tmp_path / "qrels.train.tsv", QRELS, rows)
+def test_examples_keep_the_order_of_their_file_and_put_evidence_first(tmp_path):
+    tsv(tmp_path / "claims.train.tsv", CLAIMS, [("id a", "a"), ("id d", "d")])
+    rows = [("id d", "NEI d0", "NEI"), ("id d", "REFUTES d1", "REFUTES")]
+    rows += [("id a", f"{label} a", label) for label in ("NEI", "SUPPORTS", "REFUTES")]
+    tsv(tmp_path / "few.tsv", QRELS, rows)
     abstracts = {abstract_id: abstract_id for _, abstract_id, _ in rows}
-    args = settings(fewshot=2, data=tmp_path)
-    turns = KIT.example_turns(KIT.PROMPT, {}, abstracts, args)
-    assert len(turns) == 4  # b has no NEI, c no evidence; a has all labels and comes first
-    for prompt, gold, n in zip(turns[::2], turns[1::2], (3, 2)):
+    args = settings(fewshot=str(tmp_path / "few.tsv"), data=tmp_path)
+    turns = KIT.example_turns(KIT.PROMPT, abstracts, args)
+    assert len(turns) == 4 and "Claim: d\n" in turns[0]["content"]
+    for prompt, gold, n in zip(turns[::2], turns[1::2], (2, 3)):
         shown = re.findall(r"^\[\d\] (\w+)", prompt["content"], re.MULTILINE)
         order = [shown[int(mark) - 1] for mark in re.findall(r"\d", gold["content"])]
-        assert sorted(order) == sorted(shown)
-        assert len(set(shown)) == n
+        assert sorted(order) == sorted(shown) and len(set(shown)) == n
         assert order[-1] == "NEI"
-    asked = {"x": "A \u2014!", "y": "other"}  # the words of claim a
-    args.fewshot = 1
-    turns = KIT.example_turns(KIT.PROMPT, asked, abstracts, args)
-    assert "Claim: d\n" in turns[0]["content"]
-    args.fewshot = 2
-    with pytest.raises(SystemExit):
-        KIT.example_turns(KIT.PROMPT, asked, abstracts, args)
 
 
 # ---------------------------------------------------------------- Scores
@@ -449,11 +437,10 @@ def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, 
 def test_choices_vote_tokens_are_summed_and_a_first_look_is_short(toy, call, endpoint):
     server = endpoint(lambda prompt: completions("[3] > [2] > [1]", "[2] > [3]", "?"))
     words = f"--run {HYBRID} --base-url {server.url} --model toy --depth 3"
-    words += ' --top-k 3 --alpha 0 --limit 2 --price 2 8 --extra {"n":3}'
+    words += ' --top-k 3 --alpha 0 --limit 2 --extra {"n":3}'
     made = facts(call(SCRIPT, words, cwd=toy, env={"OPENAI_API_KEY": "1"}))  # which is in ids
     assert server.asked[0]["n"] == 3
     assert (made["prompt_tokens"], made["completion_tokens"]) == (2000, 200)
-    assert made["dollars"] == pytest.approx((2000 * 2 + 200 * 8) / 1e6)
     found = orders(toy / OUT)
     assert len(found) == 2
     for claim_id, (a, b, c) in found.items():  # mean ranks: 2, 1/2, 1/2, so ties keep their order

@@ -65,7 +65,8 @@ def test_an_nli_model_labels_at_once_under_its_own_names(toy, call):
     corpus = toy / "data/demo/corpus.jsonl"
     corpus.write_text(corpus.read_text().replace('"title": ""', '"title": "A title of it"'))
     words = f"{HYBRID} --model nli {SHORT}"
-    made = facts(call(SCRIPT, f"{words} --aggregate c.jsonl", cwd=toy))
+    made = facts(call(SCRIPT, words, cwd=toy))
+    facts(call(SCRIPT, "aggregate --out c.jsonl", cwd=toy))
     verdicts = read(toy / "work/demo/test/verdicts.tsv")
     assert verdicts[RUN].equals(read(toy / "work/demo/test/hybrid.tsv")[RUN])
     papers = {record["abstract_id"]: record for record in records(corpus)}
@@ -229,8 +230,6 @@ def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call
     assert list(config["id2label"].values()) == NLI and config["dtype"] == "float32"
     assert config["stance_temperature"] == made["temperature"]
     assert config["stance_shares"] == pytest.approx([1 / 3] * 3)
-    names = ("held_out_F1", "majority_F1", "temperature")
-    assert config["stance_worth"] == {name: made[name] for name in names}
     tokenizer = json.loads((many / "whole/tokenizer.json").read_text())
     assert tokenizer["truncation"] is None and tokenizer["padding"] is None
 
@@ -245,15 +244,6 @@ def test_a_classifier_that_learned_nothing_is_called_out(many, call):
     made = facts(done)
     assert made["held_out_F1"] <= made["majority_F1"]
     assert "warning: useless: held-out F1" in done.stderr
-    done = call(SCRIPT, f"{HYBRID} --model useless {SHORT}", cwd=many)
-    labelled = facts(done)
-    assert labelled["held_out_F1"] == made["held_out_F1"]
-    assert labelled["majority_F1"] == made["majority_F1"]
-    worth = f"useless: held-out F1 of the best epoch {made['held_out_F1']:.3f}, majority"
-    assert worth in done.stdout
-    assert "warning: useless: held-out F1" in done.stderr
-    words = f"{HYBRID} --model nli {SHORT} --out v.tsv"  # F1 of this one is not known
-    assert "held_out_F1" not in facts(call(SCRIPT, words, cwd=many))
 
 
 def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
@@ -297,7 +287,7 @@ TWO_STEP += f" {PROMPTS}/two-step-evidence.txt {PROMPTS}/two-step-direction.txt"
 VERDICTS = "work/demo/test/llm_verdicts.tsv"
 
 
-def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint):
+def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint, call):
     says = {"starving": "hm", "stupid": "Label: REFUTES", "NOT": "NEI, or SUPPORTS"}
 
     def reply(prompt):
@@ -307,13 +297,14 @@ def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint)
         return says[word]
 
     server = endpoint(reply)
-    done = llm(server, "--top-k 2 --aggregate c.jsonl")
+    done = llm(server, "--top-k 2")
     made = facts(done)
     assert made["labels"] == {"SUPPORTS": 2, "REFUTES": 2, "NEI": 2}
     assert made["unusable"] == 2
     assert "2 of 6 pairs have no label" in done.stderr
     assert len(server.asked) == 10
     assert read(toy / VERDICTS)[P].max(axis=1).eq(1).all()
+    facts(call(SCRIPT, f"aggregate {VERDICTS} --out c.jsonl", cwd=toy))
     verdicts = [record["verdict"] for record in records(toy / "c.jsonl")]
     assert verdicts == ["NOT ENOUGH INFORMATION", "REFUTED", "SUPPORTED"]
     prompt = server.asked[0]["messages"][0]["content"]
@@ -334,9 +325,11 @@ def test_two_steps_and_examples(toy, llm, endpoint):
     labels = facts(llm(server, f"--top-k 1 {TWO_STEP}"))["labels"]
     assert labels == {"SUPPORTS": 0, "REFUTES": 2, "NEI": 1}
     assert len(server.asked) == 5
-    facts(llm(server, "--top-k 1 --fewshot 2"))
-    roles = [turn["role"] for turn in server.asked[-1]["messages"]]
-    assert roles == ["user", "assistant"] * 5 + ["user"]  # c2 has three labels, c1 has two
+    facts(llm(server, "--top-k 1 --fewshot data/demo/qrels.train.tsv"))
+    turns = server.asked[-1]["messages"]
+    judged = read(toy / "data/demo/qrels.train.tsv")
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * len(judged) + ["user"]
+    assert [turn["content"] for turn in turns[1::2]] == judged["label"].tolist()
     done = llm(server, "--strategy two-step")
     assert done.returncode == 2 and "--prompt: two-step wants 2" in done.stderr
 
@@ -350,7 +343,7 @@ def test_what_a_batch_leaves_out_is_asked_about_once_more(toy, llm, endpoint):
     assert read(toy / VERDICTS)["label"].tolist() == ["SUPPORTS", "NEI", "REFUTES"]
 
 
-def test_votes_have_shares_and_adjust_takes_out_a_preference(toy, llm, endpoint):
+def test_votes_have_shares(toy, llm, endpoint):
     def reply(prompt):
         texts = ["NEI", "NEI", "SUPPORTS", "?"] if "starving" in prompt else ["REFUTES", "NEI"]
         if "EVIDENCE or UNKNOWN" in prompt:
@@ -365,14 +358,8 @@ def test_votes_have_shares_and_adjust_takes_out_a_preference(toy, llm, endpoint)
     facts(llm(server, words))
     rows = np.array([[1 / 3, 0, 2 / 3], [0, 1 / 2, 1 / 2], [0, 1 / 2, 1 / 2]])
     np.testing.assert_allclose(read(toy / VERDICTS)[P], rows, atol=1e-8)
-    facts(llm(server, f"{words} --adjust 1"))
-    rows /= rows.mean(axis=0)  # batch calibration
-    rows /= rows.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(read(toy / VERDICTS)[P], rows, atol=1e-8)
     facts(llm(server, f"{words} {TWO_STEP}"))
     np.testing.assert_allclose(read(toy / VERDICTS)[P], [[3 / 8, 3 / 8, 1 / 4]] * 3)
-    done = llm(endpoint(lambda prompt: "NEI"), "--top-k 1 --adjust 1 --replies other")
-    assert done.returncode == 2 and "--adjust: no label has a probability" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -457,23 +444,17 @@ def test_verdicts_of_claims_by_hand():
 )
 def test_labels_that_are_all_near_chance_decide_nothing(rows, verdict):
     table = pd.DataFrame(rows, columns=["label", "probability"])
-    table = table.assign(abstract_id="1", rank=1, sentence=None)
+    table = table.assign(abstract_id="1", rank=1)
     assert KIT.claim_record("c", "A claim", table)["verdict"] == verdict
 
 
-def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, call, models):
-    tiny(toy / "nli", NLI)
+def test_labels_of_a_weak_classifier_decide(toy, call):
     rows = """c3|0001|1|3|SUPPORTS|0.35|0.33|0.32;
               c3|0002|2|2|REFUTES|0.3|0.36|0.34;
               c3|0003|3|1|NEI|0|0|1;
               c4|0004|1|1|REFUTES|0.33|0.34|0.32"""
     tsv(toy / "v.tsv", [*LABELLED, *P], rows)
-    corpus = toy / "data/demo/corpus.jsonl"
-    # 3.5 and e.g. end no sentence
-    more = "Ice fell by 3.5 mm. It rose, e.g. in May? 12 say! (Or not.) "
-    corpus.write_text(corpus.read_text().replace("Body mass of", more + "Body mass of"))
-    words = "aggregate v.tsv --out c.jsonl"
-    facts(call(SCRIPT, words, cwd=toy))
+    facts(call(SCRIPT, "aggregate v.tsv --out c.jsonl", cwd=toy))
     first, second, third = records(toy / "c.jsonl")
     assert first["verdict"] == "DISPUTED"
     assert first["support"] == pytest.approx(0.35 / 0.71)
@@ -485,14 +466,4 @@ def test_labels_of_a_weak_classifier_decide_and_the_best_sentence_is_shown(toy, 
         "rank": 1,
         "label": "SUPPORTS",
         "probability": 0.35,
-        "sentence": None,
     }
-    facts(call(SCRIPT, f"{words} --model nli", cwd=toy))
-    shown = records(toy / "c.jsonl")[0]["evidence"][0]["sentence"]
-    model = KIT.open_classifier(str(toy / "nli"), arguments())
-    text = records(corpus)[0]["abstract"]
-    sentences = ["Ice fell by 3.5 mm.", "It rose, e.g. in May?", "12 say!"]
-    sentences.append(text[text.index("(Or") :])
-    inputs, _ = KIT.inputs_of(model, [(first["claim"], sentence) for sentence in sentences])
-    p_supports = KIT.probabilities_of(model, inputs, arguments())[:, 0]
-    assert shown == sentences[int(p_supports.argmax())]
