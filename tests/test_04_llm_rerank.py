@@ -490,7 +490,7 @@ def test_a_second_process_is_told_that_another_one_asks(toy, refused):
 
 @pytest.mark.parametrize(
     "model, backend",
-    [(None, "transformers"), ("gpt-4.1", "openai"), ("tests", "transformers")],  # a folder
+    [(None, "transformers"), ("gpt-4.1", "openai"), ("tests", "transformers")],  # tests is a folder
 )
 def test_a_paid_endpoint_is_asked_for_a_named_model_only(monkeypatch, model, backend):
     monkeypatch.chdir(ROOT)

@@ -6,7 +6,7 @@ import subprocess
 import zipfile
 
 import pandas as pd
-from conftest import KEY, ROOT, read, tsv
+from conftest import CLAIMS, QRELS, ROOT, read, tsv
 
 IDS = {"c1": "en-1", "c2": "de-2", "c3": "en-3", "c4": "de-4", "c5": "fr-5"}
 
@@ -22,13 +22,13 @@ def multilingual(data):
         qrels = read(data / f"qrels.{split}.tsv")
         out = split.replace("test", "dev")
         rows = [(IDS[claim_id], claim, IDS[claim_id][:2]) for claim_id, claim in claims.values]
-        tsv(data / f"claims.{out}.tsv", ["claim_id", "claim", "language"], rows)
+        tsv(data / f"claims.{out}.tsv", [*CLAIMS, "language"], rows)
         if split == "test":
-            tsv(data / "claims.test.tsv", ["claim_id", "claim", "language"], rows)
+            tsv(data / "claims.test.tsv", [*CLAIMS, "language"], rows)
         rows = [
             (IDS[claim_id], abstract_id, label) for claim_id, abstract_id, label in qrels.values
         ]
-        tsv(data / f"qrels.{out}.tsv", [*KEY, "label"], rows)
+        tsv(data / f"qrels.{out}.tsv", QRELS, rows)
     (data / "qrels.test.tsv").unlink()
 
 

@@ -5,24 +5,31 @@ import re
 import sys
 
 import pytest
-from conftest import KEY, ROOT, RUN, facts, jsonl, load, read, records, tsv
+from conftest import (
+    CLAIMS,
+    KEY,
+    LABELLED,
+    QRELS,
+    ROOT,
+    RUN,
+    cells,
+    facts,
+    jsonl,
+    load,
+    read,
+    records,
+    tsv,
+)
 
 sys.path.insert(0, str(ROOT / "recipes"))
 KIT = load("recipes/ev2r.py")
-VERDICTS = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-QRELS = [
-    ("c1", "g1", "SUPPORTS"),
-    ("c1", "g2", "REFUTES"),
-    ("c2", "g3", "NEI"),
-    ("c2", "g4", "REFUTES"),
-    ("c3", "g5", "NEI"),
-]  # c3 is left out, c4 has no gold
-POOL = [("c1", "r1"), ("c1", "r2"), ("c2", "r1"), ("c3", "r1"), ("c4", "r1")]
-PROXY = {
-    ("c1", "r1"): (0.6, 0.3, 0.1),
-    ("c1", "r2"): (0.5, 0.2, 0.3),
-    ("c2", "r1"): (0.1, 0.1, 0.8),
-}
+VERDICTS = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
+GOLD = "c1|g1|SUPPORTS; c1|g2|REFUTES; c2|g3|NEI; c2|g4|REFUTES; c3|g5|NEI"
+# c3 is left out, c4 has no gold
+POOL = "c1|r1; c1|r2; c2|r1; c3|r1; c4|r1"
+PROXY = """c1|r1|1|1|NEI|0.6|0.3|0.1;
+           c1|r2|1|1|NEI|0.5|0.2|0.3;
+           c2|r1|1|1|NEI|0.1|0.1|0.8"""
 COMPARED = {  # facts of r, supported ones, facts of g, supported ones
     "c1 r1 g1": (4, 2, 2, 2),
     "c1 r1 g2": (4, 1, 4, 1),  # F1 2/3, 1/4: SUPPORTS is expected
@@ -48,26 +55,19 @@ def folder(tmp_path):
     data = tmp_path / "data/demo"
     work = tmp_path / "work/demo/test"
     claims = [(f"c{n}", f"c{n} says") for n in range(1, 5)]
-    tsv(data / "claims.test.tsv", ["claim_id", "claim"], claims)
-    tsv(data / "qrels.test.tsv", [*KEY, "label"], QRELS)
+    tsv(data / "claims.test.tsv", CLAIMS, claims)
+    tsv(data / "qrels.test.tsv", QRELS, GOLD)
     papers = []
-    for abstract_id in ("g1", "g2", "g3", "g4", "g5", "r1", "r2"):
+    for abstract_id in "g1 g2 g3 g4 g5 r1 r2".split():
         text = f"about {abstract_id}"
         papers.append({"abstract_id": abstract_id, "title": "", "abstract": text})
     jsonl(data / "corpus.jsonl", *papers)
     tsv(work / "pool.tsv", KEY, POOL)
-    verdicts = [(*pair, 1, 1, "NEI", *probabilities) for pair, probabilities in PROXY.items()]
-    tsv(work / "proxy.tsv", VERDICTS, verdicts)
-    rows = [
-        ("c1", "r1", 1, 4, "REFUTES"),
-        ("c1", "g1", 2, 3, "NEI"),
-        ("c1", "r2", 3, 2, "REFUTES"),
-        ("c2", "r1", 1, 1, "NEI"),
-        ("c3", "r1", 1, 1, "NEI"),
-        ("c4", "r1", 1, 1, "NEI"),
-    ]
-    tsv(work / "a.tsv", [*RUN, "label"], rows)
-    tsv(work / "b.tsv", RUN, [("c1", "r2", 1, 2), ("c1", "r1", 2, 1), ("c2", "g4", 1, 1)])
+    tsv(work / "proxy.tsv", VERDICTS, PROXY)
+    rows = """c1|r1|1|4|REFUTES; c1|g1|2|3|NEI; c1|r2|3|2|REFUTES;
+              c2|r1|1|1|NEI; c3|r1|1|1|NEI; c4|r1|1|1|NEI"""
+    tsv(work / "a.tsv", LABELLED, rows)
+    tsv(work / "b.tsv", RUN, "c1|r2|1|2; c1|r1|2|1; c2|g4|1|1")
     return tmp_path
 
 
@@ -119,11 +119,8 @@ def test_both_figures_by_hand(folder, ev2r):
     assert found["Verification", SCORE[0]] == pytest.approx([(c1 + c2) / 2, c1, c2])
     assert found["Verification", SCORE[1]] == pytest.approx([float("nan")] * 3, nan_ok=True)
     pairs = read(folder / AT / "ev2r.pairs.tsv")
-    assert pairs[[*KEY, "gold_id", "expected"]].values.tolist() == [
-        ["c1", "r1", "g1", "SUPPORTS"],
-        ["c1", "r2", "g2", "REFUTES"],
-        ["c2", "r1", "g3", "NEI"],
-    ]
+    wanted = cells("c1|r1|g1|SUPPORTS; c1|r2|g2|REFUTES; c2|r1|g3|NEI")
+    assert pairs[[*KEY, "gold_id", "expected"]].values.tolist() == wanted
     assert pairs["Ev2R"].tolist() == pytest.approx([best, second, other])
     assert facts(ev2r(*SCORE, "--depth", "3"))["made"] == []  # up to date
     made = facts(ev2r(*SCORE, "--depth", "1"))  # another depth asks nothing
@@ -132,7 +129,7 @@ def test_both_figures_by_hand(folder, ev2r):
 
 
 @pytest.mark.parametrize(
-    ("reply", "counts"),
+    "reply, counts",
     [
         (f"Here it is:\n```json\n{said((3, 1, 2, 2))}\n```\nDone.", [3, 1, 2, 2]),
         (said((3, 1, 2, 2)).replace("A fact.", 'A "fact".'), [3, 1, 2, 2]),
@@ -176,7 +173,7 @@ def test_what_has_no_counts_after_a_second_question_is_missing_and_not_0(folder,
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "what"),
+    "file, old, new, what",
     [
         ("pool.tsv", "c1\tr2\n", "", "c1 r2 is neither judged nor in"),  # a run was not pooled
         ("proxy.tsv", "p_nei", "p_none", "p_nei"),

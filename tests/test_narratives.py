@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT, facts, load, read, tiny, tsv
+from conftest import CLAIMS, ROOT, cases, facts, load, read, tiny, tsv
 
 sys.path.insert(0, str(ROOT / "recipes"))
 CODES = load("recipes/narratives.py")
@@ -18,34 +18,17 @@ GOLD = dict(read(ROOT / "data/demo/narratives.test.tsv").to_numpy())
 
 @pytest.fixture
 def narratives(program, tmp_path):
-    """narratives(job, ...): the program on the demo, with work/ in a folder of its own."""
-    return lambda *words: program("narratives", *words, "--work", tmp_path / "work", cwd=ROOT)
+    """narratives("job ..."): the program on the demo, with work/ in a folder of its own."""
+    return lambda words: program("narratives", f"{words} --work {tmp_path}/work", cwd=ROOT)
 
 
 @pytest.mark.parametrize(
-    ("reply", "codes"),
-    [
-        ("Codes: 1_1;1_6", ["1_1", "1_6"]),
-        ("codes : 1_1, 1_6 and 5_2.", ["1_1", "1_6", "5_2"]),
-        ("**Codes:** 1\\_1;1\\_6", ["1_1", "1_6"]),
-        ('{"codes": ["3_2", "5_2"]}', ["3_2", "5_2"]),
-        ("Codes 1_1 and 1_6 come close.\nCodes: 1_6", ["1_6"]),
-        ("Codes: 1_1\nNo, Codes: 1_2", ["1_2"]),
-        ("Codes: 1_4 (the warming has paused); 5_3 (it is a fraud)", ["1_4", "5_3"]),
-        ("Codes: 1_1;1_1;7_9", ["1_1", "7_9"]),
-        ("1_1\n", ["1_1"]),
-        ("It is 2_1, it is.", ["2_1"]),
-        ("Codes: 7_9", None),
-        ("Codes: X_Y;X_Y", None),
-        ("none", None),
-        ("", None),
-        ("11_1", None),
-        ("It says 1_1, or 1_2.", None),
-        ("Codes: none\n1_4 comes close.", None),
-    ],
+    "reply, wanted", [row[1:] for row in cases("replies.tsv") if row[0] == "codes"]
 )
-def test_codes_are_read_from_a_reply(reply, codes):
-    assert CODES.codes_in(reply, TAXONOMY) == codes
+def test_codes_are_read_from_a_reply(reply, wanted):
+    """none: nothing that is said plainly."""
+    codes = None if wanted == "none" else wanted.split()
+    assert CODES.codes_in(reply.replace("\\n", "\n"), TAXONOMY) == codes
 
 
 def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call, tmp_path):
@@ -61,12 +44,12 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
 
     server = endpoint(answer)
     for waiting in (25, 1):  # the claim without codes is asked about once more
-        done = narratives("llm", "--model", "toy")
+        done = narratives("llm --model toy")
         assert done.returncode == 3, done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["waiting"] == waiting
         (command,) = re.findall("04_llm_rerank.py (ask .*)", done.stdout)
-        facts(call("04_llm_rerank.py", *command.split(), "--base-url", server.url, cwd=tmp_path))
-    done = narratives("llm", "--model", "toy")
+        facts(call("04_llm_rerank.py", f"{command} --base-url {server.url}", cwd=tmp_path))
+    done = narratives("llm --model toy")
     assert "llm_narratives.shots.json" in done.stdout  # up to date: claims are encoded once
     assert facts(done).items() >= {"claims": 25, "unknown_codes": 1, "without_codes": 1}.items()
     assert "1 codes are not in" in done.stderr and f"get 0_0: {second}" in done.stderr
@@ -78,20 +61,20 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
     start = "<claim>Antarctica is GAIN"
     (antarctica,) = [prompt for prompt in server.answered if start in prompt]
     assert "\nClaim: Greenland is losing ice" in antarctica
-    assert "up to date" in narratives("llm", "--model", "toy").stdout
+    assert "up to date" in narratives("llm --model toy").stdout
 
 
 def test_an_encoder_is_trained_resumed_and_classifies(narratives, tmp_path, monkeypatch):
     model = tiny(tmp_path / "tiny")
     out = tmp_path / "work/models/narratives"
-    words = ("train", "--model", model, "--epochs", 2)
+    words = f"train --model {model} --epochs 2"
     with monkeypatch.context() as killed:
         killed.setattr("sentence_transformers.CrossEncoder.predict", None)  # ends behind training
         with pytest.raises(TypeError):
-            narratives(*words)
+            narratives(words)
     kept = {path.stat().st_mtime_ns for path in tmp_path.glob("work/**/optimizer.pt")}
     assert len(kept) == 2 and not out.exists()
-    assert facts(narratives(*words)).items() >= {"claims": 25, "held_out": 5}.items()
+    assert facts(narratives(words)).items() >= {"claims": 25, "held_out": 5}.items()
     log = json.loads((out.parent / "narratives.meta.json").read_bytes())["log"]
     assert [line["epoch"] for line in log if "loss" in line] == [1, 2]
     assert not (out.parent / "narratives.parts").exists()
@@ -101,7 +84,7 @@ def test_an_encoder_is_trained_resumed_and_classifies(narratives, tmp_path, monk
     found = CODES.read_codes(facts(narratives("classify"))["made"][0], TEST)
     assert list(found) == list(TEST)
     assert all(codes and set(codes) <= set(TAXONOMY) for codes in found.values())
-    refusal = narratives("classify", "--model", model)
+    refusal = narratives(f"classify --model {model}")
     assert refusal.returncode == 2 and "no thresholds" in refusal.stderr
 
 
@@ -117,26 +100,26 @@ def test_thresholds_by_hand():
 
 def test_scores_by_hand(narratives, tmp_path):
     """0_0: right 2, named 3, gold 2: 4/5; 1_1: 1; 1_6 and 5_2 are never named: 0."""
-    tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcd"])
+    tsv(tmp_path / "claims.tsv", CLAIMS, "a|x; b|x; c|x; d|x")
     header = ["claim_id", "codes"]
-    files = {name: tmp_path / f"{name}.tsv" for name in "gru"}
-    tsv(files["g"], header, [("a", "1_1;1_6"), ("b", "0_0"), ("c", "5_2"), ("d", "0_0")])
-    tsv(files["r"], header, [("a", "1_1"), ("b", "0_0"), ("c", "0_0"), ("d", "0_0")])
-    tsv(files["u"], header, [("a", "1_0")])
-    words = ("--claims", tmp_path / "claims.tsv", "--narratives", files["g"])
-    done = narratives("evaluate", files["r"], files["g"], files["u"], *words)
-    right, gold, parent = facts(done)["runs"]
-    assert right["macro_F1"] == pytest.approx((4 / 5 + 1 + 0 + 0) / 4)
-    assert right["micro_F1"] == pytest.approx(2 * 3 / (4 + 5))
-    assert right["weighted_F1"] == pytest.approx((2 * 4 / 5 + 1 + 0 + 0) / 5)
-    assert gold["macro_F1"] == 1
-    assert parent["macro_F1"] == 0  # where 1_1 is right, 1_0 is wrong
+    gold, right, other = (tmp_path / name for name in ("gold.tsv", "right.tsv", "other.tsv"))
+    tsv(gold, header, [("a", "1_1;1_6"), ("b", "0_0"), ("c", "5_2"), ("d", "0_0")])
+    tsv(right, header, "a|1_1; b|0_0; c|0_0; d|0_0")
+    tsv(other, header, "a|1_0")
+    words = f"--claims {tmp_path}/claims.tsv --narratives {gold}"
+    done = narratives(f"evaluate {right} {gold} {other} {words}")
+    of_right, of_gold, of_other = facts(done)["runs"]
+    assert of_right["macro_F1"] == pytest.approx((4 / 5 + 1 + 0 + 0) / 4)
+    assert of_right["micro_F1"] == pytest.approx(2 * 3 / (4 + 5))
+    assert of_right["weighted_F1"] == pytest.approx((2 * 4 / 5 + 1 + 0 + 0) / 5)
+    assert of_gold["macro_F1"] == 1
+    assert of_other["macro_F1"] == 0  # where 1_1 is right, 1_0 is wrong
     assert "3 of 4 claims are missing" in done.stderr
     table = pd.read_csv(tmp_path / "work/test/narrative_scores.codes.tsv", sep="\t")
-    row = table[(table["run"] == str(files["r"])) & (table["code"] == "0_0")].iloc[0]
+    row = table[(table["run"] == str(right)) & (table["code"] == "0_0")].iloc[0]
     assert list(row[["right", "named", "gold"]]) == [2, 3, 2]
     assert row["F1"] == 0.8
-    tsv(files["u"], header, [("e", "1_4")])
-    tsv(tmp_path / "claims.tsv", ["claim_id", "claim"], [(n, "x") for n in "abcde"])
-    refusal = narratives("evaluate", files["u"], *words)
+    tsv(other, header, "e|1_4")
+    tsv(tmp_path / "claims.tsv", CLAIMS, "a|x; b|x; c|x; d|x; e|x")
+    refusal = narratives(f"evaluate {other} {words}")
     assert refusal.returncode == 2 and "none of its claims is in" in refusal.stderr

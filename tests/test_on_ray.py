@@ -13,13 +13,13 @@ import psutil
 import pytest
 from conftest import ROOT, facts, read, tiny
 
-ALONE = ("--batch-size", 1, "--max-length")  # no padding to other texts: equal bytes
-BM25 = {"index": ("--indexes", "bm25"), "retrieve": ("--retrievers", "bm25", "--top-k", 30)}
+ALONE = "--batch-size 1 --max-length"  # no padding to other texts: equal bytes
+BM25 = {"index": "--indexes bm25", "retrieve": "--retrievers bm25 --top-k 30"}
 JOBS = {
-    "index": ("01_index.py", ("--indexes", "dense", "splade", *ALONE, 16)),
-    "retrieve": ("02_retrieve.py", ("--retrievers", "dense", "splade")),
-    "rerank": ("03_rerank.py", ("--model", "reranker", "--depth", 7, *ALONE, 64)),
-    "classify": ("05_classify.py", ("--model", "nli", *ALONE, 64)),
+    "index": ("01_index.py", f"--indexes dense splade {ALONE} 16"),
+    "retrieve": ("02_retrieve.py", "--retrievers dense splade"),
+    "rerank": ("03_rerank.py", f"--model reranker --depth 7 {ALONE} 64"),
+    "classify": ("05_classify.py", f"--model nli {ALONE} 64"),
 }
 
 
@@ -31,8 +31,11 @@ def folder(tmp_path, models):
     return tmp_path
 
 
-def start(folder, script, *words, **env):
-    command = [sys.executable, str(ROOT / script), *map(str, words)]
+def start(folder, text, **env):
+    """Start on_ray.py with the words of a text, the first of which is the job."""
+    job, *words = text.split()
+    program = str(ROOT / "recipes/on_ray.py")
+    command = [sys.executable, program, job, "--work", "work/many", *words]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -55,8 +58,8 @@ def result(process):
     return errors[0]
 
 
-def on_ray(folder, job, *words, **env):
-    return result(start(folder, "recipes/on_ray.py", job, "--work", "work/many", *words, **env))
+def on_ray(folder, text, **env):
+    return result(start(folder, text, **env))
 
 
 def same(folder, name):
@@ -66,8 +69,8 @@ def same(folder, name):
 
 
 def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
-    def shard(job, number, *words):
-        return on_ray(folder, job, "--only", f"{number}/3", "--", *BM25[job], *words)
+    def shard(job, number):
+        return on_ray(folder, f"{job} --only {number}/3 -- {BM25[job]}")
 
     assert "share the folder" in shard("index", 2)  # not cut yet, or seen by another node only
     for job, numbers in (("index", (0, 1, 2, 3)), ("retrieve", (1, 2, 3, 0))):
@@ -106,7 +109,7 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
         "index -- --out=x": "not allowed behind --",
         "rerank --only 1/2": "work/many/test/hybrid.tsv: [Errno 2]",
     }.items():
-        assert said in on_ray(folder, *words.split())
+        assert said in on_ray(folder, words)
     assert "pip install ray==" in on_ray(folder, "index", PYTHONPATH=str(folder))
 
 
@@ -135,13 +138,12 @@ def script_on(node, driver):
 def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster, call):
     tiny(folder / "reranker", ["relevant"])
     tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
-    at = ["--shards", 2, "--address", cluster.address]
+    at = f"--shards 2 --address {cluster.address} --"
     for name, rows in (("corpus.jsonl", 130), ("claims.test.tsv", 9)):  # less of it, for speed
         path = folder / "data/demo" / name
         lines = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join(lines[:rows]))
-    words = ("index", "--work", "work/many", *at, "--", *JOBS["index"][1])
-    process = start(folder, "recipes/on_ray.py", *words)
+    process = start(folder, f"index {at} {JOBS['index'][1]}")
     script_on(cluster.head_node, process).kill()
     (other,) = cluster.worker_nodes
     script_on(other, process)
@@ -149,19 +151,17 @@ def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster
     cluster.add_node(num_cpus=1)
     assert list(result(process)["shards"]) == ["1", "2"]
     for job, (script, words) in JOBS.items():
-        run = []
-        if job == "classify":
-            run = ["--run", "work/one/test/rerank.tsv"]
-        facts(call(script, "--work", "work/one", *run, *words, cwd=folder))
+        run = "--run work/one/test/rerank.tsv" if job == "classify" else ""
+        facts(call(script, f"--work work/one {run} {words}", cwd=folder))
         if job != "index":
-            assert on_ray(folder, job, *run, *at, "--", *words)["job"] == job
+            assert on_ray(folder, f"{job} {run} {at} {words}")["job"] == job
     for name in ("dense", "splade", "hybrid", "rerank", "verdicts"):
         assert same(folder, f"{name}.tsv"), name
     shutil.rmtree(folder / "work/many")
     corpus = folder / "data/demo/corpus.jsonl"
     lines = corpus.read_bytes().splitlines(keepends=True)
     corpus.write_bytes(b"".join([*lines[:100], b"{\n", *lines[101:]]))
-    said = on_ray(folder, "index", *at, "--", *BM25["index"])
+    said = on_ray(folder, f"index {at} {BM25['index']}")
     assert said.startswith("error: shard 2: work/many/shards-2/2/corpus.jsonl:")
     kept = sorted(folder.glob("work/many/shards-2/*/index/bm25/meta.json"))
     assert [path.parts[-4] for path in kept] == ["1"]

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, facts, jsonl, load
 
 AT = "work/demo/test/llm"
-STAGE = ("04_llm_rerank.py", "--run", "work/demo/test/hybrid.tsv", "--model", "toy")
+STAGE = ("04_llm_rerank.py", "--run work/demo/test/hybrid.tsv --model toy --backend none")
 KEY = "sk-secret"
 
 
@@ -61,10 +61,10 @@ def queue(monkeypatch):
 
 @pytest.fixture
 def batch(toy, call, program):
-    """batch(...): the program on three requests of 04, two of them in the first batch."""
-    assert call(*STAGE, "--backend", "none", cwd=toy).returncode == 3
-    words = (f"{AT}.requests.jsonl", "--max-requests", 2)
-    return lambda *more: program("tools/openai_batch", *words, *more, cwd=toy)
+    """batch("..."): the program on three requests of 04, two of them in the first batch."""
+    assert call(*STAGE, cwd=toy).returncode == 3
+    words = f"{AT}.requests.jsonl --max-requests 2"
+    return lambda more="": program("tools/openai_batch", f"{words} {more}", cwd=toy)
 
 
 def reply(custom_id, error=None):
@@ -92,12 +92,12 @@ def test_batches_are_sent_looked_up_and_fetched_once(toy, batch, queue, call, co
     assert queue.files[2:] == [[three]]
     queue.found["output"] = [reply(three)]
     queue.found["batch-3"][0] |= {"status": "completed", "output_file_id": "output"}
-    facts(batch("--wait", "--interval", 0.1))
+    facts(batch("--wait --interval 0.1"))
     assert not list(toy.rglob("*.batches.json*"))
     _, *lines = (toy / f"{AT}.replies.jsonl").read_text().splitlines()
     assert [json.loads(line)["custom_id"] for line in lines] == [one, two, three]
     assert KEY not in str(contents(toy)) + first.stdout + expired.stderr
-    done = call(*STAGE, "--backend", "none", cwd=toy)
+    done = call(*STAGE, cwd=toy)
     assert facts(done)["rows"] and "of 3 replies, 1 refused" in done.stderr
     assert batch("--retry-errors").returncode == 3
     assert queue.files[3:] == [[two]]

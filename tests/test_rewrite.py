@@ -16,9 +16,9 @@ CLAIMS = [(f"c{n}", text, "en") for n, text in enumerate([*TEXTS, TEXTS[1]], 1)]
 
 @pytest.fixture
 def rewrite(program, toy):
-    """rewrite(...): the program on four claims, two of them the same."""
+    """rewrite("..."): the program on four claims, two of them the same."""
     tsv(toy / "data/demo/claims.test.tsv", HEADER, CLAIMS)
-    return lambda *words: program("rewrite", "--model", "toy", *words, cwd=toy)
+    return lambda words="": program("rewrite", f"--model toy {words}", cwd=toy)
 
 
 def claim_in(prompt):
@@ -26,7 +26,7 @@ def claim_in(prompt):
 
 
 @pytest.mark.parametrize(
-    ("reply", "text"),
+    "reply, text",
     [
         ("<text>Ice melts.</text>", "Ice melts."),
         ("<TEXT>\nIce\tmelts.\n</TEXT> Ok?", "Ice melts."),
@@ -51,10 +51,10 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     server = endpoint(lambda prompt: says[claim_in(prompt)])
     for count in (3, 4):  # the same claim is asked once, "no tag" again
         done = rewrite()
-        (command,) = re.findall(r"python (04_llm_rerank.py ask .*)", done.stdout)
+        (command,) = re.findall(r"python 04_llm_rerank.py (ask .*)", done.stdout)
         assert done.returncode == 3
         assert not (toy / f"{AT}.tsv").exists()
-        facts(call(*command.split(), "--base-url", server.url, cwd=toy))
+        facts(call("04_llm_rerank.py", f"{command} --base-url {server.url}", cwd=toy))
         assert len(server.asked) == count
         assert server.asked[0]["model"] == "toy"
     done = rewrite()
@@ -65,7 +65,7 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert rows == [["c1", 'Ursus maritimus loses "mass".', "en"], *map(list, CLAIMS[1:])]
     assert "up to date" in rewrite().stdout
     assert rewrite("--retry-errors").returncode == 3
-    assert rewrite("--view", "passage").returncode == 3  # another file, other requests
+    assert rewrite("--view passage").returncode == 3  # another file, other requests
     replies = toy / f"{AT}.replies.jsonl"
     replies.write_text(replies.read_text().replace("Ursus maritimus", "It"))  # made anew
     assert facts(rewrite())["made"]
@@ -75,14 +75,14 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
 def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call):
     server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")
     assert rewrite().returncode == 3
-    ask = ("ask", f"{AT}.requests.jsonl", "--replies", f"{AT}.replies.jsonl")
-    facts(call("04_llm_rerank.py", *ask, "--base-url", server.url, cwd=toy))
+    ask = f"ask {AT}.requests.jsonl --replies {AT}.replies.jsonl --base-url {server.url}"
+    facts(call("04_llm_rerank.py", ask, cwd=toy))
     assert facts(rewrite())["unchanged"] == 0
-    facts(call("01_index.py", "--indexes", "bm25", cwd=toy))
+    facts(call("01_index.py", "--indexes bm25", cwd=toy))
     runs = ["work/demo/test/bm25.tsv", f"{AT}/bm25.tsv", "work/demo/test/fused.tsv"]
     facts(call("02_retrieve.py", cwd=toy))
-    facts(call("02_retrieve.py", "--claims", f"{AT}.tsv", "--out", AT, cwd=toy))
-    facts(call("02_retrieve.py", "fuse", *runs[:2], cwd=toy))
+    facts(call("02_retrieve.py", f"--claims {AT}.tsv --out {AT}", cwd=toy))
+    facts(call("02_retrieve.py", f"fuse {runs[0]} {runs[1]}", cwd=toy))
     original, rewritten, fused = [set(read(toy / run)["abstract_id"]) for run in runs]
     assert rewritten - original
     assert fused == original | rewritten
