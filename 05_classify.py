@@ -13,7 +13,7 @@ Reads   a run, claims, corpus; train: qrels, examples of 02_retrieve.py mine; ag
 Writes  verdicts.tsv: the four columns of a run, label, p_supports, p_refutes, p_nei
         train: models/classifier/, and OUT.parts/ with checkpoints, from which the same call resumes
         llm: llm_verdicts.tsv, and beside it .replies.jsonl or .requests.jsonl
-        aggregate, or --aggregate FILE: claims.jsonl, a verdict per claim with its evidence
+        aggregate: claims.jsonl, a verdict per claim with its evidence
 Prints  the run that is labelled, and F1 of the classifier in training; the last line is JSON
 
 Examples

@@ -4,9 +4,11 @@ Estimate what the recipes cost on one A100: operations of every model pass, hour
 Nothing is measured. Hours are operations / (share of the peak x peak). Stages without a network
 (BM25, fusion, search) take seconds and are left out. Language models at an endpoint are a bill: 04
 and 05 llm print their tokens with --backend none. Memory is that of best.sh by size: weights, the
-activations of a batch of the longest texts, and what OVERHEAD assumes.
+activations of a batch of the longest texts, and what OVERHEAD assumes; then that of training a
+reranker, all weights or LoRA (--lora 16), with and without --checkpointing.
 
-Prints  tables by recipe and step, of larger corpora, and by step and size; then one line of JSON
+Prints  tables by recipe and step, of larger corpora, by step and size, of training by size; then
+        one line of JSON
 
 Example
     python tests/benchmarks/budget.py --share 0.3
@@ -48,6 +50,16 @@ QWEN = {  # layers, width, gated feed-forward part, heads, whether in and out sh
     "4B": (36, 2560, 9728, 32, True),
     "8B": (36, 4096, 12_288, 32, False),
 }
+# Training: (layers, width, gated feed-forward part, heads, width of a head, words of the vocabulary)
+TRAINED = {
+    "0.6B": (28, 1024, 3072, 16, 128, WORDS),
+    "1B": (16, 2048, 8192, 32, 64, 128_256),  # Llama 3.2
+    "4B": (36, 2560, 9728, 32, 128, WORDS),
+}
+RANK = 16  # of LoRA's adapters
+TRAINED_BATCH = 8  # pairs
+TRAINED_LENGTH = 512  # tokens of a pair
+CARDS = (16, 24, 40, 80)  # GiB
 
 
 def qwen(layers, width, feed, heads, _):
@@ -173,6 +185,46 @@ def memory(layers, width, feed, heads, tied):
     return {step: count / 2**30 + OVERHEAD for step, count in found.items()}
 
 
+def training_memory(shape, is_lora, is_checkpointed):
+    """Return GiB of training in mixed precision with Adam.
+
+    A weight takes 4 bytes and 2 of its half-precision copy, a trained one 12 more: gradient and two
+    moments. A layer keeps for the backward pass, in 2 bytes each: input and output of two norms,
+    queries, keys, values, the output of attention, and four vectors of the feed-forward part; with
+    checkpointing its input alone, and all of one layer at a time.
+    """
+    layers, width, feed, heads, head, words = shape
+    queries = heads * head
+    keys = KEYS * head
+    matrices = [(width, queries), (width, keys), (width, keys), (queries, width)]
+    matrices += [(width, feed), (width, feed), (feed, width)]
+    weights = words * width + layers * sum(rows * columns for rows, columns in matrices)
+    trained = weights
+    if is_lora:
+        trained = layers * RANK * sum(rows + columns for rows, columns in matrices)
+        weights += trained
+    kept = 4 * width + 2 * queries + 2 * keys + 4 * feed  # numbers a token and layer
+    if is_checkpointed:
+        kept = width + kept / layers
+    activations = TRAINED_BATCH * TRAINED_LENGTH * layers * kept
+    return (6 * weights + 12 * trained + 2 * activations) / 2**30 + OVERHEAD
+
+
+def print_training():
+    """Print the memory of training by size, and the smallest card that has it."""
+    print("\n| training, 8 pairs of 512 tokens | weights | --checkpointing | GiB | card |")
+    print("|---|---|---|---|---|")
+    for size, shape in TRAINED.items():
+        for is_lora in (False, True):
+            for is_checkpointed in (False, True):
+                gib = training_memory(shape, is_lora, is_checkpointed)
+                weights = "LoRA" if is_lora else "all"
+                with_it = "yes" if is_checkpointed else "no"
+                cards = [f"{card} GB" for card in CARDS if card > gib]
+                card = cards[0] if cards else "none"
+                print(f"| {size} | {weights} | {with_it} | {gib:.1f} | {card} |")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -204,6 +256,7 @@ def main():
     for size, steps in gib.items():
         print(f"| {size} |", " | ".join(f"{count:.1f}" for count in steps.values()), "|")
     gib = {size: round(max(steps.values()), 1) for size, steps in gib.items()}
+    print_training()
     print(json.dumps({"share": args.share, "hours": hours, "gib": gib}))
 
 
