@@ -74,7 +74,7 @@ def judge_in(work, data):
 
 
 def judge(claim, args):
-    """Return the path of the verdicts on a claim's best abstracts, made by scripts 02, 03, 05."""
+    """Return the paths of the verdicts on a claim's best abstracts, and of that on the claim."""
     kinds = indexes_in(args.work, args.data)
     flags, name = judge_in(args.work, args.data)  # fails before any work
     claim_id = hashlib.sha256(claim.encode()).hexdigest()[:16]
@@ -84,7 +84,8 @@ def judge(claim, args):
     claims = folder / "claims.tsv"
     quoted = claim.replace('"', '""')
     claims.write_text(f'claim_id\tclaim\n{claim_id}\t"{quoted}"\n', encoding="utf-8")
-    base = ["--data", args.data, "--work", args.work, "--split", split, "--claims", claims]
+    where = ["--data", args.data, "--work", args.work, "--split", split]
+    base = [*where, "--claims", claims]
     run("02_retrieve.py", *base, "--retrievers", *kinds)
     best = folder / f"{kinds[0]}.tsv"
     if len(kinds) > 1:
@@ -94,26 +95,29 @@ def judge(claim, args):
         best = folder / "rerank.tsv"
     verdicts = folder / name
     run("05_classify.py", *flags, *base, "--run", best, "--top-k", args.top, "--out", verdicts)
-    aggregate = ["aggregate", verdicts, *base]
-    classifier = args.work / "models" / "classifier"
-    if classifier.is_dir():  # it chooses a sentence of each abstract
-        aggregate += ["--model", classifier]
-    run("05_classify.py", *aggregate, "--out", verdicts.with_suffix(".jsonl"))
-    return verdicts
+    verdict = verdicts.with_suffix(".jsonl")
+    run("05_classify.py", "aggregate", verdicts, *base, "--out", verdict)
+    if (args.work / "models" / "classifier").is_dir():
+        with_sentences = verdicts.with_suffix(".sentences.jsonl")
+        run("recipes/tools/sentences.py", verdict, *where, "--out", with_sentences)
+        verdict = with_sentences
+    return verdicts, verdict
 
 
 # -------------------- Show the answer
-def read_answer(verdicts, corpus):
+def read_answer(verdicts, verdict, corpus):
     """Return the verdict on the claim, and every judged abstract with its title and sentence."""
-    answer = json.loads(verdicts.with_suffix(".jsonl").read_bytes())
+    answer = json.loads(verdict.read_bytes())
     meta = json.loads(Path(f"{verdicts}.meta.json").read_bytes())
     answer["judge"] = meta["arguments"]["model"]
     answer["unusable"] = meta.get("unusable", 0)
     answer["refused"] = meta.get("refused", 0)  # of the unusable ones
-    for name in ("held_out_F1", "majority_F1"):  # of a classifier, else null
-        answer[name] = meta.get(name)
+    trained = Path(f"{answer['judge']}.meta.json")  # of a classifier
+    worth = json.loads(trained.read_bytes()) if trained.exists() else {}
+    for name in ("held_out_F1", "majority_F1"):
+        answer[name] = worth.get(name)
     evidence = answer.pop("evidence")
-    sentences = {record["abstract_id"]: record["sentence"] for record in evidence}
+    sentences = {record["abstract_id"]: record.get("sentence") for record in evidence}
     records = kit.read_corpus(corpus)
     answer["abstracts"] = []
     for row in kit.read_table(verdicts, kit.RUN).to_dict("records"):
@@ -195,7 +199,7 @@ def main():
         parser.error("the claim is empty")
     os.chdir(kit.ROOT)
     args.work = args.work or Path("work", args.data.resolve().name)
-    answer = read_answer(judge(claim, args), args.data / "corpus.jsonl")
+    answer = read_answer(*judge(claim, args), args.data / "corpus.jsonl")
     if args.json:
         print(json.dumps(answer))
     else:

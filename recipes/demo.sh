@@ -43,12 +43,13 @@ else
   BEST=rerank
 fi
 
-stage "5  Classify: train on the judged pairs, label the best 10; one verdict per claim"
+stage "5  Classify: train on the judged pairs, label the best 10; a verdict per claim, sentences"
 # The reranker has learned to compare two texts; 162 pairs are too few for its lower layers.
 python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epochs 3 \
   --batch-size 8 --lr 2e-4 --schedule linear --max-length 96
-python 05_classify.py --run $T/$BEST.tsv --top-k 10 --max-length 96 \
-  --aggregate $T/claims.jsonl
+python 05_classify.py --run $T/$BEST.tsv --top-k 10 --max-length 96
+python 05_classify.py aggregate --out $T/verdicts.jsonl
+python recipes/tools/sentences.py $T/verdicts.jsonl
 if [ $BEST = llm ]; then
   python 05_classify.py llm $ANSWERS
 fi

@@ -62,7 +62,8 @@ rankgpt() { # ALPHA NAME FLAGS
     --window 20 --alpha $1 --top-k 10 --replies $T/llm.replies.jsonl --out $T/$2.tsv "${@:3}" \
     $(small --depth 5 --max-words 20)
 }
-SHOTS="--fewshot 6 $(small --fewshot 1)"
+python recipes/tools/fewshot.py $D --number 6 $(small --number 1)
+SHOTS="--fewshot $T/fewshot.tsv"
 rankgpt 0.4 llm $SHOTS
 
 stage "5  Stance: GPT-4.1, zero-shot hybrid (4.2.1, appendix C; difference 1)"

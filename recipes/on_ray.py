@@ -52,7 +52,7 @@ SCRIPTS = {
 ABSTRACTS = 4096  # per block: SHARD of 01_index.py, so that the same texts share its batches
 CLAIMS = 1024  # per block: whole groups of 03_rerank.py
 ROWS = 32  # smaller blocks are multiples of it: kernels treat odd rows apart
-OURS = set("--data --work --split --corpus --index --run --out --restrict --aggregate".split())
+OURS = set("--data --work --split --corpus --index --run --out --restrict".split())
 
 
 # -------------------- Cut

@@ -163,7 +163,9 @@ adjust=$(awk 'NR > 1 && $2 > best { best = $2; name = $1 }
   END { sub("adjust-", "", name); print name + 0 }' $W/dev/adjust.tsv)
 label test test/judged entropy stance.entropy
 label test test/judged warm stance.warm
-label test test/judged warm stance.adjusted --adjust $adjust --aggregate $W/test/claims.jsonl
+label test test/judged warm stance.adjusted --adjust $adjust
+python 05_classify.py aggregate $D $W/test/stance.adjusted.tsv --out $W/test/stance.adjusted.jsonl
+python recipes/tools/sentences.py $D $W/test/stance.adjusted.jsonl --model $W/models/stance-warm
 label test $TEST/all-fitted warm verdicts --top-k 3 --adjust $adjust
 
 stage "6  Tables; in one of them, a run's name tells it from the others"

@@ -87,12 +87,13 @@ def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(flags, e
     folder = tmp_path / "classifier"
     tiny(folder, ["contradiction", "neutral", "entailment"])
     config = json.loads((folder / "config.json").read_text())
-    config["stance_worth"] = {"held_out_F1": 0.3, "majority_F1": 0.4}
     config["stance_temperature"] = 1e6  # all labels get 1/3
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copytree(flags[3], tmp_path / "work")
     (tmp_path / "work/models").mkdir()
     folder.rename(tmp_path / "work/models/classifier")
+    worth = {"held_out_F1": 0.3, "majority_F1": 0.4}
+    (tmp_path / "work/models/classifier.meta.json").write_text(json.dumps(worth))
     server = endpoint("NEI".format)
     words = (*flags[:3], tmp_path / "work", "--top", "2", "Do polar bears lose sea ice?")
     done = check(*words, "--json", LLM_BASE_URL=server.url, OPENAI_API_KEY="dummy")

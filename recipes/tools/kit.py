@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 text_of = import_module("01_index").text_of
 compare = import_module("06_evaluate").compare
+CLASSIFY = import_module("05_classify")
 SCRIPT = import_module("04_llm_rerank")
 LABELS = SCRIPT.LABELS
 PAIR = SCRIPT.PAIR
@@ -30,6 +31,7 @@ task_of = SCRIPT.task_of
 up_to_date = SCRIPT.up_to_date
 write_table = SCRIPT.write_table
 written = SCRIPT.written
+words_of = SCRIPT.words_of
 run = SCRIPT.run
 TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # of prompts
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"

@@ -50,7 +50,7 @@ QWEN = {  # layers, width, gated feed-forward part, heads, whether in and out sh
     "4B": (36, 2560, 9728, 32, True),
     "8B": (36, 4096, 12_288, 32, False),
 }
-# Training: (layers, width, gated feed-forward part, heads, width of a head, words of the vocabulary)
+# Training: layers, width, gated feed-forward part, heads, width of a head, words
 TRAINED = {
     "0.6B": (28, 1024, 3072, 16, 128, WORDS),
     "1B": (16, 2048, 8192, 32, 64, 128_256),  # Llama 3.2
@@ -59,7 +59,7 @@ TRAINED = {
 RANK = 16  # of LoRA's adapters
 TRAINED_BATCH = 8  # pairs
 TRAINED_LENGTH = 512  # tokens of a pair
-CARDS = (16, 24, 40, 80)  # GiB
+CARDS = (16, 24, 40, 80)  # GB; 0.93 GiB each
 
 
 def qwen(layers, width, feed, heads, _):
@@ -220,7 +220,7 @@ def print_training():
                 gib = training_memory(shape, is_lora, is_checkpointed)
                 weights = "LoRA" if is_lora else "all"
                 with_it = "yes" if is_checkpointed else "no"
-                cards = [f"{card} GB" for card in CARDS if card > gib]
+                cards = [f"{card} GB" for card in CARDS if 0.93 * card > gib]
                 card = cards[0] if cards else "none"
                 print(f"| {size} | {weights} | {with_it} | {gib:.1f} | {card} |")
 

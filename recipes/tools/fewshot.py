@@ -1,0 +1,71 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
+# ///
+"""
+Draw judged claims of the train split, as examples for prompts: --fewshot of 04 and 05 llm.
+
+Of each claim one random judgement per label is drawn. Claims without evidence or without NEI are
+left out, and those with the words of a claim that will be asked about. Claims with three labels
+come first.
+
+Reads   DATA/claims.train.tsv, DATA/qrels.train.tsv, and the claims that will be asked about
+Writes  fewshot.tsv: the drawn rows of the qrels, in the order in which prompts show them
+Prints  the last line is JSON
+
+Examples
+    python recipes/tools/fewshot.py --number 6
+    python 04_llm_rerank.py --model gpt-4.1 --fewshot work/demo/test/fewshot.tsv
+"""
+
+import kit
+import numpy as np
+import pandas as pd
+from kit import LABELS, PAIR
+
+QRELS = [*PAIR, "label"]
+
+
+def draw(qrels, seed):
+    """Return a table of judgements, one a label, for each claim with evidence and NEI."""
+    order = np.random.default_rng(seed).permutation(len(qrels))
+    drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
+    tables = []
+    for _, rows in drawn.groupby("claim_id", sort=False):
+        if len(rows) > 1 and "NEI" in set(rows["label"]):
+            tables.append(rows)
+    return sorted(tables, key=len, reverse=True)
+
+
+def fewshot(args):
+    """Draw claims with one judgement a label."""
+    claims_path = f"{args.data}/claims.train.tsv"
+    qrels_path = f"{args.data}/qrels.train.tsv"
+    task = kit.task_of(args, claims_path, qrels_path, args.claims)
+    if kit.up_to_date(args, task, args.out):
+        return {"made": []}
+    asked = {kit.words_of(claim) for claim in kit.read_claims(args.claims).values()}
+    claims = kit.read_claims(claims_path)
+    qrels = kit.read_table(qrels_path, QRELS, claim_id=claims, label=LABELS)[QRELS]
+    words = qrels["claim_id"].map(claims).map(kit.words_of)
+    tables = draw(qrels[~words.isin(asked)], args.seed)
+    if not 0 < args.number <= len(tables):
+        what = f"{len(tables)} claims have evidence and NEI"
+        kit.fail(qrels_path, f"{what}; wanted --number from 1 to {len(tables)}")
+    drawn = pd.concat(tables[: args.number])
+    with kit.written(args.out, task, judgements=len(drawn)) as new:
+        kit.write_table(drawn, new)
+    return {"made": [args.out], "judgements": len(drawn)}
+
+
+# fmt: off
+def add_fewshot(add):
+    kit.add_claims(add)
+    add("--out", default="{work}/{split}/fewshot.tsv", help="write the judgements to this file")
+    add("--number", type=int, default=6, help="draw this many claims of the train split")
+    add("--seed", type=int, default=13, help="seed of the draw")
+# fmt: on
+
+
+if __name__ == "__main__":
+    kit.run(kit.arguments(__doc__, {fewshot: add_fewshot}))

@@ -1,0 +1,100 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1", "protobuf==7.36.2",
+#   "sentence-transformers==6.2.0", "sentencepiece==0.2.3", "torch==2.13.0",
+#   "transformers==5.23.0"]
+# ///
+"""
+Choose a sentence of each evidence abstract: the one with the highest probability of its label.
+
+The classifier that labels pairs scores each sentence of the abstract, without the title, with the
+claim.
+
+Reads   verdicts on claims, claims.jsonl of 05_classify.py aggregate; the corpus; a classifier
+Writes  the same records, and in each entry of their evidence the field sentence
+Prints  the last line is JSON
+
+Without arguments, claims.jsonl is replaced, and each call scores all sentences. If the verdicts are
+in a file of their own, the second call finds the output up to date.
+
+Example
+    python 05_classify.py aggregate --out work/demo/test/verdicts.jsonl
+    python recipes/tools/sentences.py work/demo/test/verdicts.jsonl
+"""
+
+import itertools
+import json
+import re
+from types import SimpleNamespace
+
+import kit
+from kit import CLASSIFY, LABELS
+
+END = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])"  # of a sentence
+CLASSIFY.check_fields = lambda *_: None  # else a warning: the model has learned titles, too
+
+
+def read_evidence(path, corpus):
+    """Return verdicts on claims, and (entry, its pairs) of all their evidence.
+
+    The pairs are those of the claim and each sentence of the abstract.
+    """
+    records = []
+    evidence = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+                for entry in record["evidence"]:
+                    text = kit.text_of(corpus[entry["abstract_id"]], ["abstract"])
+                    pairs = [(record["claim"], sentence) for sentence in re.split(END, text)]
+                    evidence.append((entry, pairs))
+            except (ValueError, LookupError, TypeError) as error:
+                what = f"no verdict on a claim, with evidence of this corpus ({error})"
+                kit.fail(f"{path}:{number}", f"{what}; run 05_classify.py aggregate")
+            records.append(record)
+    return records, evidence
+
+
+def choose(evidence, args):
+    """Add the field sentence to the entries of evidence."""
+    flags = vars(args) | {"max_length": 512, "dtype": "auto", "fields": "abstract"}
+    flags = SimpleNamespace(**flags)
+    model = CLASSIFY.open_classifier(flags)
+    inputs, _ = CLASSIFY.inputs_of(model, itertools.chain(*(pairs for _, pairs in evidence)))
+    probabilities = CLASSIFY.probabilities_of(model, inputs, flags)
+    for entry, pairs in evidence:
+        own = probabilities[: len(pairs), LABELS.index(entry["label"])]
+        probabilities = probabilities[len(pairs) :]
+        entry["sentence"] = pairs[own.argmax()][1]
+
+
+def sentences(args):
+    """Choose a sentence of each evidence abstract by a classifier."""
+    task = kit.task_of(args, args.verdicts, args.corpus, models=[args.model])
+    if kit.up_to_date(args, task, args.out):
+        return {"made": []}
+    records, evidence = read_evidence(args.verdicts, kit.read_corpus(args.corpus))
+    if evidence:
+        choose(evidence, args)
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    with kit.written(args.out, task, sentences=len(evidence)) as new:
+        new.write_text("".join(lines), encoding="utf-8")
+    return {"made": [args.out], "sentences": len(evidence)}
+
+
+# fmt: off
+def add_sentences(add):
+    add("verdicts", nargs="?", default="{work}/{split}/claims.jsonl",
+        help="read verdicts on claims from this file")
+    kit.add_corpus(add)
+    add("--model", default="{work}/models/classifier",
+        help="score sentences by this classifier or NLI model, a folder or a name on the hub")
+    add("--out", default="{work}/{split}/claims.jsonl",
+        help="write the verdicts with sentences to this file")
+    add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
+# fmt: on
+
+
+if __name__ == "__main__":
+    kit.run(kit.arguments(__doc__, {sentences: add_sentences}))
