@@ -3,6 +3,7 @@
 import json
 import sys
 from argparse import Namespace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from conftest import facts, jsonl, kill_before, load, tiny, tiny_llm
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
+needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is optional")
 PAIRS = [("ice", "the sea is up " * 5), ("sun", "ice melts"), ("the sun is up", "sea")]
 JOBS = {  # the model, examples of the toy, and the folder of the trained model
     "01_index.py": ("encoder", ["tuples.jsonl"], "work/demo/models/encoder"),
@@ -55,6 +57,7 @@ def scores_of(model):
     return model.encode([text for _, text in PAIRS])
 
 
+@needs_peft
 @pytest.mark.parametrize("kind", ["encoder", "new head", "reranker", "classifier", "causal"])
 def test_scores_are_the_same_before_and_after_an_adapter_is_merged(models, tmp_path, kind):
     kit = load("03_rerank.py")
@@ -88,6 +91,7 @@ def test_scores_are_the_same_before_and_after_an_adapter_is_merged(models, tmp_p
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@needs_peft
 @pytest.mark.parametrize("script", JOBS)
 def test_an_adapter_trains_less_and_leaves_an_ordinary_model(small, call, killed, script):
     words = (*words_of(script), "--lora", 2, "--checkpointing", "--accumulate", 2)
@@ -114,7 +118,7 @@ def test_without_peft_one_line_names_it(small, refused, monkeypatch):
 
 # ---------------------------------------------------------------- Checkpoints
 @pytest.mark.parametrize("script", JOBS)
-@pytest.mark.parametrize("lora", [0, 2])
+@pytest.mark.parametrize("lora", [0, pytest.param(2, marks=needs_peft)])
 def test_kill_9_within_the_only_epoch_ends_in_the_same_bytes(small, call, killed, script, lora):
     words = (*words_of(script), "--lora", lora, "--save-steps", 0.2)
     _, _, out = JOBS[script]

@@ -40,12 +40,15 @@ def speed(args):
     claims, abstracts, candidates = bench["make_texts"](args.claims, args.depth)
     pairs = bench["pairs_of"](claims, abstracts, candidates)
     config = BertConfig(**bench["MINI"], id2label=dict(enumerate(labels)), initializer_range=0.1)
-    how = SimpleNamespace(device=None, batch_size=32, job="classify")
+    how = SimpleNamespace(device=None, batch_size=32, job="classify", dtype="fp32")
+    how.max_length = 512
+    how.fields = "title,abstract"
     with tempfile.TemporaryDirectory() as folder:
+        how.model = folder
         BertForSequenceClassification(config).save_pretrained(folder)
         tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm", model_max_length=512)
         tokenizer.save_pretrained(folder)
-        model = kit["open_classifier"](folder, how)
+        model = kit["open_classifier"](how)
         inputs, _ = kit["inputs_of"](model, pairs[:64])
         kit["probabilities_of"](model, inputs, how)  # warms up
         start = time.monotonic()
@@ -79,8 +82,9 @@ def baselines(args):
     texts = {}
     labels = {}
     for split in ("train", "test"):
-        paths = (f"{args.data}/claims.{split}.tsv", f"{args.data}/corpus.jsonl")
-        claims, abstracts = kit["read_texts"](*paths)
+        paths = {"claims": f"{args.data}/claims.{split}.tsv", "corpus": f"{args.data}/corpus.jsonl"}
+        files = SimpleNamespace(**paths, fields="title,abstract")
+        claims, abstracts = kit["read_texts"](files)
         qrels = kit["read_table"](f"{args.data}/qrels.{split}.tsv", kit["QRELS"])
         pairs = kit["pairs_of"](qrels, claims, abstracts)
         texts[split] = [f"{claim} [SEP] {abstract}" for claim, abstract in pairs]
