@@ -63,8 +63,7 @@ rankgpt() { # ALPHA NAME FLAGS
     $(small --depth 5 --max-words 20)
 }
 python recipes/tools/fewshot.py $D --number 6 $(small --number 1)
-SHOTS="--fewshot $T/fewshot.tsv"
-rankgpt 0.4 llm $SHOTS
+rankgpt 0.4 llm --fewshot $T/fewshot.tsv
 
 stage "5  Stance: GPT-4.1, zero-shot hybrid (4.2.1, appendix C; difference 1)"
 # label NAME FLAGS
@@ -80,7 +79,7 @@ stage "tables  Table 3: the other prompts"
 label zero-shot-one-step --prompt $P/one-step.txt $(small --top-k 2)
 label zero-shot-two-step --strategy two-step \
   --prompt $P/two-step-evidence.txt $P/two-step-direction.txt $(small --top-k 2)
-label few-shot-hybrid --prompt $P/hybrid.txt $SHOTS $(small --top-k 2)
+label few-shot-hybrid --prompt $P/hybrid.txt --fewshot $T/fewshot.tsv $(small --top-k 2)
 ROWS="verdicts zero-shot-one-step zero-shot-two-step few-shot-hybrid"
 stage "tables  Table 3: three classifiers, two of which know SciFact; frozen, focal loss (4.2.2; 7)"
 classifier() { # NAME MODEL
@@ -101,7 +100,7 @@ table climatecheck2025 $T/{llm,llm-zero-shot}.tsv --out $T/table4.tsv
 stage "tables  Table 5: alpha; the replies are there"
 ROWS=llm
 for alpha in $(few 0 0.2 0.6 0.8 1); do
-  rankgpt $alpha alpha-$alpha $SHOTS
+  rankgpt $alpha alpha-$alpha --fewshot $T/fewshot.tsv
   ROWS="$ROWS alpha-$alpha"
 done
 table climatecheck2025 $(printf "$T/%s.tsv " $ROWS) --out $T/table5.tsv
