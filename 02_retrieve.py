@@ -15,10 +15,10 @@ Prints  counts of each file; fit: values of the single runs, then of the ten bes
         line is JSON
 
 Examples
-    python 02_retrieve.py --limit 5
+    python 02_retrieve.py --retrievers bm25 dense --top-k 200
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
     python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
-    python 02_retrieve.py mine --shape tuples --hard 5 --easy 10
+    python 02_retrieve.py mine --shape tuples --hard 5 --skip-top 4 --max-score 0.85
 """
 
 import argparse

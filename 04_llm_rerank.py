@@ -9,13 +9,13 @@
 """
 Rerank candidates with a large language model (RankGPT). Job ask: answer a file of requests.
 
-Reads   a run, claims and corpus; --fewshot: claims and qrels of train; ask: a file of requests
+Reads   a run, claims and corpus; --fewshot: claims of train; ask: a file of requests
 Writes  llm.tsv; beside it llm.replies.jsonl, and what it holds is never asked for, or paid, again
         --backend none: llm.requests.jsonl, and exit status 3 while they wait
 Prints  how many requests have no reply yet, and their tokens; the last line is JSON
 
 Examples
-    python 04_llm_rerank.py --model gpt-4.1 --fewshot 6 --limit 5 --price 2 8
+    python 04_llm_rerank.py --model gpt-4.1 --fewshot work/demo/test/fewshot.tsv --limit 5
     python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model google/gemma-3-27b-it
     python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl --model gpt-4.1
 """
