@@ -913,14 +913,12 @@ def resumable(trainer, share):
 
 
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
-    """Train on from the newest checkpoint, and keep the best epoch. Return losses, dev curve.
-
-    trainer, arguments: classes; measure: the evaluator's value that tells the best epoch.
-    """
+    """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
     import torch
     from transformers import EarlyStoppingCallback, trainer_callback
 
     # The trainer's progress bar has no label, and no argument for one.
+    # So the trainer gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
@@ -977,8 +975,7 @@ def save_model(model, folder, task, summary):
 
 # fmt: off
 def add_training(add):
-    add("--accumulate", type=int, default=1, help="""average the gradients of this many batches per
-        optimiser step; in-batch negatives stay within a batch""")
+    add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
     add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank and the
         head, in place of all weights, and merge them; it needs the package peft; 0 is off""")
     add("--checkpointing", action="store_true", help="save memory: compute activations twice")
