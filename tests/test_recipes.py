@@ -292,11 +292,11 @@ def parse(script):
     return main
 
 
-@pytest.mark.parametrize("name", [*SYSTEMS, "best", "small", "checkthat_2026"])
+@pytest.mark.parametrize("name", [*SYSTEMS, "best", "small", "variants", "checkthat_2026"])
 def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
     name, rehearsed, monkeypatch
 ):
-    word = "data/demo" if name == "small" else "tables"
+    word = "data/demo" if name in ("small", "variants") else "tables"
     commands = [words for words in rehearsed(name, word) if words[0].startswith("0")]
     assert len(commands) > 5
     monkeypatch.setenv("LLM_BASE_URL", "http://none")
