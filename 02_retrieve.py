@@ -386,9 +386,9 @@ def without_likely_evidence(run, qrels, args):
     Margins are below the lowest score of the claim's evidence (NV-Retriever, Moreira et al. 2024).
     """
     meta = Path(f"{args.run}.meta.json")
-    is_fused = "hybrid" in args.run or meta.exists() and '"fuse"' in meta.read_text()
+    is_fused = Path(args.run).stem == "hybrid" or meta.exists() and '"fuse"' in meta.read_text()
     if args.relative_margin < np.inf and (is_fused or run["score"].min() < 0):
-        what = f"{args.run} is a fusion or has negative scores, of which a share says nothing"
+        what = f"{args.run} is a fusion or has negative scores, whose ratios mean nothing"
         fail("--relative-margin", what + "; name the run of one retriever, or take --skip-top")
     evidence = run.merge(qrels[qrels["label"] != "NEI"], on=PAIR).groupby("claim_id")
     lowest = run["claim_id"].map(evidence["score"].min()).fillna(np.inf)
@@ -396,11 +396,10 @@ def without_likely_evidence(run, qrels, args):
         "skip_top": run["rank"] <= args.skip_top,
         "max_score": run["score"] > args.max_score,
         "margin": run["score"] > lowest - args.margin,
-        "relative_margin": run["score"] > lowest * args.relative_margin,
+        "relative_margin": run["score"] > abs(lowest) * args.relative_margin,
     }
     counts = {rule: int(is_left_out.sum()) for rule, is_left_out in rules.items()}
-    is_left_out = np.logical_or.reduce(list(rules.values()))
-    return run.assign(score=run["score"].mask(is_left_out)), counts
+    return run.assign(score=run["score"].mask(sum(rules.values()) > 0)), counts
 
 
 def draw(abstract_ids, count, order, rng, unwanted=()):
@@ -505,7 +504,8 @@ def mine(args):
     if args.hard > 0:
         run = read_table(args.run, RUN, abstract_id=corpus)
         check_claims({args.qrels: qrels["claim_id"], args.run: run["claim_id"]})
-        run, left_out = without_likely_evidence(run, qrels, args)
+        if args.shape != "scores":
+            run, left_out = without_likely_evidence(run, qrels, args)
         ranked = by_claim(run, "score")
     nei = dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"], "NEI")
     examples = []
@@ -599,12 +599,13 @@ def add_mine(job):
     add("--easy", type=int, default=0, help="""draw this many negatives at random from the rest of
         the corpus, per claim or evidence abstract as --hard""")
     add("--from-top", type=int, default=50, help="""draw hard negatives from this many first
-        candidates (judged ones that the run lacks come last); scores: take this many ranks""")
+        candidates that the rules leave (judged ones that the run lacks come last); scores: take
+        this many ranks""")
     add("--skip-top", type=int, default=0, help="""take the candidates behind this many first ranks,
         as evidence that nobody has judged is likely there""")
     add("--max-score", type=float, default=np.inf, help="take candidates with at most this score")
     add("--margin", type=float, default=-np.inf, help="""take candidates with scores this far below
-        that of the claim's evidence (of several, the lowest)""")
+        that of the claim's evidence (the lowest that the run has; without any, take all)""")
     add("--relative-margin", type=float, default=np.inf, metavar="SHARE",
         help="take candidates with at most this share of that score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",

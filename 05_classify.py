@@ -1077,22 +1077,16 @@ def add_adapter(network, rank):
     """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    network.requires_grad_("Classification" in type(network).__name__)  # else it has no head
+    network.requires_grad_("Classification" in type(network).__name__)  # the head; no LM head
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 
 
-def resumable(trainer, share):
-    """Return a trainer with checkpoints after each share of the steps, of trained weights alone."""
+def resumable(trainer):
+    """Return a trainer whose checkpoints hold trained weights alone."""
     from safetensors.torch import load_file, save_file
 
     class Resumable(trainer):
-        def training_step(self, *inputs):
-            period = max(1, round(share * self.state.max_steps))
-            self.control.should_save = (self.state.global_step + 1) % period == 0
-            self.control.should_log = self.control.should_save  # the loss since a checkpoint
-            return super().training_step(*inputs)
-
         def _save(self, folder, **_):
             Path(folder).mkdir(exist_ok=True)
             weights = self.model.named_parameters()
@@ -1118,24 +1112,27 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     settings[half] = is_gpu
     curve = []
     callbacks = []
+    strategy = "steps"
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
             callbacks.append(EarlyStoppingCallback(args.patience))
+            strategy = "epoch"
             settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
             settings["metric_for_best_model"] = measure
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
         settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
         settings |= {"use_cpu": model.device.type == "cpu", "seed": args.seed}
-        settings |= {"save_strategy": "epoch", "logging_strategy": "epoch", "save_total_limit": 2}
-        settings |= {"logging_nan_inf_filter": False, "report_to": "none"}
+        settings |= {"save_strategy": strategy, "save_steps": args.save_steps}
+        settings |= {"logging_strategy": strategy, "logging_steps": args.save_steps}
+        settings |= {"logging_nan_inf_filter": False, "report_to": "none", "save_total_limit": 2}
         settings |= {"restore_callback_states_from_checkpoint": True}
         if args.checkpointing:
             settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
-        training = resumable(trainer, args.save_steps)(
+        training = resumable(trainer)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
         training.train(resume_from_checkpoint=newest_checkpoint(folder))
@@ -1169,11 +1166,12 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
-    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank and the
-        head, in place of all weights, and merge them; it needs the package peft; 0 is off""")
-    add("--checkpointing", action="store_true", help="save memory: compute activations twice")
-    add("--save-steps", type=float, default=0.1, metavar="SHARE",
-        help="save a checkpoint after each such share of the steps, and after each epoch")
+    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha is
+        twice the rank) and the classification head, and merge them; wants the package peft""")
+    add("--checkpointing", action="store_true",
+        help="gradient checkpointing: compute activations again in the backward pass")
+    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""without a dev split, save
+        after each such share of the steps (from 1 on: steps); with one, after each epoch""")
     add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
     add("--device", nargs=1, help="train on this device: cpu, mps, cuda (default: a GPU, if any)")
 # fmt: on

@@ -70,8 +70,8 @@ fuse() {
 stage "2  Their fusion, fitted on dev"
 fuse fused bm25 bm25-english dense
 
-# Training as Retrix (fifth place): the posts of 2025, too, if they are there; five negatives of
-# the ranks 5 to 50, with a cosine of at most 0.85 and 0.05 below that of the right paper; LoRA.
+# Training as Retrix (fifth place): the posts of 2025, too, if they are there; LoRA; five negatives
+# from rank 5 on, of the first 46 with a cosine of at most 0.85 and 0.05 below the right paper's.
 stage "3  A reranker learns from the train split: the right paper and five others that were found"
 TRAIN="$D --split train"
 if [ -d $EARLIER ]; then

@@ -326,6 +326,17 @@ def test_likely_evidence_is_no_negative(toy, call, rule, name, count, hard):
     assert {row["abstract_id"] for row in rows if row["claim_id"] == "c3"} == hard
 
 
+def test_without_rules_negative_scores_leave_nothing_out(toy, call):
+    tsv(toy / "r.tsv", RUN, "c3|0001|1|-1.0; c3|0002|2|-2.0; c3|0003|3|-3.0")
+    tsv(toy / "q.tsv", QRELS, "c3|0003|SUPPORTS")
+    words = "mine r.tsv --qrels q.tsv --out x.jsonl --hard 2"
+    made = facts(call(SCRIPT, words, cwd=toy))
+    assert made["examples"] == 3 and set(made["left_out"].values()) == {0}
+    words += " --shape scores --middle 0 --scale 1 --skip-top 2"
+    assert facts(call(SCRIPT, words, cwd=toy))["examples"] == 3
+    assert all(row["target"] == 0 for row in records(toy / "x.jsonl"))
+
+
 @pytest.mark.parametrize("scores", ["-1.0", "fused"])
 def test_a_share_of_a_score_needs_a_scale(toy, call, refused, scores):
     tsv(toy / "r.tsv", RUN, f"c3|0001|1|1.0; c3|0002|2|{scores.replace('fused', '0.5')}")

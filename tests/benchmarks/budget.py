@@ -186,28 +186,31 @@ def memory(layers, width, feed, heads, tied):
 
 
 def training_memory(shape, is_lora, is_checkpointed):
-    """Return GiB of training in mixed precision with Adam.
+    """Return GiB of training with Adam, by autocast over fp32 weights.
 
-    A weight takes 4 bytes and 2 of its half-precision copy, a trained one 12 more: gradient and two
-    moments. A layer keeps for the backward pass, in 2 bytes each: input and output of two norms,
-    queries, keys, values, the output of attention, and four vectors of the feed-forward part; with
-    checkpointing its input alone, and all of one layer at a time.
+    A weight takes 4 bytes, a trained one 12 more: gradient and two moments; a linear layer keeps a
+    copy of its weights in 2 bytes until it is passed backward, with checkpointing of one layer at a
+    time. A layer keeps, a token: in 4 bytes its input, that of the second norm, and both normalised
+    ones; in 2 bytes a copy of the input for each of seven matrices, queries before and after their
+    norm, keys and values, repeated to all heads, the output of attention, and four vectors of the
+    feed-forward part. With checkpointing it keeps its input alone.
     """
     layers, width, feed, heads, head, words = shape
     queries = heads * head
     keys = KEYS * head
     matrices = [(width, queries), (width, keys), (width, keys), (queries, width)]
     matrices += [(width, feed), (width, feed), (feed, width)]
-    weights = words * width + layers * sum(rows * columns for rows, columns in matrices)
-    trained = weights
-    if is_lora:
-        trained = layers * RANK * sum(rows + columns for rows, columns in matrices)
-        weights += trained
-    kept = 4 * width + 2 * queries + 2 * keys + 4 * feed  # numbers a token and layer
+    linear = layers * sum(rows * columns for rows, columns in matrices)
+    adapters = layers * RANK * sum(rows + columns for rows, columns in matrices)
+    weights = words * width + linear
+    trained = adapters if is_lora else weights
+    copies = 2 * linear
+    kept = 4 * 4 * width + 2 * (5 * width + 5 * queries + 2 * keys + 5 * feed)
     if is_checkpointed:
-        kept = width + kept / layers
+        copies /= layers
+        kept = 4 * width + kept / layers
     activations = TRAINED_BATCH * TRAINED_LENGTH * layers * kept
-    return (6 * weights + 12 * trained + 2 * activations) / 2**30 + OVERHEAD
+    return (4 * weights + 12 * trained + copies + activations) / 2**30 + OVERHEAD
 
 
 def print_training():
