@@ -353,7 +353,8 @@ def read_join(source, args):
                     row[field] = f"{name}-{row[field]}"
             abstract_id = row.get("abstract_id")
             if split is None:
-                text_id = convert.made_id([row.get("title"), row.get("abstract")])
+                texts = [row.get("title"), row.get("abstract")]
+                text_id = convert.made_id(texts) or abstract_id  # without text, none are equal
                 first_id = first_ids.setdefault(text_id, abstract_id)
                 if first_id != abstract_id:
                     merged[abstract_id] = first_id

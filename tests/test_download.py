@@ -195,7 +195,8 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
 def test_folders_are_joined_and_abstracts_of_equal_text_are_one(kit, tmp_path, call):
     for name, text in {  # | is a tab, ; the end of a line
         "a/corpus.jsonl": '{"abstract_id": "1", "abstract": "Seas rise."};'
-        '{"abstract_id": "2", "title": "Ice", "abstract": "It melts.", "venue": "V"};',
+        '{"abstract_id": "2", "title": "Ice", "abstract": "It melts.", "venue": "V"};'
+        '{"abstract_id": "8", "abstract": ""};{"abstract_id": "9", "abstract": ""};',
         "a/claims.train.tsv": "claim_id|claim;1|Ice melts;",
         "a/qrels.train.tsv": "claim_id|abstract_id|label;1|2|NEI;",
         "b/corpus.jsonl": '{"abstract_id": "3", "title": "Ice", "abstract": "It  melts. "};'
@@ -220,7 +221,7 @@ def test_folders_are_joined_and_abstracts_of_equal_text_are_one(kit, tmp_path, c
     }
     ice = records(tmp_path / "new/out/corpus.jsonl")[1]
     assert ice["abstract_id"] == "a-2" and ice["venue"] == "V"
-    assert "3 abstracts, 3 claims, 1 dev claims, 1 dev narratives, 2 train cl" in done.stdout
+    assert "5 abstracts, 3 claims, 1 dev claims, 1 dev narratives, 2 train cl" in done.stdout
     for said in (
         "2 abstracts have the text of an",
         "1 train pairs that rep",
