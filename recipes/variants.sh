@@ -4,7 +4,7 @@
 # (results: MEASURED.md).
 #   bash recipes/variants.sh scifact          or check-covid, climate-fever, or a folder of that form
 # A folder has claims and qrels of train and test. There is no dev split: no epoch is chosen.
-# About 25 minutes on 2 quiet CPU cores; a call resumes what the last one left.
+# Half an hour to an hour on 2 CPU cores; a call resumes what the last one left.
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/variants)
