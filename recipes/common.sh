@@ -13,26 +13,84 @@
 #   PIECE=N         requests that vLLM answers in a call (default: 500)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-refuse() { echo "error: $*" >&2; exit 2; }
-case ${SMALL:=} in ""|1|weights) ;; *) refuse "SMALL: '$SMALL'; give 1, weights, or nothing" ;; esac
-case ${DATA:=}${WORK:=} in *[[:space:]]*)
-  refuse "DATA, WORK: a space in '$DATA' or '$WORK'" ;; esac
-[ -z "$DATA" ] || [ -d "$DATA" ] || refuse "DATA: no folder '$DATA'; fetch it with data/download.py"
-DATA=${DATA:-data/$1}
-WORK=${WORK:-work/$(basename "$DATA")/$(basename "$0" .sh)}
-D="--data $DATA --work $WORK"
-T=$WORK/test
-QRELS=$DATA/qrels.test.tsv
+
+refuse() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+SMALL=${SMALL:-}
+DATA=${DATA:-}
+WORK=${WORK:-}
+if [[ ! $SMALL =~ ^(1|weights)?$ ]]; then
+  refuse "SMALL: '$SMALL'; give 1, weights, or nothing"
+fi
+if [[ $DATA$WORK =~ [[:space:]] ]]; then
+  refuse "DATA, WORK: a space in '$DATA' or '$WORK'"
+fi
+if [ -n "$DATA" ] && [ ! -d "$DATA" ]; then
+  refuse "DATA: no folder '$DATA'; fetch it with data/download.py"
+fi
 SYSTEM=$(basename "$0" .sh)
+DATA=${DATA:-data/$1}
+WORK=${WORK:-work/$(basename "$DATA")/$SYSTEM}
+D="--data $DATA --work $WORK"  # flags that all scripts have
+T=$WORK/test                   # runs on the test split
+QRELS=$DATA/qrels.test.tsv
 
-stage() { printf '\n------------------------------------------------------------ %s\n' "$1"; }
+# -------------------- Stages
+# stage HEADING: the heading of a stage
+stage() {
+  printf '\n------------------------------------------------------------ %s\n' "$1"
+}
 
+# kit SCRIPT FLAGS: one of the six scripts. In a rehearsal, flags that reduce its work come last,
+# and win.
+kit() {
+  python "$@" $(reduced "$1" "$2")
+}
+
+# reduced SCRIPT JOB: the flags of a rehearsal, SMALL=1
+reduced() {
+  if [ "$SMALL" != 1 ]; then
+    return
+  fi
+  case "$1 $2" in
+    "01_index.py graph") ;;
+    "01_index.py train") echo --epochs 0.25 --max-length 48 --batch-size 16 ;;
+    "01_index.py "*) echo --max-length 64 ;;
+    "03_rerank.py train") echo --epochs 1 --max-length 96 ;;
+    "03_rerank.py "*) echo --depth 10 --max-length 96 ;;
+    "04_llm_rerank.py "*) echo --depth 5 --max-words 40 ;;
+    "05_classify.py train") echo --epochs 1 --max-length 96 ;;
+    "05_classify.py llm") echo --max-words 40 ;;
+    "05_classify.py "*) echo --max-length 96 ;;
+  esac
+}
+
+# few WORDS: the words of a loop; in a rehearsal, the first alone
+few() {
+  if [ "$SMALL" = 1 ]; then
+    echo "$1"
+  else
+    echo "$@"
+  fi
+}
+
+# -------------------- Data
 # fetch NAME: download scifact, check-covid or climate-fever, or read the copy in $FROM. The labels
 # of SciFact's test split are not public: its dev split is test, and dev comes out of train.
 fetch() {
-  case $1 in scifact | check-covid | climate-fever) ;; *) return ;; esac
-  [ -d data/$1 ] || python data/download.py $1 ${FROM:+--from "$FROM"}
-  [ $1 != scifact ] || python data/download.py split data/scifact --share 0.15 --test dev
+  local name=$1
+  if [[ ! $name =~ ^(scifact|check-covid|climate-fever)$ ]]; then
+    return
+  fi
+  if [ ! -d data/$name ]; then
+    python data/download.py $name ${FROM:+--from "$FROM"}
+  fi
+  if [ $name = scifact ]; then
+    python data/download.py split data/scifact --share 0.15 --test dev
+  fi
 }
 
 # abstracts: from here on the data have no titles; ClimateCheck's papers read abstracts alone
@@ -42,33 +100,48 @@ abstracts() {
   D="--data $DATA --work $WORK"
 }
 
+# -------------------- Models
+MINILM=data/models/minilm
+SPLADE_TINY=data/models/splade-tiny
+CROSS=work/small/cross-encoder
+CAUSAL=work/small/causal
+NLI=work/small/nli
+if [ -n "$SMALL" ]; then
+  python data/download.py models
+fi
+
 # model LARGE SMALL: the model to use; what stands in work/small/ is made on the first call
 model() {
-  if [ -z "$SMALL" ]; then echo "$1"; return; fi
-  echo "small: $2 replaces $1" >&2
-  case $2 in work/small/*)
-    [ -d $2 ] || python recipes/tools/stand_in.py $2 --kind $(basename $2) >&2 ;; esac
-  echo "$2"
+  local large=$1 small=$2
+  if [ -z "$SMALL" ]; then
+    echo "$large"
+    return
+  fi
+  echo "small: $small replaces $large" >&2
+  if [[ $small = work/small/* && ! -d $small ]]; then
+    python recipes/tools/stand_in.py $small --kind $(basename $small) >&2
+  fi
+  echo "$small"
 }
-
-# small FLAGS: flags that reduce the work with SMALL=1; as the last ones on a line, they win
-small() { if [ "$SMALL" = 1 ]; then echo "$@"; fi; }
-
-# few WORDS: a loop's words; with SMALL=1 the first alone
-few() { if [ "$SMALL" = 1 ]; then echo "$1"; else echo "$@"; fi; }
 
 # llm NAME: flags for the language model at the endpoint. With SMALL, an endpoint is asked only for
 # LLM_MODEL, as answers may cost money; else a stand-in gives every prompt the same reply.
 llm() {
-  local model=${LLM_MODEL:-} there=${LLM_BASE_URL:-}
-  if [[ -n $model || $1 = gpt-* ]]; then there=$there${OPENAI_API_KEY:-}; fi
-  if [ -z "$SMALL" ]; then model=${model:-$1}; fi
-  if [[ -n $model && -n $there ]]; then
+  local name=$1
+  local model=${LLM_MODEL:-}
+  local endpoint=${LLM_BASE_URL:-}
+  if [[ -n $model || $name = gpt-* ]]; then
+    endpoint=$endpoint${OPENAI_API_KEY:-}  # OpenAI's own, if only the key is set
+  fi
+  if [ -z "$SMALL" ]; then
+    model=${model:-$name}
+  fi
+  if [[ -n $model && -n $endpoint ]]; then
     echo "--backend openai --model $model"
   elif [ -n "$SMALL" ]; then
-    echo "--backend transformers --model $(model $1 work/small/llm)"
+    echo "--backend transformers --model $(model $name work/small/llm)"
   else
-    refuse "LLM_BASE_URL: not set, and $1 will be asked; set it (OPENAI_API_KEY alone means OpenAI)"
+    refuse "LLM_BASE_URL: not set, and $name will be asked; set it (OPENAI_API_KEY alone means OpenAI)"
   fi
 }
 
@@ -77,42 +150,50 @@ llm() {
 # vLLM writes replies only at its end, so it gets $PIECE requests at a time: what a session that
 # ends loses is one piece. 500 is a trade-off, since the model is loaded for each piece.
 ask() {
+  local out=$1 round status piece
+  shift
   for round in 1 2 3 4 5; do
-    local status=0
-    "${@:2}" --out $1.tsv || status=$?
-    case $status in 0) return ;; 3) ;; *) exit $status ;; esac
-    rm -f $1.piece.*
-    split -l ${PIECE:-500} $1.requests.jsonl $1.piece.
-    for piece in $1.piece.*; do
-      vllm run-batch -i $piece -o $1.new.jsonl --model $JUDGE ${VLLM:-}
-      cat $1.new.jsonl >> $1.replies.jsonl
-      rm $piece $1.new.jsonl
+    status=0
+    "$@" --out $out.tsv || status=$?
+    if [ $status = 0 ]; then
+      return
+    elif [ $status != 3 ]; then
+      exit $status
+    fi
+    rm -f $out.piece.*
+    split -l ${PIECE:-500} $out.requests.jsonl $out.piece.
+    for piece in $out.piece.*; do
+      vllm run-batch -i $piece -o $out.new.jsonl --model $JUDGE ${VLLM:-}
+      cat $out.new.jsonl >> $out.replies.jsonl
+      rm $piece $out.new.jsonl
     done
   done
-  refuse "$1.replies.jsonl: the same requests wait again and again; see its last lines"
+  refuse "$out.replies.jsonl: the same requests wait again and again; see its last lines"
 }
 
-# table MEASURES RUNS: the table with the published figures of $SYSTEM, where the test split has
-# judgements
+# -------------------- Tables
+# table NAME MEASURES RUNS: the table NAME.tsv with the published figures of $SYSTEM beside it,
+# where the test split has judgements
 table() {
-  local word last= out=$T/metrics.tsv
-  for word in "$@"; do
-    if [ "$last" = --out ]; then out=$word; fi
-    last=$word
-  done
-  if [ -e "$QRELS" ]; then
-    python 06_evaluate.py $D "${@:2}" --measures $1
-    python recipes/tools/published.py ${out%.tsv}.json "$SYSTEM"
-  else
+  local name=$1 measures=$2
+  shift 2
+  if [ ! -e "$QRELS" ]; then
     echo "no table without $QRELS, which the organisers keep (data/README.md)"
+    return
   fi
+  python 06_evaluate.py $D "$@" --measures $measures --out $T/$name.tsv
+  python recipes/tools/published.py $T/$name.json "$SYSTEM"
 }
 
 # further WORD QRELS: end the recipe here, unless it was called with the word tables
 further() {
-  [ "$1" = tables ] || exit 0
-  local qrels=${2:-$QRELS}
-  [ -e $qrels ] || refuse "tables: they need $qrels, which the organisers keep (data/README.md)"
+  local word=$1 qrels=${2:-$QRELS}
+  if [ "$word" != tables ]; then
+    exit 0
+  fi
+  if [ ! -e $qrels ]; then
+    refuse "tables: they need $qrels, which the organisers keep (data/README.md)"
+  fi
 }
 
 # remarks: the published figures that no run here stands for, why, and the slips of the papers
@@ -125,10 +206,3 @@ remarks() {
     last = head
   } END { print "" }' recipes/published.tsv
 }
-
-MINILM=data/models/minilm
-SPLADE_TINY=data/models/splade-tiny
-CROSS=work/small/cross-encoder
-CAUSAL=work/small/causal
-NLI=work/small/nli
-[ -z "$SMALL" ] || python data/download.py models
