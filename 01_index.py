@@ -66,10 +66,15 @@ class Analyser(NamedTuple):
     stemmer: str
 
 
+WORD = r"\w+(?:[-./,]\w+)*"  # 99 % of the tokens are those of NLTK's word_tokenize, on SciFact
 ANALYSERS = {
     "default": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's stopwords
+    "unstemmed": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", None),  # AlexUNLP-FMT 2025
     "plain": Analyser(None, False, r"\S+", None, None),  # split at white space: AIRwaves 2025
     "nltk": Analyser("NFKC", True, r"[^\W_]+", "english_plus", None),  # Ant Bridge 2025
+    "letters": Analyser("NFKC", True, r"[^\W\d_]{2,}", "english_plus", None),  # ClimateSense 2026
+    "words": Analyser("NFKC", True, WORD, None, None),  # the baseline of ClimateCheck 2025
+    "cased": Analyser("NFKC", False, WORD, None, None),  # EFC 2025
 }
 
 
@@ -392,10 +397,12 @@ def add_index(job):
     add_texts(job)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stopwords,
-        stems; plain: split at white space only; nltk: lower case, no punctuation, NLTK's stopwords,
-        no stems""")
+        stems; unstemmed: no stems; plain: split at white space only; nltk: lower case, no
+        punctuation, NLTK's stopwords, no stems; letters: as nltk, but no digits and no single
+        letters; words: lower-cased words, which may have hyphens and points inside, none left out;
+        cased: the same, not lower-cased""")
     add("--language", choices=LANGUAGES, default="english",
-        help="take stopwords (analysers default and nltk) and stems (default) of this language")
+        help="take the stopwords and stems of an analyser that has them from this language")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
         help="variant of idf; in robertson, terms of more than half of the texts count nothing")
     add("--k1", type=float, default=1.5, help="saturation; with more, repeated terms count more")

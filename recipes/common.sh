@@ -185,6 +185,14 @@ table() {
   python recipes/tools/published.py $T/$name.json "$SYSTEM"
 }
 
+# runs NAMES: the files of these runs on the test split
+runs() {
+  local name
+  for name in "$@"; do
+    echo $T/$name.tsv
+  done
+}
+
 # further WORD QRELS: end the recipe here, unless it was called with the word tables
 further() {
   local word=$1 qrels=${2:-$QRELS}

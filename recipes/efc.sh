@@ -6,64 +6,67 @@
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/efc.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
+
 E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)
 QWEN=$(llm Qwen/Qwen3-14B)
 PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
-[ -d "$DATA" ] || python data/download.py climatecheck --edition 2025 --out $DATA
+if [ ! -d "$DATA" ]; then
+  python data/download.py climatecheck --edition 2025 --out $DATA
+fi
 abstracts
 
 stage "1  E5 fine-tuned: the three least similar of BM25's candidates are negatives (7.4; 13, 15)"
-python 01_index.py $D --indexes bm25 dense --dense-model $E5 "${PROMPTS[@]}" --out $WORK/index-e5 \
-  $(small --max-length 64)
-python 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers bm25 --top-k 1500
-python 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --top-k 1500 \
+kit 01_index.py $D --indexes bm25 dense --analyser cased --dense-model $E5 "${PROMPTS[@]}" \
+  --out $WORK/index-e5
+kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers bm25 --top-k 1500
+kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --top-k 1500 \
   --restrict $WORK/train/bm25.tsv
-python 02_retrieve.py mine $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
+kit 02_retrieve.py mine $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
   --from-top 1500 --out $WORK/train/triplets.jsonl
-python 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PROMPTS[@]}" --loss mnrl \
-  --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder \
-  $(small --epochs 0.25 --max-length 48)
-python 01_index.py $D --indexes bm25 dense --dense-model $WORK/models/encoder "${PROMPTS[@]}" \
-  $(small --max-length 64)
+kit 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PROMPTS[@]}" --loss mnrl \
+  --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder
+kit 01_index.py $D --indexes bm25 dense --analyser cased --dense-model $WORK/models/encoder \
+  "${PROMPTS[@]}"
 
 stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150 (7.4)"
-python 02_retrieve.py $D --retrievers bm25 --top-k 1500
-python 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 150
+kit 02_retrieve.py $D --retrievers bm25 --top-k 1500
+kit 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 150
 
 stage "3  Reranking: ms-marco-MiniLM-L12-v2 as it is; the best 10 (7.4)"
-rerank() { # RUN NAME
-  python 03_rerank.py $D --run $T/$1.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 \
-    --out $T/$2.tsv $(small --depth 20 --max-length 256)
+rerank() {
+  local run=$1 name=$2
+  kit 03_rerank.py $D --run $T/$run.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 \
+    --out $T/$name.tsv
 }
 rerank dense rerank
 
 stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning (7.4; difference 1)"
-python 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/reasoning.txt \
+kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/reasoning.txt \
   --max-tokens 4096 --timeout 600 $QWEN --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
-table climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
-python 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
+table metrics climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
+kit 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (14)"
-python 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
+kit 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
-  --out $WORK/models/deberta $(small --epochs 1 --max-length 96 --lr 1e-4)
-python 05_classify.py $D --run $T/rerank.tsv --model $WORK/models/deberta --out $T/deberta.tsv \
-  $(small --max-length 96)
-NLI=""
+  --split-by instance --out $WORK/models/deberta
+kit 05_classify.py $D --run $T/rerank.tsv --model $WORK/models/deberta --out $T/deberta.tsv
+STANCE="verdicts deberta"
 if [ -z "$SMALL" ]; then  # the small model has not learned NLI
-  python 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
-  NLI=$T/deberta-nli.tsv
+  kit 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
+  STANCE="$STANCE deberta-nli"
 fi
+
 stage "tables  Retrieval: E5 without fine-tuning; the cross-encoder behind BM25 alone"
-python 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm25.tsv \
+kit 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm25.tsv \
   --top-k 150 --out $T/untuned
 cp $T/untuned/dense.tsv $T/dense-untuned.tsv
 rerank dense-untuned rerank-untuned
 rerank bm25 bm25-rerank
-table climatecheck2025 $T/{verdicts,deberta}.tsv $NLI \
-  $T/{bm25,dense-untuned,dense,bm25-rerank,rerank-untuned,rerank}.tsv --out $T/tables.tsv
+table tables climatecheck2025 $(runs $STANCE) \
+  $T/{bm25,dense-untuned,dense,bm25-rerank,rerank-untuned,rerank}.tsv

@@ -52,7 +52,11 @@ def test_a_field_that_no_record_has_is_warned_of(toy, call):
             ["don", "glacier", "do", "melt", "co2", "level", "sea"],
         ),
         ("plain", "It's the CO2-level;\u2003A", ["It's", "the", "CO2-level;", "A"]),
-        ("nltk", "Don't say climate-change_now!", ["say", "climate", "change"]),
+        ("unstemmed", "The Glaciers do NOT melt", ["glaciers", "do", "melt"]),
+        ("nltk", "Don't say climate-change_now! 2", ["say", "climate", "change", "2"]),
+        ("letters", "Don't say CO2 is x 2.5", ["say", "co"]),
+        ("words", "The CO2-level (1.5, 1,000) IS up.", "the co2-level 1.5 1,000 is up".split()),
+        ("cased", "The CO2-level (1.5) IS up.", ["The", "CO2-level", "1.5", "IS", "up"]),
         # composed and decomposed accents, ligatures and indices are the same but for plain
         ("default", "cafe\u0301 \ufb01re CO\u2082", ["caf\u00e9", "fire", "co2"]),
         ("plain", "cafe\u0301 \ufb01re", ["cafe\u0301", "\ufb01re"]),
