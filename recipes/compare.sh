@@ -26,43 +26,67 @@ fi
 SPLIT=${SPLIT:-test}
 T=$WORK/$SPLIT
 D="$D --split $SPLIT"
-[ -e $DATA/qrels.$SPLIT.tsv ] ||
+if [ ! -e $DATA/qrels.$SPLIT.tsv ]; then
   refuse "DATA: no $DATA/qrels.$SPLIT.tsv, so nothing can be compared"
+fi
 if [ -n "$SMALL" ]; then
-  FLAGS=${FLAGS:---max-length 160} DEPTH=${DEPTH:-20}
+  FLAGS=${FLAGS:---max-length 160}
+  DEPTH=${DEPTH:-20}
   RETRIEVERS=${RETRIEVERS:-bm25 $MINILM splade:$SPLADE_TINY}
   MODELS=${MODELS:-$(model "a cross-encoder" $CROSS) $(model "a causal reranker" $CAUSAL)}
 fi
 DEPTH=${DEPTH:-100}
-[ -n "${RUN:=}" ] || RETRIEVERS=${RETRIEVERS:-bm25}
+RUN=${RUN:-}
+if [ -z "$RUN" ]; then
+  RETRIEVERS=${RETRIEVERS:-bm25}
+fi
 runs=($RUN)
-
 rows=""  # a model's row, which is also the name of its files
+
 # try NAME COMMAND: run it and keep in rows/NAME.json what it took, or its error
 try() {
-  local status=0
-  python recipes/tools/compare.py run $WORK/rows/$1.json "${@:2}" || status=$?
-  [ $status != 130 ] || exit 130
+  local name=$1 status=0
+  shift
+  python recipes/tools/compare.py run $WORK/rows/$name.json "$@" || status=$?
+  if [ $status = 130 ]; then  # Ctrl-C
+    exit 130
+  fi
   return $status
 }
 
+# retrieve NAME KIND FLAGS: the index of a retriever, and its run
+retrieve() {
+  local name=$1 kind=$2
+  shift 2
+  try $name.index python 01_index.py $D --indexes $kind "$@" ${FLAGS:-} --out $WORK/index/$name &&
+    try $name python 02_retrieve.py $D --retrievers $kind --index $WORK/index/$name \
+      --top-k $DEPTH --out $T/$name
+}
+
 stage "1, 2  Every retriever: its index, and its best $DEPTH"
-for name in ${RETRIEVERS:=}; do
+for name in ${RETRIEVERS:-}; do
   as=${name//[\/:]/_}
   rows="$rows $as"
   case $name in
-    bm25) kind=bm25 how="" ;;
-    splade:*) kind=splade how="--splade-model ${name#splade:}" ;;
-    *) kind=dense how="--dense-model $name" ;;
+    bm25)
+      kind=bm25
+      flags="" ;;
+    splade:*)
+      kind=splade
+      flags="--splade-model ${name#splade:}" ;;
+    *)
+      kind=dense
+      flags="--dense-model $name" ;;
   esac
-  try $as.index python 01_index.py $D --indexes $kind $how ${FLAGS:-} --out $WORK/index/$as &&
-  try $as python 02_retrieve.py $D --retrievers $kind --index $WORK/index/$as --top-k $DEPTH \
-    --out $T/$as &&
-  cp $T/$as/$kind.tsv $T/$as.tsv &&
-  cp $T/$as/$kind.tsv.meta.json $T/$as.tsv.meta.json &&
-  runs+=($T/$as.tsv)
+  if retrieve $as $kind $flags; then
+    cp $T/$as/$kind.tsv $T/$as.tsv
+    cp $T/$as/$kind.tsv.meta.json $T/$as.tsv.meta.json
+    runs+=($T/$as.tsv)
+  fi
 done
-[ ${#runs[@]} -gt 0 ] || refuse "no retriever works, so nothing can be reranked; see $WORK/rows"
+if [ ${#runs[@]} = 0 ]; then
+  refuse "no retriever works, so nothing can be reranked; see $WORK/rows"
+fi
 
 stage "2  Candidates"
 if [ -z "$RUN" ] && [ ${#runs[@]} -gt 1 ]; then
@@ -73,12 +97,13 @@ fi
 RUN=${RUN:-${runs[0]}}
 
 stage "3  Every reranker on the first $DEPTH of $RUN"
-for name in ${MODELS:=}; do
+for name in ${MODELS:-}; do
   as=${name//[\/:]/_}
   rows="$rows $as"
-  try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH ${FLAGS:-} \
-    --out $T/$as.tsv &&
-  runs+=($T/$as.tsv)
+  if try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH ${FLAGS:-} \
+    --out $T/$as.tsv; then
+    runs+=($T/$as.tsv)
+  fi
 done
 
 stage "6  The table"

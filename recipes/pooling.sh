@@ -15,7 +15,9 @@
 GIVEN=${QRELS:-}
 . "$(dirname "$0")/common.sh" demo
 QRELS=${GIVEN:-$QRELS}
-[ $# -gt 0 ] || refuse "no runs; name the runs of all systems"
+if [ $# = 0 ]; then
+  refuse "no runs; name the runs of all systems"
+fi
 P=$WORK
 
 stage "1  The pool: unjudged pairs among the first ranks, with their best rank and number of runs"

@@ -10,7 +10,9 @@
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
 NAME=${1:-}
 case $NAME in
-  "") echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2; exit 2 ;;
+  "")
+    echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2
+    exit 2 ;;
   scifact) set=scifact-split ;;
   check-covid | climate-fever) set=$NAME ;;
   *) DATA=$NAME ;;
@@ -19,32 +21,52 @@ esac
 fetch $NAME
 python data/download.py models
 
-# Tokens of a text (LENGTH) and of a pair (PAIR), candidates that are reranked (DEPTH), those of a
-# claim whose cosines and then scores a cross-encoder imitates, and its negatives. Sentences
-# (climate-fever) are short, so there are more of them; scores of a few candidates lost on dev.
-LENGTH=256 PAIR=128 DEPTH=10 FORM= PUBLISHED=
-TUPLES="--hard 1" ENCODER="--lr 2e-5 --batch-size 32"
-COSINES=5 SCORES=0 LABELS="--hard 1 --easy 1" EPOCHS=1 MARGIN="--hard 1 --easy 1"
-TURNS=5  # epochs of the classifier that begins with the cross-encoder's weights
-case $NAME in
-  scifact) FORM=-cited PUBLISHED=scifact ;;  # a cited abstract is relevant: BEIR
-  climate-fever)
-    LENGTH=80 PAIR=96 DEPTH=30 TURNS=3 TUPLES="--hard 0" ENCODER=
-    COSINES=32 SCORES=26 LABELS="--hard 6 --easy 2" EPOCHS=2 MARGIN="--hard 2 --easy 1" ;;
-esac
-TRAIN=train$FORM DEV=dev$FORM TEST=test$FORM
+FORM=                     # of the judgements: a suffix of the splits' names
+LENGTH=256                # tokens of a text
+PAIR=128                  # tokens of a pair
+DEPTH=10                  # candidates that are reranked
+TUPLES="--hard 1"         # examples of the encoder
+ENCODER="--lr 2e-5 --batch-size 32"
+COSINES=5                 # candidates of a claim whose cosines a cross-encoder imitates
+SCORES=0                  # and then those whose scores it imitates; with few, it lost on dev
+LABELS="--hard 1 --easy 1"  # negatives that it learns from last, by binary cross-entropy
+EPOCHS=1                  # passes over them
+MARGIN="--hard 1 --easy 1"  # the same by margin loss
+TURNS=5                   # epochs of the classifier that begins with the cross-encoder's weights
+if [ "$NAME" = scifact ]; then
+  FORM=-cited  # a cited abstract is relevant: BEIR
+elif [ "$NAME" = climate-fever ]; then  # sentences are short, so there are more of them
+  LENGTH=80
+  PAIR=96
+  DEPTH=30
+  TUPLES="--hard 0"
+  ENCODER=
+  COSINES=32
+  SCORES=26
+  LABELS="--hard 6 --easy 2"
+  EPOCHS=2
+  MARGIN="--hard 2 --easy 1"
+  TURNS=3
+fi
+TRAIN=train$FORM
+DEV=dev$FORM
+TEST=test$FORM
 W=$WORK
-[ -e $DATA/qrels.test.tsv ] ||
+if [ ! -e $DATA/qrels.test.tsv ]; then
   refuse "$DATA: no qrels.test.tsv, so no table; README.md, \"Your own data\", needs none"
+fi
 SPLITS="$TRAIN $DEV $TEST"
 if [ ! -e $DATA/qrels.train.tsv ]; then
   SPLITS=$TEST
 elif [ ! -e $DATA/qrels.dev.tsv ]; then
   python data/download.py split $DATA --out $W/data
-  DATA=$W/data D="--data $W/data --work $W"
+  DATA=$W/data
+  D="--data $DATA --work $W"
 fi
 
-fuse() { python 02_retrieve.py fuse $D "$@"; }
+fuse() {
+  python 02_retrieve.py fuse $D "$@"
+}
 
 stage "1, 2  BM25, MiniLM, SPLADE, none of them fine-tuned; their fusions"
 python 01_index.py $D
@@ -93,11 +115,17 @@ done
 stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts in one input"
 # They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), with SCORES also those of the
 # fused run, and see labels last.
-train() {
-  python 03_rerank.py train $D --split $TRAIN $1 --dev-split $DEV --dev-run $W/$DEV/tuned-z.tsv \
-    --dev-depth $DEPTH --max-length $PAIR "${@:2}"
+mine() {
+  python 02_retrieve.py mine $D --split $TRAIN "$@"
 }
-mine() { python 02_retrieve.py mine $D --split $TRAIN "$@"; }
+
+train() {
+  local examples=$1
+  shift
+  python 03_rerank.py train $D --split $TRAIN $examples --dev-split $DEV \
+    --dev-run $W/$DEV/tuned-z.tsv --dev-depth $DEPTH --max-length $PAIR "$@"
+}
+
 python 02_retrieve.py $D --split $TRAIN --retrievers dense --index $W/index-tuned \
   --top-k $COSINES --restrict $W/tuned/$TRAIN/hybrid.tsv --out $W/tuned/cosines
 # Both take claims without evidence, too, and hardly a target is clipped.
@@ -120,10 +148,13 @@ train $W/train/margin.jsonl --model $BASE --loss margin --batch-size 8 --lr 2e-5
   --epochs 1 --out $W/models/margin
 
 stage "3  The first $DEPTH reranked; blended; with neighbours; a fusion fitted on dev"
-rerank() { # SPLIT NAME FLAGS
-  python 03_rerank.py $D --split $1 --max-length $PAIR --depth $DEPTH --run $W/$1/tuned-z.tsv \
-    --out $W/$1/$2.tsv "${@:3}"
+rerank() {
+  local split=$1 name=$2
+  shift 2
+  python 03_rerank.py $D --split $split --max-length $PAIR --depth $DEPTH \
+    --run $W/$split/tuned-z.tsv --out $W/$split/$name.tsv "$@"
 }
+
 for split in $DEV $TEST; do
   rerank $split cross-encoder
   rerank $split margin --model $W/models/margin
@@ -145,14 +176,22 @@ for split in dev test; do
     NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
     $DATA/qrels.$split.tsv > $W/$split/judged.tsv
 done
-stance() { # NAME FLAGS: train a classifier; dev chooses the epoch
+
+# Train a classifier; dev chooses the epoch
+stance() {
+  local name=$1
+  shift
   python 05_classify.py train $D --dev-split dev --max-length $PAIR --loss cross-entropy \
-    --sampler shuffle --batch-size 16 --out $W/models/stance-$1 "${@:2}"
+    --sampler shuffle --batch-size 16 --out $W/models/stance-$name "$@"
 }
-label() { # SPLIT RUN NAME OUT FLAGS
-  python 05_classify.py $D --split $1 --max-length $PAIR --run $W/$2.tsv \
-    --model $W/models/stance-$3 --out $W/$1/$4.tsv "${@:5}"
+
+label() {
+  local split=$1 run=$2 name=$3 out=$4
+  shift 4
+  python 05_classify.py $D --split $split --max-length $PAIR --run $W/$run.tsv \
+    --model $W/models/stance-$name --out $W/$split/$out.tsv "$@"
 }
+
 stance entropy --epochs 2
 stance warm --model $BASE --epochs $TURNS --patience $TURNS --schedule linear
 for adjust in 0 0.25 0.5 0.75 1; do
@@ -177,7 +216,9 @@ python 06_evaluate.py $D --split $TEST --resamples 10000 --report $W/$TEST/repor
   $W/$TEST/{hybrid,z,rrf-3,z-3,fitted}.tsv $W/$TEST/tuned-{dense,hybrid,z,fitted}.tsv \
   $W/$TEST/{cross-encoder,blended,margin,margin-blended,ensemble,graph,all-fitted}.tsv \
   --measures R@2 R@5 R@10 nDCG@10
-[ -z "$PUBLISHED" ] || python recipes/tools/published.py $W/$TEST/table.json $PUBLISHED
+if [ "$NAME" = scifact ]; then
+  python recipes/tools/published.py $W/$TEST/table.json scifact
+fi
 python 06_evaluate.py $D --out $W/test/stance.tsv $W/test/stance.{entropy,warm,adjusted}.tsv \
   --measures P R F1 "macro F1"
 python recipes/tools/verdicts.py $W/test/claims.jsonl $DATA/qrels.test.tsv

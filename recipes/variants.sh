@@ -10,7 +10,9 @@
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/variants)
 NAME=${1:-}
 case $NAME in
-  "") echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2; exit 2 ;;
+  "")
+    echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2
+    exit 2 ;;
   scifact) set=scifact-split ;;
   check-covid | climate-fever) set=$NAME ;;
   *) DATA=$NAME ;;
@@ -31,23 +33,28 @@ case $NAME in
   climate-fever) TEST=dev ;;  # 153 claims in place of 615; nothing is chosen on them
 esac
 
-mine() {  # NAME FLAGS: training examples, one negative a claim
+# Training examples, one negative a claim
+mine() {
   local name=$1
-  python 02_retrieve.py mine $D --split $TRAIN --hard 1 --out $WORK/train/$name.jsonl "${@:2}"
+  shift
+  python 02_retrieve.py mine $D --split $TRAIN --hard 1 --out $WORK/train/$name.jsonl "$@"
 }
 
-train() {  # NAME EXAMPLES FLAGS: a cross-encoder that begins with the weights of the first one
-  local name=$1
-  local examples=$2
+# A cross-encoder that begins with the weights of the first one
+train() {
+  local name=$1 examples=$2
+  shift 2
   python 03_rerank.py train $D --split $TRAIN $WORK/train/$examples.jsonl --dev-split none \
     --max-length $PAIR --loss bce --epochs 1 --model $WORK/models/cosines \
-    --out $WORK/models/$name "${@:3}"
+    --out $WORK/models/$name "$@"
 }
 
-rerank() {  # NAME FLAGS: the candidates of test, by a model of this name
+# The candidates of test, by a model of this name
+rerank() {
   local name=$1
+  shift
   python 03_rerank.py $D --split $TEST --run $WORK/$TEST/z.tsv --depth $DEPTH --max-length $PAIR \
-    --model $WORK/models/$name --out $WORK/$TEST/$name.tsv "${@:2}"
+    --model $WORK/models/$name --out $WORK/$TEST/$name.tsv "$@"
 }
 
 stage "1, 2  BM25 and MiniLM, and their fusion, whose candidates are reranked"

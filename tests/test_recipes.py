@@ -86,7 +86,7 @@ def test_todays_models_in_small(toy, endpoint, shell):
     assert "work/small/causal replaces Qwen/Qwen3-Reranker-4B" in done.stderr
     assert "LogitScore" in (ROOT / "work/small/causal/modules.json").read_text()
     table = pd.read_csv(toy / "best/test/metrics.tsv", sep="\t")
-    runs = "bm25 splade dense hybrid rerank pointwise llm verdicts nli combined"
+    runs = "bm25 dense fused rerank pointwise llm verdicts nli combined"
     assert set(table["run"]) == set(runs.split())
 
 

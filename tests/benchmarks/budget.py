@@ -142,13 +142,12 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
         ("student on the candidates", BASE, EVALUATION, PAIR, False),
     ],
     "climatesense_2026": [
-        ("mining, 1,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 1000, PAIR, False),
+        ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR, False),
         ("training, 5 models x 15 negatives", LARGE, 5 * GROWN * POSITIVES * 15 * 2, PAIR, True),
         ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False),
     ],
 } | {
     f"best, {size}": [
-        ("SPLADE index", SPLADE, CORPUS, ABSTRACT, False),
         ("dense index", size, CORPUS, ABSTRACT, False),
         ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT, False),
         ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT, False),
