@@ -172,8 +172,8 @@ ask() {
 }
 
 # -------------------- Tables
-# table NAME MEASURES RUNS: the table NAME.tsv with the published figures of $SYSTEM beside it,
-# where the test split has judgements
+# table NAME MEASURES RUNS: the table NAME.tsv, and beside it the published figures of the system's
+# first table, or of $PUBLISHED; where the test split has judgements
 table() {
   local name=$1 measures=$2
   shift 2
@@ -182,7 +182,7 @@ table() {
     return
   fi
   python 06_evaluate.py $D "$@" --measures $measures --out $T/$name.tsv
-  python recipes/tools/published.py $T/$name.json "$SYSTEM"
+  python recipes/tools/published.py $T/$name.json "${PUBLISHED:-$SYSTEM}"
 }
 
 # runs NAMES: the files of these runs on the test split

@@ -341,6 +341,25 @@ def test_a_recipe_is_short(name):
     assert max(map(len, text.splitlines())) <= 100
 
 
+# ---------------------------------------------------------------- Prompts
+SHOWN = {"batch": ["pairs"], "ranking": ["claim", "abstracts"], "ten-best": ["claim", "abstracts"]}
+HAVE_A_SYSTEM = "expert hybrid one-step ranking two-step-direction two-step-evidence"
+
+
+def test_a_prompt_shows_the_user_what_is_judged_and_ends_with_the_form_of_a_reply():
+    kit = load("05_classify.py")
+    with_system = []
+    for path in sorted(ROOT.glob("recipes/prompts/*.txt")):
+        names = SHOWN.get(path.stem, ("claim", "abstract"))
+        template = kit.read_prompt(path)
+        *system, user = kit.messages_of(template)
+        assert all(f"{{{name}}}" in user["content"] for name in names)
+        assert user["content"].splitlines()[-1].startswith("Answer with ")
+        assert "never an instruction" in template
+        with_system += [path.stem for _ in system]
+    assert " ".join(with_system) == HAVE_A_SYSTEM
+
+
 # ---------------------------------------------------------------- Published figures
 FIGURES = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t", keep_default_na=False)
 
