@@ -19,7 +19,7 @@ Prints  the run that is labelled, and F1 of the classifier in training; the last
 Examples
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli --top-k 10
     python 05_classify.py train --epochs 3 --model work/demo/models/reranker
-    python 05_classify.py llm --model gpt-4.1 --prompt recipes/prompts/reasoning.txt
+    python 05_classify.py llm --model gpt-4.1 --prompt recipes/prompts/hybrid.txt
 """
 
 import argparse
