@@ -154,24 +154,32 @@ def open_reranker(load, args, dtype):
 
 
 # ---------- Truncation
-def first_tokens(tokenizer, texts, limits):
-    """Return texts cut to their limits of tokens, and how many tokens each of them has then."""
-    coded = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)
-    cut = []
-    counts = []
-    for row, (text, limit) in enumerate(zip(texts, limits)):
-        count = len(coded["input_ids"][row])
-        if count > limit:
-            text = text[: coded.token_to_chars(row, limit - 1).end]
-        cut.append(text)
-        counts.append(min(count, limit))
-    return cut, np.array(counts)
+def token_ends(tokenizer, texts, known):
+    """Return an array for each text: where its tokens end, in characters.
+
+    known: {text: array}, which grows, so that a text of many pairs is tokenised once.
+    """
+    new = [text for text in dict.fromkeys(texts) if text not in known]
+    coding = {"add_special_tokens": False, "truncation": False, "verbose": False}
+    if new:
+        coded = tokenizer(new, return_offsets_mapping=True, **coding)
+        for text, offsets in zip(new, coded["offset_mapping"]):
+            known[text] = np.array(offsets, np.int32).reshape(-1, 2)[:, 1].copy()
+    return [known[text] for text in texts]
 
 
-def truncate(model, pairs):
+def first_tokens(text, ends, limit):
+    """Return the first tokens of a text, whose tokens end at ends."""
+    if len(ends) <= limit:
+        return text
+    return text[: ends[limit - 1]]
+
+
+def truncate(model, pairs, known):
     """Return pairs that a model reads whole, and which of them are truncated.
 
-    Only the abstract is truncated, unless the claim fills more than half of the tokens.
+    Only the abstract is truncated, unless the claim fills more than half of the tokens. known:
+    {text: where its tokens end}, of texts that were seen before.
     """
     prompt = model.prompts.get(model.default_prompt_name)
     room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
@@ -179,22 +187,28 @@ def truncate(model, pairs):
         room -= 4  # in a chat template, the ends of texts may be tokenised anew
     short = []
     for start in range(0, len(pairs), GROUP):  # the tokens of all may take gigabytes
-        claims, texts = map(list, zip(*pairs[start : start + GROUP]))
-        claims, counts = first_tokens(model.tokenizer, claims, [room // 2] * len(claims))
-        texts, _ = first_tokens(model.tokenizer, texts, room - counts)
-        short += zip(claims, texts)
+        claims, texts = zip(*pairs[start : start + GROUP])
+        ends_of_claims = token_ends(model.tokenizer, claims, known)
+        ends_of_texts = token_ends(model.tokenizer, texts, known)
+        for claim, text, claim_ends, ends in zip(claims, texts, ends_of_claims, ends_of_texts):
+            used = min(len(claim_ends), room // 2)
+            short.append(
+                (first_tokens(claim, claim_ends, used), first_tokens(text, ends, room - used))
+            )
     return short, [new != old for new, old in zip(short, pairs)]
 
 
 # ---------- Scores
-def read_scores(path):
-    """Return {(claim_id, abstract_id): row} of the finished groups in a file."""
-    finished = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            with contextlib.suppress(ValueError):  # a line torn by a kill
-                finished |= {tuple(row[:2]): row for row in json.loads(line)}
-    return finished
+def open_scores(path, count):
+    """Return a memory map (count, 2): the score of each pair, and whether it is truncated.
+
+    A pair that is not scored yet has NaN. The file is there whole or not at all.
+    """
+    if not path.exists():
+        new = path.with_suffix(".new")
+        np.lib.format.open_memmap(new, "w+", float, (count, 2))[:] = np.nan
+        new.rename(path)
+    return np.load(path, mmap_mode="r+")
 
 
 def count_scores(model, inputs, output, bar):
@@ -203,49 +217,51 @@ def count_scores(model, inputs, output, bar):
 
 
 def score_resumably(model, texts, args, path, pairs):
-    """Return rows (claim_id, abstract_id, score, is_truncated); path holds finished groups."""
+    """Return a table of pairs with score and is_truncated; path holds those of finished groups."""
     from tqdm.auto import tqdm
 
     is_parallel = bool(args.device and len(args.device) > 1)
     devices = args.device if is_parallel else None
     size = 20 * GROUP if is_parallel else GROUP  # predict starts processes for each group
-    finished = read_scores(path)
-    unscored = [pair for pair in pairs if pair not in finished]
-    with open(path, "a") as file, tqdm(desc="rerank", unit=" pairs", total=len(unscored)) as bar:
+    scores = open_scores(path, len(pairs))
+    finished = np.isfinite(scores[:, 0]).sum() // size * size
+    known = {}
+    with tqdm(desc="rerank", unit=" pairs", total=len(pairs) - finished) as bar:
         if not is_parallel:  # else the bar moves by groups, as batches are scored elsewhere
             model.register_forward_hook(functools.partial(count_scores, bar=bar))
-        for start in range(0, len(unscored), size):
-            group = unscored[start : start + size]
-            inputs = [(texts.claims[pair[0]], texts.abstracts[pair[1]]) for pair in group]
-            inputs, is_truncated = truncate(model, inputs)
-            scores = model.predict(inputs, batch_size=args.batch_size, device=devices)
-            if not np.isfinite(scores).all():
+        for start in range(finished, len(pairs), size):
+            group = pairs[start : start + size]
+            inputs = []
+            for claim_id, abstract_id in group[PAIR].itertuples(index=False, name=None):
+                inputs.append((texts.claims[claim_id], texts.abstracts[abstract_id]))
+            inputs, is_truncated = truncate(model, inputs, known)
+            found = model.predict(inputs, batch_size=args.batch_size, device=devices)
+            if not np.isfinite(found).all():
                 fail(args.model, "a score is no finite number; use --dtype fp32")
-            rows = [(*pair, *row) for pair, *row in zip(group, scores.tolist(), is_truncated)]
-            file.write("\n" + json.dumps(rows))  # a new line, as a kill may have torn the last one
-            file.flush()
-            finished |= dict(zip(group, rows))
-            bar.update(start + len(group) - bar.n)
-    return [finished[pair] for pair in pairs]
+            scores[start : start + size] = np.column_stack([found, is_truncated])
+            bar.update(start + len(group) - finished - bar.n)
+    return pairs.assign(score=scores[:, 0], is_truncated=scores[:, 1] > 0)
 
 
-def score_with_graph(score, pairs, graph, args):
+def score_with_graph(score, pairs, graph, parts, args):
     """Score pairs, then round by round new neighbours of each claim's best (AlexUNLP-FMT 2025)."""
     import pandas as pd
 
-    columns = [*PAIR, "score", "is_truncated"]
-    rows = score(pairs)
-    for _ in range(args.rounds):
-        seen = {tuple(row[:2]) for row in rows}
+    table = score(parts / "scores.npy", pairs)
+    for number in range(args.rounds if graph else 0):
+        seen = set(table[PAIR].itertuples(index=False, name=None))
         near = {}  # keeps the order in which neighbours were found
-        for claim_id, group in pd.DataFrame(rows, columns=columns).groupby("claim_id", sort=False):
+        for claim_id, group in table.groupby("claim_id", sort=False):
             for abstract_id in group.nlargest(args.beam, "score")["abstract_id"]:
                 near |= {(claim_id, other): None for other in graph.get(abstract_id, ())}
         new = [pair for pair in near if pair not in seen]
         if not new:
             break
-        rows += score(new)
-    return pd.DataFrame(rows, columns=columns)
+        new = pd.DataFrame(new, columns=PAIR)
+        table = pd.concat(
+            [table, score(parts / f"neighbours-{number}.npy", new)], ignore_index=True
+        )
+    return table
 
 
 def score_candidates(candidates, texts, graph, parts, args):
@@ -256,9 +272,8 @@ def score_candidates(candidates, texts, graph, parts, args):
     if "score" in candidates:
         return candidates.assign(is_truncated=False)
     model = open_reranker(load_reranker, args, args.dtype)
-    score = functools.partial(score_resumably, model, texts, args, parts / "scores.jsonl")
-    pairs = list(candidates[PAIR].itertuples(index=False, name=None))
-    return score_with_graph(score, pairs, graph, args).merge(candidates, on=PAIR, how="left")
+    score = functools.partial(score_resumably, model, texts, args)
+    return score_with_graph(score, candidates, graph, parts, args)
 
 
 # ---------- Rerank
@@ -280,15 +295,23 @@ def blend_first_stage(table, weight):
     return (1 - weight) * z["score"] + weight * z["first"]
 
 
-def with_rest(table, before):
-    """Append the candidates beyond --depth in their old order, at the lowest score - 1, - 2, ..."""
+def blended(table, args):
+    """Return a table with the scores that --verdicts and --first-stage make of its columns."""
+    if args.verdicts:
+        table = table.assign(score=combo_score(table["score"], table["stance"], args.alpha))
+    if args.first_stage:
+        table = table.assign(score=blend_first_stage(table, args.first_stage))
+    return table
+
+
+def with_rest(table, rest):
+    """Append candidates beyond --depth in their old order, at the lowest score - 1, - 2, ..."""
     import pandas as pd
 
-    rest = before[PAIR].merge(table, on=PAIR, how="left")
-    rest = rest[rest["score"].isna()]
     lowest = rest["claim_id"].map(table.groupby("claim_id")["score"].min()).astype(float)
     steps = 1 + rest.groupby("claim_id").cumcount()
-    return pd.concat([table, rest.assign(score=lowest - steps)])
+    whole = pd.concat([table, rest.assign(score=lowest - steps)])
+    return whole.drop_duplicates(PAIR)  # a neighbour may be one of them
 
 
 def ranked(table, top_k):
@@ -319,21 +342,22 @@ def rerank(args):
     if is_run:
         candidates["score"] = read_columns(args.model, ["score"], candidates)
     if args.verdicts:
-        stance = read_columns(args.verdicts, ["p_supports", "p_refutes"], candidates)
+        columns = ["p_supports", "p_refutes"]
+        candidates["stance"] = read_columns(args.verdicts, columns, candidates)
     graph = {}
     if args.graph:
         graph = read_graph(args.graph, task["inputs"][args.corpus], args.neighbours)
     with parts_of(args.out, task) as parts:
         table = score_candidates(candidates, texts, graph, parts, args)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
-        if args.verdicts:
-            table["score"] = combo_score(table["score"], stance, args.alpha)
-        if args.first_stage:
-            table["score"] = blend_first_stage(table, args.first_stage)
+        table = blended(table, args)
         if args.top_k:
-            table = with_rest(table, before)
+            table = with_rest(table, before[before["rank"] > args.depth])
         run = ranked(table, args.top_k)
-        left_out = len(before) - len(before.merge(run, on=PAIR))
+        kept = run
+        if args.graph:
+            kept = run.merge(before, on=PAIR)
+        left_out = len(before) - len(kept)
         summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
             write_table(run, new)
@@ -374,12 +398,13 @@ def training_table(model, rows):
     """Return {column: values} of rows, and how many of their pairs are truncated."""
     claims, *columns, labels = zip(*rows)
     table = {"claim": claims}
-    count = 0
+    known = {}
+    truncated = 0
     for number, texts in enumerate(columns):
-        short, is_truncated = truncate(model, list(zip(claims, texts)))
+        short, is_truncated = truncate(model, list(zip(claims, texts)), known)
         table["claim"], table[f"text_{number}"] = zip(*short)
-        count += sum(is_truncated)
-    return table | {"label": labels}, count
+        truncated += sum(is_truncated)
+    return table | {"label": labels}, truncated
 
 
 def loss_of(model, args):
@@ -408,11 +433,12 @@ def dev_evaluator(model, paths, abstracts, depth):
     run = read_table(paths[2], RUN, **known)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
+    known = {}
     samples = []
     for claim_id, relevant in evidence.items():
         found = candidates.get(claim_id, [""])  # a claim without candidates counts 0
         texts = [abstracts.get(abstract_id, "") for abstract_id in found]
-        short, _ = truncate(model, [(claims[claim_id], text) for text in texts])
+        short, _ = truncate(model, [(claims[claim_id], text) for text in texts], known)
         documents = [text for _, text in short]
         positive = [text for key, text in zip(found, documents) if key in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})

@@ -32,7 +32,7 @@ def scorer(folder, dtype="fp32", **own):
     model = KIT.open_reranker(KIT.load_reranker, args, dtype)
 
     def score(pairs):
-        short, cut = KIT.truncate(model, pairs)
+        short, cut = KIT.truncate(model, pairs, {})
         return model.predict(short, batch_size=2), cut
 
     return model, score
@@ -69,7 +69,7 @@ def test_a_claim_keeps_at_most_half_of_the_tokens(models, tmp_path):
         ("sun " * 20, "ice " * 20),
         ("sun", ""),
     ]
-    short, cut = KIT.truncate(model, pairs)
+    short, cut = KIT.truncate(model, pairs, {})
     words = [(claim.split().count("sun"), text.split().count("ice")) for claim, text in short]
     assert words == [(20, 20), (20, 1), (1, 39), (20, 20), (1, 0)]
     assert cut == [True, True, True, False, False]
@@ -90,7 +90,7 @@ def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     pair = ("Up?", "Sea.")
     encoder, score = scorer(tmp_path, max_length=130)
     found, cut = score([long, pair])
-    [(_, text)], _ = KIT.truncate(encoder, [long])
+    [(_, text)], _ = KIT.truncate(encoder, [long], {})
     coded = encoder.preprocess([(long[0], text)], prompt="Judge it.")["input_ids"][0]
     seen = encoder.tokenizer.decode(coded)
     assert isinstance(encoder[1], LogitScore) and cut == [1, 0] and len(coded) in range(124, 131)
@@ -155,13 +155,13 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, c
     worth = dict(zip("abcdefg", (5, 6, 1, 9, 2, 7, 0)))
     graph = {"a": "bc", "b": "ad", "c": "ae", "d": "bf", "e": "ca", "f": "db", "g": "fd"}
 
-    def score(pairs):
-        asked.append("".join(abstract_id for _, abstract_id in pairs))
-        return [(*pair, worth[pair[1]], False) for pair in pairs]
+    def score(path, pairs):
+        asked.append("".join(pairs["abstract_id"]))
+        return pairs.assign(score=pairs["abstract_id"].map(worth))
 
     args = Namespace(rounds=rounds, beam=beam)
-    pairs = [("1", abstract_id) for abstract_id in start]
-    found = KIT.score_with_graph(score, pairs, graph, args)
+    pairs = pd.DataFrame({"claim_id": "1", "abstract_id": list(start)})
+    found = KIT.score_with_graph(score, pairs, graph, Path(), args)
     assert asked == calls
     assert "".join(found["abstract_id"]) == "".join(calls)
 
@@ -232,12 +232,14 @@ def test_kill_9_in_the_middle_changes_no_byte(toy, call, killed):
     words = ("--model", "tiny", "--first-stage", 0.5)
     small = {"GROUP = 1024": "GROUP = 4"}  # five groups
     facts(call(SCRIPT, *words, "--out", "whole.tsv", cwd=toy, edits=small))
-    kill = kill_before("scores = model.predict(", 3)
+    kill = kill_before("found = model.predict(", 3)
     assert killed(SCRIPT, *words, "--out", "killed.tsv", cwd=toy, edits=small | kill)
-    [path] = toy.glob("killed.tsv.parts/*/scores.jsonl")
-    assert len(path.read_text().split()) > 0 and not (toy / "killed.tsv").exists()
-    path.write_bytes(path.read_bytes()[:-9])  # the second group is torn
-    never = kill_before("scores = model.predict(", 5, by="sys.exit('done again')")
+    [path] = toy.glob("killed.tsv.parts/*/scores.npy")
+    scores = np.load(path, mmap_mode="r+")
+    assert np.isfinite(scores).sum() == 2 * 8 and not (toy / "killed.tsv").exists()
+    scores[6:8] = np.nan  # the second group is torn
+    del scores
+    never = kill_before("found = model.predict(", 5, by="sys.exit('done again')")
     facts(call(SCRIPT, *words, "--out", "killed.tsv", cwd=toy, edits=small | never))
     assert (toy / "killed.tsv").read_bytes() == (toy / "whole.tsv").read_bytes()
     assert not (toy / "killed.tsv.parts").exists()
