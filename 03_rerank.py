@@ -68,6 +68,14 @@ def read_texts(args):
     return Texts(read_claims(args.claims), read_abstracts(args.corpus, args.fields))
 
 
+def read_candidates(args, texts):
+    """Return tables of the run's candidates within --depth and beyond it; first: their score."""
+    run = read_table(args.run, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
+    is_within = run["rank"] <= args.depth
+    run = run.rename(columns={"score": "first"})[[*PAIR, "first"]]
+    return run[is_within].reset_index(drop=True), run[~is_within]
+
+
 def read_columns(path, columns, pairs):
     """Return the sum of columns of a table for each row of pairs; each of them needs a value."""
     import pandas as pd
@@ -161,9 +169,10 @@ def token_ends(tokenizer, texts, known):
     """
     new = [text for text in dict.fromkeys(texts) if text not in known]
     coding = {"add_special_tokens": False, "truncation": False, "verbose": False}
-    if new:
-        coded = tokenizer(new, return_offsets_mapping=True, **coding)
-        for text, offsets in zip(new, coded["offset_mapping"]):
+    for start in range(0, len(new), GROUP):  # the tokens of all may take gigabytes
+        some = new[start : start + GROUP]
+        coded = tokenizer(some, return_offsets_mapping=True, **coding)
+        for text, offsets in zip(some, coded["offset_mapping"]):
             known[text] = np.array(offsets, np.int32).reshape(-1, 2)[:, 1].copy()
     return [known[text] for text in texts]
 
@@ -185,16 +194,14 @@ def truncate(model, pairs, known):
     room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
     if "message" in model.modalities:
         room -= 4  # in a chat template, the ends of texts may be tokenised anew
+    claims, texts = zip(*pairs)
+    claim_ends = token_ends(model.tokenizer, claims, known)
+    text_ends = token_ends(model.tokenizer, texts, known)
     short = []
-    for start in range(0, len(pairs), GROUP):  # the tokens of all may take gigabytes
-        claims, texts = zip(*pairs[start : start + GROUP])
-        ends_of_claims = token_ends(model.tokenizer, claims, known)
-        ends_of_texts = token_ends(model.tokenizer, texts, known)
-        for claim, text, claim_ends, ends in zip(claims, texts, ends_of_claims, ends_of_texts):
-            used = min(len(claim_ends), room // 2)
-            short.append(
-                (first_tokens(claim, claim_ends, used), first_tokens(text, ends, room - used))
-            )
+    for row, (claim, text) in enumerate(pairs):
+        used = min(len(claim_ends[row]), room // 2)
+        claim = first_tokens(claim, claim_ends[row], used)
+        short.append((claim, first_tokens(text, text_ends[row], room - used)))
     return short, [new != old for new, old in zip(short, pairs)]
 
 
@@ -319,7 +326,9 @@ def ranked(table, top_k):
     claims, _ = table["claim_id"].factorize()
     run = table.iloc[np.lexsort((-table["score"], claims))]
     run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
-    return run.loc[run["rank"] <= (top_k or len(run)), RUN]
+    if top_k:
+        run = run[run["rank"] <= top_k]
+    return run
 
 
 def rerank(args):
@@ -336,9 +345,7 @@ def rerank(args):
         return {"made": []}
     check_model(args.model)
     texts = read_texts(args)
-    before = read_table(args.run, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
-    candidates = before[before["rank"] <= args.depth].rename(columns={"score": "first"})
-    candidates = candidates[[*PAIR, "first"]].reset_index(drop=True)
+    candidates, rest = read_candidates(args, texts)
     if is_run:
         candidates["score"] = read_columns(args.model, ["score"], candidates)
     if args.verdicts:
@@ -352,16 +359,14 @@ def rerank(args):
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
         table = blended(table, args)
         if args.top_k:
-            table = with_rest(table, before[before["rank"] > args.depth])
+            table = with_rest(table, rest)
         run = ranked(table, args.top_k)
-        kept = run
-        if args.graph:
-            kept = run.merge(before, on=PAIR)
-        left_out = len(before) - len(kept)
+        total = len(candidates) + len(rest)
+        left_out = total - int(run["first"].notna().sum())  # neighbours have none
         summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
-            write_table(run, new)
-    print(f"{args.out}: {len(run)} rows, {left_out} of {len(before)} candidates left out")
+            write_table(run[RUN], new)
+    print(f"{args.out}: {len(run)} rows, {left_out} of {total} candidates left out")
     return {"made": [args.out], **summary}
 
 

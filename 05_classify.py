@@ -106,6 +106,12 @@ def open_classifier(args):
     return model
 
 
+@functools.cache
+def token_count(tokenizer, text):
+    """Return the number of tokens of a text; a claim and an abstract are in many pairs."""
+    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
 def inputs_of(model, pairs):
     """Return pairs (claim, text) in a model's order, and how many of them are truncated.
 
@@ -113,15 +119,14 @@ def inputs_of(model, pairs):
     of a pair, truncates the text alone.
     """
     room = model.max_seq_length - model.tokenizer.num_special_tokens_to_add(pair=True)
-    encode = functools.partial(model.tokenizer, add_special_tokens=False, verbose=False)
     is_claim_first = getattr(model.config, "stance_claim_first", False)  # NLI: the text first
     inputs = []
     truncated = 0
     for claim, text in pairs:
-        coded = encode(claim)
-        length = len(coded["input_ids"])
-        truncated += length + len(encode(text)["input_ids"]) > room
+        length = token_count(model.tokenizer, claim)
+        truncated += length + token_count(model.tokenizer, text) > room
         if length > room // 2:
+            coded = model.tokenizer(claim, add_special_tokens=False, verbose=False)
             claim = claim[: coded.token_to_chars(room // 2 - 1).end]
         inputs.append((claim, text) if is_claim_first else (text, claim))
     return inputs, truncated
