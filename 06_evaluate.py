@@ -667,9 +667,8 @@ def submission(args):
         fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; see --top-k")
     table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
     if is_tsv:  # a list of ids for each post
-        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list)
-        lists = lists.map(str).rename("preds")
-        table = lists.rename_axis("post_id").reset_index()
+        lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).map(str)
+        table = lists.rename_axis("post_id").rename("preds").reset_index()
     if has_narratives:
         codes = read_table(args.narratives, ["claim_id", "codes"]).set_index("claim_id")["codes"]
         for claim_id in claims[~claims.isin(codes.index)]:
@@ -678,7 +677,7 @@ def submission(args):
     text = table.to_csv(sep="\t" if is_tsv else ",", index=False)
     texts = {f"predictions{ending}": text}
     if args.task == "checkthat2026":
-        texts = by_language(lists, args.run)
+        texts = by_language(table.set_index("post_id")["preds"], args.run)
     with written(outs[0], task) as new:
         new.write_text(text, encoding="utf-8")
     with written(outs[1], task) as new, zipfile.ZipFile(new, "w") as archive:
@@ -727,8 +726,7 @@ def add_submission(job):
     add = job.add_argument_group("submission").add_argument
     add("--task", choices=TASKS, default="climatecheck2025",
         help="write the columns and labels that this shared task asks for")
-    add("--top-k", type=int, help="""submit this many abstracts per claim; one with fewer is an
-        error (default: 10, for CheckThat! 5)""")
+    add("--top-k", type=int, help="submit this many abstracts (default: 10, for CheckThat! 5)")
     add_shared(job, split="test")
 # fmt: on
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Retrix at CheckThat! 2026, task 1 (CLEF; https://github.com/n00bEngineer/clef2026_retrix): fifth.
-# Which of 10,000 papers is a post in English, French or German about? (Sections of its paper.)
-# For one A100; the data on request, the translations from an endpoint:
+# Which of 10,000 papers is a post in English, French or German about? For one A100; the data on
+# request, the translations from an endpoint; the reranker is trained by checkthat_2026_training.sh:
 #   python data/download.py checkthat2026 --from FOLDER
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/checkthat_2026.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/checkthat_2026.sh tables
@@ -10,6 +10,9 @@
 M3=$(model BAAI/bge-m3 $MINILM)
 BGE=$(model BAAI/bge-large-en-v1.5 $MINILM)
 EUROLLM=$(llm utter-project/EuroLLM-9B-Instruct-2512)
+if [ ! -d "$DATA" ]; then
+  python data/download.py checkthat2026 --out $DATA
+fi
 TASK=checkthat2026
 DEV=dev
 LANGUAGES="en fr de"
@@ -19,14 +22,11 @@ if [ ! -e $DATA/qrels.dev.tsv ]; then
   DEV=train
   LANGUAGES=en
 fi
-if [ ! -d "$DATA" ]; then
-  python data/download.py checkthat2026 --out $DATA
-fi
 
-stage "2  EuroLLM translates French and German posts into English (Query translation; 30)"
-# A post whose reply cannot be read is asked for once more, and then stays as it is.
+stage "2  EuroLLM translates French and German posts into English (3.1; difference 30)"
+# The posts of a split in English. What no reply can be read for is asked once more.
 translate() {
-  local split=$1 name
+  local split=$1 name round
   local view=$WORK/$split/claims.translation
   read -r _ _ _ name <<< "$EUROLLM"  # --backend WHAT --model NAME
   for round in 1 2 3; do
@@ -40,10 +40,11 @@ translate() {
 }
 translate test
 
-stage "1, 2  Terms of the five nearest papers expand a post; BGE-M3 finds 2,000 (31, 32)"
+stage "1, 2  Terms of the five nearest papers expand a post (3.2; 31); BGE-M3 finds 2,000 (3.3; 32)"
 kit 01_index.py $D --indexes dense --dense-model $BGE --out $WORK/index-bge \
   --query-prompt "Represent this sentence for searching relevant passages: "
 kit 01_index.py $D --indexes dense --dense-model $M3 --max-length 1024
+# The run of a split's expanded posts, dense.tsv
 retrieve() {
   local split=$1
   local posts="$D --split $split --claims $WORK/$split/claims.translation.tsv"
@@ -53,8 +54,9 @@ retrieve() {
 }
 retrieve test
 
-stage "3  A reranker, fine-tuned on English posts, orders them (Reranking; Fine-tuning; 33 to 36)"
+stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 33 to 36)"
 DATA=$DATA WORK=$WORK bash recipes/checkthat_2026_training.sh
+# A run of posts as they were before the expansion
 rerank() {
   local split=$1 name=$2 depth=$3
   shift 3
@@ -71,21 +73,6 @@ table metrics "$MEASURES" $T/{dense,rerank}.tsv
 kit 06_evaluate.py submission $D $T/rerank.tsv --task $TASK
 further "${1:-}"
 
-stage "tables  A table for each language"
-# Figures of the posts of each language
-by_language() {
-  local split=$1 language
-  shift
-  for language in $LANGUAGES; do
-    python 06_evaluate.py --data $WORK/languages/$language --work $WORK --split $split "$@" \
-      --measures $MEASURES --out $WORK/$split/$language.tsv
-    python recipes/tools/published.py $WORK/$split/$language.json \
-      "$SYSTEM:CheckThat! 2026, $split, $language"
-  done
-}
-python recipes/tools/languages.py $DATA $WORK/languages
-by_language test $T/{dense,rerank}.tsv
-
 stage "tables  Rerankers as they are, with and without authors; the fine-tuned one: the best 100"
 GTE=$(model Alibaba-NLP/gte-reranker-modernbert-base $CROSS)
 QWEN=$(model Qwen/Qwen3-Reranker-4B $CAUSAL)
@@ -100,10 +87,25 @@ stage "tables  The dev split at depth 1,000; weights of BGE-M3 and reranker, fit
 translate $DEV
 retrieve $DEV
 rerank $DEV rerank ${DEPTH:-1000} $TRAINED
-by_language $DEV $WORK/$DEV/rerank.tsv
 kit 02_retrieve.py fit $D --split $DEV --measure MRR@5 $WORK/$DEV/{dense,rerank}.tsv
 kit 02_retrieve.py fuse $D --fusion $WORK/$DEV/fusion.json $T/{dense,rerank}.tsv \
   --out $T/fitted.tsv
-by_language test $T/{dense,rerank,gte,gte-authors,qwen,qwen-authors,rerank-100,fitted}.tsv
-table tables "$MEASURES" $T/{dense,rerank,rerank-100,fitted}.tsv
+
+stage "tables  All posts; those of each language, on test and dev"
+ALL=($T/{dense,rerank,rerank-100,fitted,gte,gte-authors,qwen,qwen-authors}.tsv)
+# A table of runs on a split for each language
+by_language() {
+  local split=$1 language
+  shift
+  for language in $LANGUAGES; do
+    python 06_evaluate.py --data $WORK/languages/$language --work $WORK --split $split "$@" \
+      --measures $MEASURES --out $WORK/$split/$language.tsv
+    python recipes/tools/published.py $WORK/$split/$language.json \
+      "$SYSTEM:CheckThat! 2026, $split, $language"
+  done
+}
+table tables "$MEASURES" "${ALL[@]}"
+python recipes/tools/languages.py $DATA $WORK/languages
+by_language test "${ALL[@]}"
+by_language $DEV $WORK/$DEV/{dense,rerank}.tsv
 remarks

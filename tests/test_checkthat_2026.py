@@ -62,20 +62,17 @@ def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, end
     examples = (toy / "made/english/train/examples.jsonl").read_text()
     assert set(re.findall(r'"claim_id": "([^"]*)"', examples)) == {"en-1"}
     values = pd.read_csv(test / "metrics.claims.tsv", sep="\t").set_index(["run", "claim_id"])
-    for language, number in (("en", 3), ("de", 4), ("fr", 5)):
+    run = read(test / "rerank.tsv").set_index("claim_id")["abstract_id"]
+    runs = "dense rerank rerank-100 fitted gte gte-authors qwen qwen-authors"
+    archive = zipfile.ZipFile(test / "checkthat2026/predictions.zip")
+    for claim_id in posts.index:
+        language, number = claim_id.split("-")
         table = pd.read_csv(test / f"{language}.tsv", sep="\t", index_col="run")
-        runs = "dense rerank gte gte-authors qwen qwen-authors rerank-100 fitted"
         assert list(table.index) == runs.split()
-        mrr = values.loc[("rerank", f"{language}-{number}"), "MRR@5"]
+        mrr = values.loc[("rerank", claim_id), "MRR@5"]
         assert table.loc["rerank", "MRR@5"] == pytest.approx(mrr)
-    with zipfile.ZipFile(test / "checkthat2026/predictions.zip") as archive:
-        tables = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
-    run = read(test / "rerank.tsv")
-    for language, number in (("en", 3), ("de", 4), ("fr", 5)):
-        first = run[run["claim_id"] == f"{language}-{number}"]["abstract_id"][:5]
-        rows = ["index\tpreds", f"{number}\t{list(first)}"]
-        assert tables.pop(f"predictions_{language}.tsv") == rows
-    assert not tables
+        lines = archive.read(f"predictions_{language}.tsv").decode().splitlines()
+        assert lines == ["index\tpreds", f"{number}\t{list(run[claim_id][:5])}"]
 
 
 def test_the_terms_of_the_nearest_papers_by_hand(toy, program):
