@@ -44,6 +44,7 @@ stage "1, 2  Terms of the five nearest papers expand a post (3.2; 31); BGE-M3 fi
 kit 01_index.py $D --indexes dense --dense-model $BGE --out $WORK/index-bge \
   --query-prompt "Represent this sentence for searching relevant passages: "
 kit 01_index.py $D --indexes dense --dense-model $M3 --max-length 1024
+
 # The run of a split's expanded posts, dense.tsv
 retrieve() {
   local split=$1
@@ -56,6 +57,7 @@ retrieve test
 
 stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 33 to 36)"
 DATA=$DATA WORK=$WORK bash recipes/checkthat_2026_training.sh
+
 # A run of posts as they were before the expansion
 rerank() {
   local split=$1 name=$2 depth=$3
@@ -93,6 +95,7 @@ kit 02_retrieve.py fuse $D --fusion $WORK/$DEV/fusion.json $T/{dense,rerank}.tsv
 
 stage "tables  All posts; those of each language, on test and dev"
 ALL=($T/{dense,rerank,rerank-100,fitted,gte,gte-authors,qwen,qwen-authors}.tsv)
+
 # A table of runs on a split for each language
 by_language() {
   local split=$1 language
