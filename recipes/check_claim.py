@@ -18,7 +18,6 @@ Example
     python recipes/check_claim.py --data data/mine "Polar bears are thriving"
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -179,9 +178,7 @@ def show_answer(answer):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     parser.error = lambda what: kit.fail("check_claim.py", f"{what}; put the claim in quotes")
     # fmt: off
     add = parser.add_argument
