@@ -120,21 +120,12 @@ def read_answer(verdicts, verdict, corpus):
     records = kit.read_corpus(corpus)
     answer["abstracts"] = []
     for row in kit.read_table(verdicts, kit.RUN).to_dict("records"):
-        abstract_id = row["abstract_id"]
-        answer["abstracts"].append(
-            {
-                "abstract_id": abstract_id,
-                "rank": int(row["rank"]),
-                "label": row["label"],
-                "p_supports": float(row["p_supports"]),
-                "p_refutes": float(row["p_refutes"]),
-                "p_nei": float(row["p_nei"]),
-                "probability": float(row[f"p_{row['label'].lower()}"]),
-                "sentence": sentences.get(abstract_id),
-                "title": kit.text_of(records[abstract_id], ["title"]),
-                "text": kit.text_of(records[abstract_id], ["abstract"]),
-            }
-        )
+        record = records[row["abstract_id"]]
+        row["probability"] = row[f"p_{row['label'].lower()}"]
+        row["sentence"] = sentences.get(row["abstract_id"])
+        row["title"] = kit.text_of(record, ["title"])
+        row["text"] = kit.text_of(record, ["abstract"])
+        answer["abstracts"].append(row)
     return answer
 
 

@@ -43,7 +43,7 @@ def main():
     add("--split", default="test", help="rank for the claims of this split (default: %(default)s)")
     add("--top-k", type=int, default=100,
         help="keep this many abstracts per claim (default: %(default)s)")
-    add("--out", type=Path, required=True, help="write the run to this file")
+    add("--out", required=True, help="write the run to this file")
     # fmt: on
     args = parser.parse_args()
     try:
@@ -66,10 +66,8 @@ def main():
             for rank, index in enumerate(best, 1):
                 rows.append((claim_id, abstract_ids[index], rank, scores[index]))
     run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    new = args.out.with_suffix(".tmp")
-    kit.write_table(run, new)
-    new.replace(args.out)
+    with kit.written(args.out, {}) as new:
+        kit.write_table(run, new)
     missing = len(claims) - run["claim_id"].nunique()
     print(f"{args.out}: {len(run)} rows, {missing} claims without a known word")
 
