@@ -72,7 +72,8 @@ NOTES = {  # what a table may show: what explains it
 }
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
-TASKS = ("climatecheck2025", "climatecheck2026", "climatecheck2026-narratives", "checkthat4b")
+TASKS = """climatecheck2025 climatecheck2026 climatecheck2026-narratives
+    checkthat4b checkthat2026""".split()
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
@@ -632,9 +633,20 @@ def evaluate(args):
 
 
 # ---------- Submission
+def by_language(lists, path):
+    """Return {name: text} of CheckThat! 2026's files; ids are LANGUAGE-NUMBER; path: the run."""
+    texts = {}
+    for language, part in lists.groupby(lists.index.str[:3]):
+        if language not in ("en-", "fr-", "de-"):
+            fail(path, f"{language}...: ids begin with en-, fr- or de-; see data/README.md")
+        part.index = part.index.str[3:]
+        texts[f"predictions_{language[:2]}.tsv"] = part.to_csv(sep="\t", index_label="index")
+    return texts
+
+
 def submission(args):
     """Write a run as the table that a shared task asks for, and its zip."""
-    is_tsv = args.task == "checkthat4b"
+    is_tsv = args.task.startswith("checkthat")
     top_k = args.top_k or (5 if is_tsv else 10)
     ending = ".tsv" if is_tsv else ".csv"
     has_narratives = args.task.endswith("narratives")
@@ -663,11 +675,14 @@ def submission(args):
             fail(args.narratives, f"no codes for claim {claim_id}; see recipes/narratives.py")
         table["narrative"] = table["claim_id"].map(codes)
     text = table.to_csv(sep="\t" if is_tsv else ",", index=False)
+    texts = {f"predictions{ending}": text}
+    if args.task == "checkthat2026":
+        texts = by_language(table.set_index("post_id")["preds"], args.run)
     with written(outs[0], task) as new:
         new.write_text(text, encoding="utf-8")
     with written(outs[1], task) as new, zipfile.ZipFile(new, "w") as archive:
-        name = zipfile.ZipInfo(f"predictions{ending}")  # has no time: the same bytes again
-        archive.writestr(name, text, zipfile.ZIP_DEFLATED)
+        for name, content in texts.items():  # ZipInfo has no time: the same bytes again
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return {"made": outs, "rows": len(table)}
 
 
@@ -711,8 +726,7 @@ def add_submission(job):
     add = job.add_argument_group("submission").add_argument
     add("--task", choices=TASKS, default="climatecheck2025",
         help="write the columns and labels that this shared task asks for")
-    add("--top-k", type=int, help="""submit this many abstracts per claim; one with fewer is an
-        error (default: 10, for checkthat4b 5)""")
+    add("--top-k", type=int, help="submit this many abstracts (default: 10, for CheckThat! 5)")
     add_shared(job, split="test")
 # fmt: on
 

@@ -18,7 +18,6 @@ Example
     python recipes/check_claim.py --data data/mine "Polar bears are thriving"
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -121,21 +120,12 @@ def read_answer(verdicts, verdict, corpus):
     records = kit.read_corpus(corpus)
     answer["abstracts"] = []
     for row in kit.read_table(verdicts, kit.RUN).to_dict("records"):
-        abstract_id = row["abstract_id"]
-        answer["abstracts"].append(
-            {
-                "abstract_id": abstract_id,
-                "rank": int(row["rank"]),
-                "label": row["label"],
-                "p_supports": float(row["p_supports"]),
-                "p_refutes": float(row["p_refutes"]),
-                "p_nei": float(row["p_nei"]),
-                "probability": float(row[f"p_{row['label'].lower()}"]),
-                "sentence": sentences.get(abstract_id),
-                "title": kit.text_of(records[abstract_id], ["title"]),
-                "text": kit.text_of(records[abstract_id], ["abstract"]),
-            }
-        )
+        record = records[row["abstract_id"]]
+        row["probability"] = row[f"p_{row['label'].lower()}"]
+        row["sentence"] = sentences.get(row["abstract_id"])
+        row["title"] = kit.text_of(record, ["title"])
+        row["text"] = kit.text_of(record, ["abstract"])
+        answer["abstracts"].append(row)
     return answer
 
 
@@ -179,9 +169,7 @@ def show_answer(answer):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     parser.error = lambda what: kit.fail("check_claim.py", f"{what}; put the claim in quotes")
     # fmt: off
     add = parser.add_argument

@@ -207,10 +207,5 @@ further() {
 # remarks: the published figures that no run here stands for, why, and the slips of the papers
 remarks() {
   stage "tables  Published figures without a run here, and slips of the papers"
-  awk -F '\t' -v name="$SYSTEM" '$1 == name && $8 != "" {
-    head = $2 ", " $3 " (" $6 "; " $8 ")"
-    printf head == last ? ", " : "\n%s\n  ", head
-    printf "%s %s", $4, $5
-    last = head
-  } END { print "" }' recipes/published.tsv
+  python recipes/tools/published.py --remarks "$SYSTEM"
 }

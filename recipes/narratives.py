@@ -9,7 +9,7 @@
 """
 Find the narratives that claims put forward, as codes of a taxonomy: ClimateCheck 2026, Task 2.
 
-Reads   claims, data/taxonomy.tsv; labelled claims: narratives.train.tsv (data/README.md)
+Reads   claims, data/taxonomy.tsv; labelled claims: DATA/claims.train.tsv, narratives.train.tsv
 Writes  llm: llm_narratives.tsv (claim_id, codes), .requests.jsonl, .replies.jsonl, .shots.json
         train: models/narratives/; classify: narratives.tsv
         evaluate: narrative_scores.tsv, narrative_scores.codes.tsv (by code)
@@ -28,16 +28,17 @@ without a narrative has 0_0.
 """
 
 import contextlib
-import hashlib
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from tools import kit
+from tools.kit import CLASSIFY
 
+TAXONOMY = str(kit.ROOT / "data/taxonomy.tsv")
 NONE = "0_0"  # the code of a claim without a narrative
 CODE = r"(?<![\w.])\d(?:_\d)+(?!\w)"
 FEW = 3  # a code with fewer held-out claims has no threshold of its own
@@ -51,14 +52,7 @@ def without_none(codes):
 # -------------------- Files
 def read_taxonomy(path):
     """Return {code: "name: description"}."""
-    import pandas as pd
-
-    table = pd.read_csv(path, sep="\t", dtype=str, keep_default_na=False)
-    if list(table)[:3] != ["code", "name", "description"] or NONE not in set(table["code"]):
-        kit.fail(
-            path,
-            f"wanted columns code, name, description, and a row for {NONE}; see data/taxonomy.tsv",
-        )
+    table = pd.read_csv(path, sep="\t", dtype=str)
     return dict(zip(table["code"], table["name"] + ": " + table["description"]))
 
 
@@ -69,8 +63,14 @@ def read_codes(path, claims):
     return dict(zip(table["claim_id"], codes))
 
 
-def read_labelled(claims_path, codes_path, taxonomy):
+def labelled_files(args):
+    """Return the paths of labelled claims and of their codes."""
+    return [f"{args.data}/{kind}.train.tsv" for kind in ("claims", "narratives")]
+
+
+def read_labelled(args, taxonomy):
     """Return [(claim, codes)] of labelled claims, with codes of the taxonomy."""
+    claims_path, codes_path = labelled_files(args)
     claims = kit.read_claims(claims_path)
     labelled = []
     unknown = 0
@@ -93,16 +93,6 @@ def write_codes(codes, task, args, **summary):
     return {"made": [args.out], **summary}
 
 
-def load(model_class, path, args, model_kwargs=None, **options):
-    """Return a model of sentence-transformers in fp32; it reads safetensors and runs no code."""
-    import torch
-
-    kwargs = {"dtype": torch.float32, "use_safetensors": True} | (model_kwargs or {})
-    return model_class(
-        str(path), device=args.device, trust_remote_code=False, model_kwargs=kwargs, **options
-    )
-
-
 # -------------------- Language model
 PROMPT = """People who doubt climate science or oppose climate policy argue in ways that return \
 again and again. These narratives have codes, and the first digit of a code is its group:
@@ -120,11 +110,6 @@ claim says.
 Answer with one line that holds the code, Codes: X_Y, or several of them, Codes: X_Y;X_Y"""
 
 
-def words_of(claim):
-    """Return the words of a claim, for comparison: case-folded, without punctuation."""
-    return re.findall(r"\w+", claim.casefold())
-
-
 def nearest(claims, labelled, args):
     """Return for each claim the labelled claims with the most similar vectors, the nearest last.
 
@@ -132,7 +117,7 @@ def nearest(claims, labelled, args):
     """
     from sentence_transformers import SentenceTransformer, util
 
-    model = load(SentenceTransformer, args.encoder, args)
+    model = CLASSIFY.open_model(SentenceTransformer, args.encoder, args)
     vectors = model.encode_document([claim for claim, _ in labelled], convert_to_tensor=True)
     queries = model.encode_query(claims, convert_to_tensor=True)
     all_hits = util.semantic_search(queries, vectors, top_k=len(labelled))
@@ -141,7 +126,7 @@ def nearest(claims, labelled, args):
         shots = []
         for hit in hits:
             text, codes = labelled[hit["corpus_id"]]
-            if words_of(text) != words_of(claim):
+            if kit.words_of(text) != kit.words_of(claim):
                 shots.append((text, codes))
         nearest_last = shots[: args.fewshot][::-1]
         all_shots.append(nearest_last)
@@ -175,17 +160,16 @@ def codes_in(reply, taxonomy):
 
 def llm(args):
     """Choose codes by a language model that reads the taxonomy and the nearest labelled claims."""
-    labelled = (f"{args.data}/claims.train.tsv", f"{args.data}/narratives.train.tsv")
-    inputs = (args.claims, args.taxonomy, *labelled)
+    inputs = (args.claims, TAXONOMY, *labelled_files(args))
     task = kit.task_of(args, *inputs, models=[args.encoder, args.replies])
     if not args.retry_errors and kit.up_to_date(args, task, args.out):
         return {"made": []}
-    taxonomy = read_taxonomy(args.taxonomy)
+    taxonomy = read_taxonomy(TAXONOMY)
     claims = kit.read_claims(args.claims)
     shots_path = Path(args.out).with_suffix(".shots.json")
     task_of_shots = kit.task_of(args, *inputs, models=[args.encoder])
     if not kit.up_to_date(args, task_of_shots, shots_path):
-        all_shots = nearest(list(claims.values()), read_labelled(*labelled, taxonomy), args)
+        all_shots = nearest(list(claims.values()), read_labelled(args, taxonomy), args)
         with kit.written(shots_path, task_of_shots) as path:
             path.write_text(json.dumps(all_shots, indent=1) + "\n")
     all_shots = json.loads(shots_path.read_bytes())
@@ -206,7 +190,7 @@ def llm(args):
     if unknown or unread:
         kit.warn(
             args.replies,
-            f"{unknown} codes are not in {args.taxonomy} and are skipped; "
+            f"{unknown} codes are not in {TAXONOMY} and are skipped; "
             f"{len(unread)} claims without a code get {NONE}: {' '.join(unread)}",
         )
     summary |= {"unknown_codes": unknown, "without_codes": len(unread)}
@@ -278,50 +262,48 @@ def fit(model, claims, gold, folder, args):
         datasets.Dataset.from_dict(columns),
         loss=loss,
     )
-    # trainer_state.json is written last: a checkpoint with it is complete
-    steps = [
-        int(path.parent.name.removeprefix("checkpoint-"))
-        for path in folder.glob("checkpoint-*/trainer_state.json")
-    ]
-    newest = str(folder / f"checkpoint-{max(steps)}") if steps else None
-    with contextlib.redirect_stdout(sys.stderr):
-        trainer.train(resume_from_checkpoint=newest)
+    with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
+        trainer.train(resume_from_checkpoint=CLASSIFY.newest_checkpoint(folder))
     return trainer.state.log_history
+
+
+def with_outputs(name, model_kwargs, **options):
+    """Return a CrossEncoder with a new head."""
+    from sentence_transformers import CrossEncoder
+
+    model_kwargs["ignore_mismatched_sizes"] = True
+    return CrossEncoder(name, model_kwargs=model_kwargs, **options)
 
 
 def train(args):
     """Train an encoder with an output for each code; fit thresholds on held-out claims."""
-    from sentence_transformers import CrossEncoder
     from transformers import set_seed
 
-    task = kit.task_of(args, args.claims, args.narratives, args.taxonomy, models=[args.model])
+    task = kit.task_of(args, TAXONOMY, *labelled_files(args), models=[args.model])
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    taxonomy = read_taxonomy(args.taxonomy)
-    labelled = read_labelled(args.claims, args.narratives, taxonomy)
-    claims = [claim for claim, _ in labelled]
+    taxonomy = read_taxonomy(TAXONOMY)
+    labelled = read_labelled(args, taxonomy)
+    claims = np.array([claim for claim, _ in labelled], object)
     gold = np.array([[float(code in codes) for code in taxonomy] for _, codes in labelled])
     order = np.random.default_rng(args.seed).permutation(len(claims))
     held_out, rest = np.split(order, [round(args.held_out * len(claims))])
     set_seed(args.seed)
-    model = load(
-        CrossEncoder,
+    model = CLASSIFY.open_model(
+        with_outputs,
         args.model,
         args,
-        {"ignore_mismatched_sizes": True},
         num_labels=len(taxonomy),
         config_kwargs={"id2label": dict(enumerate(taxonomy))},
     )
-    task_hash = hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
-    checkpoints = Path(f"{args.out}.parts", task_hash)  # no other task resumes from them
-    log = fit(model, [claims[index] for index in rest], gold[rest], checkpoints, args)
-    probabilities = probabilities_of(model, [claims[index] for index in held_out])
-    thresholds = fit_thresholds(gold[held_out], probabilities)
-    model.config.update({"narrative_thresholds": thresholds})
     summary = {"claims": len(claims), "held_out": len(held_out)}
-    with kit.written(args.out, task, log=log, **summary) as path:
-        model.save_pretrained(str(path), create_model_card=False)
-    shutil.rmtree(checkpoints.parent)
+    with CLASSIFY.parts_of(args.out, task) as parts:
+        log = fit(model, claims[rest].tolist(), gold[rest], parts, args)
+        probabilities = probabilities_of(model, claims[held_out])
+        thresholds = fit_thresholds(gold[held_out], probabilities)
+        model.config.update({"narrative_thresholds": thresholds})
+        with kit.written(args.out, task, log=log, **summary) as path:
+            model.save_pretrained(str(path), create_model_card=False)
     return {"made": [args.out], **summary}
 
 
@@ -333,7 +315,7 @@ def classify(args):
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
     claims = kit.read_claims(args.claims)
-    model = load(CrossEncoder, args.model, args)
+    model = CLASSIFY.open_model(CrossEncoder, args.model, args)
     thresholds = getattr(model.config, "narrative_thresholds", None)
     if not thresholds:
         kit.fail(
@@ -355,7 +337,6 @@ def score(gold, predicted):
 
     gold, predicted: {claim_id: codes}; a claim that is not predicted has no codes.
     """
-    import pandas as pd
     from sklearn.metrics import f1_score
     from sklearn.preprocessing import MultiLabelBinarizer
 
@@ -377,8 +358,6 @@ def score(gold, predicted):
 
 def evaluate(args):
     """Score narratives: macro, micro and weighted F1, and F1 by code."""
-    import pandas as pd
-
     task = kit.task_of(args, args.narratives, args.claims, *args.files)
     claims = kit.read_claims(args.claims)
     gold = read_codes(args.narratives, claims)
@@ -386,21 +365,18 @@ def evaluate(args):
     tables = []
     for path in args.files:
         predicted = read_codes(path, claims)
-        missing = gold.keys() - predicted.keys()
-        others = predicted.keys() - gold.keys()
-        if len(missing) == len(gold):
+        scored = {claim_id: predicted[claim_id] for claim_id in gold if claim_id in predicted}
+        if not scored:
             kit.fail(
                 path, f"none of its claims is in {args.narratives}; give files of the same split"
             )
-        if missing or others:
+        if gold.keys() != predicted.keys():
             kit.warn(
                 path,
-                f"{len(missing)} of {len(gold)} claims are missing and count as without codes; "
-                f"{len(others)} claims without gold are skipped",
+                f"{len(gold) - len(scored)} of {len(gold)} claims are missing and count as "
+                f"without codes; {len(predicted) - len(scored)} claims without gold are skipped",
             )
-        for claim_id in others:
-            del predicted[claim_id]
-        summary, by_code = score(gold, predicted)
+        summary, by_code = score(gold, scored)
         rows.append({"run": path, **summary})
         tables.append(by_code.assign(run=path))
     scores = pd.DataFrame(rows)
@@ -414,25 +390,13 @@ def evaluate(args):
 
 # -------------------- Command line
 # fmt: off
-def add_files(add):
-    kit.add_claims(add)
-    add("--seed", type=int, default=13, help="make random choices with this seed")
-    add("--device", help="run models on cpu, cuda:0 or mps (default: a GPU if there is one)")
-
-
-def add_narratives(add):
-    add("--narratives", default="{data}/narratives.{split}.tsv",
-        help="read the gold codes of the claims from this file")
-
-
-def add_taxonomy(add):
-    add("--taxonomy", default=str(kit.ROOT / "data/taxonomy.tsv"),
-        help="read codes, names and descriptions of narratives from this file")
+def add_device(add):
+    add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
 
 
 def add_llm(add):
-    add_files(add)
-    add_taxonomy(add)
+    kit.add_claims(add)
+    add_device(add)
     add("--out", default="{work}/{split}/llm_narratives.tsv", help="write the codes to this file")
     add("--requests", default="{work}/{split}/llm_narratives.requests.jsonl",
         help="write requests that wait to this file")
@@ -446,9 +410,7 @@ def add_llm(add):
 
 
 def add_train(add):
-    add_files(add)
-    add_narratives(add)
-    add_taxonomy(add)
+    add_device(add)
     add("--out", default="{work}/models/narratives", help="write the model to this folder")
     add("--model", default="data/models/minilm", help="start from this encoder")
     add("--epochs", type=float, default=20, help="train for this many epochs")
@@ -457,17 +419,20 @@ def add_train(add):
         help="train on this many claims per batch")
     add("--held-out", type=float, default=0.2,
         help="hold out this share of the claims, to fit the thresholds")
+    add("--seed", type=int, default=13, help="seed of the order, a new head and the held-out share")
 
 
 def add_classify(add):
-    add_files(add)
+    kit.add_claims(add)
+    add_device(add)
     add("--out", default="{work}/{split}/narratives.tsv", help="write the codes to this file")
     add("--model", default="{work}/models/narratives", help="use this model, made by train")
 
 
 def add_evaluate(add):
-    add_files(add)
-    add_narratives(add)
+    kit.add_claims(add)
+    add("--narratives", default="{data}/narratives.{split}.tsv",
+        help="read the gold codes of the claims from this file")
     add("files", nargs="+", help="score the codes in these files of llm or classify")
     add("--out", default="{work}/{split}/narrative_scores.tsv",
         help="write scores to this file, and scores by code to NAME.codes.tsv")

@@ -7,7 +7,7 @@
 """
 Run stages 1, 2, 3 and 5 on many machines: cut corpus or run into shards, start the scripts, merge.
 
-index     cuts corpus.jsonl into --shards, in blocks of neighbouring abstracts; 01_index.py for each
+index     cuts corpus.jsonl into --shards of neighbouring abstracts; 01_index.py for each
 retrieve  02_retrieve.py for each shard; merges the best rows by retriever, and fuses them (RRF)
 rerank    cuts --run into shards by claims; 03_rerank.py for each; joins their outputs
 classify  the same with 05_classify.py
@@ -21,7 +21,7 @@ are missing or out of date and merges all (other jobs).
 Reads   the inputs of the scripts; rerank, classify: candidates.jsonl, if it exists, as the corpus
 Writes  WORK/shards-N/I/, OUT.shards-N/I/: inputs, outputs and log of shard I
         WORK/SPLIT/: the outputs of one machine; candidates.jsonl: the abstracts of the merged runs
-Prints  one line of JSON, last on stdout: seconds by stage, the result of each script by shard
+Prints  one line of JSON, last on stdout: the result of each script by shard
 
 Examples
     python recipes/on_ray.py index --shards 64 --gpus 1 --address auto -- --dense-model BAAI/bge-m3
@@ -29,18 +29,17 @@ Examples
     for i in 1 2 3 0; do python recipes/on_ray.py retrieve --only $i/3 -- --retrievers bm25; done
 """
 
-import argparse
 import itertools
 import json
-import math
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
+from importlib import import_module
 from pathlib import Path
 
+import pandas as pd
 from tools import kit
 
 SCRIPTS = {
@@ -49,26 +48,25 @@ SCRIPTS = {
     "rerank": "03_rerank.py",
     "classify": "05_classify.py",
 }
-ABSTRACTS = 4096  # per block: SHARD of 01_index.py, so that the same texts share its batches
-CLAIMS = 1024  # per block: whole groups of 03_rerank.py
-ROWS = 32  # smaller blocks are multiples of it: kernels treat odd rows apart
+RETRIEVE = import_module("02_retrieve")
+ABSTRACTS = 4096  # SHARD of 01_index.py, so that the same texts share its batches
+ROWS = 32  # of small shards, as kernels treat odd rows apart
 OURS = set("--data --work --split --corpus --index --run --out --restrict".split())
 
 
 # -------------------- Cut
-def block_size(abstracts, shards):
-    """Return the abstracts per block: whole batches of 01_index.py if each shard gets a block."""
-    if abstracts > (shards - 1) * ABSTRACTS:
-        return ABSTRACTS
-    return max(1, abstracts // shards // ROWS * ROWS)
+def bounds_of(count, shards):
+    """Return the row where each shard begins, and the end; whole batches if there are enough."""
+    unit = max(rows for rows in (1, ROWS, ABSTRACTS) if rows * shards <= count)
+    return [count * shard // shards // unit * unit for shard in range(shards)] + [count]
 
 
 def cut_corpus(args):
-    """Write FOLDER/I/corpus.jsonl, once: blocks of abstracts in turn. Refuse another corpus."""
-    mark = Path(args.folder, "cut.json")
+    """Write FOLDER/I/corpus.jsonl, once: neighbouring abstracts. Refuse another corpus."""
+    mark = Path(args.folder, "corpus.sha256")
     sha256 = kit.digest(args.corpus)
     if mark.exists():
-        if json.loads(mark.read_bytes())["sha256"] != sha256:
+        if mark.read_text() != sha256:
             kit.fail(
                 args.corpus,
                 f"not the corpus that {args.folder} was cut from; delete that folder, or give "
@@ -81,23 +79,21 @@ def cut_corpus(args):
         count = sum(1 for _ in lines)
     if count < args.shards:
         kit.fail(args.corpus, f"{count} abstracts for {args.shards} shards; lower --shards")
-    size = block_size(count, args.shards)
     new = Path(f"{args.folder}.tmp")
     shutil.rmtree(new, ignore_errors=True)
+    bounds = bounds_of(count, args.shards)
     with open(args.corpus, "rb") as lines:
-        for block in range(math.ceil(count / size)):
-            path = new / str(block % args.shards + 1) / "corpus.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "ab") as file:
-                file.writelines(itertools.islice(lines, size))
-    (new / mark.name).write_text(json.dumps({"sha256": sha256, "size": size}))
+        for number in range(1, args.shards + 1):
+            path = new / str(number) / "corpus.jsonl"
+            path.parent.mkdir(parents=True)
+            with open(path, "wb") as file:
+                file.writelines(itertools.islice(lines, bounds[number] - bounds[number - 1]))
+    (new / mark.name).write_text(sha256)
     new.rename(args.folder)
 
 
 def read(path):
     """Return a table of strings, as they are in the file."""
-    import pandas as pd
-
     return pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=3)
 
 
@@ -106,19 +102,16 @@ def write(path, table):
         table.to_csv(new, sep="\t", index=False, lineterminator="\n", quoting=3)
 
 
-def cut_run(args, numbers):
-    """Write FOLDER/I/run.tsv for these numbers: neighbouring claims with all their rows."""
+def cut_run(args):
+    """Write FOLDER/I/run.tsv for these shards: neighbouring claims with all their rows."""
     table = read(args.run)
     if "claim_id" not in table:
         kit.fail(f"{args.run}:1", "no column claim_id; see data/convert.py")
     claim_indices, claim_ids = table["claim_id"].factorize()
     if len(claim_ids) < args.shards:
         kit.fail(args.run, f"{len(claim_ids)} claims for {args.shards} shards; lower --shards")
-    size = CLAIMS if len(claim_ids) >= CLAIMS * args.shards else 1
-    blocks = claim_indices // size
-    count = blocks.max() + 1
-    shards = (blocks * args.shards + args.shards // 2) // count + 1
-    for number in numbers:
+    shards = claim_indices * args.shards // len(claim_ids) + 1
+    for number in args.numbers:
         write(f"{args.folder}/{number}/run.tsv", table[shards == number])
 
 
@@ -138,7 +131,6 @@ def words_of(args, folder):
 
 def run_shard(args, number):
     """Run the script on a shard. Return its result, or {"error": line} if it refuses its input."""
-    started = time.monotonic()
     os.chdir(args.cwd)  # a worker of Ray starts elsewhere, without our environment
     os.environ.update(args.env)
     folder = Path(args.folder, str(number))
@@ -156,26 +148,23 @@ def run_shard(args, number):
         return {"error": line.removeprefix("error: ")}
     if done.returncode:
         raise RuntimeError(f"{args.script}: exit status {done.returncode}; see {log}")
-    result = json.loads(done.stdout.splitlines()[-1])
-    result["seconds"] = round(time.monotonic() - started, 1)
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def on_cluster(args):
-    """Yield (number, result) of each shard as it ends; Ray places it, and starts it again."""
+    """Yield the result of each shard; Ray places it, and starts it again if it dies."""
     from tqdm.auto import tqdm
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else a wrong address takes minutes
-    address = args.address or "local"
     try:
         import ray
 
-        ray.init(address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+        ray.init(args.address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except ImportError:
         kit.fail("ray", "not installed; pip install ray==2.60.0, or use --only")
     except Exception as error:  # of many kinds: no cluster there, another version of Ray
-        kit.fail(f"--address {address}", str(error).splitlines()[0])
+        kit.fail(f"--address {args.address}", str(error).splitlines()[0])
     task = ray.remote(run_shard).options(
         num_cpus=args.cpus,
         num_gpus=args.gpus,
@@ -183,133 +172,86 @@ def on_cluster(args):
         max_retries=5,
         retry_exceptions=[RuntimeError],  # raised where a script dies
     )
-    waiting = {task.remote(args, number): number for number in range(1, args.shards + 1)}
-    with tqdm(total=len(waiting), desc=args.job, unit=" shards") as bar:
-        while waiting:
-            [done], _ = ray.wait(list(waiting))
-            number = waiting.pop(done)
-            try:
-                result = ray.get(done)
-            except ray.exceptions.RayError as error:
-                result = {"error": f"shard {number}: {str(error).splitlines()[-1]}"}
-            yield number, result
-            bar.update()
+    shards = [task.remote(args, number) for number in args.numbers]
+    for shard in tqdm(shards, desc=args.job, unit=" shards"):
+        try:
+            yield ray.get(shard)
+        except ray.exceptions.RayError as error:
+            yield {"error": str(error).splitlines()[-1]}
+
+
+def results_of(args):
+    """Run shards on the cluster, or with --only in this process. Return {number: result}."""
+    if args.only is None:
+        results = on_cluster(args)
+    else:
+        results = [run_shard(args, number) for number in args.numbers]
+    results = dict(zip(args.numbers, results))
+    for number, result in results.items():
+        if "error" in result:
+            kit.fail(f"shard {number}", result["error"])
+    return results
 
 
 # -------------------- Merge
-def corpus_rows(folder, kind, args):
-    """Return {abstract_id: row in the whole corpus} of a shard, from its index."""
-    size = json.loads(Path(args.folder, "cut.json").read_bytes())["size"]
-    abstract_ids = json.loads((folder / "index" / kind / "abstract_ids.json").read_bytes())
-    shard = int(folder.name) - 1
-    rows = {}
-    for row, abstract_id in enumerate(abstract_ids):
-        block = row // size * args.shards + shard
-        rows[abstract_id] = block * size + row % size
-    return rows
-
-
-def flags_of(args, folder):
-    """Return the flags of 02_retrieve.py that merging needs; folder: a shard, for its indexes."""
-    kinds = [kind for kind in ("bm25", "dense", "splade") if (folder / "index" / kind).is_dir()]
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--claims", default=f"{args.data}/claims.{args.split}.tsv")
-    parser.add_argument("--retrievers", nargs="+", default=kinds)
-    parser.add_argument("--top-k", type=int, default=100)
-    parser.add_argument("--rrf-k", default="60")
-    return parser.parse_known_args(args.words)[0]
-
-
-def best_rows(runs, claims, top_k):
-    """Return the best rows of all runs, by claim; their column corpus_row breaks ties."""
-    import pandas as pd
-
+def best_rows(runs, claim_ids, top_k):
+    """Return the best rows of the runs of all shards, by claim; ties are in corpus order."""
     table = pd.concat(runs)
-    claim_order = {claim_id: index for index, claim_id in enumerate(claims)}
-    table["claim_order"] = table["claim_id"].map(claim_order)
+    table["claim_order"] = pd.Index(claim_ids).get_indexer(table["claim_id"])
     table["loss"] = -table["score"].astype(float)
-    table = table.sort_values(["claim_order", "loss", "corpus_row"])
-    table = table.groupby("claim_order").head(top_k)
-    table["rank"] = table.groupby("claim_order").cumcount() + 1
-    return table
+    table = table.sort_values(["claim_order", "loss"])  # which is stable
+    table["rank"] = table.groupby("claim_id").cumcount() + 1
+    return table.loc[table["rank"] <= top_k, kit.RUN]
 
 
 def merge_runs(args, folders):
-    """Write the best rows of all shards by retriever, ties in corpus order, and their RRF.
+    """Write the best rows of all shards by retriever, and their RRF.
 
     candidates.jsonl gets the abstracts of these rows, in corpus order.
     """
-    flags = flags_of(args, folders[0])
-    claims = kit.read_claims(flags.claims)
+    parser = kit.parser("")
+    RETRIEVE.add_retrieve(parser)
+    flags = parser.parse_args(args.words)
+    claims = kit.read_claims(flags.claims.format(data=args.data, split=args.split))
+    index = folders[0] / "index"
+    kinds = flags.retrievers or [kind for kind in RETRIEVE.SEARCH if (index / kind).is_dir()]
     out = Path(args.work, args.split)
     candidates = set()
-    paths = []
-    for kind in flags.retrievers:
-        runs = []
+    runs = []
+    for kind in kinds:
+        parts = [read(folder / args.split / f"{kind}.tsv") for folder in folders]
+        best = best_rows(parts, list(claims), flags.top_k)
+        write(out / f"{kind}.tsv", best)
+        candidates.update(best["abstract_id"])
+        runs.append(best)
+    abstract_ids = []
+    with kit.written(out / "candidates.jsonl", {}) as new, open(new, "wb") as file:
         for folder in folders:
-            run = read(folder / args.split / f"{kind}.tsv")
-            run["corpus_row"] = run["abstract_id"].map(corpus_rows(folder, kind, args))
-            runs.append(run)
-        best = best_rows(runs, claims, flags.top_k)
-        paths.append(str(out / f"{kind}.tsv"))
-        write(paths[-1], best[kit.RUN])
-        candidates.update(best["corpus_row"])
-    with kit.written(out / "candidates.jsonl", {}) as new:
-        with open(args.corpus, "rb") as lines, open(new, "wb") as file:
-            file.writelines(line for row, line in enumerate(lines) if row in candidates)
-    if len(paths) > 1:
-        command = [sys.executable, args.script, "fuse", *paths, "--data", args.data]
-        command += ["--rrf-k", flags.rrf_k, "--top-k", str(flags.top_k)]
-        command += ["--out", str(out / "hybrid.tsv")]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-
-
-def merge(args):
-    """Join the outputs of rerank or classify; merge the runs of retrieve."""
-    folders = [Path(args.folder, str(number)) for number in range(1, args.shards + 1)]
-    if args.by_claims:
-        import pandas as pd
-
-        write(args.out, pd.concat(read(folder / "out.tsv") for folder in folders))
-    elif args.job == "retrieve":
-        merge_runs(args, folders)
+            ids_of_shard = (folder / "index" / kinds[0] / "abstract_ids.json").read_bytes()
+            with open(folder / "corpus.jsonl", "rb") as lines:
+                for line, abstract_id in zip(lines, json.loads(ids_of_shard)):
+                    if abstract_id in candidates:
+                        file.write(line)
+                        abstract_ids.append(abstract_id)
+    if len(runs) > 1:
+        fused = RETRIEVE.fuse_runs(runs, [1] * len(runs), "rrf", flags.rrf_k, abstract_ids)
+        RETRIEVE.write_run(fused, out / "hybrid.tsv", {}, flags.top_k, len(claims))
 
 
 # -------------------- Jobs
-def results_of(args, numbers):
-    """Run shards on the cluster, or with --only in this process. Return {number: result}."""
-    if args.only is None:
-        results = dict(on_cluster(args))
-    elif args.only == 0 and args.job == "index":
-        results = {}  # it only cuts
-    else:
-        results = {number: run_shard(args, number) for number in numbers}
-    for number, result in sorted(results.items()):
-        if "error" in result:
-            kit.fail(f"shard {number}", result["error"])
-    return dict(sorted(results.items()))
-
-
 def run(args):
     """Cut, run all shards or one, merge. Return the result of each shard."""
-    numbers = [args.only] if args.only else range(1, args.shards + 1)
-    started = time.monotonic()
     if args.by_claims:
-        cut_run(args, numbers)
+        cut_run(args)
     elif not args.only:
         cut_corpus(args)
-    cut = time.monotonic()
-    results = results_of(args, numbers)
-    ran = time.monotonic()
-    if not args.only:
-        merge(args)
-    merged = time.monotonic()
-    seconds = {
-        "cut": round(cut - started, 1),
-        args.job: round(ran - cut, 1),
-        "merge": round(merged - ran, 1),
-    }
-    return {"job": args.job, "seconds": seconds, "shards": results}
+    results = results_of(args)
+    folders = [Path(args.folder, str(number)) for number in args.numbers]
+    if args.by_claims and not args.only:
+        write(args.out, pd.concat([read(folder / "out.tsv") for folder in folders]))
+    elif args.job == "retrieve" and not args.only:
+        merge_runs(args, folders)
+    return {"job": args.job, "shards": results}
 
 
 def index(args):
@@ -347,8 +289,8 @@ def add_flags(add):
     add("--shards", type=int, default=2, help="cut corpus or run into this many shards")
     add("--only", type=shard_of, metavar="I/N",
         help="run shard I of N alone, without Ray; 0/N cuts the corpus or merges all shards")
-    add("--address",
-        help="run on the Ray cluster at this address, such as auto (default: this machine)")
+    add("--address", default="local",
+        help="run on the Ray cluster at this address, such as auto; local is this machine")
     add("--cpus", type=float, default=1, help="reserve this many CPU cores per shard")
     add("--gpus", type=float, default=0, help="reserve this many GPUs per shard (default: 0)")
 
@@ -377,14 +319,18 @@ def prepare(args, words):
         args.only, args.shards = args.only
     if args.shards < 1 or not 0 <= (args.only or 0) <= args.shards:
         kit.fail("--shards, --only", "wanted N of at least 1, and I from 0 to N")
+    args.numbers = range(1, args.shards + 1)
+    if args.only:
+        args.numbers = [args.only]
+    elif args.only == 0 and args.job == "index":
+        args.numbers = []  # it only cuts
     args.by_claims = args.job in ("rerank", "classify")
-    candidates = f"{args.work}/{args.split}/candidates.jsonl"
+    args.folder = f"{args.work}/shards-{args.shards}"
     if args.by_claims:
         args.folder = f"{args.out}.shards-{args.shards}"
-    else:
-        args.folder = f"{args.work}/shards-{args.shards}"
-    if args.by_claims and os.path.exists(candidates):
-        args.corpus = args.corpus or candidates
+        candidates = f"{args.work}/{args.split}/candidates.jsonl"
+        if os.path.exists(candidates):
+            args.corpus = args.corpus or candidates
     args.corpus = args.corpus or f"{args.data}/corpus.jsonl"
     args.script = str(kit.ROOT / SCRIPTS[args.job])
     args.cwd = os.getcwd()

@@ -77,12 +77,18 @@ def rewrite(args):
         return {"made": []}
     table = kit.read_table(args.claims, ["claim_id", "claim"])
     claims = table["claim"].tolist()
+    asked = range(len(claims))
+    if args.languages:
+        languages = table.get("language", ["en"] * len(claims))
+        asked = [row for row, language in enumerate(languages) if language in args.languages]
     task_of_view = VIEWS[args.view]
-    prompts = [PROMPT.format(task=task_of_view, claim=kit.plain(claim)) for claim in claims]
+    prompts = [PROMPT.format(task=task_of_view, claim=kit.plain(claims[row])) for row in asked]
     texts, summary = kit.answers_to(prompts, text_of_reply, args)
-    rewritten = [text or claim for text, claim in zip(texts, claims)]
-    summary["claims"] = len(claims)
-    summary["unchanged"] = sum(new == claim for new, claim in zip(rewritten, claims))
+    rewritten = claims.copy()
+    for row, text in zip(asked, texts):
+        rewritten[row] = text or claims[row]
+    summary["claims"] = len(asked)
+    summary["unchanged"] = sum(rewritten[row] == claims[row] for row in asked)
     with kit.written(args.out, task, **summary) as path:
         table.assign(claim=rewritten).to_csv(path, sep="\t", index=False, lineterminator="\n")
     return {"made": [args.out], **summary}
@@ -93,6 +99,9 @@ def add_rewrite(add):
     kit.add_claims(add)
     add("--view", choices=VIEWS, default="statement",
         help="rewrite each claim as a statement, translation, sub-claims (parts) or passage")
+    add("--languages", nargs="+",
+        help="rewrite the claims of these languages alone, by their column language; without this "
+        "column, claims are English (default: all)")
     add("--out", help="write the new claims to this file (default: WORK/SPLIT/claims.VIEW.tsv)")
     add("--requests",
         help="write requests that wait to this file (default: --out with .requests.jsonl)")

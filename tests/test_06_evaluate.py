@@ -415,6 +415,20 @@ def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call,
     assert table["narrative"].tolist() == ["1_4;5_2"] * 2 + ["2_1"] * 2 + ["0_0"] * 2
 
 
+def test_a_submission_to_checkthat_2026_has_a_table_for_each_language(toy, call, refused):
+    """Each with the numbers behind the language; ids of another form are refused."""
+    words = "submission run.tsv --task checkthat2026 --top-k 1 --claims posts.tsv --out s.zip"
+    for ids in (["de-17", "3"], ["de-17", "en-17", "en-3"]):
+        tsv(toy / "posts.tsv", CLAIMS, [(claim_id, "Ice") for claim_id in ids])
+        tsv(toy / "run.tsv", RUN, [(claim_id, "0001", 1, 1) for claim_id in ids])
+        if ids[-1] == "3":
+            refused(toy, SCRIPT, words, said="run.tsv: 3...: ids begin with en-, fr- or de-")
+    facts(call(SCRIPT, words, cwd=toy))
+    with zipfile.ZipFile(toy / "s.zip") as zipped:
+        assert zipped.read("predictions_de.tsv") == b"index\tpreds\n17\t['0001']\n"
+        assert zipped.read("predictions_en.tsv").endswith(b"\n17\t['0001']\n3\t['0001']\n")
+
+
 def test_outputs_with_points_in_their_names_replace_no_others(toy, call):
     for name in ("w-0.1", "w-0.2"):
         done = call(SCRIPT, f"{HYBRID} --out out/{name} --resamples 9", cwd=toy)

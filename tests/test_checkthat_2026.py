@@ -1,4 +1,4 @@
-"""recipes/checkthat_2026.sh on the toy in three languages: a run by language, the submission."""
+"""recipes/checkthat_2026.sh on the toy in three languages; its expansion and languages alone."""
 
 import os
 import re
@@ -6,7 +6,8 @@ import subprocess
 import zipfile
 
 import pandas as pd
-from conftest import CLAIMS, QRELS, ROOT, read, tsv
+import pytest
+from conftest import CLAIMS, QRELS, ROOT, RUN, facts, jsonl, read, tsv
 
 IDS = {"c1": "en-1", "c2": "de-2", "c3": "en-3", "c4": "de-4", "c5": "fr-5"}
 
@@ -16,69 +17,93 @@ def translated(prompt):
 
 
 def multilingual(data):
-    """Give the toy a language a claim, a dev split, and a test split without judgements."""
+    """Give the toy a language a claim, and a dev split that is its test split."""
     for split in ("train", "test"):
         claims = read(data / f"claims.{split}.tsv")
-        qrels = read(data / f"qrels.{split}.tsv")
-        out = split.replace("test", "dev")
-        rows = [(IDS[claim_id], claim, IDS[claim_id][:2]) for claim_id, claim in claims.values]
-        tsv(data / f"claims.{out}.tsv", [*CLAIMS, "language"], rows)
-        if split == "test":
-            tsv(data / "claims.test.tsv", [*CLAIMS, "language"], rows)
-        rows = [
-            (IDS[claim_id], abstract_id, label) for claim_id, abstract_id, label in qrels.values
-        ]
-        tsv(data / f"qrels.{out}.tsv", QRELS, rows)
-    (data / "qrels.test.tsv").unlink()
+        qrels = read(data / f"qrels.{split}.tsv").replace({"claim_id": IDS}).values
+        posts = [(IDS[claim_id], claim, IDS[claim_id][:2]) for claim_id, claim in claims.values]
+        for out in (split, split.replace("test", "dev")):
+            tsv(data / f"claims.{out}.tsv", [*CLAIMS, "language"], posts)
+            tsv(data / f"qrels.{out}.tsv", QRELS, qrels)
 
 
-def test_each_language_gets_the_run_that_is_best_for_it_on_dev(toy, endpoint, warm):
+def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, endpoint, warm):
+    """French and German posts alone are translated; an English post is what the reranker learns."""
     multilingual(toy / "data/demo")
     server = endpoint(translated)
     how = {
         "DATA": f"{toy}/data/demo",
         "WORK": f"{toy}/made",
+        "EARLIER": f"{toy}/none",
         "SMALL": "1",
         "LLM_MODEL": "toy",
         "LLM_BASE_URL": server.url,
         "PATH": warm,
     }
     done = subprocess.run(
-        ["bash", ROOT / "recipes/checkthat_2026.sh"],
+        ["bash", ROOT / "recipes/checkthat_2026.sh", "tables"],
         env=os.environ | how,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(server.asked) == 6  # three posts of dev, three of test
-    dev = toy / "made/dev"
+    asked = [re.search("<claim>(.*)</claim>", prompt)[1] for prompt in server.answered]
+    texts = ["It's the sun, stupid", "sea level rise is NOT accelerating"]
+    assert sorted(asked) == sorted(texts * 2)  # of test, then of dev
     test = toy / "made/test"
-    columns = {}
-    for language in ("en", "de", "fr"):
-        metrics = pd.read_csv(dev / language / "metrics.tsv", sep="\t", index_col="run")
-        columns[language] = metrics["MRR@5"]
-    table = pd.DataFrame(columns)
-    runs = "dense bm25 bm25-english hybrid fused rerank blended"
-    assert set(table.index) == set(runs.split())
-    best = {}
-    for language in table:
-        best[language] = re.search(rf"^{language}: (\w+)$", done.stdout, re.MULTILINE)[1]
-    final = read(test / "final.tsv")
-    for language, run in best.items():
-        rivals = ["dense", "fused", "rerank", "blended"]
-        assert run in rivals
-        assert table.loc[run, language] == table.loc[rivals, language].max()
-        rows = read(test / f"{run}.tsv")
-        rows = rows[rows["claim_id"].str.startswith(language)]
-        found = final[final["claim_id"].str.startswith(language)]
-        assert found.values.tolist() == rows.values.tolist()
-        assert len(rows) >= 5
-    with zipfile.ZipFile(test / "submission/predictions.zip") as archive:
-        tables = {name: archive.read(name).decode().splitlines() for name in archive.namelist()}
-    assert set(tables) == {f"predictions_{language}.tsv" for language in best}
-    for language, number in (("en", 3), ("de", 4), ("fr", 5)):
-        header, row = tables[f"predictions_{language}.tsv"]
-        first = final[final["claim_id"] == f"{language}-{number}"]["abstract_id"][:5]
-        assert header == "index\tpreds"
-        assert row == f"{number}\t{list(first)}"
+    posts = read(test / "claims.translation.tsv").set_index("claim_id")["claim"]
+    expanded = read(test / "claims.expanded.tsv").set_index("claim_id")["claim"]
+    assert list(posts) == ["Polar bears are starving!!", *(f"{text} in English" for text in texts)]
+    for claim_id, post in posts.items():
+        assert expanded[claim_id].startswith(post)
+        assert len(expanded[claim_id].split()) == len(post.split()) + 15
+    assert set(read(toy / "made/languages/en/claims.train.tsv")["claim_id"]) == {"en-1"}
+    examples = (toy / "made/english/train/examples.jsonl").read_text()
+    assert set(re.findall(r'"claim_id": "([^"]*)"', examples)) == {"en-1"}
+    values = pd.read_csv(test / "metrics.claims.tsv", sep="\t").set_index(["run", "claim_id"])
+    run = read(test / "rerank.tsv").set_index("claim_id")["abstract_id"]
+    runs = "dense rerank rerank-100 fitted gte gte-authors qwen qwen-authors"
+    archive = zipfile.ZipFile(test / "checkthat2026/predictions.zip")
+    for claim_id in posts.index:
+        language, number = claim_id.split("-")
+        table = pd.read_csv(test / f"{language}.tsv", sep="\t", index_col="run")
+        assert list(table.index) == runs.split()
+        mrr = values.loc[("rerank", claim_id), "MRR@5"]
+        assert table.loc["rerank", "MRR@5"] == pytest.approx(mrr)
+        lines = archive.read(f"predictions_{language}.tsv").decode().splitlines()
+        assert lines == ["index\tpreds", f"{number}\t{list(run[claim_id][:5])}"]
+
+
+def test_the_terms_of_the_nearest_papers_by_hand(toy, program):
+    """A term counts five times the cosine of its paper, rounded, and at least once."""
+    titles = {
+        "a": "Viruses, and the VIRUSES in aérosols",
+        "b": "Aerosols in 2020",
+        "c": "C19 mask's",
+    }
+    papers = [{"abstract_id": key, "title": text, "abstract": ""} for key, text in titles.items()]
+    jsonl(toy / "papers.jsonl", *papers)
+    tsv(toy / "posts.tsv", CLAIMS, [("p", "@who says #Viruses 😀 spread")])
+    # a: 5 * .5 = 2.5, which Python rounds to 2; b: 5 * .7 = 3.5, to 4; c: 5 * .05 = .25, at least 1
+    tsv(toy / "run.tsv", RUN, [("p", "b", 1, 0.7), ("p", "a", 2, 0.5), ("p", "c", 3, 0.05)])
+    words = "run.tsv --claims posts.tsv --corpus papers.jsonl --out out.tsv"
+    # aerosols 4 + 2, viruses 2 + 2, 2020 4, c19 1, mask 1: of a tie, what stands nearest first
+    for limit, terms in {
+        "--terms 4": "aerosols 2020 viruses c19",
+        "--terms 9": "aerosols 2020 viruses c19 mask",
+        "--papers 1": "aerosols 2020",
+    }.items():
+        facts(program("tools/expand", f"{words} {limit}", cwd=toy))
+        (claim,) = read(toy / "out.tsv")["claim"]
+        assert claim == f"who says Viruses spread {terms}"
+
+
+def test_a_folder_for_each_language(toy, program):
+    multilingual(toy / "data/demo")
+    done = program("tools/languages", "data/demo parts", cwd=toy)
+    assert "parts/de/claims.test.tsv: 1 claims" in done.stdout
+    for claim_id in ("en-3", "de-4", "fr-5"):
+        for file in ("claims.test.tsv", "qrels.test.tsv"):
+            assert set(read(toy / "parts" / claim_id[:2] / file)["claim_id"]) == {claim_id}
+    assert not (toy / "parts/fr/claims.train.tsv").exists()

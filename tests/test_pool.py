@@ -49,29 +49,10 @@ def test_what_was_pooled_and_labelled_is_merged(toy, tool):
     assert done.returncode == 2 and "other.tsv:2: the qrels have another label" in done.stderr
 
 
-def test_labels_of_a_model_are_kept_apart_and_compared_with_gold(toy, tool):
-    rows = """c3|0001|1|9|SUPPORTS|1|0|0;
-              c3|0002|2|8|REFUTES|0|1|0;
-              c3|0003|3|7|NEI|0|0|1;
-              c4|0004|1|9|REFUTES|0|1|0;
-              c4|0012|2|8|NEI|0|0|1"""
-    tsv(toy / "v.tsv", VERDICTS, rows)
+def test_labels_of_a_model_are_no_judgements(toy, tool):
+    tsv(toy / "v.tsv", VERDICTS, "c3|0001|1|9|SUPPORTS|1|0|0")
     done = tool("pool", "merge v.tsv")
-    assert done.returncode == 2 and "name it with --judge" in done.stderr
-    made = facts(tool("pool", "merge v.tsv --judge m"))
-    assert made["made"] == ["work/demo/test/qrels.silver.tsv"]
-    assert made["labels"] == 5
-    row = facts(tool("pool", f"agreement {made['made'][0]}"))["judges"][0]
-    chance = 2 / 4 * 1 / 4 + 1 / 4 * 2 / 4 + 1 / 4 * 1 / 4  # S, R, N: share in gold and in silver
-    expected = {
-        "judge": "m",
-        "pairs": 5,
-        "with_gold": 4,
-        "agreement": 3 / 4,
-        "kappa": (3 / 4 - chance) / (1 - chance),
-        "kappa_relevance": 1,
-    }
-    assert row == pytest.approx(expected)
+    assert done.returncode == 2 and "labels of a model are no judgements" in done.stderr
 
 
 def test_published_figures_stand_beside_measured_ones(tmp_path):

@@ -16,10 +16,10 @@ Examples
 
 Seconds come from provenance, equal scores from the run; of an interrupted command, only seconds
 since it was resumed count. GPU memory is what nvidia-smi shows above its level at the start, summed
-over the peaks of all GPUs; on a GPU that others use too, it means little.
+over all GPUs, at the peak; on a GPU that others use too, it means little.
 """
 
-import argparse
+import contextlib
 import json
 import re
 import shutil
@@ -27,40 +27,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kit
+
 SECONDS = 2  # between two samples of GPU memory; PyTorch keeps what it has reserved
 INDEXES = ("bm25", "dense", "splade")
 
 
 # -------------------- Run
 def gpu_memory():
-    """Return the MiB in use on each GPU, or [] without nvidia-smi."""
+    """Return the MiB in use on all GPUs, 0 without nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     if not shutil.which(command[0]):
-        return []
+        return 0
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return [int(word) for word in shown.split() if word.isdigit()]
+    return sum(int(word) for word in shown.split() if word.isdigit())
 
 
 def watched(command, log):
     """Run a command, its output in a file. Return its exit status and peak of GPU memory (MiB)."""
     before = gpu_memory()
-    samples = []  # MiB above the level at the start, by GPU
+    peak = 0
     with open(log, "w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
+        with subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as process:
             while process.poll() is None:
-                samples.append([now - then for now, then in zip(gpu_memory(), before)])
-                try:
+                peak = max(peak, gpu_memory() - before)
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
-        finally:
-            process.terminate()
-            process.wait()
-    if not before:
-        return process.returncode, None
-    peaks = [max(gpu) for gpu in zip(*samples)]
-    return process.returncode, sum(peaks)
+    return process.returncode, peak
 
 
 def error_in(text, status):
@@ -166,9 +159,7 @@ def table(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     jobs = parser.add_subparsers(required=True)
     run_job = jobs.add_parser("run", help=run.__doc__)
     run_job.set_defaults(job=run)
@@ -176,7 +167,7 @@ def main():
     table_job.set_defaults(job=table)
     # fmt: off
     run_job.add_argument("row", type=Path, help="write what the command took to this JSON file")
-    run_job.add_argument("command", nargs=argparse.REMAINDER, help="run this command")
+    run_job.add_argument("command", nargs="...", help="run this command")
     table_job.add_argument("work", type=Path, help="read and write in this folder of compare.sh")
     table_job.add_argument("names", nargs="*",
         help="show a line for each of these runs, even if it failed")

@@ -13,9 +13,9 @@ Example
     python recipes/tools/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
 """
 
-import argparse
 from pathlib import Path
 
+import kit
 import pandas as pd
 from kit import read_corpus, read_table, text_of
 
@@ -23,9 +23,7 @@ FIELDS = ["title", "abstract", "authors", "journal", "source"]
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     # fmt: off
     add = parser.add_argument
     add("data", type=Path, help="read corpus.jsonl and claims.SPLIT.tsv of this folder")

@@ -4,6 +4,7 @@ What the programs in recipes/ share: helpers of the scripts, and requests to a l
 While requests wait, a program writes them and ends with status 3; the same call reads the replies.
 """
 
+import argparse
 import functools
 import json
 import os
@@ -43,14 +44,22 @@ def arguments(doc, jobs):
     doc: its docstring, for --help; jobs: {function: what adds its flags by add("--flag", ...)}.
     """
     SCRIPT.__doc__ = doc  # command_line describes the module that it stands in
-    groups = {job: functools.partial(add_groups, job, add_flags) for job, add_flags in jobs.items()}
+    groups = {job: functools.partial(add_groups, add_flags) for job, add_flags in jobs.items()}
     return SCRIPT.command_line(groups)
 
 
-def add_groups(function, add_flags, job):
+def add_groups(add_flags, job):
     """Add the flags of a job, and those that all scripts have."""
     add_flags(job.add_argument_group("flags of this job").add_argument)
-    SCRIPT.add_shared(job, split="train" if function.__name__ == "train" else "test")
+    SCRIPT.add_shared(job, split="test")
+
+
+def parser(doc):
+    """Return the parser of a program without jobs; doc: its docstring, for --help."""
+    layout = argparse.RawDescriptionHelpFormatter
+    new = argparse.ArgumentParser(description=doc, formatter_class=layout)
+    new.error = lambda what: fail(new.prog, f"{what}; see --help")
+    return new
 
 
 def read_claims(path):
@@ -66,10 +75,8 @@ def plain(text):
 # -------------------- Language model
 def wait(requests, args):
     """Write the requests that wait, print the command that answers them, and exit with status 3."""
-    path = Path(args.requests)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(request) + "\n" for request in requests]
-    path.write_text("".join(lines), encoding="utf-8")
+    Path(args.requests).write_text("".join(lines))
     words = ["ask", args.requests, "--replies", args.replies, "--model", args.model]
     if args.retry_errors:
         words.append("--retry-errors")
@@ -89,23 +96,13 @@ def answers_to(prompts, read, args):
     args.structured = False
     form = ("text", {})  # no JSON schema
     questions = []
-    requests = {}
     for prompt in prompts:
         messages = [{"role": "user", "content": prompt}]
-        question = SCRIPT.Question(messages, args.max_tokens, read)
-        questions.append(question)
-        for suffix in ("", SCRIPT.RETRY_SUFFIX):
-            request = SCRIPT.request_of(question, suffix, form, args)
-            requests[request["custom_id"]] = request
-    unknown = 0
-    if Path(args.replies).exists():
-        unknown = len(SCRIPT.read_replies(args.replies, requests).keys() - requests.keys())
-    if unknown:
-        warn(args.replies, f"{unknown} replies answer other requests, as those of another --model")
+        questions.append(SCRIPT.Question(messages, args.max_tokens, read))
     answers = []
-    for answer, _ in SCRIPT.answers_to(questions, form, args):
-        answers.append(answer[0] if answer else None)
-    return answers, SCRIPT.count_replies(args) | {"unknown_replies": unknown}
+    for texts, _ in SCRIPT.answers_to(questions, form, args):
+        answers.append(texts[0] if texts else None)
+    return answers, SCRIPT.count_replies(args)
 
 
 # -------------------- Flags that several programs have

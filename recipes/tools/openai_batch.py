@@ -17,7 +17,6 @@ Example
     python recipes/tools/openai_batch.py work/demo/test/llm.requests.jsonl --wait
 """
 
-import fcntl
 import json
 import os
 import sys
@@ -66,14 +65,12 @@ def write_batches(path, batches):
 
 
 def append(lines, file):
-    """Append the lines that the file does not have yet; a torn last line stays alone."""
+    """Append lines to a file; a torn last line stays alone."""
     file.seek(0)
     content = file.read()
-    known = set(content.splitlines())
-    new = [line + b"\n" for line in lines if line not in known]
     if content and not content.endswith(b"\n"):
         file.write(b"\n")
-    file.write(b"".join(new))
+    file.writelines(line + b"\n" for line in lines)
     file.flush()
     os.fsync(file.fileno())
 
@@ -134,9 +131,7 @@ def fetch(file, client, args):
     batches = read_batches(args.batches)
     for batch_id in list(batches):
         batch = client.batches.retrieve(batch_id)
-        counts = batch.request_counts.to_dict() if batch.request_counts else ""
-        errors = batch.errors.to_dict() if batch.errors else ""
-        print(batch_id, batch.status, counts, errors, file=sys.stderr)
+        print(batch_id, batch.status, batch.request_counts, batch.errors, file=sys.stderr)
         if batch.status in ENDED:
             append(lines_of(batch, client), file)
             del batches[batch_id]
@@ -154,17 +149,14 @@ def batch(args):
     client = openai.OpenAI(base_url=args.base_url or None, api_key=API_KEY or "none")
     try:
         with open(args.replies, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # other processes wait until it is closed
+            kit.SCRIPT.lock(file)
             waiting = unanswered(requests, args, args.retry_errors)
             if waiting:
                 send(waiting, client, args)
-        while True:
-            with open(args.replies, "a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            in_progress = fetch(file, client, args)
+            while in_progress and args.wait:
+                time.sleep(args.interval)
                 in_progress = fetch(file, client, args)
-            if not in_progress or not args.wait:
-                break
-            time.sleep(args.interval)
     except openai.OpenAIError as error:
         what = f"{error}; check address and key, then call again; {args.batches} has the batches"
         kit.fail(args.base_url or "openai", what.replace(API_KEY or "***", "***"))

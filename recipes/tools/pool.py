@@ -1,20 +1,18 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy==2.4.6", "pandas==3.1.1", "scikit-learn==1.9.1"]
+# dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Judge the results of runs: pool unjudged pairs, merge their labels, compare a model with gold.
+Judge the results of runs: pool unjudged pairs, merge their labels.
 
-Reads   pool: runs, qrels, claims, corpus; merge: the pool with labels, or verdicts, and qrels;
-        agreement: silver judgements, which are labels of a model, and qrels
+Reads   pool: runs, qrels, claims, corpus; merge: the pool with labels, and qrels
 Writes  pool: pool.tsv, to be labelled, and pool.run.tsv, the same pairs as a run for 05 llm;
-        merge: qrels.tsv, or with --judge qrels.silver.tsv
-Prints  agreement: a table; the last line is JSON
+        merge: qrels.tsv
+Prints  the last line is JSON
 
 Examples
     python recipes/tools/pool.py work/demo/test/{hybrid,rerank}.tsv
     python recipes/tools/pool.py merge labelled.tsv
-    python recipes/tools/pool.py agreement work/demo/test/qrels.silver.tsv
 """
 
 import kit
@@ -63,24 +61,16 @@ def pool(args):
 
 
 def merge(args):
-    """Write the qrels with the labels of a pool; or, with --judge, the labels of a model alone."""
-    if args.judge:
-        inputs = [args.pool]
-        name = "qrels.silver.tsv"
-    else:
-        inputs = [args.pool, args.qrels]
-        name = "qrels.tsv"
-    out = args.out or f"{args.work}/{args.split}/{name}"
-    task = kit.task_of(args, *inputs)
-    if kit.up_to_date(args, task, out):
+    """Write the qrels with the labels of a pool."""
+    task = kit.task_of(args, args.pool, args.qrels)
+    if kit.up_to_date(args, task, args.out):
         return {"made": []}
     pairs = kit.read_table(args.pool, PAIR, label=[*LABELS, ""])
+    if "p_nei" in pairs:
+        kit.fail(
+            args.pool, "labels of a model are no judgements; give a pool that you have labelled"
+        )
     labelled = pairs.loc[pairs["label"] != "", QRELS]
-    summary = {"labels": len(labelled), "without_label": len(pairs) - len(labelled)}
-    if args.judge:
-        return save(task, {out: labelled.assign(judge=args.judge)}, **summary)
-    if "judge" in pairs or "p_nei" in pairs:
-        kit.fail(args.pool, "labels of a model stay apart from the qrels; name it with --judge")
     qrels = kit.read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     both = pd.concat([qrels, labelled]).drop_duplicates()
     for row in both.index[both.duplicated(PAIR)]:
@@ -88,34 +78,8 @@ def merge(args):
         kit.fail(f"{args.pool}:{row + 2}", f"the qrels have another label for {pair}; change one")
     claim_order = both["claim_id"].factorize()[0]
     both = both.iloc[np.argsort(claim_order, kind="stable")]
-    return save(task, {out: both}, added=len(both) - len(qrels), **summary)
-
-
-def agreement(args):
-    """Print how far the models behind silver judgements agree with gold."""
-    from sklearn.metrics import cohen_kappa_score
-
-    silver = kit.read_table(args.silver, [*QRELS, "judge"], label=LABELS)
-    gold = kit.read_table(args.qrels, QRELS, label=LABELS)[QRELS]
-    both = silver.merge(gold, how="left", on=PAIR, suffixes=("", "_gold"))
-    rows = []
-    for judge, pairs in both.groupby("judge", sort=False):
-        with_gold = pairs.dropna(subset="label_gold")
-        predicted = with_gold["label"]
-        expected = with_gold["label_gold"]
-        row = {
-            "judge": judge,
-            "pairs": len(pairs),
-            "with_gold": len(with_gold),
-            "agreement": float((predicted == expected).mean()),
-        }
-        if len(with_gold):  # kappa is NaN where only one label occurs
-            row["kappa"] = float(cohen_kappa_score(predicted, expected))
-            relevance = cohen_kappa_score(predicted != "NEI", expected != "NEI")
-            row["kappa_relevance"] = float(relevance)
-        rows.append(row)
-    print(pd.DataFrame(rows).to_string(index=False, float_format="%.3f"))
-    return {"made": [], "judges": rows}
+    summary = {"labels": len(labelled), "without_label": len(pairs) - len(labelled)}
+    return save(task, {args.out: both}, added=len(both) - len(qrels), **summary)
 
 
 # -------------------- Command line
@@ -133,20 +97,11 @@ def add_pool(add):
 
 
 def add_merge(add):
-    add("pool", help="read labelled pairs, a pool or verdicts; skip rows without a label")
+    add("pool", help="read the labelled pairs of this file; skip rows without a label")
     kit.add_qrels(add)
-    add("--judge", metavar="MODEL",
-        help="write silver judgements, the labels of this model, apart from the qrels")
-    add("--out",
-        help="write to this file (default: WORK/SPLIT/qrels.tsv, --judge: qrels.silver.tsv)")
-
-
-def add_agreement(add):
-    add("silver", help="read silver judgements, written by merge --judge")
-    kit.add_qrels(add)
+    add("--out", default="{work}/{split}/qrels.tsv", help="write all judgements to this file")
 # fmt: on
 
 
 if __name__ == "__main__":
-    jobs = {pool: add_pool, merge: add_merge, agreement: add_agreement}
-    kit.run(kit.arguments(__doc__, jobs))
+    kit.run(kit.arguments(__doc__, {pool: add_pool, merge: add_merge}))

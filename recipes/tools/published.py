@@ -6,57 +6,67 @@
 Print measured figures beside the published ones of a system.
 
 Reads   metrics.json of 06_evaluate.py; recipes/published.tsv
-Prints  a table of the runs that have published figures: measured, and published in brackets
+Prints  a table of the runs that have published figures: measured, and published in brackets;
+        --remarks: the figures that have a note, by table, source and note
 
-Example
+Examples
     python recipes/tools/published.py work/demo/test/metrics.json ant_bridge
+    python recipes/tools/published.py --remarks verirel
 """
 
-import argparse
 import json
 from pathlib import Path
 
+import kit
 import pandas as pd
-from kit import ROOT, fail
+
+FIGURES = pd.read_csv(kit.ROOT / "recipes" / "published.tsv", sep="\t", dtype=str)
 
 
 def figures_of(system):
     """Return the figures of SYSTEM's first table, or of SYSTEM:TABLE, [rows, measures]."""
-    figures = pd.read_csv(ROOT / "recipes" / "published.tsv", sep="\t")
-    tables = figures["system"] + ":" + figures["table"]
-    chosen = tables[(tables == system) | (figures["system"] == system)][:1]
+    tables = FIGURES["system"] + ":" + FIGURES["table"]
+    chosen = tables[(tables == system) | (FIGURES["system"] == system)][:1]
     if chosen.empty:
-        fail(system, "no figures in recipes/published.tsv; name a system or SYSTEM:TABLE of it")
-    return figures[tables.isin(chosen)].pivot(index="row", columns="measure", values="value")
+        kit.fail(system, "no figures in recipes/published.tsv; name a system or SYSTEM:TABLE of it")
+    figures = FIGURES[tables.isin(chosen)].pivot(index="row", columns="measure", values="value")
+    return figures.astype(float)
 
 
 def beside(values, figures):
     """Return texts "measured (published)" [runs, measures] where there is a published figure."""
-    measures = [measure for measure in values if measure in figures]
-    runs = [run for run in values.index if run in figures.index]
-    table = pd.DataFrame("", index=runs, columns=measures)
-    for run in runs:
-        for measure in measures:
-            measured = values.loc[run, measure]
-            published = figures.loc[run, measure]
-            if pd.notna(published):
-                shown = "-" if pd.isna(measured) else f"{measured:.3f}"
-                table.loc[run, measure] = f"{shown} ({published:.4g})"
-    return table.loc[:, (table != "").any()]
+    published = figures.reindex_like(values)
+    measured = values.map("{:.3f}".format, na_action="ignore").fillna("-")
+    texts = measured + published.map(" ({:.4g})".format)
+    texts = texts.where(published.notna(), "")
+    return texts.loc[values.index.isin(figures.index), (texts != "").any()]
+
+
+def print_remarks(system):
+    """Print the figures of a system that have a note, by table, source and note."""
+    figures = FIGURES[FIGURES["system"] == system]
+    for head, rows in figures.groupby(["table", "source", "note"], sort=False):
+        print("\n" + "; ".join(head))
+        print(rows[["row", "measure", "value"]].to_string(index=False, header=False))
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     # fmt: off
-    parser.add_argument("metrics", type=Path, help="read the measured figures, metrics.json")
-    parser.add_argument("system",
+    add = parser.add_argument
+    add("metrics", nargs="?", default="metrics.json", type=Path,
+        help="read the measured figures, metrics.json")
+    add("system",
         help="show the published figures of this SYSTEM or SYSTEM:TABLE in recipes/published.tsv")
+    add("--remarks", action="store_true",
+        help="show, without metrics, the figures that have a note, such as why no run makes them")
     # fmt: on
     args = parser.parse_args()
+    if args.remarks:
+        print_remarks(args.system)
+        return
     if not args.metrics.exists():
-        fail(args.metrics, "not found; make it: python 06_evaluate.py")
+        kit.fail(args.metrics, "not found; make it: python 06_evaluate.py")
     values = pd.DataFrame(json.loads(args.metrics.read_bytes())["value"]).T.astype(float)
     table = beside(values, figures_of(args.system))
     print(f"\nPublished figures in brackets ({args.system}):")

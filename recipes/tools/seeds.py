@@ -15,12 +15,11 @@ Example
     python recipes/tools/seeds.py seeds.json rerank-1 rerank-2 rerank-3
 """
 
-import argparse
 import json
 from pathlib import Path
 
+import kit
 import pandas as pd
-from kit import fail
 
 
 def read_metrics(path, seeds):
@@ -28,11 +27,11 @@ def read_metrics(path, seeds):
     by_claim = path.with_name(path.name.removesuffix(".json") + ".claims.tsv")
     for file in (path, by_claim):
         if not file.is_file():
-            fail(file, "not found; make it: python 06_evaluate.py RUNS --out NAME.tsv")
+            kit.fail(file, "not found; make it: python 06_evaluate.py RUNS --out NAME.tsv")
     values = pd.DataFrame(json.loads(path.read_bytes())["value"]).T.astype(float)
     for run in seeds:
         if run not in values.index:
-            fail(path, f"no run {run}; it has {', '.join(values.index)}")
+            kit.fail(path, f"no run {run}; it has {', '.join(values.index)}")
     claims = pd.read_csv(by_claim, sep="\t", dtype={"run": str, "claim_id": str})
     return values, claims.set_index(["run", "claim_id"])
 
@@ -50,9 +49,7 @@ def won_tied_lost(claims, baseline, seeds):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     # fmt: off
     parser.add_argument("metrics", type=Path, help="read the values of all runs, metrics.json")
     parser.add_argument("seeds", nargs="+", help="summarise these runs, which differ in the seed")

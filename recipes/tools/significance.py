@@ -14,11 +14,10 @@ Example
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
 """
 
-import argparse
 from pathlib import Path
 
+import kit
 import pandas as pd
-from kit import fail
 from scipy import stats
 
 
@@ -61,9 +60,7 @@ def compare(values):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     # fmt: off
     parser.add_argument("table", help="read the values by run and claim, metrics.claims.tsv")
     parser.add_argument("--measures", nargs="+",
@@ -71,10 +68,10 @@ def main():
     # fmt: on
     args = parser.parse_args()
     if not Path(args.table).is_file():
-        fail(args.table, "not found; python 06_evaluate.py writes it beside metrics.tsv")
+        kit.fail(args.table, "not found; python 06_evaluate.py writes it beside metrics.tsv")
     table = pd.read_csv(args.table, sep="\t", dtype={"run": str, "claim_id": str})
     if list(table)[:2] != ["run", "claim_id"] or table["run"].nunique() < 2:
-        fail(
+        kit.fail(
             args.table,
             "wanted values of two runs by claim; evaluate two runs: python 06_evaluate.py A B",
         )
@@ -82,7 +79,7 @@ def main():
     measures = args.measures or known
     for measure in measures:
         if measure not in known:
-            fail(args.table, f"no measure {measure}; it has {', '.join(known)}")
+            kit.fail(args.table, f"no measure {measure}; it has {', '.join(known)}")
     tests = {}
     for measure in measures:
         values = table.pivot(index="claim_id", columns="run", values=measure)

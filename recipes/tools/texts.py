@@ -17,12 +17,11 @@ Examples
     python recipes/tools/texts.py data/checkthat4b work/checkthat4b/lemmas --lemmas en_core_web_sm
 """
 
-import argparse
 import json
 import shutil
 from pathlib import Path
 
-from kit import digest, fail, read_corpus, read_table, text_of
+import kit
 
 
 def lemmas_of(texts, nlp):
@@ -42,15 +41,13 @@ def load(pipeline):
 
         return spacy.load(pipeline, exclude=["parser", "ner"])
     except (ImportError, OSError):
-        fail(
+        kit.fail(
             pipeline, f"cannot be loaded; pip install spacy && python -m spacy download {pipeline}"
         )
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     # fmt: off
     parser.add_argument("data", type=Path, help="copy corpus, claims and qrels of this folder")
     parser.add_argument("out", type=Path, help="write the copy to this folder")
@@ -60,24 +57,24 @@ def main():
     args = parser.parse_args()
     corpus = args.data / "corpus.jsonl"
     tables = sorted([*args.data.glob("claims.*.tsv"), *args.data.glob("qrels.*.tsv")])
-    task = {path.name: digest(path) for path in [corpus, *tables]}
+    task = {path.name: kit.digest(path) for path in [corpus, *tables]}
     task["lemmas"] = args.lemmas
     done = args.out / "meta.json"
     if done.exists() and json.loads(done.read_bytes()) == task:
         print(f"up to date: {args.out}")
         return
     nlp = load(args.lemmas) if args.lemmas else None
-    records = read_corpus(corpus)
+    records = kit.read_corpus(corpus)
     args.out.mkdir(parents=True, exist_ok=True)
     done.unlink(missing_ok=True)
     for path in tables:
         shutil.copy(path, args.out)
         if nlp and path.name.startswith("claims"):
-            claims = read_table(path, ["claim_id", "claim"])
+            claims = kit.read_table(path, ["claim_id", "claim"])
             claims["claim"] = list(lemmas_of(claims["claim"], nlp))
             claims.to_csv(args.out / path.name, sep="\t", index=False)
     fields = ["title", "abstract"] if nlp else ["abstract"]
-    texts = [text_of(record, fields) for record in records.values()]
+    texts = [kit.text_of(record, fields) for record in records.values()]
     if nlp:
         texts = lemmas_of(texts, nlp)
     with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:

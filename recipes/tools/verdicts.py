@@ -81,18 +81,14 @@ def mean(args):
     task = kit.task_of(args, *args.verdicts)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    tables = [read_table(path, [*RUN, *PROBABILITIES]) for path in args.verdicts]
-    first = tables[0]
-    total = 0
+    tables = [read_table(path, [*RUN, *PROBABILITIES]).set_index(PAIR) for path in args.verdicts]
+    run = tables[0].index
     for path, table in zip(args.verdicts, tables):
-        same_pairs = first[PAIR].merge(table, how="left")
-        probabilities = same_pairs[PROBABILITIES].apply(pd.to_numeric)
-        if probabilities.isna().any(axis=None) or len(table) != len(first):
+        if set(table.index) != set(run):
             fail(path, f"other pairs than in {args.verdicts[0]}; classify the same run")
-        total = total + probabilities.to_numpy()
-    means = total / len(tables)
-    labels = np.array(LABELS, object)[means.argmax(axis=1)]
-    verdicts = first[RUN].assign(label=labels, **dict(zip(PROBABILITIES, means.T)))
+    means = pd.concat(tables)[PROBABILITIES].groupby(PAIR, sort=False).mean()
+    labels = np.array(LABELS, object)[means.to_numpy().argmax(axis=1)]
+    verdicts = tables[0][["rank", "score"]].assign(label=labels).join(means).reset_index()
     with kit.written(args.out, task, pairs=len(verdicts)) as new:
         kit.write_table(verdicts, new)
     return {"made": [args.out], "pairs": len(verdicts)}

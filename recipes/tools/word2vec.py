@@ -17,12 +17,11 @@ Example
     python recipes/tools/word2vec.py data/checkthat4b --out work/checkthat4b/test/word2vec-raw.tsv
 """
 
-import argparse
 from pathlib import Path
 
+import kit
 import numpy as np
 import pandas as pd
-from kit import fail, read_corpus, read_table, text_of, write_table
 
 
 def means_of(texts, vectors):
@@ -37,26 +36,24 @@ def means_of(texts, vectors):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     # fmt: off
     add = parser.add_argument
     add("data", type=Path, help="read corpus.jsonl and claims.SPLIT.tsv of this folder")
     add("--split", default="test", help="rank for the claims of this split (default: %(default)s)")
     add("--top-k", type=int, default=100,
         help="keep this many abstracts per claim (default: %(default)s)")
-    add("--out", type=Path, required=True, help="write the run to this file")
+    add("--out", required=True, help="write the run to this file")
     # fmt: on
     args = parser.parse_args()
     try:
         from gensim.models import Word2Vec
     except ImportError:
-        fail("gensim", "not installed; pip install gensim")
-    corpus = read_corpus(args.data / "corpus.jsonl")
+        kit.fail("gensim", "not installed; pip install gensim")
+    corpus = kit.read_corpus(args.data / "corpus.jsonl")
     abstract_ids = np.array(list(corpus))
-    texts = [text_of(record).lower().split() for record in corpus.values()]
-    claims = read_table(args.data / f"claims.{args.split}.tsv", ["claim_id", "claim"])
+    texts = [kit.text_of(record).lower().split() for record in corpus.values()]
+    claims = kit.read_table(args.data / f"claims.{args.split}.tsv", ["claim_id", "claim"])
     # one worker: with several, each run gives other vectors
     model = Word2Vec(texts, vector_size=100, window=5, min_count=2, seed=42, workers=1)
     abstract_vectors = means_of(texts, model.wv)
@@ -69,10 +66,8 @@ def main():
             for rank, index in enumerate(best, 1):
                 rows.append((claim_id, abstract_ids[index], rank, scores[index]))
     run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    new = args.out.with_suffix(".tmp")
-    write_table(run, new)
-    new.replace(args.out)
+    with kit.written(args.out, {}) as new:
+        kit.write_table(run, new)
     missing = len(claims) - run["claim_id"].nunique()
     print(f"{args.out}: {len(run)} rows, {missing} claims without a known word")
 

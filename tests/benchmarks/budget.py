@@ -32,6 +32,10 @@ PAIR = ABSTRACT + CLAIM
 POSTS = 12_853
 TEST_POSTS = 1_446
 PAPERS = 7_718
+# CheckThat! 2026
+PAPERS_2026 = 10_000
+ENGLISH_2026 = 14_977  # posts of its train split
+TEST_2026 = 8_172
 SCIFACT_TRAIN = 809
 SCIFACT_DEV = 300
 EVALUATION = 279 * 2000 + 1504 * 347  # SciFact-Open: the best 2,000; Check-COVID: all abstracts
@@ -76,12 +80,14 @@ L6 = "MiniLM-L6"
 DEBERTA = "DeBERTa-large"
 T5 = "monoT5-3B"
 BASE = "BERT-base (SciBERT)"
+MODERN = "ModernBERT-base (gte-reranker)"
 MODELS = {
     LARGE: (24, 1024, 4096, 0),
     SPLADE: (12, 768, 3072, 768 * (768 + 30_522)),
     L12: (12, 384, 1536, 0),
     L6: (6, 384, 1536, 0),
     BASE: (12, 768, 3072, 0),
+    MODERN: (22, 768, 3 * 1152 // 2, 0),  # a gated feed-forward part, as Qwen3's
     DEBERTA: (24, 1024, 4096, 0),
     T5: (48, 1024, 16_384, 24 * 4 * 1024 * 3072),  # 32 heads of 128: four times the usual attention
 } | {size: qwen(*shape) for size, shape in QWEN.items()}
@@ -140,6 +146,11 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
         ("student, 10 epochs until it stops", BASE, 10 * SCIFACT_TRAIN * 20, PAIR, True),
         ("student on dev, 10 times", BASE, 10 * SCIFACT_DEV * 100, PAIR, False),
         ("student on the candidates", BASE, EVALUATION, PAIR, False),
+    ],
+    "checkthat_2026": [
+        ("two dense indexes", LARGE, 2 * PAPERS_2026, ABSTRACT, False),
+        ("training, 3 epochs of 1 + 5", MODERN, 3 * 6 * (ENGLISH_2026 + POSTS), PAIR, True),
+        ("reranking 2,000 a post", MODERN, TEST_2026 * 2000, PAIR, False),
     ],
     "climatesense_2026": [
         ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR, False),
