@@ -7,6 +7,7 @@
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
 #   SMALL=weights   small models, but the full amount of work
+#   TINY=1          the same with models of two layers of 32, which cost next to nothing
 #   LLM_BASE_URL    endpoint of the language model
 #   OPENAI_API_KEY  its key; alone it means OpenAI
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
@@ -106,6 +107,13 @@ SPLADE_TINY=data/models/splade-tiny
 CROSS=work/small/cross-encoder
 CAUSAL=work/small/causal
 NLI=work/small/nli
+if [ -n "${TINY:-}" ]; then
+  MINILM=work/small/tiny-encoder
+  SPLADE_TINY=work/small/tiny-splade
+  CROSS=work/small/tiny-cross-encoder
+  CAUSAL=work/small/tiny-causal
+  NLI=work/small/tiny-nli
+fi
 if [ -n "$SMALL" ]; then
   python data/download.py models
 fi

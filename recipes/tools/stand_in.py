@@ -9,7 +9,8 @@ Write a small reranker, NLI model or language model that replaces large ones in 
 Reads   data/models/minilm; --kind causal, llm: data/models/smollm2, its tokenizer and configuration
 Writes  FOLDER: two layers of MiniLM with a new head of one logit (nli: three); --kind causal: a
         SmolLM2 of four layers, untrained; --kind llm: a Llama of one layer that gives the same
-        reply, with an order, a label and a text, to every prompt
+        reply, with an order, a label and a text, to every prompt; tiny kinds: two layers of 32,
+        untrained, which cost next to nothing beside the rest of a stage
 
 Examples
     python recipes/tools/stand_in.py work/small/cross-encoder
@@ -30,14 +31,35 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
     LlamaConfig,
     LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
     logging,
 )
 
+NLI = ["entailment", "neutral", "contradiction"]
 MINILM = Path("data/models/minilm")
 SMOLLM2 = Path("data/models/smollm2")
-LAYERS = 4  # SmolLM2 has 30
+SIZES = {"num_hidden_layers": 4}  # SmolLM2 has 30
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+TINY_MODELS = {  # of MiniLM's tokens: class, further settings
+    "tiny-encoder": (BertModel, {}),
+    "tiny-splade": (BertForMaskedLM, {}),
+    "tiny-cross-encoder": (BertForSequenceClassification, {"num_labels": 1}),
+    "tiny-nli": (BertForSequenceClassification, {"id2label": dict(enumerate(NLI))}),
+}
+KINDS = ["cross-encoder", "nli", "causal", "llm", *TINY_MODELS, "tiny-monot5", "tiny-causal"]
+ACTIVE = 100  # terms that tiny-splade gives a text
 PROMPT = "Judge whether the document is evidence about the query. Answer yes or no."
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -63,12 +85,33 @@ def options_of(folder):
     return options
 
 
-def write_causal(folder, new):
-    """Write a causal model to the folder new, as a CrossEncoder: folder's config, few layers."""
+@torch.no_grad()
+def write_tiny(kind, new):
+    """Write a tiny model to the folder new, with MiniLM's tokenizer and random weights."""
+    tokenizer = AutoTokenizer.from_pretrained(MINILM, model_max_length=512)
+    torch.manual_seed(13)
+    if kind == "tiny-monot5":
+        sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+        config = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **sizes)
+        model = T5ForConditionalGeneration(config)
+    else:
+        model_class, settings = TINY_MODELS[kind]
+        model = model_class(BertConfig(vocab_size=len(tokenizer), **TINY, **settings))
+    if kind == "tiny-splade":
+        text = Path("README.md").read_text(encoding="utf-8")
+        logits = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0]
+        highest = logits.amax(0).sort(descending=True).values
+        model.cls.predictions.bias -= highest[ACTIVE]  # at and below it, a term has no weight
+    model.save_pretrained(new)
+    tokenizer.save_pretrained(new)
+
+
+def write_causal(folder, new, sizes):
+    """Write a causal model to the folder new, as a CrossEncoder: folder's config, other sizes."""
     options = options_of(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     config = AutoConfig.from_pretrained(folder, **options)
-    config.num_hidden_layers = LAYERS
+    config.update(sizes)
     torch.manual_seed(13)
     model = AutoModelForCausalLM.from_config(config)
     model.bfloat16().save_pretrained(new)
@@ -117,17 +160,21 @@ def main():
     parser = kit.parser(__doc__)
     # fmt: off
     parser.add_argument("folder", type=Path, help="write the model to this folder")
-    parser.add_argument("--kind", choices=("cross-encoder", "nli", "causal", "llm"),
-        default="cross-encoder", help="write a model of this kind (default: %(default)s)")
+    parser.add_argument("--kind", choices=KINDS, default="cross-encoder",
+        help="write a model of this kind (default: %(default)s)")
     # fmt: on
     args = parser.parse_args()
     new = args.folder.with_name(f"{args.folder.name}.tmp-{os.getpid()}")
     if args.kind == "causal":
-        write_causal(SMOLLM2, new)
+        write_causal(SMOLLM2, new, SIZES)
+    elif args.kind == "tiny-causal":
+        write_causal(SMOLLM2, new, TINY | {"num_key_value_heads": 2, "head_dim": 16})
+    elif args.kind.startswith("tiny"):
+        write_tiny(args.kind, new)
     elif args.kind == "llm":
         write_llm(SMOLLM2, new)
     elif args.kind == "nli":
-        write_encoder(MINILM, new, ["entailment", "neutral", "contradiction"])
+        write_encoder(MINILM, new, NLI)
     else:
         write_encoder(MINILM, new, ["LABEL_0"])
     shutil.rmtree(args.folder, ignore_errors=True)
