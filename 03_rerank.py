@@ -44,6 +44,7 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
+ROWS = 1_000_000  # of a run that are written at once
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
 ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
@@ -322,13 +323,23 @@ def with_rest(table, rest):
 
 
 def ranked(table, top_k):
-    """Return the first top_k rows of each claim by score (None: all), with ranks."""
+    """Return the order of rows by claim and score, without those behind top_k, and their ranks."""
     claims, _ = table["claim_id"].factorize()
-    run = table.iloc[np.lexsort((-table["score"], claims))]
-    run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
-    if top_k:
-        run = run[run["rank"] <= top_k]
-    return run
+    order = np.lexsort((-table["score"], claims))
+    counts = np.bincount(claims)
+    starts = counts.cumsum() - counts  # the first row of each claim in this order
+    ranks = 1 + np.arange(len(order)) - starts[claims[order]]
+    is_kept = ranks <= (top_k or len(order))
+    return order[is_kept], ranks[is_kept]
+
+
+def write_run(table, order, ranks, path):
+    """Write the rows of a table in this order, with these ranks; a copy of all takes gigabytes."""
+    with open(path, "w", encoding="utf-8") as file:
+        for start in range(0, len(order), ROWS):
+            rows = slice(start, start + ROWS)
+            part = table.iloc[order[rows]].assign(rank=ranks[rows])
+            write_table(part[RUN], file, header=start == 0)
 
 
 def rerank(args):
@@ -360,13 +371,13 @@ def rerank(args):
         table = blended(table, args)
         if args.top_k:
             table = with_rest(table, rest)
-        run = ranked(table, args.top_k)
+        order, ranks = ranked(table, args.top_k)
         total = len(candidates) + len(rest)
-        left_out = total - int(run["first"].notna().sum())  # neighbours have none
-        summary |= {"rows": len(run), "left_out": left_out}
+        left_out = total - int(table["first"].notna().to_numpy()[order].sum())  # not neighbours
+        summary |= {"rows": len(order), "left_out": left_out}
         with written(args.out, task, **summary) as new:
-            write_table(run[RUN], new)
-    print(f"{args.out}: {len(run)} rows, {left_out} of {total} candidates left out")
+            write_run(table, order, ranks, new)
+    print(f"{args.out}: {len(order)} rows, {left_out} of {total} candidates left out")
     return {"made": [args.out], **summary}
 
 
@@ -776,9 +787,10 @@ def read_corpus(path):
 
 
 # --- tables (same in 02, 03, 04 and 05)
-def write_table(table, path):
+def write_table(table, path, header=True):
     """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
+    layout = {"sep": "\t", "index": False, "float_format": "%.9g", "quoting": csv.QUOTE_NONE}
+    table.to_csv(path, header=header, **layout)
 
 
 # --- end of tables
