@@ -591,8 +591,7 @@ def add_mine(job):
     add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
         help="""pairs: claim, abstract, target 0 or 1 (03_rerank.py, losses bce and l1); tuples:
         claim, evidence, its negatives (01_index.py; 03_rerank.py, bce and margin); labels: NEI
-        pairs, also of judged claims without evidence (05_classify.py); scores: pairs whose targets
-        are scores of the run (03_rerank.py)""")
+        pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
     add("--hard", type=int, default=4, help="""draw this many negatives from the first ranks of the
         run, per claim (pairs, labels) or evidence abstract (tuples); 0 does not read the run,
         which scores need""")
