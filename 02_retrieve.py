@@ -438,21 +438,16 @@ def example(kind, claim_id, abstract_id, **value):
 
 
 def pairs_of(claim_id, evidence, negatives, rng, args):
-    """Yield a pair for each negative, and in pairs for each evidence abstract.
-
-    --hard and --easy count negatives of the claim; for labels, of each evidence abstract.
-    """
-    times = len(evidence)
+    """Yield a pair for each negative of the claim, and in pairs for each evidence abstract."""
     value = {"label": "NEI"}
     if args.shape == "pairs":
-        times = 1
         value = {"target": 0.0}
         for abstract_id in evidence:
             yield example("evidence", claim_id, abstract_id, target=1.0)
     hard, easy, not_easy = negatives
-    for abstract_id in draw(hard, times * args.hard, args.draw, rng):
+    for abstract_id in draw(hard, args.hard, args.draw, rng):
         yield example("hard", claim_id, abstract_id, **value)
-    for abstract_id in draw(easy, times * args.easy, "random", rng, not_easy):
+    for abstract_id in draw(easy, args.easy, "random", rng, not_easy):
         yield example("easy", claim_id, abstract_id, **value)
 
 
@@ -514,9 +509,10 @@ def mine(args):
         labels = judged.get(claim_id, {})
         scores = ranked.get(claim_id, {})
         evidence = [abstract_id for abstract_id in labels if labels[abstract_id] != "NEI"]
+        needed = labels if args.shape == "labels" else evidence
         if args.shape == "scores":
             examples += scored_pairs_of(claim_id, evidence, scores, args)
-        elif not evidence:
+        elif not needed:
             without_evidence += 1
         else:
             negatives = negatives_of(labels, scores, corpus, nei, args)
@@ -526,8 +522,11 @@ def mine(args):
             examples += examples_of(claim_id, evidence, negatives, rng, args)
     if not examples:
         fail(args.qrels, f"no example comes of its {len(judged)} claims; see mine --help")
-    summary = {"examples": len(examples), "claims_without_evidence": without_evidence}
-    summary["left_out"] = left_out
+    summary = {
+        "examples": len(examples),
+        "claims_without_evidence": without_evidence,
+        "left_out": left_out,
+    }
     with written(args.out, task, **summary) as new:
         new.write_text("".join(json.dumps(example) + "\n" for example in examples))
     return {"made": [args.out], **summary}
@@ -592,9 +591,9 @@ def add_mine(job):
     add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
         help="""pairs: claim, abstract, target 0 or 1 (03_rerank.py, losses bce and l1); tuples:
         claim, evidence, its negatives (01_index.py; 03_rerank.py, bce and margin); labels: NEI
-        pairs (05_classify.py); scores: pairs whose targets are scores of the run (03_rerank.py)""")
+        pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
     add("--hard", type=int, default=4, help="""draw this many negatives from the first ranks of the
-        run, per claim (pairs) or evidence abstract (tuples, labels); 0 does not read the run,
+        run, per claim (pairs, labels) or evidence abstract (tuples); 0 does not read the run,
         which scores need""")
     add("--easy", type=int, default=0, help="""draw this many negatives at random from the rest of
         the corpus, per claim or evidence abstract as --hard""")

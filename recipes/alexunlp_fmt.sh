@@ -14,7 +14,7 @@ if [ ! -d "$DATA" ]; then
 fi
 abstracts
 
-stage "1  BM25, and an encoder tuned on evidence, in-batch negatives (7.3; differences 11, 12)"
+stage "1  BM25, and an encoder tuned on evidence, in-batch negatives (7.3; differences 13, 14)"
 kit 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
 kit 01_index.py train $D $WORK/train/pairs.jsonl --model $DENSE --loss mnrl --epochs 10 \
   --lr 1e-5 --batch-size 16 --out $WORK/models/encoder
@@ -42,7 +42,7 @@ rerank_by_graph() {
     --graph $WORK/index/graph --neighbours 10 --beam 30 --rounds 20 --out $T/$name.tsv
 }
 
-stage "3  Adaptive reranking: the best 30 bring in neighbours, 20 rounds; the best 10 (7.3; 12)"
+stage "3  Adaptive reranking: the best 30 bring in neighbours, 20 rounds; the best 10 (7.3; 14)"
 rerank_by_graph union rerank
 
 stage "6  The table and the submission"

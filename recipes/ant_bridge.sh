@@ -38,17 +38,17 @@ rerank() {
     --depth ${DEPTH:-5000} --out $T/rerank-$number.tsv
 }
 
-stage "3  Five BGE rerankers with margin loss, each with its own negatives (3.2; difference 9)"
+stage "3  Five BGE rerankers with margin loss, each with its own negatives (3.2; difference 11)"
 rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25
 rerank 4 $LARGE 16 0.25
 rerank 5 $M3 16 0.2
 
-stage "3  Final list: reciprocal rank fusion of the whole lists (k = 6), the best 10 (3.2.3; 9)"
+stage "3  Final list: reciprocal rank fusion of the whole lists (k = 6), the best 10 (3.2.3; 11)"
 kit 02_retrieve.py fuse $D --rrf-k 6 --top-k 10 --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
 
-stage "5  Stance: Gemini 2.5 Pro as an expert, 50 pairs a prompt, a digit each (3.3; 10)"
+stage "5  Stance: Gemini 2.5 Pro as an expert, 50 pairs a prompt, a digit each (3.3; 12)"
 # Its endpoint does not accept a seed.
 label() {
   local pairs=$1 name=$2

@@ -14,7 +14,7 @@ if [ ! -d "$DATA" ]; then
 fi
 abstracts
 
-stage "1, 2  1,000 by BM25, of which MiniLM-L12-v3 keeps 20 (section 6; difference 16)"
+stage "1, 2  1,000 by BM25, of which MiniLM-L12-v3 keeps 20 (section 6; difference 19)"
 kit 01_index.py $D --indexes bm25 dense --analyser words --dense-model $DENSE
 kit 02_retrieve.py $D --retrievers bm25 --top-k 1000
 kit 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 20

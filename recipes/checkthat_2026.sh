@@ -23,7 +23,7 @@ if [ ! -e $DATA/qrels.dev.tsv ]; then
   LANGUAGES=en
 fi
 
-stage "2  EuroLLM translates French and German posts into English (3.1; difference 30)"
+stage "2  EuroLLM translates French and German posts into English (3.1; difference 32)"
 # The posts of a split in English. What no reply can be read for is asked once more.
 translate() {
   local split=$1 name round
@@ -40,7 +40,7 @@ translate() {
 }
 translate test
 
-stage "1, 2  Terms of the five nearest papers expand a post (3.2; 31); BGE-M3 finds 2,000 (3.3; 32)"
+stage "1, 2  Terms of the five nearest papers expand a post (3.2; 33); BGE-M3 finds 2,000 (3.3; 34)"
 kit 01_index.py $D --indexes dense --dense-model $BGE --out $WORK/index-bge \
   --query-prompt "Represent this sentence for searching relevant passages: "
 kit 01_index.py $D --indexes dense --dense-model $M3 --max-length 1024
@@ -55,7 +55,7 @@ retrieve() {
 }
 retrieve test
 
-stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 33 to 36)"
+stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 35 to 38)"
 DATA=$DATA WORK=$WORK bash recipes/checkthat_2026_training.sh
 
 # A run of posts as they were before the expansion
@@ -85,7 +85,7 @@ rerank test qwen 100 --model $QWEN --max-length 512 --prompt "$ABOUT"
 rerank test qwen-authors 100 --model $QWEN --max-length 512 --prompt "$ABOUT" $AUTHORS
 rerank test rerank-100 100 $TRAINED
 
-stage "tables  The dev split at depth 1,000; weights of BGE-M3 and reranker, fitted on it (37)"
+stage "tables  The dev split at depth 1,000; weights of BGE-M3 and reranker, fitted on it (39)"
 translate $DEV
 retrieve $DEV
 rerank $DEV rerank ${DEPTH:-1000} $TRAINED

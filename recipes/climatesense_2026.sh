@@ -33,7 +33,7 @@ rerank() {
     --depth ${DEPTH:-5000} --top-k 500 --out $T/rerank-$number.tsv
 }
 
-stage "3  Five BGE rerankers with margin loss, as Ant Bridge's (difference 18)"
+stage "3  Five BGE rerankers with margin loss, as Ant Bridge's (difference 21)"
 rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25
@@ -43,7 +43,7 @@ rerank 5 $M3 16 0.2
 stage "2  Reciprocal rank fusion of the five with k = 6; the best 10"
 kit 02_retrieve.py fuse $D --rrf-k 6 --top-k 10 --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
 
-stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON (difference 17)"
+stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON (difference 20)"
 P=recipes/prompts
 LABEL="--run $T/rerank.tsv --max-tokens 1024 --structured $GPT_OSS"
 kit 05_classify.py llm $D $LABEL --prompt $P/json.txt --out $T/verdicts.tsv

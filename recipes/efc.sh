@@ -17,7 +17,7 @@ if [ ! -d "$DATA" ]; then
 fi
 abstracts
 
-stage "1  E5 fine-tuned: the three least similar of BM25's candidates are negatives (7.4; 13, 15)"
+stage "1  E5 fine-tuned: the three least similar of BM25's candidates are negatives (7.4; 15, 17)"
 kit 01_index.py $D --indexes bm25 dense --analyser cased --dense-model $E5 "${PROMPTS[@]}" \
   --out $WORK/index-e5
 kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers bm25 --top-k 1500
@@ -51,7 +51,7 @@ table metrics climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 kit 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
-stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (14)"
+stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (16)"
 kit 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   --split-by instance --out $WORK/models/deberta

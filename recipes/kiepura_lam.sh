@@ -21,7 +21,7 @@ abstracts
 stage "1  Indexes: BM25 and SPLADE-v3 (4.1.1, eq. 2: ReLU without logarithm; differences 5, 8)"
 kit 01_index.py $D --indexes bm25 splade --analyser words --splade-model $SPLADE --activation relu
 
-stage "1  BGE-M3, fine-tuned on triplets: each with a random NEI abstract of any claim (4.1.1; 50)"
+stage "1  BGE-M3, fine-tuned on triplets: each with a random NEI abstract of any claim (4.1.1; 9)"
 kit 02_retrieve.py mine $D --shape tuples --pool nei --hard 0 --from-top 0 --easy 1 \
   --out $WORK/train/triplets.jsonl
 kit 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --loss triplet --margin 0.3 \
@@ -42,7 +42,7 @@ train() {
     --lr 2e-5 --batch-size 16 --out $WORK/models/$name
 }
 
-stage "3  Cross-encoder: in phase 2, negatives are those that phase 1 ranks highest (4.1.2; 6, 51)"
+stage "3  Cross-encoder: in phase 2, negatives are those that phase 1 ranks highest (4.1.2; 6, 10)"
 train hybrid $CROSS_ENCODER 3 phase1
 kit 03_rerank.py $D --split train --run $WORK/train/hybrid.tsv --model $WORK/models/phase1 \
   --depth 200 --out $WORK/train/phase1.tsv

@@ -252,16 +252,16 @@ def test_examples_by_hand():
         ("hard", "c", "x", 0),
         ("easy", "c", "z", 0),
     ]
-    vars(args).update(shape="labels", draw="worst", easy=0)  # for each evidence abstract
-    expected = [("hard", "c", "y", "NEI"), ("hard", "c", "x", "NEI")]
-    assert rows(KIT.pairs_of, "p", "q") == expected
-    vars(args).update(shape="tuples", easy=1)
+    vars(args).update(shape="labels", draw="worst")  # as many with evidence as without
+    expected = [("hard", "c", "y", "NEI"), ("easy", "c", "z", "NEI")]
+    assert rows(KIT.pairs_of, "p", "q") == rows(KIT.pairs_of) == expected
+    args.shape = "tuples"
     assert rows(KIT.tuples_of, "p") == [("evidence", "c", "p", ["y", "z"])]
 
 
 MINES = [
     ("--hard 2 --easy 9 --from-top 3", {"hard": 3}),
-    ("--shape labels", {"hard": 12}),
+    ("--shape labels --hard 3", {"hard": 9}),
     ("--shape tuples --hard 2 --easy 3", {"evidence": 6}),
     ("--pool nei --hard 9", {"hard": 6}),
     ("--shape tuples --pool nei --hard 0 --easy 9", {"evidence": 6}),
@@ -292,6 +292,29 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
     else:
         assert seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
     assert set(made) >= {"examples", "claims_without_evidence"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "kinds", "skipped"),
+    [
+        # of each of the two judged claims, 3 from the run and 1 from the rest of the corpus
+        ("labels", {"hard": 2 * 3, "easy": 2 * 1}, 1),
+        # of the one claim with evidence
+        ("pairs", {"evidence": 2, "hard": 3, "easy": 1}, 2),
+        ("tuples", {"evidence": 2}, 2),
+    ],
+)
+def test_labels_alone_have_claims_without_evidence(toy, call, shape, kinds, skipped):
+    """The run has six abstracts of each claim; c5 is not judged."""
+    tsv(toy / "q.tsv", QRELS, "c3|0001|SUPPORTS; c3|0002|REFUTES; c4|0006|NEI")
+    words = "mine --split test --qrels q.tsv --out x.jsonl --hard 3 --easy 1 --shape"
+    made = facts(call(SCRIPT, f"{words} {shape}", cwd=toy))
+    assert made["claims_without_evidence"] == skipped
+    rows = pd.DataFrame(records(toy / "x.jsonl"))
+    assert rows["kind"].value_counts().to_dict() == kinds
+    if shape == "labels":
+        assert (rows["claim_id"].value_counts() == 4).all()
+        assert set(rows["label"]) == {"NEI"}
 
 
 def test_easy_negatives_come_from_the_corpus_and_repeat_no_hard_one(toy, call):

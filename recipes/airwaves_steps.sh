@@ -1,0 +1,54 @@
+# The steps of airwaves.sh, a function each. They take $SCIBERT and $SPLITS from there.
+
+# Search an index for the posts of all splits, with one kind of retriever.
+search() {
+  local name=$1 kind=$2 data=$3
+  local split
+  for split in $SPLITS; do
+    kit 02_retrieve.py --data $data --work $WORK --split $split --retrievers $kind --top-k 100 \
+      --index $WORK/index-$name --out $WORK/$split/$name
+    cp $WORK/$split/$name/$kind.tsv $WORK/$split/$name.tsv
+  done
+}
+
+# BM25 by their equation 1, over the words of a data folder.
+bm25() {
+  local name=$1 data=$2
+  kit 01_index.py --data $data --work $WORK --indexes bm25 --analyser plain \
+    --bm25-method robertson --k1 1.5 --b 0.75 --out $WORK/index-$name
+  search $name bm25 $data
+}
+
+# Index with an encoder, and search. Texts are title and abstract; flags may name other texts.
+encode() {
+  local name=$1 model=$2
+  shift 2
+  kit 01_index.py $D --indexes dense --dense-model $model --fields title,abstract \
+    --separator " [SEP] " --out $WORK/index-$name "$@"
+  search $name dense $DATA
+}
+
+# Fine-tune an encoder on train, index with it, and search. Flags are those of encode.
+tune() {
+  local name=$1 model=$2 examples=$3 batch=$4
+  shift 4
+  kit 01_index.py train $D $WORK/train/$examples.jsonl --model $model --fields title,abstract \
+    --separator " [SEP] " --loss mnrl --scale 20 --lr 7e-6 --epochs 2 --batch-size $batch \
+    --dev-split none --out $WORK/models/$name "$@"
+  encode $name $WORK/models/$name "$@"
+}
+
+# Train a reranker on the first ranks of an encoder, and reorder as many. Flags are for training.
+rerank() {
+  local name=$1 encoder=$2 depth=$3
+  shift 3
+  local split
+  kit 02_retrieve.py mine $D $WORK/train/$encoder.tsv --hard $depth --from-top $depth \
+    --draw best --out $WORK/train/$name.jsonl
+  kit 03_rerank.py train $D $WORK/train/$name.jsonl --model $SCIBERT --loss bce --epochs 3 \
+    --lr 2e-5 --batch-size 16 --max-length 512 --dev-split none --out $WORK/models/$name "$@"
+  for split in $SPLITS; do
+    kit 03_rerank.py $D --split $split --run $WORK/$split/$encoder.tsv --depth $depth \
+      --model $WORK/models/$name --max-length 512 --out $WORK/$split/$name.tsv
+  done
+}
