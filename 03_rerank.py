@@ -44,7 +44,6 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
-ROWS = 1_000_000  # of a run that are written at once
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
 ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
@@ -73,6 +72,7 @@ def read_candidates(args, texts):
     """Return tables of the run's candidates within --depth and beyond it; first: their score."""
     run = read_table(args.run, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
     is_within = run["rank"] <= args.depth
+    run[PAIR] = run[PAIR].astype("category")  # a number for each id: runs have millions of rows
     run = run.rename(columns={"score": "first"})[[*PAIR, "first"]]
     return run[is_within].reset_index(drop=True), run[~is_within]
 
@@ -256,19 +256,18 @@ def score_with_graph(score, pairs, graph, parts, args):
     import pandas as pd
 
     table = score(parts / "scores.npy", pairs)
-    for number in range(args.rounds if graph else 0):
+    for number in range(args.rounds):
         seen = set(table[PAIR].itertuples(index=False, name=None))
         near = {}  # keeps the order in which neighbours were found
-        for claim_id, group in table.groupby("claim_id", sort=False):
+        for claim_id, group in table.groupby("claim_id", sort=False, observed=True):
             for abstract_id in group.nlargest(args.beam, "score")["abstract_id"]:
                 near |= {(claim_id, other): None for other in graph.get(abstract_id, ())}
         new = [pair for pair in near if pair not in seen]
         if not new:
             break
-        new = pd.DataFrame(new, columns=PAIR)
-        table = pd.concat(
-            [table, score(parts / f"neighbours-{number}.npy", new)], ignore_index=True
-        )
+        path = parts / f"neighbours-{number}.npy"
+        scored = score(path, pd.DataFrame(new, columns=PAIR))
+        table = pd.concat([table, scored], ignore_index=True)
     return table
 
 
@@ -281,6 +280,8 @@ def score_candidates(candidates, texts, graph, parts, args):
         return candidates.assign(is_truncated=False)
     model = open_reranker(load_reranker, args, args.dtype)
     score = functools.partial(score_resumably, model, texts, args)
+    if not graph:
+        return score(parts / "scores.npy", candidates)
     return score_with_graph(score, candidates, graph, parts, args)
 
 
@@ -296,8 +297,8 @@ def blend_first_stage(table, weight):
     """(1 - weight) z(score) + weight z(first) by claim; a missing first is the claim's lowest."""
     claims = table["claim_id"]
     scores = table[["score", "first"]]
-    shifted = (scores - scores.groupby(claims).transform("min")).fillna(0)
-    by_claim = shifted.groupby(claims)
+    shifted = (scores - scores.groupby(claims, observed=True).transform("min")).fillna(0)
+    by_claim = shifted.groupby(claims, observed=True)
     # (score - mean) / standard deviation, 0 if all are equal
     z = (shifted - by_claim.transform("mean")) / by_claim.transform("std", ddof=0).replace(0, 1)
     return (1 - weight) * z["score"] + weight * z["first"]
@@ -316,30 +317,22 @@ def with_rest(table, rest):
     """Append candidates beyond --depth in their old order, at the lowest score - 1, - 2, ..."""
     import pandas as pd
 
-    lowest = rest["claim_id"].map(table.groupby("claim_id")["score"].min()).astype(float)
-    steps = 1 + rest.groupby("claim_id").cumcount()
+    lowest = (
+        rest["claim_id"].map(table.groupby("claim_id", observed=True)["score"].min()).astype(float)
+    )
+    steps = 1 + rest.groupby("claim_id", observed=True).cumcount()
     whole = pd.concat([table, rest.assign(score=lowest - steps)])
     return whole.drop_duplicates(PAIR)  # a neighbour may be one of them
 
 
 def ranked(table, top_k):
-    """Return the order of rows by claim and score, without those behind top_k, and their ranks."""
+    """Return the first top_k rows of each claim by score (None: all), with ranks."""
     claims, _ = table["claim_id"].factorize()
-    order = np.lexsort((-table["score"], claims))
-    counts = np.bincount(claims)
-    starts = counts.cumsum() - counts  # the first row of each claim in this order
-    ranks = 1 + np.arange(len(order)) - starts[claims[order]]
-    is_kept = ranks <= (top_k or len(order))
-    return order[is_kept], ranks[is_kept]
-
-
-def write_run(table, order, ranks, path):
-    """Write the rows of a table in this order, with these ranks; a copy of all takes gigabytes."""
-    with open(path, "w", encoding="utf-8") as file:
-        for start in range(0, len(order), ROWS):
-            rows = slice(start, start + ROWS)
-            part = table.iloc[order[rows]].assign(rank=ranks[rows])
-            write_table(part[RUN], file, header=start == 0)
+    run = table.iloc[np.lexsort((-table["score"], claims))]
+    run = run.assign(rank=run.groupby("claim_id", observed=True).cumcount() + 1)
+    if top_k:
+        run = run[run["rank"] <= top_k]
+    return run
 
 
 def rerank(args):
@@ -371,13 +364,13 @@ def rerank(args):
         table = blended(table, args)
         if args.top_k:
             table = with_rest(table, rest)
-        order, ranks = ranked(table, args.top_k)
+        run = ranked(table, args.top_k)
         total = len(candidates) + len(rest)
-        left_out = total - int(table["first"].notna().to_numpy()[order].sum())  # not neighbours
-        summary |= {"rows": len(order), "left_out": left_out}
+        left_out = total - int(run["first"].notna().sum())  # neighbours have none
+        summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
-            write_run(table, order, ranks, new)
-    print(f"{args.out}: {len(order)} rows, {left_out} of {total} candidates left out")
+            write_table(run[RUN], new)
+    print(f"{args.out}: {len(run)} rows, {left_out} of {total} candidates left out")
     return {"made": [args.out], **summary}
 
 
@@ -787,10 +780,9 @@ def read_corpus(path):
 
 
 # --- tables (same in 02, 03, 04 and 05)
-def write_table(table, path, header=True):
+def write_table(table, path):
     """Write a table as read_table reads it: quotation marks mean nothing."""
-    layout = {"sep": "\t", "index": False, "float_format": "%.9g", "quoting": csv.QUOTE_NONE}
-    table.to_csv(path, header=header, **layout)
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
 # --- end of tables
