@@ -1,0 +1,141 @@
+"""
+Run a recipe at full size with tiny models, and measure each of its commands.
+
+All that is not arithmetic of a network has its real size: corpus, claims, depths, requests. Models
+have two layers of 32 (TINY=1 in recipes/common.sh), and endpoint.py answers for language models.
+A recipe that was stopped goes on where it was; finished commands keep what they took.
+
+Reads   a data folder by make_corpus.py
+Writes  WORK: what the recipe makes; WORK/commands.jsonl: a line a command
+Prints  a table: each script's seconds, peak memory in MB and, of its JSON, pairs and requests; then
+        seconds, memory and bytes of the whole recipe, as one line of JSON
+
+Examples
+    python tests/benchmarks/make_corpus.py work/full/climatecheck2025
+    python tests/benchmarks/full_size.py pranav work/full/climatecheck2025 --work work/full/pranav
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+COUNTED = ("pairs", "replies", "prompt_tokens", "completion_tokens", "examples", "rows")
+# In place of python for the recipe: runs it, and writes down what it took
+WRAPPER = f"""#!/bin/bash
+exec {sys.executable} {Path(__file__).resolve()} --record "$RECORD" -- "$@"
+"""
+
+
+def record(path, words):
+    """Run a command, append what it took to a file, and return its exit status."""
+    begun = time.monotonic()
+    command = [sys.executable, *words]
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last = line
+    seconds = time.monotonic() - begun
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    try:
+        made = json.loads(last)
+    except ValueError:
+        made = {}
+    if not isinstance(made, dict):
+        made = {}
+    row = {"command": words, "status": process.returncode, "seconds": round(seconds, 1)}
+    row |= {"peak_mb": round(peak), "is_new": made.get("made") != []}
+    row |= {name: made[name] for name in COUNTED if name in made}
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    return process.returncode
+
+
+def run_recipe(args):
+    """Run a recipe, every command through this program; return its exit status."""
+    folder = args.work / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "python").write_text(WRAPPER)
+    (folder / "python").chmod(0o755)
+    settings = {
+        "PATH": f"{folder.resolve()}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "RECORD": str((args.work / "commands.jsonl").resolve()),
+        "DATA": str(args.data),
+        "WORK": str(args.work),
+        "SMALL": "weights",
+        "TINY": "1",
+        "LLM_MODEL": "scripted",
+        "LLM_BASE_URL": f"http://localhost:{args.port}/v1",
+    }
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "endpoint.py"), "--port", str(args.port)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        command = ["bash", str(ROOT / "recipes" / f"{args.recipe}.sh")]
+        return subprocess.run(command, env=os.environ | settings, check=False).returncode
+    finally:
+        server.terminate()
+
+
+def job_of(words):
+    """Return the script and job of a command."""
+    script = Path(words[0]).name
+    if len(words) > 1 and not words[1].startswith("-") and "/" not in words[1]:
+        return f"{script} {words[1]}"
+    return script
+
+
+def print_table(rows, work):
+    """Print what each kind of command took, longest first, and the whole as JSON."""
+    kinds = {}
+    for row in rows:
+        if not row["is_new"] or row["status"] not in (0, 3):
+            continue
+        kind = kinds.setdefault(job_of(row["command"]), {"calls": 0, "seconds": 0.0, "peak_mb": 0})
+        kind["calls"] += 1
+        kind["seconds"] += row["seconds"]
+        kind["peak_mb"] = max(kind["peak_mb"], row["peak_mb"])
+        for name in COUNTED:
+            kind[name] = kind.get(name, 0) + (row.get(name) or 0)
+    print("| command | calls | seconds | peak MB | pairs | replies | prompt tokens |")
+    print("|---|---|---|---|---|---|---|")
+    for name, kind in sorted(kinds.items(), key=lambda item: -item[1]["seconds"]):
+        counts = [kind["calls"], round(kind["seconds"]), kind["peak_mb"]]
+        counts += [kind["pairs"], kind["replies"], kind["prompt_tokens"]]
+        print(f"| `{name}` |", " | ".join(f"{count:,}" for count in counts), "|")
+    size = 0
+    for path in work.rglob("*"):
+        if path.is_file():
+            size += path.stat().st_size
+    whole = {"seconds": round(sum(kind["seconds"] for kind in kinds.values()))}
+    whole["peak_mb"] = max(kind["peak_mb"] for kind in kinds.values())
+    print(json.dumps(whole | {"gb_on_disk": round(size / 1e9, 2)}))
+
+
+def main():
+    if sys.argv[1:2] == ["--record"]:
+        sys.exit(record(sys.argv[2], sys.argv[4:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recipe", help="name of a recipe, as pranav")
+    parser.add_argument("data", type=Path, help="a data folder by make_corpus.py")
+    parser.add_argument("--work", type=Path, required=True, help="keep what is made here")
+    parser.add_argument("--port", type=int, default=8123, help="of the scripted endpoint")
+    args = parser.parse_args()
+    status = run_recipe(args)
+    lines = (args.work / "commands.jsonl").read_text(encoding="utf-8").splitlines()
+    print_table([json.loads(line) for line in lines], args.work)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
