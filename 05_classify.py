@@ -150,27 +150,6 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
 
 
-def probabilities_of(model, inputs, args, adjust=0.0):
-    """Return probabilities (pairs, 3) in the order of LABELS."""
-    temperature = getattr(model.config, "stance_temperature", 1.0)
-    shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
-    if not all(shares):
-        fail("--adjust", "it needs class shares: train with pairs of all three labels")
-    return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
-
-
-def write_verdicts(run, probabilities, task, args, **summary):
-    """Write a run with probabilities (pairs, 3) and the most probable labels; return a summary."""
-    probabilities = np.reshape(probabilities, (-1, 3))
-    labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
-    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
-    counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
-    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **summary}
-    with written(args.out, task, **summary) as new:
-        write_table(verdicts, new)
-    return summary
-
-
 def label_run(args, predict, *inputs):
     """Label the pairs of a run.
 
@@ -185,16 +164,27 @@ def label_run(args, predict, *inputs):
     run = run[run["rank"] <= (args.top_k or len(run))]
     run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
     probabilities, found = predict(run, claims, abstracts, args)
-    return write_verdicts(run, probabilities, task, args, **found)
+    probabilities = np.reshape(probabilities, (-1, 3))
+    labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
+    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
+    counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
+    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **found}
+    with written(args.out, task, **summary) as new:
+        write_table(verdicts, new)
+    return summary
 
 
 def by_classifier(run, claims, abstracts, args):
     """Return probabilities (pairs, 3) by --model, and a summary."""
     check_model(args.model)
     model = open_classifier(args)
+    temperature = getattr(model.config, "stance_temperature", 1.0)
+    shares = getattr(model.config, "stance_shares", [0]) if args.adjust else (1, 1, 1)
+    if not all(shares):
+        fail("--adjust", "it needs class shares: train with pairs of all three labels")
     inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
-    probabilities = probabilities_of(model, inputs, args, args.adjust)
-    return probabilities, {"truncated": truncated}
+    logits = logits_of(model, inputs, args)
+    return calibrated(logits, temperature, shares, args.adjust), {"truncated": truncated}
 
 
 def classify(args):
@@ -428,13 +418,11 @@ def train(args):
     summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
     with parts_of(args.out, task) as parts:
         summary |= learn(model, trained, held_out, parts, args)
-        worth = {}
         if len(held_out):
             logits = logits_of(model, list(held_out["input"]), args)
-            worth = assess(logits, held_out["gold"], args.out)
-        summary |= worth
+            summary |= assess(logits, held_out["gold"], args.out)
         model.config.stance_shares = seen_shares(counts, args).tolist()
-        model.config.stance_temperature = worth.get("temperature", 1.0)
+        model.config.stance_temperature = summary.get("temperature", 1.0)
         with written(args.out, task, **summary) as folder:
             save_model(model, folder, task, summary)
     return {"made": [args.out], **summary}
