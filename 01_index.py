@@ -319,10 +319,6 @@ def loss_of(encoder, args):
 
     if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
         return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
-    if args.cache:
-        return losses.CachedMultipleNegativesRankingLoss(
-            encoder, args.scale, mini_batch_size=args.cache
-        )
     return losses.MultipleNegativesRankingLoss(encoder, args.scale)
 
 
@@ -445,8 +441,6 @@ def add_train(job):
         as many mined ones for every row; triplet: one row for each mined negative""")
     add("--margin", type=float, default=0.3, help="triplet: wanted difference of the two cosines")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
-    add("--cache", type=int, default=0, metavar="TEXTS", help="""mnrl: encode this many texts at a
-        time, which makes room for large batches and takes longer (GradCache); 0 is off""")
     add("--epochs", type=float, default=2, help="train for this many passes over the examples")
     add("--lr", type=float, default=7e-6,
         help="learning rate after the warm-up, which takes a tenth of the steps")
@@ -525,10 +519,9 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path = Path(path)
     new = Path(f"{path}.tmp")
     meta = Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)  # a folder
     new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new

@@ -685,10 +685,9 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path = Path(path)
     new = Path(f"{path}.tmp")
     meta = Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)  # a folder
     new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new

@@ -309,10 +309,9 @@ def load_local(name, device):
     for file in files:
         name = str(file.parent)
         options["gguf_file"] = file.name
+    print(f"loading {name}", file=sys.stderr)
     try:
-        print(f"loading the tokenizer of {name}", file=sys.stderr)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
-        print(f"loading the weights of {name}", file=sys.stderr)
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype="auto", device_map=device or "auto", use_safetensors=True, **options
         )
@@ -385,12 +384,10 @@ def ask_local(waiting, args):
         starts = range(0, len(group), args.batch_size)
         batches += [group[start : start + args.batch_size] for start in starts]
     load_local(waiting[0]["body"]["model"], args.device)  # has its own progress bars
-    bar = tqdm(desc="ask", unit=" requests", total=len(waiting))
-    for batch in batches:
+    for batch in tqdm(batches, "ask", unit=" batches"):
         choices = generate([request["body"] for request in batch], args.device)
         for request, choice in zip(batch, choices):
             store(args.replies, request, {"status_code": 200, "body": {"choices": [choice]}})
-        bar.update(len(batch))
 
 
 # ---------- Jobs
@@ -561,10 +558,9 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path = Path(path)
     new = Path(f"{path}.tmp")
     meta = Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)  # a folder
     new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
