@@ -834,15 +834,14 @@ def add_shared(job, split=None):
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
-    script = Path(sys.argv[0]).name
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for name, function in zip(names, jobs):
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        parser.error = job.error = lambda message: fail(parser.prog, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
             is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
