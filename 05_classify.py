@@ -1113,7 +1113,8 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
         settings |= {"logging_strategy": strategy, "logging_steps": args.save_steps}
         settings |= {"logging_nan_inf_filter": False, "report_to": "none", "save_total_limit": 2}
         settings |= {"restore_callback_states_from_checkpoint": True}
-        settings["gradient_checkpointing"] = args.checkpointing
+        if args.checkpointing:
+            settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
         training = resumable(trainer)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
