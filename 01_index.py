@@ -319,6 +319,10 @@ def loss_of(encoder, args):
 
     if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
         return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
+    if args.cache:
+        return losses.CachedMultipleNegativesRankingLoss(
+            encoder, args.scale, mini_batch_size=args.cache
+        )
     return losses.MultipleNegativesRankingLoss(encoder, args.scale)
 
 
@@ -441,6 +445,8 @@ def add_train(job):
         as many mined ones for every row; triplet: one row for each mined negative""")
     add("--margin", type=float, default=0.3, help="triplet: wanted difference of the two cosines")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
+    add("--cache", type=int, default=0, metavar="TEXTS", help="""mnrl: encode this many texts at a
+        time, which makes room for large batches and takes longer (GradCache); 0 is off""")
     add("--epochs", type=float, default=2, help="train for this many passes over the examples")
     add("--lr", type=float, default=7e-6,
         help="learning rate after the warm-up, which takes a tenth of the steps")
@@ -596,9 +602,10 @@ def read_table(path, columns, **known):
     """
     import pandas as pd
 
-    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig"}
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
     try:
-        table = pd.read_csv(path, dtype=str, na_filter=False, **layout)
+        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header

@@ -878,9 +878,10 @@ def read_table(path, columns, **known):
     """
     import pandas as pd
 
-    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig"}
+    texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
+    layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
     try:
-        table = pd.read_csv(path, dtype=str, na_filter=False, **layout)
+        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header

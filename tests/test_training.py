@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -149,6 +150,17 @@ def test_accumulated_batches_train_as_one(small, call, script, options):
         found.append(weights_of(small / JOBS[script][2])["classifier.weight"])
     one, accumulated, other = found
     assert abs(one - accumulated).max() < 1e-5 < 1e-4 < abs(one - other).max()
+
+
+def test_cached_and_plain_losses_of_a_batch_are_equal(small):
+    kit = load("01_index.py")
+    values = []
+    for cache in (0, 1):
+        encoder = SentenceTransformer(str(small / "encoder"), device="cpu").eval()
+        loss = kit.loss_of(encoder, Namespace(loss="mnrl", scale=20, cache=cache))
+        features = [encoder.preprocess(list(texts)) for texts in zip(*PAIRS)]
+        values.append(loss(features, None).item())
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
 
 
 # ---------------------------------------------------------------- Fields and cards
