@@ -309,10 +309,9 @@ def load_local(name, device):
     for file in files:
         name = str(file.parent)
         options["gguf_file"] = file.name
+    print(f"loading {name}", file=sys.stderr)
     try:
-        print(f"loading the tokenizer of {name}", file=sys.stderr)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
-        print(f"loading the weights of {name}", file=sys.stderr)
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype="auto", device_map=device or "auto", use_safetensors=True, **options
         )
@@ -385,12 +384,10 @@ def ask_local(waiting, args):
         starts = range(0, len(group), args.batch_size)
         batches += [group[start : start + args.batch_size] for start in starts]
     load_local(waiting[0]["body"]["model"], args.device)  # has its own progress bars
-    bar = tqdm(desc="ask", unit=" requests", total=len(waiting))
-    for batch in batches:
+    for batch in tqdm(batches, "ask", unit=" batches"):
         choices = generate([request["body"] for request in batch], args.device)
         for request, choice in zip(batch, choices):
             store(args.replies, request, {"status_code": 200, "body": {"choices": [choice]}})
-        bar.update(len(batch))
 
 
 # ---------- Jobs
@@ -548,10 +545,10 @@ def up_to_date(args, task, *outs):
         meta = Path(f"{out}.meta.json")
         if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made = {}
-        with contextlib.suppress(OSError, ValueError, TypeError):  # no sidecar, or a torn one
-            made = dict(json.loads(meta.read_bytes()))
-        if args.force or not out.exists() or not task.items() <= made.items():
+        is_same = False
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no sidecar, or a torn one
+            is_same = task.items() <= json.loads(meta.read_bytes()).items()
+        if args.force or not is_same or not out.exists():
             return False
     for out in outs:
         print(f"up to date: {out} (same inputs and flags; --force makes it again)")
@@ -561,10 +558,9 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path = Path(path)
     new = Path(f"{path}.tmp")
     meta = Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)  # a folder
     new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
@@ -595,16 +591,14 @@ def add_shared(job, split=None):
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
-    script = Path(sys.argv[0]).name
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for name, function in zip(names, jobs):
-        text = function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=text, description=text)
+        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        parser.error = job.error = lambda message: fail(parser.prog, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
             is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
@@ -661,7 +655,7 @@ def read_table(path, columns, **known):
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
         if column in table:
-            faults[f"unknown {column}"] = ~table[column].isin(list(values))
+            faults[f"unknown {column}"] = ~table[column].isin(values)
     faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):

@@ -155,27 +155,6 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
 
 
-def probabilities_of(model, inputs, args, adjust=0.0):
-    """Return probabilities (pairs, 3) in the order of LABELS."""
-    temperature = getattr(model.config, "stance_temperature", 1.0)
-    shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
-    if not all(shares):
-        fail("--adjust", "it needs class shares: train with pairs of all three labels")
-    return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
-
-
-def write_verdicts(run, probabilities, task, args, **summary):
-    """Write a run with probabilities (pairs, 3) and the most probable labels; return a summary."""
-    probabilities = np.reshape(probabilities, (-1, 3))
-    labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
-    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
-    counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
-    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **summary}
-    with written(args.out, task, **summary) as new:
-        write_table(verdicts, new)
-    return summary
-
-
 def label_run(args, predict, *inputs):
     """Label the pairs of a run.
 
@@ -190,16 +169,27 @@ def label_run(args, predict, *inputs):
     run = run[run["rank"] <= (args.top_k or len(run))]
     run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
     probabilities, found = predict(run, claims, abstracts, args)
-    return write_verdicts(run, probabilities, task, args, **found)
+    probabilities = np.reshape(probabilities, (-1, 3))
+    labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
+    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
+    counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
+    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **found}
+    with written(args.out, task, **summary) as new:
+        write_table(verdicts, new)
+    return summary
 
 
 def by_classifier(run, claims, abstracts, args):
     """Return probabilities (pairs, 3) by --model, and a summary."""
     check_model(args.model)
     model = open_classifier(args)
+    temperature = getattr(model.config, "stance_temperature", 1.0)
+    shares = getattr(model.config, "stance_shares", [0]) if args.adjust else (1, 1, 1)
+    if not all(shares):
+        fail("--adjust", "it needs class shares: train with pairs of all three labels")
     inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
-    probabilities = probabilities_of(model, inputs, args, args.adjust)
-    return probabilities, {"truncated": truncated}
+    logits = logits_of(model, inputs, args)
+    return calibrated(logits, temperature, shares, args.adjust), {"truncated": truncated}
 
 
 def classify(args):
@@ -433,13 +423,11 @@ def train(args):
     summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
     with parts_of(args.out, task) as parts:
         summary |= learn(model, trained, held_out, parts, args)
-        worth = {}
         if len(held_out):
             logits = logits_of(model, list(held_out["input"]), args)
-            worth = assess(logits, held_out["gold"], args.out)
-        summary |= worth
+            summary |= assess(logits, held_out["gold"], args.out)
         model.config.stance_shares = seen_shares(counts, args).tolist()
-        model.config.stance_temperature = worth.get("temperature", 1.0)
+        model.config.stance_temperature = summary.get("temperature", 1.0)
         with written(args.out, task, **summary) as folder:
             save_model(model, folder, task, summary)
     return {"made": [args.out], **summary}
@@ -805,10 +793,10 @@ def up_to_date(args, task, *outs):
         meta = Path(f"{out}.meta.json")
         if out.is_dir() and not meta.exists():
             fail(out, "not made by this script; give another --out")
-        made = {}
-        with contextlib.suppress(OSError, ValueError, TypeError):  # no sidecar, or a torn one
-            made = dict(json.loads(meta.read_bytes()))
-        if args.force or not out.exists() or not task.items() <= made.items():
+        is_same = False
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no sidecar, or a torn one
+            is_same = task.items() <= json.loads(meta.read_bytes()).items()
+        if args.force or not is_same or not out.exists():
             return False
     for out in outs:
         print(f"up to date: {out} (same inputs and flags; --force makes it again)")
@@ -818,10 +806,9 @@ def up_to_date(args, task, *outs):
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    path = Path(path)
     new = Path(f"{path}.tmp")
     meta = Path(f"{path}.meta.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    new.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(new, ignore_errors=True)  # a folder
     new.unlink(missing_ok=True)  # or a file that a kill has left
     yield new
@@ -852,16 +839,14 @@ def add_shared(job, split=None):
 
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
-    script = Path(sys.argv[0]).name
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(script, description=__doc__, formatter_class=layout)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     for name, function in zip(names, jobs):
-        text = function.__doc__.splitlines()[0]
-        job = choices.add_parser(name, help=text, description=text)
+        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        parser.error = job.error = lambda message: fail(script, f"{message}; see --help")
+        parser.error = job.error = lambda message: fail(parser.prog, f"{message}; see --help")
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
             is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
@@ -918,7 +903,7 @@ def read_table(path, columns, **known):
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
         if column in table:
-            faults[f"unknown {column}"] = ~table[column].isin(list(values))
+            faults[f"unknown {column}"] = ~table[column].isin(values)
     faults[f"an earlier row has this {' and '.join(ids)}"] = table.duplicated(ids)
     if "rank" in columns:
         for column in ("rank", "score"):
