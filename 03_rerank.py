@@ -163,11 +163,8 @@ def open_reranker(load, args, dtype):
 
 
 # ---------- Truncation
-def token_ends(tokenizer, texts, known):
-    """Return an array for each text: where its tokens end, in characters.
-
-    known: {text: array}, which grows, so that a text of many pairs is tokenised once.
-    """
+def add_token_ends(known, tokenizer, texts):
+    """Add {text: where its tokens end, in characters} to known, for texts that it lacks."""
     new = [text for text in dict.fromkeys(texts) if text not in known]
     coding = {"add_special_tokens": False, "truncation": False, "verbose": False}
     for start in range(0, len(new), GROUP):  # the tokens of all may take gigabytes
@@ -175,7 +172,6 @@ def token_ends(tokenizer, texts, known):
         coded = tokenizer(some, return_offsets_mapping=True, **coding)
         for text, offsets in zip(some, coded["offset_mapping"]):
             known[text] = np.array(offsets, np.int32).reshape(-1, 2)[:, 1].copy()
-    return [known[text] for text in texts]
 
 
 def first_tokens(text, ends, limit):
@@ -189,53 +185,45 @@ def truncate(model, pairs, known):
     """Return pairs that a model reads whole, and which of them are truncated.
 
     Only the abstract is truncated, unless the claim fills more than half of the tokens. known:
-    {text: where its tokens end}, of texts that were seen before.
+    see add_token_ends; it grows, so that a text of many pairs is tokenised once.
     """
     prompt = model.prompts.get(model.default_prompt_name)
     room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
     if "message" in model.modalities:
         room -= 4  # in a chat template, the ends of texts may be tokenised anew
-    claims, texts = zip(*pairs)
-    claim_ends = token_ends(model.tokenizer, claims, known)
-    text_ends = token_ends(model.tokenizer, texts, known)
+    for texts in zip(*pairs):
+        add_token_ends(known, model.tokenizer, texts)
     short = []
-    for row, (claim, text) in enumerate(pairs):
-        used = min(len(claim_ends[row]), room // 2)
-        claim = first_tokens(claim, claim_ends[row], used)
-        short.append((claim, first_tokens(text, text_ends[row], room - used)))
+    for claim, text in pairs:
+        used = min(len(known[claim]), room // 2)
+        short_text = first_tokens(text, known[text], room - used)
+        short.append((first_tokens(claim, known[claim], used), short_text))
     return short, [new != old for new, old in zip(short, pairs)]
 
 
 # ---------- Scores
-def open_scores(path, count):
-    """Return a memory map (count, 2): the score of each pair, and whether it is truncated.
-
-    A pair that is not scored yet has NaN. The file is there whole or not at all.
-    """
-    if not path.exists():
-        new = path.with_suffix(".new")
-        np.lib.format.open_memmap(new, "w+", float, (count, 2))[:] = np.nan
-        new.rename(path)
-    return np.load(path, mmap_mode="r+")
-
-
 def count_scores(model, inputs, output, bar):
     """Move a progress bar by the pairs of a batch; a forward hook of torch. A closed bar stays."""
     bar.update(len(output["scores"]))
 
 
 def score_resumably(model, texts, args, path, pairs):
-    """Return a table of pairs with score and is_truncated; path holds those of finished groups."""
+    """Return pairs with score and is_truncated; path holds both, NaN for unfinished groups."""
     from tqdm.auto import tqdm
 
-    is_parallel = bool(args.device and len(args.device) > 1)
-    devices = args.device if is_parallel else None
-    size = 20 * GROUP if is_parallel else GROUP  # predict starts processes for each group
-    scores = open_scores(path, len(pairs))
+    devices = None
+    size = GROUP
+    if args.device and len(args.device) > 1:
+        devices = args.device
+        size = 20 * GROUP  # predict starts processes for each group
+    if not path.exists():
+        np.save(path.with_name("new.npy"), np.full((len(pairs), 2), np.nan))
+        path.with_name("new.npy").rename(path)
+    scores = np.load(path, mmap_mode="r+")
     finished = np.isfinite(scores[:, 0]).sum() // size * size
     known = {}
     with tqdm(desc="rerank", unit=" pairs", total=len(pairs) - finished) as bar:
-        if not is_parallel:  # else the bar moves by groups, as batches are scored elsewhere
+        if not devices:  # else the bar moves by groups, as batches are scored elsewhere
             model.register_forward_hook(functools.partial(count_scores, bar=bar))
         for start in range(finished, len(pairs), size):
             group = pairs[start : start + size]
@@ -251,38 +239,25 @@ def score_resumably(model, texts, args, path, pairs):
     return pairs.assign(score=scores[:, 0], is_truncated=scores[:, 1] > 0)
 
 
-def score_with_graph(score, pairs, graph, parts, args):
-    """Score pairs, then round by round new neighbours of each claim's best (AlexUNLP-FMT 2025)."""
+def with_neighbours(score, table, graph, parts, args):
+    """Append, round by round, new neighbours of each claim's best, scored (AlexUNLP-FMT 2025)."""
     import pandas as pd
 
-    table = score(parts / "scores.npy", pairs)
+    if not graph:
+        return table
     for number in range(args.rounds):
         seen = set(table[PAIR].itertuples(index=False, name=None))
-        near = {}  # keeps the order in which neighbours were found
+        new = {}  # keeps the order in which neighbours were found
         for claim_id, group in table.groupby("claim_id", sort=False, observed=True):
             for abstract_id in group.nlargest(args.beam, "score")["abstract_id"]:
-                near |= {(claim_id, other): None for other in graph.get(abstract_id, ())}
-        new = [pair for pair in near if pair not in seen]
+                near = [(claim_id, other) for other in graph.get(abstract_id, ())]
+                new |= dict.fromkeys(pair for pair in near if pair not in seen)
         if not new:
             break
         path = parts / f"neighbours-{number}.npy"
-        scored = score(path, pd.DataFrame(new, columns=PAIR))
+        scored = score(path, pd.DataFrame(list(new), columns=PAIR))
         table = pd.concat([table, scored], ignore_index=True)
     return table
-
-
-def score_candidates(candidates, texts, graph, parts, args):
-    """Return candidates (a table of PAIR and first) with score and is_truncated.
-
-    A column score (--model FILE.tsv) is kept. first is the score in --run, NaN for neighbours.
-    """
-    if "score" in candidates:
-        return candidates.assign(is_truncated=False)
-    model = open_reranker(load_reranker, args, args.dtype)
-    score = functools.partial(score_resumably, model, texts, args)
-    if not graph:
-        return score(parts / "scores.npy", candidates)
-    return score_with_graph(score, candidates, graph, parts, args)
 
 
 # ---------- Rerank
@@ -304,12 +279,19 @@ def blend_first_stage(table, weight):
     return (1 - weight) * z["score"] + weight * z["first"]
 
 
-def blended(table, args):
-    """Return a table with the scores that --verdicts and --first-stage make of its columns."""
+def score_candidates(candidates, texts, graph, parts, args):
+    """Return candidates with score (of --model, --verdicts, --first-stage) and is_truncated."""
+    if "score" in candidates:
+        table = candidates.assign(is_truncated=False)
+    else:
+        model = open_reranker(load_reranker, args, args.dtype)
+        score = functools.partial(score_resumably, model, texts, args)
+        table = score(parts / "scores.npy", candidates)
+        table = with_neighbours(score, table, graph, parts, args)
     if args.verdicts:
-        table = table.assign(score=combo_score(table["score"], table["stance"], args.alpha))
+        table["score"] = combo_score(table["score"], table["stance"], args.alpha)
     if args.first_stage:
-        table = table.assign(score=blend_first_stage(table, args.first_stage))
+        table["score"] = blend_first_stage(table, args.first_stage)
     return table
 
 
@@ -353,15 +335,13 @@ def rerank(args):
     if is_run:
         candidates["score"] = read_columns(args.model, ["score"], candidates)
     if args.verdicts:
-        columns = ["p_supports", "p_refutes"]
-        candidates["stance"] = read_columns(args.verdicts, columns, candidates)
+        candidates["stance"] = read_columns(args.verdicts, ["p_supports", "p_refutes"], candidates)
     graph = {}
     if args.graph:
         graph = read_graph(args.graph, task["inputs"][args.corpus], args.neighbours)
     with parts_of(args.out, task) as parts:
         table = score_candidates(candidates, texts, graph, parts, args)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
-        table = blended(table, args)
         if args.top_k:
             table = with_rest(table, rest)
         run = ranked(table, args.top_k)
@@ -479,7 +459,6 @@ def train(args):
         print(f"{args.model}: a new classification head is trained")
     table, truncated = training_table(model, rows)
     evaluator = dev_evaluator(model, dev, texts.abstracts, args.dev_depth) if dev else None
-    schedule = "cosine" if args.loss == "l1" else "linear"  # +VeriRel 2025
     with parts_of(args.out, task) as parts:
         summary = {"rows": len(rows), "truncated": truncated}
         summary |= fit(
@@ -494,7 +473,7 @@ def train(args):
             measure="dev_ndcg@10",
             prompts=model.prompts.get(model.default_prompt_name),
             weight_decay=0.01,  # Kiepura & Lam 2025
-            lr_scheduler_type=schedule,
+            lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
         )
         with written(args.out, task, **summary) as folder:
             save_model(model, folder, task, summary)

@@ -161,7 +161,7 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, c
 
     args = Namespace(rounds=rounds, beam=beam)
     pairs = pd.DataFrame({"claim_id": "1", "abstract_id": list(start)})
-    found = KIT.score_with_graph(score, pairs, graph, Path(), args)
+    found = KIT.with_neighbours(score, score(None, pairs), graph, Path(), args)
     assert asked == calls
     assert "".join(found["abstract_id"]) == "".join(calls)
 
