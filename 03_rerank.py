@@ -346,7 +346,8 @@ def rerank(args):
             table = with_rest(table, rest)
         run = ranked(table, args.top_k)
         total = len(candidates) + len(rest)
-        left_out = total - int(run["first"].notna().sum())  # neighbours have none
+        neighbours = run[run["first"].isna()]  # some may be candidates beyond --depth
+        left_out = total - len(run) + len(neighbours) - len(neighbours.merge(rest, on=PAIR))
         summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
             write_table(run[RUN], new)
