@@ -179,17 +179,22 @@ def label_run(args, predict, *inputs):
     return summary
 
 
+def probabilities_of(model, inputs, args, adjust=0.0):
+    """Return probabilities (pairs, 3) in the order of LABELS."""
+    temperature = getattr(model.config, "stance_temperature", 1.0)
+    shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
+    if not all(shares):
+        fail("--adjust", "it needs class shares: train with pairs of all three labels")
+    return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
+
+
 def by_classifier(run, claims, abstracts, args):
     """Return probabilities (pairs, 3) by --model, and a summary."""
     check_model(args.model)
     model = open_classifier(args)
-    temperature = getattr(model.config, "stance_temperature", 1.0)
-    shares = getattr(model.config, "stance_shares", [0]) if args.adjust else (1, 1, 1)
-    if not all(shares):
-        fail("--adjust", "it needs class shares: train with pairs of all three labels")
     inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
-    logits = logits_of(model, inputs, args)
-    return calibrated(logits, temperature, shares, args.adjust), {"truncated": truncated}
+    probabilities = probabilities_of(model, inputs, args, args.adjust)
+    return probabilities, {"truncated": truncated}
 
 
 def classify(args):
