@@ -15,7 +15,7 @@
 #   RERANKER_PROMPT=TEXT its instruction; empty for rerankers without one
 #   JUDGE=NAME           any chat model that vLLM runs (default: Qwen/Qwen3-4B-Instruct-2507)
 #   NLI_MODEL=NAME       any classifier with the three labels (default: a DeBERTa-v3-large)
-#   DEVICE="cuda:0 ..."  GPUs of stages 1, 3 and 5
+#   DEVICE="cuda:0 ..."  GPUs of stages 1 and 3; the first is that of stage 5
 #   VLLM="FLAGS"         of vllm run-batch
 # Models that need code of their own (trust_remote_code) are left out, as the kit never runs it:
 # llama-nemotron-rerank-1b-v2, the best reranker of Retrix at CheckThat! 2026, is one.
@@ -30,6 +30,7 @@ RERANKER=$(model ${RERANKER:-Qwen/Qwen3-Reranker-4B} $CAUSAL)
 NLI_MODEL=$(model ${NLI_MODEL:-MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli} $NLI)
 JUDGE=${JUDGE:-Qwen/Qwen3-4B-Instruct-2507}
 DEVICES=${DEVICE:+--device $DEVICE}
+FIRST_DEVICE=${DEVICE:+--device ${DEVICE%% *}}  # stage 5 takes one
 
 # Who answers in stages 4 and 5: a model that you name, an endpoint, or vllm run-batch. Qwen3 is
 # asked to answer without reasoning.
@@ -78,7 +79,7 @@ ask $T/llm kit 04_llm_rerank.py $D $ANSWERS --run $T/pointwise.tsv --depth 20 --
 
 stage "5  Stance: the language model; an NLI model votes, too: the mean of their probabilities"
 ask $T/verdicts kit 05_classify.py llm $D $ANSWERS
-kit 05_classify.py $D $DEVICES --model $NLI_MODEL --out $T/nli.tsv
+kit 05_classify.py $D $FIRST_DEVICE --model $NLI_MODEL --out $T/nli.tsv
 python recipes/tools/verdicts.py mean $T/verdicts.tsv $T/nli.tsv --out $T/combined.tsv
 
 stage "6  The table and the submission"

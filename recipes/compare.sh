@@ -25,7 +25,6 @@ fi
 . "$(dirname "$0")/common.sh" demo
 SPLIT=${SPLIT:-test}
 T=$WORK/$SPLIT
-D="$D --split $SPLIT"
 if [ ! -e $DATA/qrels.$SPLIT.tsv ]; then
   refuse "DATA: no $DATA/qrels.$SPLIT.tsv, so nothing can be compared"
 fi
@@ -59,7 +58,7 @@ retrieve() {
   local name=$1 kind=$2
   shift 2
   try $name.index python 01_index.py $D --indexes $kind "$@" ${FLAGS:-} --out $WORK/index/$name &&
-    try $name python 02_retrieve.py $D --retrievers $kind --index $WORK/index/$name \
+    try $name python 02_retrieve.py $D --split $SPLIT --retrievers $kind --index $WORK/index/$name \
       --top-k $DEPTH --out $T/$name
 }
 
@@ -91,7 +90,7 @@ fi
 stage "2  Candidates"
 if [ -z "$RUN" ] && [ ${#runs[@]} -gt 1 ]; then
   RUN=$T/rrf.tsv
-  python 02_retrieve.py fuse $D --top-k $DEPTH --out $RUN "${runs[@]}"
+  python 02_retrieve.py fuse $D --split $SPLIT --top-k $DEPTH --out $RUN "${runs[@]}"
   runs+=($RUN)
 fi
 RUN=${RUN:-${runs[0]}}
@@ -100,13 +99,13 @@ stage "3  Every reranker on the first $DEPTH of $RUN"
 for name in ${MODELS:-}; do
   as=${name//[\/:]/_}
   rows="$rows $as"
-  if try $as python 03_rerank.py $D --run $RUN --model $name --depth $DEPTH ${FLAGS:-} \
-    --out $T/$as.tsv; then
+  if try $as python 03_rerank.py $D --split $SPLIT --run $RUN --model $name --depth $DEPTH \
+    ${FLAGS:-} --out $T/$as.tsv; then
     runs+=($T/$as.tsv)
   fi
 done
 
 stage "6  The table"
-python 06_evaluate.py $D "${runs[@]}" --measures ${MEASURES:-R@2 R@5 R@10 nDCG@10} \
+python 06_evaluate.py $D --split $SPLIT "${runs[@]}" --measures ${MEASURES:-R@2 R@5 R@10 nDCG@10} \
   --out $WORK/metrics.tsv > /dev/null
 python recipes/tools/compare.py table $WORK $rows

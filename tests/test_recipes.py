@@ -141,6 +141,7 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, 
         "WORK": str(toy / "compare"),
         "PATH": f"{toy}:{warm}",
         "RUN": str(toy / "work/demo/test/hybrid.tsv"),
+        "RETRIEVERS": "bm25",
         "MODELS": f"{toy}/bad {toy}/good",
     }
     as_file = str(toy).replace("/", "_")
@@ -151,7 +152,8 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, 
         table = pd.read_csv(toy / "compare/compare.tsv", sep="\t").set_index("run")
         good = table.loc[f"{as_file}_good"]
         bad = table.loc[f"{as_file}_bad"]
-        assert len(table) == 3
+        assert len(table) == 4
+        assert table.loc["bm25", "nDCG@10"] > 0
         assert good["GPU MiB"] >= 100
         assert pd.notna(bad["nDCG@10"]) == worked
         assert pd.notna(bad.get("error")) != worked
@@ -297,7 +299,8 @@ def test_every_command_of_a_recipe_at_full_size_has_known_flags_and_values(
     name, rehearsed, monkeypatch
 ):
     word = "data/demo" if name in ("small", "variants") else "tables"
-    commands = [words for words in rehearsed(name, word) if words[0].startswith("0")]
+    commands = rehearsed(name, word, DEVICE="cuda:0 cuda:1")
+    commands = [words for words in commands if words[0].startswith("0")]
     assert len(commands) > 5
     monkeypatch.setenv("LLM_BASE_URL", "http://none")
     for words in commands:
