@@ -816,13 +816,10 @@ def add_shared(job, split=None):
     """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
-    add("--data", default="data/demo", help="read corpus, claims and qrels from this folder, "
-        "{data} in other defaults")
-    add("--work", help="keep what is made in this folder, {work} in other defaults (default: work/ "
-        "with the name of the data folder)")
+    add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
+    add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
-        add("--split", default=split, help="take claims and qrels of this split, {split} in other "
-            "defaults")
+        add("--split", default=split, help="take this split; {split} in other defaults")
     add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
@@ -862,10 +859,6 @@ def run(args):
         fail(getattr(error, "filename", None) or args.job, error)
 
 
-# --- end of helpers
-
-
-# --- files (same in all six scripts)
 def read_table(path, columns, **known):
     """Read a TSV file of texts; ranks and scores are numbers, a run is sorted by claim and rank.
 
@@ -927,7 +920,7 @@ def read_corpus(path):
     return corpus
 
 
-# --- end of files
+# --- end of helpers
 
 
 # --- texts (same in 01, 03, 04, 05 and 06)
