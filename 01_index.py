@@ -840,26 +840,23 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
-    settings[half] = is_gpu
     curve = []
     callbacks = []
-    strategy = "steps"
+    strategy = "epoch" if evaluator else "steps"
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
             callbacks.append(EarlyStoppingCallback(args.patience))
-            strategy = "epoch"
             settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-            settings["metric_for_best_model"] = measure
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
         settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
-        settings |= {"use_cpu": model.device.type == "cpu", "seed": args.seed}
+        settings |= {"use_cpu": model.device.type == "cpu", half: is_gpu, "seed": args.seed}
         settings |= {"save_strategy": strategy, "save_steps": args.save_steps}
         settings |= {"logging_strategy": strategy, "logging_steps": args.save_steps}
-        settings |= {"logging_nan_inf_filter": False, "report_to": "none", "save_total_limit": 2}
-        settings |= {"restore_callback_states_from_checkpoint": True}
+        settings |= {"logging_nan_inf_filter": False, "metric_for_best_model": measure}
+        settings |= {"restore_callback_states_from_checkpoint": True, "save_total_limit": 2}
         if args.checkpointing:
             settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
@@ -899,8 +896,7 @@ def add_training(add):
     add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
     add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha is
         twice the rank) and the classification head, and merge them; wants the package peft""")
-    add("--checkpointing", action="store_true",
-        help="gradient checkpointing: compute activations again in the backward pass")
+    add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""without a dev split, save
         after each such share of the steps (from 1 on: steps); with one, after each epoch""")
     add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")

@@ -36,7 +36,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -50,31 +49,17 @@ ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
 
 
 # ---------- Inputs
-class Texts(NamedTuple):
-    """The texts of a data set."""
-
-    claims: dict  # {claim_id: claim}
-    abstracts: dict  # {abstract_id: title and abstract}
-
-
 def read_claims(path):
     """Return {claim_id: claim}."""
     table = read_table(path, ["claim_id", "claim"])
     return dict(zip(table["claim_id"], table["claim"]))
 
 
-def read_texts(args):
-    """Return the Texts of --claims and --corpus."""
-    return Texts(read_claims(args.claims), read_abstracts(args.corpus, args.fields))
-
-
-def read_candidates(args, texts):
-    """Return tables of the run's candidates within --depth and beyond it; first: their score."""
-    run = read_table(args.run, RUN, claim_id=texts.claims, abstract_id=texts.abstracts)
-    is_within = run["rank"] <= args.depth
+def read_candidates(path, claims, abstracts):
+    """Return the candidates of a run; first: their score in it."""
+    run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)
     run[PAIR] = run[PAIR].astype("category")  # a number for each id: runs have millions of rows
-    run = run.rename(columns={"score": "first"})[[*PAIR, "first"]]
-    return run[is_within].reset_index(drop=True), run[~is_within]
+    return run[RUN].rename(columns={"score": "first"})
 
 
 def read_columns(path, columns, pairs):
@@ -89,17 +74,18 @@ def read_columns(path, columns, pairs):
     return total
 
 
-def read_graph(folder, corpus, neighbours):
+def read_graph(args, corpus):
     """Return {abstract_id: its nearest abstracts}; corpus: sha256 of the corpus."""
-    meta = json.loads(Path(folder, "meta.json").read_bytes())
+    folder = Path(args.graph)
+    meta = json.loads((folder / "meta.json").read_bytes())
     if meta["corpus"] != corpus:
         fail(folder, "the corpus has changed since then; make the graph again by 01_index.py")
-    abstract_ids = json.loads(Path(folder, "abstract_ids.json").read_bytes())
-    rows = np.load(Path(folder, "neighbours.npy"))[:, :neighbours]
+    abstract_ids = json.loads((folder / "abstract_ids.json").read_bytes())
+    rows = np.load(folder / "neighbours.npy")[:, : args.neighbours]
     return dict(zip(abstract_ids, np.array(abstract_ids, object)[rows].tolist()))
 
 
-# ---------- Models
+# ---------- Models and truncation
 def mono_t5(name, device, model_kwargs, **options):
     """Load monoT5; a score is the logit of true minus that of false."""
     import torch
@@ -130,10 +116,7 @@ def load_reranker(name, **options):
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(
-        name, trust_remote_code=False, local_files_only=options["local_files_only"]
-    )
-    kind = str(config.architectures)
+    kind = str(AutoConfig.from_pretrained(name, **options).architectures)
     if "ConditionalGeneration" in kind:
         model = mono_t5(name, **options)
     elif "Classification" in kind or "CausalLM" in kind:
@@ -162,14 +145,13 @@ def open_reranker(load, args, dtype):
     return model
 
 
-# ---------- Truncation
 def add_token_ends(known, tokenizer, texts):
     """Add {text: where its tokens end, in characters} to known, for texts that it lacks."""
     new = [text for text in dict.fromkeys(texts) if text not in known]
-    coding = {"add_special_tokens": False, "truncation": False, "verbose": False}
+    coding = {"add_special_tokens": False, "verbose": False, "return_offsets_mapping": True}
     for start in range(0, len(new), GROUP):  # the tokens of all may take gigabytes
         some = new[start : start + GROUP]
-        coded = tokenizer(some, return_offsets_mapping=True, **coding)
+        coded = tokenizer(some, **coding)
         for text, offsets in zip(some, coded["offset_mapping"]):
             known[text] = np.array(offsets, np.int32).reshape(-1, 2)[:, 1].copy()
 
@@ -182,11 +164,7 @@ def first_tokens(text, ends, limit):
 
 
 def truncate(model, pairs, known):
-    """Return pairs that a model reads whole, and which of them are truncated.
-
-    Only the abstract is truncated, unless the claim fills more than half of the tokens. known:
-    see add_token_ends; it grows, so that a text of many pairs is tokenised once.
-    """
+    """Return pairs that a model reads whole, and which are truncated; known: see add_token_ends."""
     prompt = model.prompts.get(model.default_prompt_name)
     room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
     if "message" in model.modalities:
@@ -195,13 +173,13 @@ def truncate(model, pairs, known):
         add_token_ends(known, model.tokenizer, texts)
     short = []
     for claim, text in pairs:
-        used = min(len(known[claim]), room // 2)
+        used = min(len(known[claim]), room // 2)  # a longer claim is truncated, too
         short_text = first_tokens(text, known[text], room - used)
         short.append((first_tokens(claim, known[claim], used), short_text))
     return short, [new != old for new, old in zip(short, pairs)]
 
 
-# ---------- Scores
+# ---------- Rerank
 def count_scores(model, inputs, output, bar):
     """Move a progress bar by the pairs of a batch; a forward hook of torch. A closed bar stays."""
     bar.update(len(output["scores"]))
@@ -211,11 +189,9 @@ def score_resumably(model, texts, args, path, pairs):
     """Return pairs with score and is_truncated; path holds both, NaN for unfinished groups."""
     from tqdm.auto import tqdm
 
-    devices = None
-    size = GROUP
-    if args.device and len(args.device) > 1:
-        devices = args.device
-        size = 20 * GROUP  # predict starts processes for each group
+    claims, abstracts = texts
+    devices = args.device if len(args.device or ()) > 1 else None
+    size = 20 * GROUP if devices else GROUP  # predict starts processes for each group
     if not path.exists():
         np.save(path.with_name("new.npy"), np.full((len(pairs), 2), np.nan))
         path.with_name("new.npy").rename(path)
@@ -228,8 +204,8 @@ def score_resumably(model, texts, args, path, pairs):
         for start in range(finished, len(pairs), size):
             group = pairs[start : start + size]
             inputs = []
-            for claim_id, abstract_id in group[PAIR].itertuples(index=False, name=None):
-                inputs.append((texts.claims[claim_id], texts.abstracts[abstract_id]))
+            for claim_id, abstract_id in group[PAIR].to_numpy():
+                inputs.append((claims[claim_id], abstracts[abstract_id]))
             inputs, is_truncated = truncate(model, inputs, known)
             found = model.predict(inputs, batch_size=args.batch_size, device=devices)
             if not np.isfinite(found).all():
@@ -243,15 +219,14 @@ def with_neighbours(score, table, graph, parts, args):
     """Append, round by round, new neighbours of each claim's best, scored (AlexUNLP-FMT 2025)."""
     import pandas as pd
 
-    if not graph:
-        return table
     for number in range(args.rounds):
-        seen = set(table[PAIR].itertuples(index=False, name=None))
+        seen = set(zip(table["claim_id"], table["abstract_id"]))
         new = {}  # keeps the order in which neighbours were found
         for claim_id, group in table.groupby("claim_id", sort=False, observed=True):
             for abstract_id in group.nlargest(args.beam, "score")["abstract_id"]:
-                near = [(claim_id, other) for other in graph.get(abstract_id, ())]
-                new |= dict.fromkeys(pair for pair in near if pair not in seen)
+                for other in graph.get(abstract_id, ()):
+                    if (claim_id, other) not in seen:
+                        new[claim_id, other] = None
         if not new:
             break
         path = parts / f"neighbours-{number}.npy"
@@ -260,7 +235,6 @@ def with_neighbours(score, table, graph, parts, args):
     return table
 
 
-# ---------- Rerank
 def combo_score(logits, stance, alpha):
     """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
     from scipy.special import expit
@@ -279,15 +253,16 @@ def blend_first_stage(table, weight):
     return (1 - weight) * z["score"] + weight * z["first"]
 
 
-def score_candidates(candidates, texts, graph, parts, args):
-    """Return candidates with score (of --model, --verdicts, --first-stage) and is_truncated."""
-    if "score" in candidates:
-        table = candidates.assign(is_truncated=False)
+def score_pairs(pairs, texts, graph, parts, args):
+    """Return pairs with score (of --model, --verdicts, --first-stage) and is_truncated."""
+    if "score" in pairs:
+        table = pairs.assign(is_truncated=False)
     else:
         model = open_reranker(load_reranker, args, args.dtype)
         score = functools.partial(score_resumably, model, texts, args)
-        table = score(parts / "scores.npy", candidates)
-        table = with_neighbours(score, table, graph, parts, args)
+        table = score(parts / "scores.npy", pairs)
+        if args.graph:
+            table = with_neighbours(score, table, graph, parts, args)
     if args.verdicts:
         table["score"] = combo_score(table["score"], table["stance"], args.alpha)
     if args.first_stage:
@@ -299,11 +274,10 @@ def with_rest(table, rest):
     """Append candidates beyond --depth in their old order, at the lowest score - 1, - 2, ..."""
     import pandas as pd
 
-    lowest = (
-        rest["claim_id"].map(table.groupby("claim_id", observed=True)["score"].min()).astype(float)
-    )
+    lowest = table.groupby("claim_id", observed=True)["score"].min()
     steps = 1 + rest.groupby("claim_id", observed=True).cumcount()
-    whole = pd.concat([table, rest.assign(score=lowest - steps)])
+    scores = rest["claim_id"].map(lowest).astype(float) - steps
+    whole = pd.concat([table, rest.assign(score=scores)])
     return whole.drop_duplicates(PAIR)  # a neighbour may be one of them
 
 
@@ -322,47 +296,43 @@ def rerank(args):
     is_run = args.model.endswith(".tsv")
     if args.graph and (is_run or args.verdicts):
         fail("--graph", "not with --verdicts, or a run as --model")
-    inputs = [args.run, args.claims, args.corpus]
-    inputs += [path for path in (args.graph, args.verdicts) if path]
-    if is_run:
-        inputs.append(args.model)
-    task = task_of(args, *inputs, models=[args.model])
+    optional = [path for path in (args.graph, args.verdicts) if path]
+    task = task_of(args, args.run, args.claims, args.corpus, *optional, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
     check_model(args.model)
-    texts = read_texts(args)
-    candidates, rest = read_candidates(args, texts)
+    claims = read_claims(args.claims)
+    abstracts = read_abstracts(args.corpus, args.fields)
+    candidates = read_candidates(args.run, claims, abstracts)
+    is_within = candidates["rank"] <= args.depth
+    pairs = candidates[is_within].reset_index(drop=True)
     if is_run:
-        candidates["score"] = read_columns(args.model, ["score"], candidates)
+        pairs["score"] = read_columns(args.model, ["score"], pairs)
     if args.verdicts:
-        candidates["stance"] = read_columns(args.verdicts, ["p_supports", "p_refutes"], candidates)
-    graph = {}
-    if args.graph:
-        graph = read_graph(args.graph, task["inputs"][args.corpus], args.neighbours)
+        pairs["stance"] = read_columns(args.verdicts, ["p_supports", "p_refutes"], pairs)
+    graph = read_graph(args, task["inputs"][args.corpus]) if args.graph else {}
     with parts_of(args.out, task) as parts:
-        table = score_candidates(candidates, texts, graph, parts, args)
+        table = score_pairs(pairs, (claims, abstracts), graph, parts, args)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
         if args.top_k:
-            table = with_rest(table, rest)
+            table = with_rest(table, candidates[~is_within])
         run = ranked(table, args.top_k)
-        total = len(candidates) + len(rest)
-        neighbours = run[run["first"].isna()]  # some may be candidates beyond --depth
-        left_out = total - len(run) + len(neighbours) - len(neighbours.merge(rest, on=PAIR))
+        left_out = len(candidates) - len(candidates.merge(run, on=PAIR))
         summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
             write_table(run[RUN], new)
-    print(f"{args.out}: {len(run)} rows, {left_out} of {total} candidates left out")
+    print(f"{args.out}: {len(run)} rows, {left_out} of {len(candidates)} candidates left out")
     return {"made": [args.out], **summary}
 
 
 # ---------- Train
-def read_examples(path, texts, loss):
+def read_examples(path, claims, abstracts, loss):
     """Return rows (claim, text, target), for margin (claim, positive, negative, -1)."""
     rows = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                rows += rows_of(json.loads(line), texts, loss)
+                rows += rows_of(json.loads(line), claims, abstracts, loss)
             except (ValueError, LookupError, TypeError) as error:
                 fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --help")
     if not rows:
@@ -370,18 +340,16 @@ def read_examples(path, texts, loss):
     return list(dict.fromkeys(rows))  # positives of tuples are repeated
 
 
-def rows_of(example, texts, loss):
+def rows_of(example, claims, abstracts, loss):
     """Return the rows of an example, a pair or a tuple."""
-    claim = texts.claims[str(example["claim_id"])]
-    negative_ids = map(str, example.get("negatives", ()))
-    negatives = [texts.abstracts[abstract_id] for abstract_id in negative_ids]
+    claim = claims[str(example["claim_id"])]
+    if loss != "margin" and "positive" not in example:
+        return [(claim, abstracts[str(example["abstract_id"])], float(example["target"]))]
+    positive = abstracts[str(example["positive"])]
+    negatives = [abstracts[str(abstract_id)] for abstract_id in example["negatives"]]
     if loss == "margin":
-        positive = texts.abstracts[str(example["positive"])]
         return [(claim, positive, negative, -1.0) for negative in negatives]
-    if "positive" in example:  # a tuple: pairs with the targets 1 and 0
-        positive = texts.abstracts[str(example["positive"])]
-        return [(claim, positive, 1.0), *((claim, negative, 0.0) for negative in negatives)]
-    return [(claim, texts.abstracts[str(example["abstract_id"])], float(example["target"]))]
+    return [(claim, positive, 1.0)] + [(claim, negative, 0.0) for negative in negatives]
 
 
 def training_table(model, rows):
@@ -423,24 +391,24 @@ def dev_evaluator(model, paths, abstracts, depth):
     run = read_table(paths[2], RUN, **known)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
-    known = {}
+    ends = {}
     samples = []
     for claim_id, relevant in evidence.items():
         found = candidates.get(claim_id, [""])  # a claim without candidates counts 0
-        texts = [abstracts.get(abstract_id, "") for abstract_id in found]
-        short, _ = truncate(model, [(claims[claim_id], text) for text in texts], known)
+        pairs = [(claims[claim_id], abstracts.get(abstract_id, "")) for abstract_id in found]
+        short, _ = truncate(model, pairs, ends)
         documents = [text for _, text in short]
         positive = [text for key, text in zip(found, documents) if key in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})
-    options = {"always_rerank_positives": False, "write_csv": False, "show_progress_bar": True}
-    return CrossEncoderRerankingEvaluator(samples, name="dev", **options)
+    return CrossEncoderRerankingEvaluator(
+        samples, name="dev", always_rerank_positives=False, write_csv=False, show_progress_bar=True
+    )
 
 
 def train(args):
     """Fine-tune a cross-encoder on mined examples."""
     dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
-    dev.append(args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv")
-    dev = dev_files(dev)
+    dev = dev_files([*dev, args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"])
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -450,8 +418,9 @@ def train(args):
     from datasets import Dataset
     from sentence_transformers import cross_encoder
 
-    texts = read_texts(args)
-    rows = read_examples(args.examples, texts, args.loss)
+    claims = read_claims(args.claims)
+    abstracts = read_abstracts(args.corpus, args.fields)
+    rows = read_examples(args.examples, claims, abstracts, args.loss)
     transformers.set_seed(args.seed)  # of a new head
     transformers.logging.set_verbosity_error()  # it reports the weights of a new head as missing
     model = open_reranker(cross_encoder.CrossEncoder, args, "fp32")
@@ -459,7 +428,7 @@ def train(args):
     if not re.search("Classification|CausalLM", str(model.config.architectures)):
         print(f"{args.model}: a new classification head is trained")
     table, truncated = training_table(model, rows)
-    evaluator = dev_evaluator(model, dev, texts.abstracts, args.dev_depth) if dev else None
+    evaluator = dev_evaluator(model, dev, abstracts, args.dev_depth) if dev else None
     with parts_of(args.out, task) as parts:
         summary = {"rows": len(rows), "truncated": truncated}
         summary |= fit(
@@ -489,10 +458,8 @@ def add_texts(add):
     add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
 
 def add_length(add):
-    add("--max-length", type=int, default=512, help="""truncate prompt, claim and abstract to
-        this many tokens together; a claim keeps at least half of the room""")
-    add("--prompt", help="""instruct a causal reranker or monoT5 by this text (default: the model's
-        own)""")
+    add("--max-length", type=int, default=512, help="truncate prompt and pair to this many tokens")
+    add("--prompt", help="instruct a causal reranker or monoT5 by this text (default: its own)")
 
 def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -509,8 +476,7 @@ def add_rerank(job):
     add("--batch-size", type=int, default=32, help="score this many pairs at once")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
-    add("--device", nargs="+", help="""score on these devices: cpu, mps, cuda, or several as cuda:0
-        cuda:1 (default: a GPU, if there is one)""")
+    add("--device", nargs="+", help="score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a GPU)")
     add = job.add_argument_group("other scores").add_argument
     add("--first-stage", type=float, default=0, metavar="WEIGHT",
         help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
@@ -518,12 +484,10 @@ def add_rerank(job):
         P(REFUTES) of these verdicts on the same pairs (ComboScorer); --first-stage comes after""")
     add("--alpha", type=float, default=0.5, help="weight of --verdicts in this average, 0 to 1")
     add = job.add_argument_group("neighbours").add_argument
-    add("--graph", metavar="FOLDER", help="""score neighbours of the best candidates, too, beyond
-        --depth, by this graph of 01_index.py""")
+    add("--graph", metavar="FOLDER", help="score neighbours, too, by this graph of 01_index.py")
     add("--rounds", type=int, default=20, help="search neighbours for at most this many rounds")
     add("--neighbours", type=int, default=10, help="take this many neighbours of an abstract")
-    add("--beam", type=int, default=30,
-        help="take the neighbours of this many best abstracts of a claim in each round")
+    add("--beam", type=int, default=30, help="expand this many best abstracts per claim and round")
     add_shared(job, split="test")
 
 def add_train(job):
@@ -537,19 +501,15 @@ def add_train(job):
         folder or a name on the hub; an encoder gets a new head""")
     add_length(add)
     add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("bce", "margin", "l1"), default="bce", help="""bce: binary cross-entropy
-        of the targets; margin: hinge loss on tuples; l1: distance of the sigmoid from the
-        targets""")
+    add("--loss", choices=("bce", "margin", "l1"), default="bce", help="""bce: binary cross-entropy;
+        margin: hinge loss on tuples; l1: distance of the sigmoid from the target""")
     add("--margin", type=float, default=0.2, help="margin: lead of a positive over a negative")
     add("--epochs", type=float, default=3, help="train for this many passes over the examples")
-    add("--lr", type=float, default=2e-5,
-        help="learning rate at the start; it falls to 0, linearly or with l1 by a cosine")
-    add("--batch-size", type=int, default=16, dest="batch",
-        help="train on this many rows per batch: pairs, with margin triplets")
+    add("--lr", type=float, default=2e-5, help="learning rate, which falls to 0 (l1: by a cosine)")
+    add("--batch-size", type=int, default=16, dest="batch", help="train on this many rows at once")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
         qrels of this split; the last one if they, or --dev-run, are missing""")
-    add("--dev-run", metavar="RUN", help="""rerank the candidates of this run for the dev claims
-        (default: hybrid.tsv of --dev-split in {work})""")
+    add("--dev-run", metavar="RUN", help="rerank this run of dev claims (default: hybrid.tsv)")
     add("--dev-depth", type=int, default=20, help="rerank this many candidates per dev claim")
     add("--patience", type=int, default=2, help="stop after this many epochs without improvement")
     add_training(add)
@@ -921,26 +881,23 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     is_gpu = model.device.type == "cuda"
     half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
-    settings[half] = is_gpu
     curve = []
     callbacks = []
-    strategy = "steps"
+    strategy = "epoch" if evaluator else "steps"
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
             callbacks.append(EarlyStoppingCallback(args.patience))
-            strategy = "epoch"
             settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-            settings["metric_for_best_model"] = measure
         settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
         settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
-        settings |= {"use_cpu": model.device.type == "cpu", "seed": args.seed}
+        settings |= {"use_cpu": model.device.type == "cpu", half: is_gpu, "seed": args.seed}
         settings |= {"save_strategy": strategy, "save_steps": args.save_steps}
         settings |= {"logging_strategy": strategy, "logging_steps": args.save_steps}
-        settings |= {"logging_nan_inf_filter": False, "report_to": "none", "save_total_limit": 2}
-        settings |= {"restore_callback_states_from_checkpoint": True}
+        settings |= {"logging_nan_inf_filter": False, "metric_for_best_model": measure}
+        settings |= {"restore_callback_states_from_checkpoint": True, "save_total_limit": 2}
         if args.checkpointing:
             settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
@@ -980,8 +937,7 @@ def add_training(add):
     add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
     add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha is
         twice the rank) and the classification head, and merge them; wants the package peft""")
-    add("--checkpointing", action="store_true",
-        help="gradient checkpointing: compute activations again in the backward pass")
+    add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""without a dev split, save
         after each such share of the steps (from 1 on: steps); with one, after each epoch""")
     add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
