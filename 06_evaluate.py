@@ -91,7 +91,6 @@ def read_run(path, qrels):
 class Judgements(NamedTuple):
     """A run beside the qrels: labels are numbers, of LABELS, or UNJUDGED, or NO_ROW."""
 
-    claims: list  # claim_ids
     R: np.ndarray  # (claims,), relevant abstracts
     N: np.ndarray  # (claims,), other judged abstracts
     gold: np.ndarray  # (claims, ranks), labels in the qrels
@@ -106,11 +105,14 @@ def judgements_of(run, qrels):
     ranks = run["rank"].to_numpy(int) - 1
     gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
     predicted = gold.copy()
-    labels = run[PAIR].merge(qrels, on=PAIR, how="left")["label"]
-    gold[claims, ranks] = labels.map(LABELS.index, na_action="ignore").fillna(UNJUDGED)
+    gold[claims, ranks] = UNJUDGED
+    is_known = run["abstract_id"].isin(qrels["abstract_id"])  # a merge of all rows takes longer
+    labels = run.loc[is_known, PAIR].merge(qrels, on=PAIR, how="left")["label"]
+    numbers = labels.map(LABELS.index, na_action="ignore").fillna(UNJUDGED)
+    gold[claims[is_known], ranks[is_known]] = numbers
     if "label" in run:
         predicted[claims, ranks] = run["label"].map(LABELS.index)
-    return Judgements(R.index, R.to_numpy(float), (relevant.size() - R).to_numpy(), gold, predicted)
+    return Judgements(R.to_numpy(float), (relevant.size() - R).to_numpy(), gold, predicted)
 
 
 # ---------- Measures of a claim
@@ -176,7 +178,7 @@ def trec_fraction(name, run, qrels, judgements):
     except Exception:  # of many kinds
         fail("--measures", f"cannot compute {name!r}; see --help")
     is_counted = (judgements.R > 0) | name.startswith("Judged")
-    return mean_of([values.get(claim_id, 0.0) for claim_id in judgements.claims], is_counted)
+    return mean_of([values.get(claim_id, 0) for claim_id in qrels["claim_id"].unique()], is_counted)
 
 
 def confusion(gold, predicted):
@@ -481,7 +483,6 @@ for (const claim of data.claims) {
   const open = () => claim.node.append(element("div", "columns", ...columns.map(list)));
   claim.node.addEventListener("toggle", open, {once: true});
 }
-// ----- Search and order
 flag.append(...Object.keys(FLAGS).map(name => new Option(name)));
 order.append(...runs.map(run => new Option(`Lowest R@5 of ${run.name}`, run.column)));
 controls.oninput = () => {
@@ -661,7 +662,7 @@ def add_evaluate(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("runs", nargs="*", help="score these runs, the first is the baseline (default: all stages)")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score by these judgements")
-    add("--out", help="write the tables here and beside it (default: {work}/{split}/metrics.tsv)")
+    add("--out", help="write tables to and beside this file (default: {work}/{split}/metrics.tsv)")
     add("--report", metavar="PAGE", help="write an HTML page with all rankings to this file")
     add_texts(add)
     add = job.add_argument_group("measures").add_argument
