@@ -173,8 +173,8 @@ def index_dense(texts, folder, args):
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
     shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
-    limit = encoder.max_seq_length if encoder.max_seq_length < np.inf else None
-    return {"max_length": limit}
+    limit = encoder.max_seq_length
+    return {"max_length": limit if limit < np.inf else None}
 
 
 def index_splade(texts, folder, args):
@@ -252,9 +252,7 @@ def graph(args):
     source = Path(args.index)
     corpus = json.loads((source / "meta.json").read_bytes())["corpus"]
     vectors = torch.from_numpy(np.load(source / "embeddings.npy")).float()
-    neighbours = nearest(
-        vectors.to(device_of(args) or "cpu"), min(args.neighbours, len(vectors) - 1)
-    )
+    neighbours = nearest(vectors.to(device_of(args)), min(args.neighbours, len(vectors) - 1))
     with written(args.out, task) as folder:
         folder.mkdir()
         np.save(folder / "neighbours.npy", neighbours)
@@ -289,10 +287,9 @@ def rows_of(tuples, loss):
     return [row[:width] for row in tuples if len(row) >= width]
 
 
-def dev_evaluator(paths, prompts, texts, seed):
+def dev_evaluator(paths, texts, seed):
     """Return an evaluator: nDCG@10 over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-    from sentence_transformers.util import cos_sim
 
     claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
     known = {"claim_id": claims.index, "abstract_id": texts, "label": LABELS}
@@ -305,11 +302,7 @@ def dev_evaluator(paths, prompts, texts, seed):
         {abstract_id: texts[abstract_id] for abstract_id in texts if abstract_id in pool},
         evidence.to_dict(),
         name="dev",
-        write_csv=False,
         show_progress_bar=True,
-        query_prompt=prompts["query"],
-        corpus_prompt=prompts["document"],
-        score_functions={"cosine": cos_sim},
     )
 
 
@@ -346,6 +339,7 @@ def train(args):
         fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
     set_seed(args.seed)  # of an adapter
     encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
+    encoder.similarity_fn_name = "cosine"  # in the dev evaluation, as in searches
     columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
@@ -357,9 +351,9 @@ def train(args):
             trainer=st.SentenceTransformerTrainer,
             arguments=st.SentenceTransformerTrainingArguments,
             model=encoder,
-            data=Dataset.from_dict(dict(zip(columns, map(list, zip(*rows))))),
+            data=Dataset.from_list([dict(zip(columns, row)) for row in rows]),
             loss=loss_of(encoder, args),
-            evaluator=dev_evaluator(dev, encoder.prompts, texts, args.seed) if dev else None,
+            evaluator=dev_evaluator(dev, texts, args.seed) if dev else None,
             measure="dev_cosine_ndcg@10",
             prompts=prompts,
             warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
@@ -376,31 +370,27 @@ def train(args):
 # fmt: off
 def add_texts(job):
     add = job.add_argument_group("texts").add_argument
+    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
     add("--separator", default=" ", help="put this between two fields (default: a space)")
-    add("--max-length", type=int, default=512, help="""truncate abstracts and claims to this
-        many tokens, or to the model's own limit if that is lower""")
+    add("--max-length", type=int, default=512,
+        help="truncate texts to this many tokens, or to the model's own limit if that is lower")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
-        long abstracts, or read them in overlapping windows whose vectors are pooled, (mean +
-        maximum) / 2; give it to index and train alike""")
-    add("--query-prompt", help="""dense: put this before a claim, such as 'query: '; a trained model
-        keeps it (default: the model's own)""")
-    add("--document-prompt", help="""dense: put this before an abstract, such as 'passage: '; a
-        trained model keeps it (default: the model's own)""")
+        long texts, or pool the vectors of overlapping windows (index and train alike)""")
+    add("--query-prompt", help="dense: put this before claims, as 'query: ' (default: the model's)")
+    add("--document-prompt", help="dense: put this before abstracts (default: the model's)")
 
 def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("--corpus", default="{data}/corpus.jsonl", help="index the abstracts of this file")
     add("--out", default="{work}/index", help="write the indexes to this folder")
     add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS),
         help="make these indexes only (default: all three)")
     add_texts(job)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stopwords,
-        stems; unstemmed: no stems; plain: split at white space only; nltk: lower case, no
-        punctuation, NLTK's stopwords, no stems; letters: as nltk, but no digits and no single
-        letters; words: lower-cased words, which may have hyphens and points inside, none left out;
-        cased: the same, not lower-cased""")
+        stems; unstemmed: no stems; plain: split at white space only; nltk: no stems, NLTK's
+        stopwords; letters: as nltk, but no digits and no single letters; words: lower case, no
+        stopwords, hyphens and points inside words; cased: the same, not lower-cased""")
     add("--language", choices=LANGUAGES, default="english",
         help="take the stopwords and stems of an analyser that has them from this language")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
@@ -416,10 +406,8 @@ def add_index(job):
         help="term weights of SPLADE from logits: log(1 + ReLU) as in SPLADE-v3, or ReLU alone")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the models; auto takes half precision on a GPU, else fp32")
-    add("--batch-size", type=int, default=32, help="""encode this many texts at once (SPLADE: a
-        quarter of it); fewer need less memory""")
-    add("--device", nargs="+", help="""encode on these devices: cpu, mps, cuda, or several as cuda:0
-        cuda:1 (default: a GPU, if there is one)""")
+    add("--batch-size", type=int, default=32, help="encode this many at once (SPLADE: a quarter)")
+    add("--device", nargs="+", help="cpu, mps, cuda, or several, as cuda:0 cuda:1 (default: a GPU)")
     add_shared(job)
 
 def add_graph(job):
@@ -435,7 +423,6 @@ def add_train(job):
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
         help="train on these examples of 02_retrieve.py mine --shape tuples")
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
-    add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--out", default="{work}/models/encoder", help="write the trained model to this folder")
     add_texts(job)
     add = job.add_argument_group("training").add_argument
@@ -448,8 +435,7 @@ def add_train(job):
     add("--cache", type=int, default=0, metavar="TEXTS", help="""mnrl: encode this many texts at a
         time, which makes room for large batches and takes longer (GradCache); 0 is off""")
     add("--epochs", type=float, default=2, help="train for this many passes over the examples")
-    add("--lr", type=float, default=7e-6,
-        help="learning rate after the warm-up, which takes a tenth of the steps")
+    add("--lr", type=float, default=7e-6, help="learning rate after a warm-up of a tenth of steps")
     add("--batch-size", type=int, default=64, dest="batch", help="""train on this many rows
         (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and

@@ -1,20 +1,17 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = [
-#   "ir-measures==0.4.3", "jinja2==3.1.6", "numpy==2.4.6", "pandas==3.1.1",
-# ]
+# dependencies = ["ir-measures==0.4.3", "jinja2==3.1.6", "numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
 Reads   runs, verdicts, qrels; for the page also claims, corpus, claims.jsonl of 05_classify.py
-Writes  metrics.tsv, .tex, .json (with intervals, p-values, counts), .claims.tsv (by claim);
-        --report: a page with all rankings; submission: a table and its zip
+Writes  metrics.tsv, .tex, .json (with intervals, p-values, counts), .claims.tsv (by claim), or,
+        with other qrels, metrics-QRELS.*; a page with all rankings; submission: a table and zip
 Prints  the table, notes on it, and the counts behind it; the last line is JSON
 
 Examples
-    python 06_evaluate.py --report work/demo/test/report.html
-    python 06_evaluate.py a.tsv b.tsv --measures climatecheck2026 trec P@5
+    python 06_evaluate.py a.tsv b.tsv --measures climatecheck2026 trec P@5 --report report.html
     python 06_evaluate.py submission --task climatecheck2025
 """
 
@@ -94,7 +91,6 @@ def read_run(path, qrels):
 class Judgements(NamedTuple):
     """A run beside the qrels: labels are numbers, of LABELS, or UNJUDGED, or NO_ROW."""
 
-    claims: list  # claim_ids
     R: np.ndarray  # (claims,), relevant abstracts
     N: np.ndarray  # (claims,), other judged abstracts
     gold: np.ndarray  # (claims, ranks), labels in the qrels
@@ -116,8 +112,7 @@ def judgements_of(run, qrels):
     gold[claims[is_known], ranks[is_known]] = numbers
     if "label" in run:
         predicted[claims, ranks] = run["label"].map(LABELS.index)
-    N = relevant.size() - R
-    return Judgements(R.index, R.to_numpy(float), N.to_numpy(), gold, predicted)
+    return Judgements(R.to_numpy(float), (relevant.size() - R).to_numpy(), gold, predicted)
 
 
 # ---------- Measures of a claim
@@ -145,11 +140,9 @@ def pooled_recall(gold, judgements):
 
 
 def bpref(gold, judgements):
-    """B-Pref of the ClimateCheck organisers; trec_eval has n / min(R, N) inside.
-
-    Each relevant abstract adds 1 - n / R, with n judged non-relevant ones above it, at most R.
-    """
+    """B-Pref of the ClimateCheck organisers: evidence adds 1 - n / R; trec_eval's: min(R, N)."""
     R = judgements.R
+    # n: judged non-relevant abstracts down to a rank, at most R
     n = np.minimum((gold == LABELS.index("NEI")).cumsum(1), R[:, None])
     is_counted = (R > 0) & (judgements.N > 0) & (gold[:, 0] != NO_ROW)
     return mean_of((is_evidence(gold) * (1 - n / R[:, None])).sum(1) / R, is_counted)
@@ -158,13 +151,11 @@ def bpref(gold, judgements):
 RANKED = {"R": recall, "pooled R": pooled_recall, "B-Pref": bpref}
 
 
-def abstract_level(judgements):
+def abstract_level(gold, predicted, R):
     """SciFact's abstract-level measures, labels only (Wadden et al. 2020)."""
-    gold = judgements.gold
-    predicted = judgements.predicted
     called = is_evidence(predicted).sum(1)
     right = (is_evidence(gold) & (gold == predicted)).sum(1)
-    R = judgements.R * (predicted >= 0).any()  # a run without labels has no value
+    R = R * (predicted >= 0).any()  # a run without labels has no value
     return {
         "abstract P": (right, called),
         "abstract R": (right, R),
@@ -187,7 +178,7 @@ def trec_fraction(name, run, qrels, judgements):
     except Exception:  # of many kinds
         fail("--measures", f"cannot compute {name!r}; see --help")
     is_counted = (judgements.R > 0) | name.startswith("Judged")
-    return mean_of([values.get(claim_id, 0.0) for claim_id in judgements.claims], is_counted)
+    return mean_of([values.get(claim_id, 0) for claim_id in qrels["claim_id"].unique()], is_counted)
 
 
 def confusion(gold, predicted):
@@ -234,7 +225,7 @@ def components_of(run, qrels, names, depth):
         if at_k:
             fraction = RANKED[at_k[1]](gold[:, : int(at_k[2] or depth)], judgements)
         elif re.fullmatch("abstract (P|R|F1)", name):
-            fraction = abstract_level(judgements)[name]
+            fraction = abstract_level(gold, judgements.predicted, judgements.R)[name]
         else:
             fraction = trec_fraction(name, run, qrels, judgements)
         components[name] = np.stack(fraction, axis=-1)
@@ -267,12 +258,9 @@ def randomisation(stacks, values, names, resamples, seed):
     """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
-    these = {}
-    those = {}
-    for name, stack in stacks.items():
-        moved = np.tensordot(swaps, stack - stack[0], (1, 1))
-        these[name] = stack.sum(1) - moved
-        those[name] = stack[0].sum(0) + moved
+    moved = {name: np.tensordot(swaps, stack - stack[0], (1, 1)) for name, stack in stacks.items()}
+    these = {name: stack.sum(1) - moved[name] for name, stack in stacks.items()}
+    those = {name: stack[0].sum(0) + moved[name] for name, stack in stacks.items()}
     swapped = np.abs(values_of(these, names) - values_of(those, names))  # NaN does not count
     is_as_large = swapped >= np.abs(values - values[0]) - 1e-12
     return (1 + is_as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
@@ -286,10 +274,7 @@ def holm(p):
 
 
 def compare(components, names, resamples, seed):
-    """Return {field: table (runs, measures)} from {run: its components}.
-
-    Without resamples, there are no intervals and no p-values: they are NaN.
-    """
+    """Return {field: table (runs, measures)} of {run: its components}; NaN without resamples."""
     import pandas as pd
 
     first, *_ = components.values()
@@ -317,12 +302,6 @@ def cell_texts(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
     return (texts + bounds).mask(values.isna(), "-").reset_index(names="run")
 
 
-def column_lines(name, column):
-    """Return a column of a Markdown table, all of one width: name, rule, texts."""
-    width = max(map(len, [name, *column]))
-    return [f"| {text:{width}} " for text in [name, width * "-", *column]]
-
-
 def notes_on(texts):
     """Return the sentences that explain what a table of texts shows."""
     shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
@@ -330,13 +309,13 @@ def notes_on(texts):
 
 
 def markdown(texts, basis=()):
-    """Return a table of texts in Markdown, in parts that fit a terminal, and what explains it.
-
-    basis: lines that tell what the figures rest on.
-    """
+    """Return a table of texts in Markdown, in parts that fit a terminal, with notes and basis."""
     runs = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    first = column_lines("run", runs)
-    columns = [column_lines(*column) for column in texts.drop(columns="run").items()]
+    columns = []  # each of lines of one width: name, rule, texts
+    for name, column in texts.assign(run=runs).items():
+        width = max(map(len, [name, *column]))
+        columns.append([f"| {text:{width}} " for text in [name, width * "-", *column]])
+    first, *columns = columns
     widths = [len(lines[0]) for lines in columns]
     for count in range(1, 1 + max(1, len(columns))):  # as few parts as fit a terminal
         if len(first[0]) + max(map(sum, np.array_split(widths, count))) < 100:
@@ -349,17 +328,15 @@ def markdown(texts, basis=()):
 
 def basis_lines(counts):
     """Return lines on runs: what is missing in one, and what its P, R and F1 rest on."""
-    stance = (
-        "P, R, F1 of {judged pairs} judged pairs of {labelled pairs} labelled ones; "
-        "F1 of the majority label is {majority F1:.3f}"
-    )
     lines = []
     for name, count in counts.items():
         for what in ("claims without rows", "unknown claims"):
             if count[what]:
                 lines.append(f"{name}: {count[what]} {what}.")
         if "judged pairs" in count:
-            lines.append(f"{name}: {stance.format(**count)}.")
+            pairs = "{judged pairs} judged pairs of {labelled pairs} labelled ones".format(**count)
+            majority = f"F1 of the majority label is {count['majority F1']:.3f}"
+            lines.append(f"{name}: P, R, F1 of {pairs}; {majority}.")
     return lines
 
 
@@ -428,8 +405,7 @@ mark { background: var(--tint); color: inherit }
 <h1 id="heading"></h1>
 <section class="box"><figure tabindex="0">%s</figure><p class="row" id="notes"></p></section>
 <section class="box row"><figure style="flex: 2 1 34rem"><b id="measure"></b><div id="plot"></div>
-  <small>Dot: value. Bar: 95 %% bootstrap interval over claims, if drawn.</small></figure>%s
-</section>
+  <small>Dot: value. Bar, if any: 95 %% bootstrap interval over claims.</small></figure>%s</section>
 <h2>Claims</h2><section class="box row" id="controls">
   <input id="search" type="search" placeholder="Search" aria-label="Search claims, titles and ids">
   <select id="order" aria-label="Order"><option value="-1">Order of the qrels</option></select>
@@ -467,20 +443,18 @@ const ticks = [0, 0.25, 0.5, 0.75, 1].map(part => element("small", "", `${part *
 plot.append(element("div", "axis", ...ticks));
 measure.textContent = document.querySelector("th + th")?.textContent;
 // ----- Claims; a hit is a row of a run: claim, abstract, gold label, rank, predicted label
-const isWrong = ([, , gold, , label]) => gold && label && gold !== label;
 const differ = (a, b) => a[1] === b[1] && a[4] && b[4] && a[4] !== b[4];
 const FLAGS = {
-  "wrong label: not the gold label": hits => hits.some(isWrong),
+  "wrong label: not the gold label": hits => hits.some(a => a[2] && a[4] && a[2] !== a[4]),
   "missed evidence: not in a run's first ten ranks": hits => hits.some(hit => hit[3] > 10),
   "runs disagree: by more than 0.2 in R@5, or in a label": (hits, recall) =>
     Math.max(...recall) - Math.min(...recall) > 0.2 || hits.some(a => hits.some(b => differ(a, b))),
 };
-function abstract(hit, evidence) {
-  const [, id, gold, rank, label] = hit;
+function abstract([, id, gold, rank, label], evidence) {
   const [title, text, url, doi] = data.abstracts[id];
   const facts = element("small", "", `${id} · ${gold ? "gold " : ""}`, badge(gold || "unjudged"));
   if (label) facts.append("predicted ", badge(label));
-  if (label && gold) facts.append(isWrong(hit) ? badge("✗ wrong") : "✓ right");
+  if (label && gold) facts.append(label === gold ? "✓ right" : badge("✗ wrong"));
   const sentence = evidence?.find(part => part.abstract_id === id)?.sentence;
   const [before, ...after] = sentence ? text.split(sentence) : [text];
   const body = element("p", "", before);
@@ -509,7 +483,6 @@ for (const claim of data.claims) {
   const open = () => claim.node.append(element("div", "columns", ...columns.map(list)));
   claim.node.addEventListener("toggle", open, {once: true});
 }
-// ----- Search and order
 flag.append(...Object.keys(FLAGS).map(name => new Option(name)));
 order.append(...runs.map(run => new Option(`Lowest R@5 of ${run.name}`, run.column)));
 controls.oninput = () => {
@@ -525,10 +498,7 @@ controls.oninput();
 
 
 def side_by_side(run, qrels):
-    """Return [claim_id, abstract_id, gold, rank, predicted] of ten ranks and of missed evidence.
-
-    Evidence that the run lacks has the rank 1e9.
-    """
+    """Return [claim_id, abstract_id, gold, rank, predicted] of ten ranks and missed evidence."""
     both = run.rename(columns={"label": "predicted"}).merge(qrels, how="outer")
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])].fillna({"rank": 1e9})
     both = both.reindex(columns=[*QRELS, "rank", "predicted"]).sort_values("rank", kind="stable")
@@ -562,8 +532,8 @@ def rankings(args, runs, qrels, components):
     }
 
 
-def report(data, cells, matrices, basis, depth):
-    """Return the page; matrices: {run: confusion (gold, predicted)}."""
+def report(data, cells, components, basis, depth):
+    """Return the page, with a confusion matrix of each run that has labels of judged pairs."""
     import pandas as pd
 
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
@@ -573,10 +543,12 @@ def report(data, cells, matrices, basis, depth):
     table = texts.set_index("run").rename(html.escape)
     table = table.to_html(escape=False, border=0, index_names=False)
     figures = ""
-    for run, matrix in matrices.items():
-        labels = pd.DataFrame(matrix, LABELS, LABELS).rename_axis(columns=run)
-        figures += f"""<figure>{labels.to_html(border=0)}<small>Gold labels in rows, predicted ones
-        in columns. Only judged pairs among the first {depth} ranks count.</small></figure>"""
+    for run, own in components.items():
+        matrix = own[CONFUSION].sum(axis=0).astype(int)
+        if matrix.any():
+            labels = pd.DataFrame(matrix, LABELS, LABELS).rename_axis(columns=run).to_html(border=0)
+            figures += f"""<figure>{labels}<small>Gold labels in rows, predicted ones in columns.
+            Only judged pairs among the first {depth} ranks count.</small></figure>"""
     return PAGE % (table, figures, json.dumps(data).replace("<", "\\u003c"))
 
 
@@ -602,17 +574,14 @@ def evaluate(args):
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
     counts = {}
-    matrices = {}
     runs = {}
     for name, path in paths.items():
-        run, counts[name] = read_run(path, qrels)
+        runs[name], counts[name] = read_run(path, qrels)
         needed = [*names, "R@5", "Success@1"]  # R@5: for the page, Success@1: McNemar's test
-        components[name] = components_of(run, qrels, needed, args.depth)
+        components[name] = components_of(runs[name], qrels, needed, args.depth)
         matrix = components[name][CONFUSION].sum(axis=0)
         if matrix.any():
-            counts[name] |= stance_basis(run, matrix, args.depth)
-            matrices[name] = matrix.astype(int)
-        runs[name] = run
+            counts[name] |= stance_basis(runs[name], matrix, args.depth)
     cells = compare(components, names, args.resamples, args.seed)
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
@@ -624,7 +593,7 @@ def evaluate(args):
     basis = basis_lines(counts)
     if args.report:
         data = rankings(args, runs, qrels, components)
-        outs[args.report] = report(data, cells, matrices, basis, args.depth)
+        outs[args.report] = report(data, cells, components, basis, args.depth)
     for path, text in outs.items():
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
@@ -649,14 +618,11 @@ def submission(args):
     is_tsv = args.task.startswith("checkthat")
     top_k = args.top_k or (5 if is_tsv else 10)
     ending = ".tsv" if is_tsv else ".csv"
-    has_narratives = args.task.endswith("narratives")
     out = args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip"
     stem = re.sub(r"\.(zip|csv|tsv)$", "", out)
     outs = [f"{stem}{ending}", f"{stem}.zip"]
-    inputs = [args.run, args.claims, args.corpus]
-    if has_narratives:
-        inputs.append(args.narratives)
-    task = task_of(args, *inputs)
+    narratives = [args.narratives] if args.task.endswith("narratives") else []
+    task = task_of(args, args.run, args.claims, args.corpus, *narratives)
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims = read_table(args.claims, CLAIM)["claim_id"]
@@ -669,7 +635,7 @@ def submission(args):
     if is_tsv:  # a list of ids for each post
         lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).map(str)
         table = lists.rename_axis("post_id").rename("preds").reset_index()
-    if has_narratives:
+    if narratives:
         codes = read_table(args.narratives, ["claim_id", "codes"]).set_index("claim_id")["codes"]
         for claim_id in claims[~claims.isin(codes.index)]:
             fail(args.narratives, f"no codes for claim {claim_id}; see recipes/narratives.py")
@@ -694,38 +660,29 @@ def add_texts(add):
 
 def add_evaluate(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("runs", nargs="*", help="""score these runs or verdicts, the baseline first (default: those
-        of the stages that are in {work}/{split})""")
+    add("runs", nargs="*", help="score these runs, the first is the baseline (default: all stages)")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score by these judgements")
-    add("--out", help="""write the table to this file, and .json, .tex, .claims.tsv beside it
-        (default: {work}/{split}/metrics.tsv; with other qrels, metrics-QRELS.tsv)""")
-    add("--report", metavar="PAGE", help="""write an HTML page with all rankings to this file, with
-        the texts of --claims and --corpus""")
+    add("--out", help="write tables to and beside this file (default: {work}/{split}/metrics.tsv)")
+    add("--report", metavar="PAGE", help="write an HTML page with all rankings to this file")
     add_texts(add)
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
         help=f"""sets: {', '.join(MEASURES)}; single ones: R@k, pooled R@k, B-Pref,
-        {', '.join(COMPOSED)}; of labels: {', '.join(STANCE)}, abstract P, abstract R, abstract F1;
-        or any of ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
-    add("--depth", type=int, default=10, help="""look at this many first ranks for B-Pref,
-        P, R, F1 and macro F1 (abstract P, R, F1: at all of them; R@k: at k)""")
-    add("--resamples", type=int, default=2000, help="""draw this many samples for intervals and
-        p-values; 0: neither, which is faster""")
+        {', '.join([*COMPOSED, *STANCE])}, abstract P, abstract R, abstract F1, or any of
+        ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
+    add("--depth", type=int, default=10, help="look at this many ranks for B-Pref, P, R and F1")
+    add("--resamples", type=int, default=2000, help="draw this many samples; 0: no intervals, no p")
     add("--seed", type=int, default=13, help="seed of the samples")
     add_shared(job, split="test")
 
 def add_submission(job):
     add = job.add_argument_group("inputs and outputs").add_argument
-    add("run", nargs="?", default="{work}/{split}/verdicts.tsv",
-        help="submit this run, or these verdicts")
+    add("run", nargs="?", default="{work}/{split}/verdicts.tsv", help="submit this run or verdicts")
     add_texts(add)
-    add("--narratives", default="{work}/{split}/narratives.tsv", metavar="FILE",
+    add("--narratives", default="{work}/{split}/narratives.tsv",
         help="read the codes of claims from this file, for climatecheck2026-narratives")
-    add("--out", metavar="ZIP", help="""write the zip to this file, and the table beside it
-        (default: {work}/{split}/TASK/predictions.zip)""")
-    add = job.add_argument_group("submission").add_argument
-    add("--task", choices=TASKS, default="climatecheck2025",
-        help="write the columns and labels that this shared task asks for")
+    add("--out", help="write table and zip here (default: {work}/{split}/TASK/predictions.zip)")
+    add("--task", choices=TASKS, default="climatecheck2025", help="write what this task asks for")
     add("--top-k", type=int, help="submit this many abstracts (default: 10, for CheckThat! 5)")
     add_shared(job, split="test")
 # fmt: on
