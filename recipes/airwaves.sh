@@ -3,7 +3,9 @@
 # on Social Media with Dual Encoders and Neural Re-Ranking" (CLEF 2025;
 # https://github.com/LeonBaum99/CLEF-2025-CheckThat-Lab): second in subtask 4b, the paper that
 # a post speaks of.
-# For one A100. The collection comes as a pickle, which is read on your word alone:
+# For one A100. spaCy makes the lemmas; gensim, of the tables alone, Word2Vec. The collection comes
+# as a pickle, which is read on your word alone:
+#   pip install spacy gensim && python -m spacy download en_core_web_sm
 #   python data/download.py checkthat4b --allow-pickle
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/airwaves.sh tables
 . "$(dirname "$0")/common.sh" checkthat4b
@@ -14,6 +16,7 @@ SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
 if [ ! -d "$DATA" ]; then
   python data/download.py checkthat4b --out $DATA
 fi
+check "${1:-}"
 SPLITS="train test"  # rerankers learn on runs of train
 if [ "${1:-}" = tables ] && [ -e $DATA/qrels.dev.tsv ]; then
   SPLITS="train dev test"
@@ -69,7 +72,7 @@ for batch in $(few 8 16 32); do
   ROWS="$ROWS e5-batch-$batch"
 done
 
-stage "tables  Table 7: chunks; in chunks, fields one by one and all (difference 23)"
+stage "tables  Table 7: chunks; in chunks, fields one by one and all (differences 23, 25)"
 ALL=title,abstract,authors,journal,source
 tune e5-chunks $E5 pairs 64 --pooling chunks
 for field in $(few authors journal source); do
@@ -79,7 +82,7 @@ done
 tune e5-all $E5 pairs 64 --pooling chunks --fields $ALL
 ROWS="$ROWS e5-chunks e5-all"
 
-stage "tables  Table 8: one BM25 negative; the same with all fields in chunks"
+stage "tables  Table 8: one BM25 negative; the same with all fields in chunks (difference 25)"
 kit 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape tuples --hard 1 --draw best \
   --out $WORK/train/hard.jsonl
 tune e5-hn $E5 hard 64

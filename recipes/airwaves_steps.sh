@@ -1,6 +1,6 @@
 # The steps of airwaves.sh, a function each. They take $SCIBERT and $SPLITS from there.
 
-# Search an index for the posts of all splits, with one kind of retriever.
+# search NAME KIND DATA: search the index NAME for the posts of all splits, by bm25 or dense.
 search() {
   local name=$1 kind=$2 data=$3
   local split
@@ -11,7 +11,7 @@ search() {
   done
 }
 
-# BM25 by their equation 1, over the words of a data folder.
+# bm25 NAME DATA: BM25 by their equation 1, over the words of a data folder.
 bm25() {
   local name=$1 data=$2
   kit 01_index.py --data $data --work $WORK --indexes bm25 --analyser plain \
@@ -19,7 +19,8 @@ bm25() {
   search $name bm25 $data
 }
 
-# Index with an encoder, and search. Texts are title and abstract; flags may name other texts.
+# encode NAME MODEL FLAGS: index with an encoder, and search. Texts are title and abstract; flags
+# may name other texts.
 encode() {
   local name=$1 model=$2
   shift 2
@@ -28,7 +29,8 @@ encode() {
   search $name dense $DATA
 }
 
-# Fine-tune an encoder on train, index with it, and search. Flags are those of encode.
+# tune NAME MODEL EXAMPLES BATCH FLAGS: fine-tune an encoder on train, index with it, and search.
+# Flags are those of encode.
 tune() {
   local name=$1 model=$2 examples=$3 batch=$4
   shift 4
@@ -38,7 +40,8 @@ tune() {
   encode $name $WORK/models/$name "$@"
 }
 
-# Train a reranker on the first ranks of an encoder, and reorder as many. Flags are for training.
+# rerank NAME ENCODER DEPTH FLAGS: train a reranker on the first ranks of an encoder, and reorder
+# as many. Flags are for training.
 rerank() {
   local name=$1 encoder=$2 depth=$3
   shift 3

@@ -12,6 +12,7 @@ CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
+check "${1:-}"
 abstracts
 
 stage "1  BM25, and an encoder tuned on evidence, in-batch negatives (7.3; differences 13, 14)"
@@ -28,21 +29,21 @@ stage "2  Hybrid retrieval: the union of the best 50 of each (7.3)"
 kit 02_retrieve.py $D --retrievers bm25 dense --top-k 50
 kit 02_retrieve.py fuse $D --method union --top-k 100 --out $T/union.tsv $T/{bm25,dense}.tsv
 
-# The best 10 of a run by the cross-encoder
+# rerank RUN NAME: the best 10 by the cross-encoder
 rerank() {
   local run=$1 name=$2
   kit 03_rerank.py $D --run $T/$run.tsv --model $CROSS_ENCODER --depth 100 --top-k 10 \
     --out $T/$name.tsv
 }
 
-# The same, where the best 30 bring in their neighbours, in 20 rounds
+# rerank_by_graph RUN NAME: the same, where the best 30 bring in their neighbours, in 20 rounds
 rerank_by_graph() {
   local run=$1 name=$2
   kit 03_rerank.py $D --run $T/$run.tsv --model $CROSS_ENCODER --depth 100 --top-k 10 \
     --graph $WORK/index/graph --neighbours 10 --beam 30 --rounds 20 --out $T/$name.tsv
 }
 
-stage "3  Adaptive reranking: the best 30 bring in neighbours, 20 rounds; the best 10 (7.3; 14)"
+stage "3  Adaptive reranking: the best 30 bring in neighbours, 20 rounds (7.3; difference 14)"
 rerank_by_graph union rerank
 
 stage "6  The table and the submission"

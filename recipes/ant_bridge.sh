@@ -8,11 +8,12 @@
 . "$(dirname "$0")/common.sh" climatecheck2025
 
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
-M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
+RERANKER_M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GEMINI=$(llm gemini-2.5-pro)
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
+check "${1:-}"
 abstracts
 
 stage "1  BM25 over lower-cased words without punctuation and NLTK's stopwords (3.1.1)"
@@ -22,8 +23,9 @@ stage "2  Candidates: the best 5,000 (3.1.2)"
 kit 02_retrieve.py $D --split train --retrievers bm25 --top-k 1000
 kit 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 
-# Train a reranker: 10 random and 5 hard negatives for every positive. The model as it comes reranks
-# BM25's 1,000; hard negatives are drawn from the best 500 that are not positives.
+# rerank NUMBER MODEL BATCH MARGIN: train a reranker with 10 random and 5 hard negatives for every
+# positive, and rerank. The model as it comes reranks BM25's 1,000; hard negatives are drawn from
+# the best 500 that are not positives.
 rerank() {
   local number=$1 model=$2 batch=$3 margin=$4
   local mined=$WORK/train/$(basename $model).tsv
@@ -43,13 +45,13 @@ rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25
 rerank 4 $LARGE 16 0.25
-rerank 5 $M3 16 0.2
+rerank 5 $RERANKER_M3 16 0.2
 
-stage "3  Final list: reciprocal rank fusion of the whole lists (k = 6), the best 10 (3.2.3; 11)"
+stage "3  Reciprocal rank fusion of the whole lists, k = 6; the best 10 (3.2.3; difference 11)"
 kit 02_retrieve.py fuse $D --rrf-k 6 --top-k 10 --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
 
-stage "5  Stance: Gemini 2.5 Pro as an expert, 50 pairs a prompt, a digit each (3.3; 12)"
-# Its endpoint does not accept a seed.
+stage "5  Stance: Gemini 2.5 Pro as an expert, 50 pairs a prompt, a digit each (3.3; difference 12)"
+# label PAIRS NAME: so many pairs a prompt. The endpoint does not accept a seed.
 label() {
   local pairs=$1 name=$2
   kit 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt $pairs \
@@ -67,13 +69,14 @@ stage "tables  Fusion with k = 60"
 kit 02_retrieve.py fuse $D --rrf-k 60 --top-k 10 --out $T/rerank-k60.tsv $T/rerank-{1,2,3,4,5}.tsv
 
 stage "tables  The rerankers without fine-tuning"
+# untuned NAME MODEL
 untuned() {
   local name=$1 model=$2
   kit 03_rerank.py $D --model $model --run $T/bm25.tsv --depth ${DEPTH:-5000} --top-k 10 \
     --out $T/$name.tsv
 }
 untuned large-untuned $LARGE
-untuned m3-untuned $M3
+untuned m3-untuned $RERANKER_M3
 
 stage "tables  Figure 2: one pair a prompt"
 label 1 one-pair

@@ -12,6 +12,7 @@ YI=$(llm 01-ai/Yi-1.5-9B-Chat-16K)
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
+check "${1:-}"
 abstracts
 
 stage "1, 2  1,000 by BM25, of which MiniLM-L12-v3 keeps 20 (section 6; difference 19)"
@@ -20,6 +21,7 @@ kit 02_retrieve.py $D --retrievers bm25 --top-k 1000
 kit 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 20
 
 stage "3  Reranking: ms-marco-MiniLM-L6-v2 as it is; the best 10 (6)"
+# rerank RUN NAME
 rerank() {
   local run=$1 name=$2
   kit 03_rerank.py $D --run $T/$run.tsv --model $CROSS_ENCODER --depth 20 --top-k 10 \
@@ -28,6 +30,7 @@ rerank() {
 rerank dense rerank
 
 stage "5  Stance: Yi-1.5-9B-Chat-16K as an expert, zero-shot (6; difference 1)"
+# label PROMPT NAME
 label() {
   local prompt=$1 name=$2
   kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/$prompt.txt $YI \

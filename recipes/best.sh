@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Open models of your choice, none of them fine-tuned: BM25 and an encoder, a reranker, a language
 # model that judges one abstract, then twenty; stance by it and an NLI model.
-# Not measured at full size. For one A100 of 80 GB, with vLLM installed for stages 4 and 5:
+# Not measured at full size. For one GPU of 24 GB (16 GiB by arithmetic: README.md), with vLLM
+# installed for stages 4 and 5:
 #   bash recipes/best.sh
 # On Kaggle's two T4 of 16 GB:
 #   ENCODER=Qwen/Qwen3-Embedding-0.6B RERANKER=Qwen/Qwen3-Reranker-0.6B JUDGE=Qwen/Qwen3-0.6B \
@@ -69,17 +70,18 @@ fi
 
 stage "3  Reranking; a fifth of the score is the fusion's"
 kit 03_rerank.py $D $DEVICES --run $T/fused.tsv --model $RERANKER --prompt "$RERANKER_PROMPT" \
-  --depth ${DEPTH:-200} --max-length 1024 --first-stage 0.2
+  --depth ${DEPTH:-200} --max-length 1024 --first-stage 0.2 --out $T/rerank.tsv
 
 stage "4  Pointwise: is this abstract evidence? The first 50; then the best 20 in one window"
-ask $T/pointwise kit 04_llm_rerank.py $D $ANSWERS --method pointwise --depth 50 --top-k 20 \
-  --max-words 300
+# ask adds --out: $T/pointwise.tsv, $T/llm.tsv, $T/verdicts.tsv
+ask $T/pointwise kit 04_llm_rerank.py $D $ANSWERS --run $T/rerank.tsv --method pointwise \
+  --depth 50 --top-k 20 --max-words 300
 ask $T/llm kit 04_llm_rerank.py $D $ANSWERS --run $T/pointwise.tsv --depth 20 --window 20 \
   --max-words 300
 
 stage "5  Stance: the language model; an NLI model votes, too: the mean of their probabilities"
-ask $T/verdicts kit 05_classify.py llm $D $ANSWERS
-kit 05_classify.py $D $FIRST_DEVICE --model $NLI_MODEL --out $T/nli.tsv
+ask $T/verdicts kit 05_classify.py llm $D $ANSWERS --run $T/llm.tsv
+kit 05_classify.py $D $FIRST_DEVICE --run $T/llm.tsv --model $NLI_MODEL --out $T/nli.tsv
 python recipes/tools/verdicts.py mean $T/verdicts.tsv $T/nli.tsv --out $T/combined.tsv
 
 stage "6  The table and the submission"

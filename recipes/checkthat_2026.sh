@@ -1,38 +1,38 @@
 #!/usr/bin/env bash
 # Retrix at CheckThat! 2026, task 1 (CLEF; https://github.com/n00bEngineer/clef2026_retrix): fifth.
-# Which of 10,000 papers is a post in English, French or German about? For one A100; the data on
-# request, the translations from an endpoint; the reranker is trained by checkthat_2026_training.sh:
+# Which of 10,000 papers is a post in English, French or German about? For one A100, with peft; the
+# data on request, translations from an endpoint; checkthat_2026_training.sh trains the reranker:
 #   python data/download.py checkthat2026 --from FOLDER
 #   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/checkthat_2026.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/checkthat_2026.sh tables
+#   RERANKER=NAME   the reranker to start from (default: Alibaba-NLP/gte-reranker-modernbert-base)
+#   EARLIER=FOLDER  posts of 2025, as data/download.py makes them (default: data/checkthat4b)
 . "$(dirname "$0")/common.sh" checkthat2026
 
-M3=$(model BAAI/bge-m3 $MINILM)
+BGE_M3=$(model BAAI/bge-m3 $MINILM)
 BGE=$(model BAAI/bge-large-en-v1.5 $MINILM)
 EUROLLM=$(llm utter-project/EuroLLM-9B-Instruct-2512)
 if [ ! -d "$DATA" ]; then
   python data/download.py checkthat2026 --out $DATA
 fi
-TASK=checkthat2026
-DEV=dev
-LANGUAGES="en fr de"
-if [ ! -e $DATA/qrels.dev.tsv ]; then
-  echo "no dev split: a rehearsal in one language, which ends with weights from the train split"
-  TASK=checkthat4b
-  DEV=train
-  LANGUAGES=en
+check "${1:-}"
+TASK=checkthat4b
+if head -n 1 $DATA/claims.test.tsv | grep -q language; then
+  TASK=checkthat2026  # a list of papers for each language
 fi
 
 stage "2  EuroLLM translates French and German posts into English (3.1; difference 32)"
-# The posts of a split in English. What no reply can be read for is asked once more.
+# translate SPLIT: its posts in English. What no reply can be read for is asked once more.
 translate() {
-  local split=$1 name round
+  local split=$1 status round
   local view=$WORK/$split/claims.translation
-  read -r _ _ _ name <<< "$EUROLLM"  # --backend WHAT --model NAME
+  local name=${EUROLLM##* }  # the last word of --backend WHAT --model NAME
   for round in 1 2 3; do
-    if python recipes/rewrite.py $D --split $split --view translation --languages fr de \
-      --model $name --max-tokens 256; then
-      return
+    status=0
+    python recipes/rewrite.py $D --split $split --view translation --languages fr de \
+      --model $name --max-tokens 256 || status=$?
+    if [ $status != 3 ]; then  # 3: requests wait
+      return $status
     fi
     python 04_llm_rerank.py ask $view.requests.jsonl --replies $view.replies.jsonl $EUROLLM
   done
@@ -40,12 +40,12 @@ translate() {
 }
 translate test
 
-stage "1, 2  Terms of the five nearest papers expand a post (3.2; 33); BGE-M3 finds 2,000 (3.3; 34)"
+stage "1, 2  Terms of near papers expand a post; BGE-M3 finds 2,000 (3.2, 3.3; differences 33, 34)"
 kit 01_index.py $D --indexes dense --dense-model $BGE --out $WORK/index-bge \
   --query-prompt "Represent this sentence for searching relevant passages: "
-kit 01_index.py $D --indexes dense --dense-model $M3 --max-length 1024
+kit 01_index.py $D --indexes dense --dense-model $BGE_M3 --max-length 1024
 
-# The run of a split's expanded posts, dense.tsv
+# retrieve SPLIT: the run of its expanded posts, dense.tsv
 retrieve() {
   local split=$1
   local posts="$D --split $split --claims $WORK/$split/claims.translation.tsv"
@@ -58,7 +58,7 @@ retrieve test
 stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 35 to 38)"
 DATA=$DATA WORK=$WORK bash recipes/checkthat_2026_training.sh
 
-# A run of posts as they were before the expansion
+# rerank SPLIT NAME DEPTH FLAGS: reorder the run by the posts before their expansion
 rerank() {
   local split=$1 name=$2 depth=$3
   shift 3
@@ -85,22 +85,30 @@ rerank test qwen 100 --model $QWEN --max-length 512 --prompt "$ABOUT"
 rerank test qwen-authors 100 --model $QWEN --max-length 512 --prompt "$ABOUT" $AUTHORS
 rerank test rerank-100 100 $TRAINED
 
-stage "tables  The dev split at depth 1,000; weights of BGE-M3 and reranker, fitted on it (39)"
-translate $DEV
-retrieve $DEV
-rerank $DEV rerank ${DEPTH:-1000} $TRAINED
-kit 02_retrieve.py fit $D --split $DEV --measure MRR@5 $WORK/$DEV/{dense,rerank}.tsv
-kit 02_retrieve.py fuse $D --fusion $WORK/$DEV/fusion.json $T/{dense,rerank}.tsv \
-  --out $T/fitted.tsv
+stage "tables  Dev at depth 1,000; weights of BGE-M3 and reranker, fitted on it (difference 39)"
+FITTED=
+if [ -e $DATA/qrels.dev.tsv ]; then
+  translate dev
+  retrieve dev
+  rerank dev rerank ${DEPTH:-1000} $TRAINED
+  kit 02_retrieve.py fit $D --split dev --measure MRR@5 $WORK/dev/{dense,rerank}.tsv
+  FITTED=$T/fitted.tsv
+  kit 02_retrieve.py fuse $D --fusion $WORK/dev/fusion.json $T/{dense,rerank}.tsv --out $FITTED
+else
+  echo "left out, as there is no $DATA/qrels.dev.tsv"
+fi
 
 stage "tables  All posts; those of each language, on test and dev"
-ALL=($T/{dense,rerank,rerank-100,fitted,gte,gte-authors,qwen,qwen-authors}.tsv)
+ALL=($T/{dense,rerank,rerank-100}.tsv $FITTED $T/{gte,gte-authors,qwen,qwen-authors}.tsv)
 
-# A table of runs on a split for each language
+# by_language SPLIT RUNS: a table of the runs for each language that has judgements
 by_language() {
   local split=$1 language
   shift
-  for language in $LANGUAGES; do
+  for language in en fr de; do
+    if [ ! -e $WORK/languages/$language/qrels.$split.tsv ]; then
+      continue
+    fi
     python 06_evaluate.py --data $WORK/languages/$language --work $WORK --split $split "$@" \
       --measures $MEASURES --out $WORK/$split/$language.tsv
     python recipes/tools/published.py $WORK/$split/$language.json \
@@ -110,5 +118,5 @@ by_language() {
 table tables "$MEASURES" "${ALL[@]}"
 python recipes/tools/languages.py $DATA $WORK/languages
 by_language test "${ALL[@]}"
-by_language $DEV $WORK/$DEV/{dense,rerank}.tsv
+by_language dev $WORK/dev/{dense,rerank}.tsv  # of no language, where there is no dev split
 remarks

@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
-# The reranker of checkthat_2026.sh, which calls this file: Retrix's fine-tuning by LoRA on the
-# English posts of 2026 and 2025 (3.5).
-#
-#   RERANKER=NAME   the reranker to start from
-#   EARLIER=FOLDER  posts of 2025, as data/download.py makes them (default: data/checkthat4b)
+# The reranker of checkthat_2026.sh: Retrix's fine-tuning by LoRA on the English posts of 2026 and
+# 2025 (3.5). checkthat_2026.sh, whose head lists the settings, calls this file with its DATA and
+# WORK. It cannot be called alone.
 . "$(dirname "$0")/common.sh" checkthat2026
 
 STATIC=$(model sentence-transformers/static-retrieval-mrl-en-v1 $MINILM)
@@ -18,13 +16,13 @@ if [ -d $EARLIER ]; then
   TRAIN="--data $WORK/joined --work $WORK/english"
 fi
 
-stage "3  Five negatives a post: the first behind rank 5 that are not too similar (3.5; 36)"
+stage "3  Five negatives a post: behind rank 5, and not too similar (3.5; difference 36)"
 kit 01_index.py $TRAIN --indexes dense --dense-model $STATIC
 kit 02_retrieve.py $TRAIN --split train --retrievers dense --top-k 100
 kit 02_retrieve.py mine $TRAIN $WORK/english/train/dense.tsv --hard 5 --skip-top 5 --from-top 45 \
   --draw best --max-score 0.85 --margin 0.05
 
-stage "3  Training (3.5; 37)"
+stage "3  Training (3.5; difference 37)"
 kit 03_rerank.py train $TRAIN --model $RERANKER --loss bce --lora 16 --lr 2e-5 --epochs 3 \
   --batch-size 8 --accumulate 4 --max-length 512 --checkpointing --dev-split none \
   --out $WORK/models/reranker

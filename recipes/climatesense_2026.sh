@@ -7,21 +7,22 @@
 . "$(dirname "$0")/common.sh" climatecheck2026
 
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
-M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
+RERANKER_M3=$(model BAAI/bge-reranker-v2-m3 $CROSS)
 GPT_OSS=$(llm openai/gpt-oss-120b)
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2026 --out $DATA
 fi
+check "${1:-}"
 abstracts
 
-stage "1, 2  BM25: the best 5,000; bge-reranker-large orders those of the train split"
+stage "1, 2  BM25: the best 5,000; bge-reranker-large orders those of train (difference 21)"
 kit 01_index.py $D --indexes bm25 --analyser letters
 kit 02_retrieve.py $D --split train --retrievers bm25 --top-k ${DEPTH:-5000}
 kit 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 kit 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $LARGE \
   --depth ${DEPTH:-5000} --top-k 1000 --out $WORK/train/mined.tsv
 
-# Train a reranker, and keep its best 500
+# rerank NUMBER MODEL BATCH MARGIN: train a reranker, and keep its best 500
 rerank() {
   local number=$1 model=$2 batch=$3 margin=$4
   kit 02_retrieve.py mine $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 \
@@ -38,15 +39,15 @@ rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25
 rerank 4 $LARGE 16 0.25
-rerank 5 $M3 16 0.2
+rerank 5 $RERANKER_M3 16 0.2
 
 stage "2  Reciprocal rank fusion of the five with k = 6; the best 10"
 kit 02_retrieve.py fuse $D --rrf-k 6 --top-k 10 --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
 
 stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON (difference 20)"
 P=recipes/prompts
-LABEL="--run $T/rerank.tsv --max-tokens 1024 --structured $GPT_OSS"
-kit 05_classify.py llm $D $LABEL --prompt $P/json.txt --out $T/verdicts.tsv
+LABEL="--run $T/rerank.tsv --max-tokens 1024 $GPT_OSS"
+kit 05_classify.py llm $D $LABEL --structured --prompt $P/json.txt --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
 table metrics climatecheck2026 $T/{bm25,rerank,verdicts}.tsv

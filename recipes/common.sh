@@ -1,15 +1,16 @@
 # Shared by the recipes; each begins with: . "$(dirname "$0")/common.sh" DATASET
 # Each makes the run that was submitted, or that its paper calls best; bash recipes/X.sh tables
 # goes on with further rows of the paper's tables.
+# Relative paths count from the repository's root.
 #
 #   DATA=FOLDER     another data set (default: the system's own)
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
 #   SMALL=weights   small models, but the full amount of work
-#   TINY=1          the same with models of two layers of 32, which cost next to nothing
+#   TINY=1          with SMALL: models of two layers of 32, which cost next to nothing
 #   LLM_BASE_URL    endpoint of the language model
-#   OPENAI_API_KEY  its key; alone it means OpenAI
+#   OPENAI_API_KEY  its key; without LLM_BASE_URL, OpenAI is asked
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
 #   PIECE=N         requests that vLLM answers in a call (default: 500)
 set -euo pipefail
@@ -22,6 +23,7 @@ refuse() {
 
 SMALL=${SMALL:-}
 DATA=${DATA:-}
+DATA=${DATA%/}  # as data/scifact/
 WORK=${WORK:-}
 if [[ ! $SMALL =~ ^(1|weights)?$ ]]; then
   refuse "SMALL: '$SMALL'; give 1, weights, or nothing"
@@ -45,13 +47,13 @@ stage() {
   printf '\n------------------------------------------------------------ %s\n' "$1"
 }
 
-# kit SCRIPT FLAGS: one of the six scripts. In a rehearsal, flags that reduce its work come last,
+# kit SCRIPT FLAGS: run a script. In a rehearsal, flags that set the amount of its work come last,
 # and win.
 kit() {
   python "$@" $(reduced "$1" "$2")
 }
 
-# reduced SCRIPT JOB: the flags of a rehearsal, SMALL=1
+# reduced SCRIPT JOB: the flags that a rehearsal, SMALL=1, sets
 reduced() {
   if [ "$SMALL" != 1 ]; then
     return
@@ -66,6 +68,7 @@ reduced() {
     "05_classify.py train") echo --epochs 1 --max-length 96 ;;
     "05_classify.py llm") echo --max-words 40 ;;
     "05_classify.py "*) echo --max-length 96 ;;
+    "recipes/tools/fewshot.py "*) echo --number 1 ;;
   esac
 }
 
@@ -105,12 +108,14 @@ abstracts() {
 MINILM=data/models/minilm
 SPLADE_TINY=data/models/splade-tiny
 CROSS=work/small/cross-encoder
+T5=$CROSS  # for monoT5
 CAUSAL=work/small/causal
 NLI=work/small/nli
 if [ -n "${TINY:-}" ]; then
   MINILM=work/small/tiny-encoder
   SPLADE_TINY=work/small/tiny-splade
   CROSS=work/small/tiny-cross-encoder
+  T5=work/small/tiny-monot5
   CAUSAL=work/small/tiny-causal
   NLI=work/small/tiny-nli
 fi
@@ -118,7 +123,8 @@ if [ -n "$SMALL" ]; then
   python data/download.py models
 fi
 
-# model LARGE SMALL: the model to use; what stands in work/small/ is made on the first call
+# model LARGE SMALL: the model to use; what stands in work/small/ is made on the first call. It is
+# called in $( ), where set -e does not hold: a failure needs an exit of its own.
 model() {
   local large=$1 small=$2
   if [ -z "$SMALL" ]; then
@@ -127,7 +133,7 @@ model() {
   fi
   echo "small: $small replaces $large" >&2
   if [[ $small = work/small/* && ! -d $small ]]; then
-    python recipes/tools/stand_in.py $small --kind $(basename $small) >&2
+    python recipes/tools/stand_in.py $small --kind $(basename $small) >&2 || exit 2
   fi
   echo "$small"
 }
@@ -137,26 +143,32 @@ model() {
 llm() {
   local name=$1
   local model=${LLM_MODEL:-}
-  local endpoint=${LLM_BASE_URL:-}
-  if [[ -n $model || $name = gpt-* ]]; then
-    endpoint=$endpoint${OPENAI_API_KEY:-}  # OpenAI's own, if only the key is set
+  local reachable=no
+  if [ -n "${LLM_BASE_URL:-}" ]; then
+    reachable=yes
+  fi
+  if [[ -n ${OPENAI_API_KEY:-} && (-n $model || $name = gpt-*) ]]; then
+    reachable=yes  # at OpenAI
   fi
   if [ -z "$SMALL" ]; then
     model=${model:-$name}
   fi
-  if [[ -n $model && -n $endpoint ]]; then
+  if [[ -n $model && $reachable = yes ]]; then
     echo "--backend openai --model $model"
   elif [ -n "$SMALL" ]; then
-    echo "--backend transformers --model $(model $name work/small/llm)"
+    model=$(model $name work/small/llm) || exit 2
+    echo "--backend transformers --model $model"
   else
-    refuse "LLM_BASE_URL: not set, and $name will be asked; set it (OPENAI_API_KEY alone means OpenAI)"
+    refuse "LLM_BASE_URL: not set, and $name will be asked;" \
+      "set it (OPENAI_API_KEY alone means OpenAI)"
   fi
 }
 
-# ask OUT COMMAND: a stage of 04 or 05 that writes OUT.tsv. With --backend none vLLM answers its
-# requests: $JUDGE is the model, $VLLM more flags. Each round of questions is written anew.
-# vLLM writes replies only at its end, so it gets $PIECE requests at a time: what a session that
-# ends loses is one piece. 500 is a trade-off, since the model is loaded for each piece.
+# ask OUT COMMAND: a stage of 04 or 05 that writes OUT.tsv. Both end with status 3 while requests
+# wait, as with --backend none. Then vLLM answers: $JUDGE is the model, $VLLM more flags. It gets
+# $PIECE requests a call, as it writes replies only at its end: if a call is killed, one piece is
+# lost. The default of 500 is a trade-off, since each call loads the model. A reply that cannot be
+# read is asked for again: there are at most 5 rounds.
 ask() {
   local out=$1 round status piece
   shift
@@ -180,13 +192,20 @@ ask() {
 }
 
 # -------------------- Tables
+# judged QRELS: whether these judgements are there; if not, say so
+judged() {
+  if [ ! -e $1 ]; then
+    echo "no table without $1, which the organisers keep (data/README.md)"
+    return 1
+  fi
+}
+
 # table NAME MEASURES RUNS: the table NAME.tsv, and beside it the published figures of the system's
 # first table, or of $PUBLISHED; where the test split has judgements
 table() {
   local name=$1 measures=$2
   shift 2
-  if [ ! -e "$QRELS" ]; then
-    echo "no table without $QRELS, which the organisers keep (data/README.md)"
+  if ! judged $QRELS; then
     return
   fi
   python 06_evaluate.py $D "$@" --measures $measures --out $T/$name.tsv
@@ -201,14 +220,24 @@ runs() {
   done
 }
 
-# further WORD QRELS: end the recipe here, unless it was called with the word tables
-further() {
+# check WORD QRELS: before the first stage, refuse words but tables, and tables without judgements
+check() {
   local word=$1 qrels=${2:-$QRELS}
+  if [ -z "$word" ]; then
+    return
+  fi
   if [ "$word" != tables ]; then
-    exit 0
+    refuse "$word: not known; give the word tables, or none"
   fi
   if [ ! -e $qrels ]; then
     refuse "tables: they need $qrels, which the organisers keep (data/README.md)"
+  fi
+}
+
+# further WORD: end the recipe here, unless it was called with the word tables
+further() {
+  if [ "$1" != tables ]; then
+    exit 0
   fi
 }
 

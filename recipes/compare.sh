@@ -6,14 +6,22 @@
 #   MODELS="BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B" DATA=data/mine bash recipes/compare.sh
 # Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/compare.sh
 # Without DATA: SciFact, Check-COVID and CLIMATE-FEVER, each retriever by default the packaged one.
+# To get them from local copies, call data/download.py NAME --from PATH first.
 #
+#   RETRIEVERS="NAMES"  bm25, encoders, splade:MODEL (default: bm25, and none with RUN; without DATA
+#                       and with SMALL also the packaged encoder and SPLADE model)
+#   MODELS="NAMES"      rerankers (default: none; with SMALL two stand-ins)
 #   SPLIT=NAME          whose claims (default: test)
 #   RUN=FILE            candidates (default: reciprocal rank fusion of the retrievers)
 #   DEPTH=N             candidates per claim (default: 100)
 #   MEASURES="R@5 RR"   of 06_evaluate.py (default: R@2 R@5 R@10 nDCG@10)
 #   FLAGS="FLAGS"       of 01_index.py and 03_rerank.py, as --device cuda:0 cuda:1 --max-length 1024
 if [ -z "${DATA:-}" ]; then
+  OWN=${WORK:-}${FROM:-}
   . "$(dirname "$0")/common.sh" demo
+  if [ -n "$OWN" ]; then
+    refuse "WORK, FROM: three data sets cannot share '$OWN'; give DATA, too"
+  fi
   python data/download.py models
   export RETRIEVERS=${RETRIEVERS:-bm25 $MINILM splade:$SPLADE_TINY}
   for set in scifact check-covid climate-fever; do fetch $set; done

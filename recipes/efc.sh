@@ -15,9 +15,10 @@ PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
+check "${1:-}"
 abstracts
 
-stage "1  E5 fine-tuned: the three least similar of BM25's candidates are negatives (7.4; 15, 17)"
+stage "1  E5 fine-tuned; negatives: the three least similar of BM25's (7.4; differences 15, 17)"
 kit 01_index.py $D --indexes bm25 dense --analyser cased --dense-model $E5 "${PROMPTS[@]}" \
   --out $WORK/index-e5
 kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers bm25 --top-k 1500
@@ -35,6 +36,7 @@ kit 02_retrieve.py $D --retrievers bm25 --top-k 1500
 kit 02_retrieve.py $D --retrievers dense --restrict $T/bm25.tsv --top-k 150
 
 stage "3  Reranking: ms-marco-MiniLM-L12-v2 as it is; the best 10 (7.4)"
+# rerank RUN NAME
 rerank() {
   local run=$1 name=$2
   kit 03_rerank.py $D --run $T/$run.tsv --model $CROSS_ENCODER --depth 150 --top-k 10 \
@@ -51,7 +53,7 @@ table metrics climatecheck2025 $T/{bm25,dense,rerank,verdicts}.tsv
 kit 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
-stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (16)"
+stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (difference 16)"
 kit 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   --split-by instance --out $WORK/models/deberta

@@ -9,19 +9,16 @@ DENSE=$(model BAAI/bge-m3 $MINILM)
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L-6-v2 $CROSS)
 GPT=$(llm gpt-4.1)
-EXAMPLES=6  # claims that prompts show with their labels
-if [ "$SMALL" = 1 ]; then
-  EXAMPLES=1
-fi
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
+check "${1:-}"
 abstracts
 
 stage "1  Indexes: BM25 and SPLADE-v3 (4.1.1, eq. 2: ReLU without logarithm; differences 5, 8)"
 kit 01_index.py $D --indexes bm25 splade --analyser words --splade-model $SPLADE --activation relu
 
-stage "1  BGE-M3, fine-tuned on triplets: each with a random NEI abstract of any claim (4.1.1; 9)"
+stage "1  BGE-M3, tuned on triplets with random NEI abstracts of any claim (4.1.1; difference 9)"
 kit 02_retrieve.py mine $D --shape tuples --pool nei --hard 0 --from-top 0 --easy 1 \
   --out $WORK/train/triplets.jsonl
 kit 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --loss triplet --margin 0.3 \
@@ -42,13 +39,14 @@ train() {
     --lr 2e-5 --batch-size 16 --out $WORK/models/$name
 }
 
-stage "3  Cross-encoder: in phase 2, negatives are those that phase 1 ranks highest (4.1.2; 6, 10)"
+stage "3  Cross-encoder, phase 2 with negatives that phase 1 ranks high (4.1.2; differences 6, 10)"
 train hybrid $CROSS_ENCODER 3 phase1
 kit 03_rerank.py $D --split train --run $WORK/train/hybrid.tsv --model $WORK/models/phase1 \
   --depth 200 --out $WORK/train/phase1.tsv
 train phase1 $WORK/models/phase1 2 phase2
 
 stage "3  Reranking: the best 20 (4.1.2)"
+# rerank RUN NAME
 rerank() {
   local run=$1 name=$2
   kit 03_rerank.py $D --run $T/$run.tsv --model $WORK/models/phase2 --depth ${DEPTH:-600} \
@@ -57,16 +55,17 @@ rerank() {
 rerank hybrid rerank
 
 stage "4  RankGPT: GPT-4.1 orders the 20 in one window; alpha = 0.4 (4.1.3; differences 1, 8)"
+# rankgpt ALPHA NAME FLAGS: the best 10; alpha weighs ranks that are asked for once
 rankgpt() {
   local alpha=$1 name=$2
   shift 2
   kit 04_llm_rerank.py $D --run $T/rerank.tsv --depth 20 --window 20 --alpha $alpha --top-k 10 \
     --prompt recipes/prompts/ranking.txt $GPT --replies $T/llm.replies.jsonl --out $T/$name.tsv "$@"
 }
-python recipes/tools/fewshot.py $D --number $EXAMPLES
+kit recipes/tools/fewshot.py $D --number 6
 rankgpt 0.4 llm --fewshot $T/fewshot.tsv
 
-stage "5  Stance: GPT-4.1, two questions in one prompt, without examples (4.2.1, appendix C; 1)"
+stage "5  Stance: GPT-4.1, two questions in a prompt, no examples (4.2.1, appendix C; difference 1)"
 kit 05_classify.py llm $D --run $T/llm.tsv --prompt recipes/prompts/hybrid.txt $GPT \
   --out $T/verdicts.tsv
 
@@ -76,6 +75,7 @@ kit 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Table 3: the other prompts"
+# label NAME FLAGS
 label() {
   local name=$1
   shift
@@ -86,7 +86,8 @@ label zero-shot-two-step --strategy two-step \
   --prompt recipes/prompts/two-step-evidence.txt recipes/prompts/two-step-direction.txt
 label few-shot-hybrid --prompt recipes/prompts/hybrid.txt --fewshot $T/fewshot.tsv
 
-stage "tables  Table 3: three classifiers, two of which know SciFact; frozen, focal loss (4.2.2; 7)"
+stage "tables  Table 3: three classifiers, two of which know SciFact (4.2.2; difference 7)"
+# classifier NAME MODEL
 classifier() {
   local name=$1 model=$2
   kit 05_classify.py train $D --model $model --freeze encoder --sampler balanced \
@@ -112,6 +113,7 @@ done
 table table5 climatecheck2025 $T/{llm,alpha-0,alpha-0.2,alpha-0.6,alpha-0.8,alpha-1}.tsv
 
 stage "tables  Table 6: retrievers, pairs and all three, each alone and reranked; and RankGPT"
+# fuse FOLDER FIRST SECOND DEPTH: two runs of a folder
 fuse() {
   local folder=$1 first=$2 second=$3 depth=$4
   kit 02_retrieve.py fuse $D --top-k $depth --out $folder/$first-$second.tsv \

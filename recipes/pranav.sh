@@ -12,6 +12,7 @@ GEMINI=$(llm gemini-2.0-flash)
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
+check "${1:-}"
 abstracts
 
 stage "1, 2  SPLADE-v3: the best 40 (7.5)"
@@ -19,7 +20,7 @@ kit 01_index.py $D --indexes splade --splade-model $SPLADE
 kit 02_retrieve.py $D --retrievers splade --top-k 40
 
 stage "4  Gemini 2.0 Flash sees all 40 whole abstracts and names the ten best (7.5; difference 1)"
-# Its endpoint does not accept a seed.
+# order RUN DEPTH NAME: the endpoint does not accept a seed.
 order() {
   local run=$1 depth=$2 name=$3
   kit 04_llm_rerank.py $D --run $T/$run.tsv --depth $depth --window $depth --best 10 --alpha 0 \

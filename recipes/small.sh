@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What every stage adds on one small data set, with the packaged models alone (results: MEASURED.md).
+# What every stage adds on one small data set, with the packaged models alone (see MEASURED.md).
 #   bash recipes/small.sh scifact          or check-covid, climate-fever, or a folder of that form
 # A folder has claims and qrels of test, and of train and dev, which make all choices: weights of
 # fusions by fit, the best epoch by training. Without dev, 0.15 of the train claims become dev;
@@ -8,6 +8,7 @@
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
+# The other settings of common.sh change nothing here.
 NAME=${1:-}
 case $NAME in
   "")
@@ -21,18 +22,31 @@ esac
 fetch $NAME
 python data/download.py models
 
-FORM=                     # of the judgements: a suffix of the splits' names
-LENGTH=256                # tokens of a text
-PAIR=128                  # tokens of a pair
-DEPTH=10                  # candidates that are reranked
-TUPLES="--hard 1"         # examples of the encoder
-ENCODER="--lr 2e-5 --batch-size 32"
-COSINES=5                 # candidates of a claim whose cosines a cross-encoder imitates
-SCORES=0                  # and then those whose scores it imitates; with few, it lost on dev
-LABELS="--hard 1 --easy 1"  # negatives that it learns from last, by binary cross-entropy
-EPOCHS=1                  # passes over them
-MARGIN="--hard 1 --easy 1"  # the same by margin loss
-TURNS=5                   # epochs of the classifier that begins with the cross-encoder's weights
+# FORM is a suffix of the splits' names, which says whose judgements count.
+# LENGTH is the number of tokens that the encoder reads of a text.
+# PAIR is the number of tokens that cross-encoders and classifiers read of a pair.
+# DEPTH is the number of candidates per claim that are reranked.
+# TUPLES are the flags that mine examples for the encoder.
+# ENCODER_FLAGS are those of its training.
+# COSINES: candidates per claim whose cosines the cross-encoder imitates in a first pass.
+# SCORES: candidates per claim whose fused scores it imitates in a second pass; 0 skips it. With few
+#   candidates, it lost on dev.
+# LABELS are the flags that mine the negatives of its last pass, by binary cross-entropy.
+# EPOCHS is the number of epochs of that pass.
+# MARGIN are the flags that mine the negatives of another last pass, by margin loss.
+# TURNS is the number of epochs of the classifier that begins with the cross-encoder's weights.
+FORM=
+LENGTH=256
+PAIR=128
+DEPTH=10
+TUPLES="--hard 1"
+ENCODER_FLAGS="--lr 2e-5 --batch-size 32"
+COSINES=5
+SCORES=0
+LABELS="--hard 1 --easy 1"
+EPOCHS=1
+MARGIN="--hard 1 --easy 1"
+TURNS=5
 if [ "$NAME" = scifact ]; then
   FORM=-cited  # a cited abstract is relevant: BEIR
 elif [ "$NAME" = climate-fever ]; then  # sentences are short, so there are more of them
@@ -40,7 +54,7 @@ elif [ "$NAME" = climate-fever ]; then  # sentences are short, so there are more
   PAIR=96
   DEPTH=30
   TUPLES="--hard 0"
-  ENCODER=
+  ENCODER_FLAGS=
   COSINES=32
   SCORES=26
   LABELS="--hard 6 --easy 2"
@@ -64,6 +78,7 @@ elif [ ! -e $DATA/qrels.dev.tsv ]; then
   D="--data $DATA --work $W"
 fi
 
+# fuse FLAGS
 fuse() {
   python 02_retrieve.py fuse $D "$@"
 }
@@ -96,7 +111,7 @@ fuse --split $TEST --fusion $W/fitted.json --out $W/$TEST/fitted.tsv \
 stage "1, 2  MiniLM fine-tuned with in-batch negatives"
 python 02_retrieve.py mine $D --split $TRAIN --shape tuples $TUPLES --out $W/train/tuples.jsonl
 python 01_index.py train $D --split $TRAIN --dev-split $DEV $W/train/tuples.jsonl --loss mnrl \
-  $ENCODER --max-length $LENGTH
+  $ENCODER_FLAGS --max-length $LENGTH
 python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --max-length $LENGTH \
   --out $W/index-tuned
 for split in $TRAIN $DEV $TEST; do
@@ -115,10 +130,12 @@ done
 stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts in one input"
 # They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), with SCORES also those of the
 # fused run, and see labels last.
+# mine FLAGS: training examples
 mine() {
   python 02_retrieve.py mine $D --split $TRAIN "$@"
 }
 
+# train EXAMPLES FLAGS: a cross-encoder; dev chooses the epoch
 train() {
   local examples=$1
   shift
@@ -148,6 +165,7 @@ train $W/train/margin.jsonl --model $BASE --loss margin --batch-size 8 --lr 2e-5
   --epochs 1 --out $W/models/margin
 
 stage "3  The first $DEPTH reranked; blended; with neighbours; a fusion fitted on dev"
+# rerank SPLIT NAME FLAGS
 rerank() {
   local split=$1 name=$2
   shift 2
@@ -170,6 +188,7 @@ fuse --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
   $W/$TEST/tuned-fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
 
 stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
+# The splits are dev and test, whatever FORM is: -cited has no labels.
 for split in dev test; do
   mkdir -p $W/$split
   awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
@@ -177,7 +196,7 @@ for split in dev test; do
     $DATA/qrels.$split.tsv > $W/$split/judged.tsv
 done
 
-# Train a classifier; dev chooses the epoch
+# stance NAME FLAGS: train a classifier; dev chooses the epoch
 stance() {
   local name=$1
   shift
@@ -185,6 +204,7 @@ stance() {
     --sampler shuffle --batch-size 16 --out $W/models/stance-$name "$@"
 }
 
+# label SPLIT RUN NAME OUT FLAGS: label a run by the classifier NAME
 label() {
   local split=$1 run=$2 name=$3 out=$4
   shift 4
@@ -198,6 +218,7 @@ for adjust in 0 0.25 0.5 0.75 1; do
   label dev dev/judged warm adjust-$adjust --adjust $adjust
 done
 python 06_evaluate.py $D --split dev --measures F1 --out $W/dev/adjust.tsv $W/dev/adjust-*.tsv
+# The strength with the best F1 on dev
 adjust=$(awk 'NR > 1 && $2 > best { best = $2; name = $1 }
   END { sub("adjust-", "", name); print name + 0 }' $W/dev/adjust.tsv)
 label test test/judged entropy stance.entropy

@@ -2,12 +2,13 @@
 # What LoRA, other fields, a choice of negatives, several seeds and averaged weights change: one
 # cross-encoder is trained in each way, on one small data set, with the packaged models alone
 # (results: MEASURED.md).
-#   bash recipes/variants.sh scifact          or check-covid, climate-fever, or a folder of that form
+#   bash recipes/variants.sh scifact       or check-covid, climate-fever, or a folder of that form
 # A folder has claims and qrels of train and test. There is no dev split: no epoch is chosen.
 # Half an hour to an hour on 2 CPU cores; a call resumes what the last one left.
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/variants)
+# The other settings of common.sh change nothing here. LoRA needs peft.
 NAME=${1:-}
 case $NAME in
   "")
@@ -33,14 +34,14 @@ case $NAME in
   climate-fever) TEST=dev ;;  # 153 claims in place of 615; nothing is chosen on them
 esac
 
-# Training examples, one negative a claim
+# mine NAME FLAGS: training examples, one negative a claim
 mine() {
   local name=$1
   shift
   python 02_retrieve.py mine $D --split $TRAIN --hard 1 --out $WORK/train/$name.jsonl "$@"
 }
 
-# A cross-encoder that begins with the weights of the first one
+# train NAME EXAMPLES FLAGS: a cross-encoder that begins with the weights of the first one
 train() {
   local name=$1 examples=$2
   shift 2
@@ -49,7 +50,7 @@ train() {
     --out $WORK/models/$name "$@"
 }
 
-# The candidates of test, by a model of this name
+# rerank NAME FLAGS: the candidates of test, by the model of this name
 rerank() {
   local name=$1
   shift

@@ -6,7 +6,7 @@
 . "$(dirname "$0")/common.sh" scifact
 . recipes/verirel_steps.sh
 
-MONO_T5=$(model castorini/monot5-3b-msmarco-10k $CROSS)
+MONO_T5=$(model castorini/monot5-3b-msmarco-10k $T5)
 VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
 if [ "$SMALL" = 1 ]; then
@@ -32,15 +32,16 @@ else
   FIRST=test
   GOLD=$QRELS
 fi
-DEV=
+check "${1:-}" $GOLD
+DEV_FLAGS=
 if [ -e $DATA/claims.dev.tsv ]; then
-  DEV="--dev-split dev"
+  DEV_FLAGS="--dev-split dev"
 fi
 
 stage "1, 2  BM25: the best 100 for training, 2,000 for evaluation (3.2; difference 30)"
 kit 01_index.py $D --indexes bm25 --analyser nltk
 kit 02_retrieve.py $(on train) --retrievers bm25 --top-k 100
-if [ -n "$DEV" ]; then
+if [ -n "$DEV_FLAGS" ]; then
   kit 02_retrieve.py $(on dev) --retrievers bm25 --top-k 100
 fi
 if [ $FIRST = open ]; then
@@ -62,10 +63,10 @@ for depth in 3 5 10; do
   judge $FIRST verirel $depth classifier verdicts-$depth
 done
 figures SciFact $FIRST $GOLD verdicts verdicts-{3,5,10}
-further "${1:-}" $GOLD
+further "${1:-}"
 
 stage "tables  Table 2: monoT5 as it is, and after medical passages; alpha = 0"
-MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $CROSS)
+MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $T5)
 for set in $SETS; do
   rerank $set $MONO_T5 monot5
   rerank $set $MONO_T5_MED monot5-med

@@ -1,4 +1,5 @@
-# The steps of verirel.sh, a function each. They take the models, $SETS, $FIRST and $GOLD from there.
+# The steps of verirel.sh, a function each. They take the models, $DEV_FLAGS, $SETS, $FIRST and
+# $GOLD from there.
 
 # on SET: the flags of a set: train, dev, or one of the test sets. Its runs are in $WORK/SET.
 on() {
@@ -9,33 +10,34 @@ on() {
   esac
 }
 
-# Train a verifier with N negatives per claim, random ones of BM25's best 100 (3.3). Flags are those
-# of both commands.
+# verifier NAME NEGATIVES FLAGS: train a verifier with so many negatives per claim, random ones of
+# BM25's best 100 (3.3). Flags are those of both commands.
 verifier() {
   local name=$1 negatives=$2
   shift 2
   kit 02_retrieve.py mine $(on train) $WORK/train/bm25.tsv --shape labels --hard $negatives \
     --from-top 100 --out $WORK/train/$name.jsonl "$@"
-  kit 05_classify.py train $(on train) $DEV --model $VERIFIER --examples $WORK/train/$name.jsonl \
-    --loss cross-entropy --sampler shuffle --epochs 5 --lr 1e-5 --schedule linear --batch-size 16 \
-    --out $WORK/models/$name "$@"
+  kit 05_classify.py train $(on train) $DEV_FLAGS --model $VERIFIER \
+    --examples $WORK/train/$name.jsonl --loss cross-entropy --sampler shuffle --epochs 5 \
+    --lr 1e-5 --schedule linear --batch-size 16 --out $WORK/models/$name "$@"
 }
 
-# Label the first ranks of a run with a verifier.
+# judge SET RUN DEPTH MODEL NAME: label the first ranks of a run with a verifier.
 judge() {
-  local set=$1 run=$2 depth=$3 verifier=$4 name=$5
+  local set=$1 run=$2 depth=$3 model=$4 name=$5
   kit 05_classify.py $(on $set) --run $WORK/$set/$run.tsv --top-k $depth \
-    --model $WORK/models/$verifier --out $WORK/$set/$name.tsv
+    --model $WORK/models/$model --out $WORK/$set/$name.tsv
 }
 
-# Reorder BM25's candidates with a model.
+# rerank SET MODEL NAME: reorder BM25's candidates with a model.
 rerank() {
   local set=$1 model=$2 name=$3
   kit 03_rerank.py $(on $set) --run $WORK/$set/bm25.tsv --depth ${DEPTH:-2000} --model $model \
     --out $WORK/$set/$name.tsv
 }
 
-# ComboScorer: the scores of monoT5, and feedback of a verifier with N negatives (eq. 5).
+# combo SET NEGATIVES ALPHA NAME: ComboScorer, the scores of monoT5 and feedback of a verifier with
+# so many negatives (eq. 5).
 combo() {
   local set=$1 negatives=$2 alpha=$3 name=$4
   kit 03_rerank.py $(on $set) --run $WORK/$set/bm25.tsv --depth ${DEPTH:-2000} \
@@ -43,7 +45,8 @@ combo() {
     --out $WORK/$set/$name.tsv
 }
 
-# SciBERT learns ComboScorer's scores of the best 20, and 1 for evidence (3.4).
+# student NAME NEGATIVES ALPHA: SciBERT learns ComboScorer's scores of the best 20, and 1 for
+# evidence (3.4).
 student() {
   local name=$1 negatives=$2 alpha=$3
   local set
@@ -60,10 +63,14 @@ student() {
   done
 }
 
-# Score runs of a set by a file of judgements, beside the figures of a published table.
+# figures TABLE SET QRELS NAME RUNS: score runs of a set by a file of judgements, beside the figures
+# of a published table.
 figures() {
   local table=$1 set=$2 qrels=$3 name=$4
   shift 4
+  if ! judged $qrels; then
+    return
+  fi
   local files="" run
   for run in "$@"; do
     files="$files $WORK/$set/$run.tsv"
@@ -72,7 +79,7 @@ figures() {
   python recipes/tools/published.py $WORK/$set/$name.json "verirel:$table"
 }
 
-# Table 2: runs on all test sets.
+# table2 NAME RUNS: Table 2, runs on all test sets.
 table2() {
   local name=$1
   shift

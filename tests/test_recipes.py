@@ -32,12 +32,12 @@ def answer(prompt):
 
 @pytest.fixture
 def shell(warm):
-    """shell(name, X=...): a recipe with these settings."""
+    """shell(name, word, X=...): a recipe with these settings."""
 
-    def run_recipe(name, **settings):
+    def run_recipe(name, word="", **settings):
         env = os.environ | {"PATH": warm} | settings
         return subprocess.run(
-            ["bash", str(ROOT / "recipes" / f"{name}.sh")],
+            ["bash", str(ROOT / "recipes" / f"{name}.sh"), word],
             env=env,
             capture_output=True,
             text=True,
@@ -172,11 +172,18 @@ def test_a_model_that_fails_is_a_line_with_its_error_until_it_works(toy, shell, 
         # no download under that name
         ({"SMALL": "1", "DATA": "data/dmeo"}, ["DATA", "'data/dmeo'"]),
         ({"SMALL": "1", "DATA": "my data"}, ["DATA", "'my data'"]),
+        ({"LLM_BASE_URL": "http://none", "word": "tabels"}, ["tabels"]),
+        # before a model is paid
+        (
+            {"LLM_BASE_URL": "http://none", "word": "tables", "DATA": "tests/"},
+            ["tests/qrels.test.tsv"],
+        ),
+        ({"name": "compare", "DATA": ""}, ["WORK", "DATA"]),
     ],
 )
 def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, tmp_path, shell):
-    how = {"DATA": "data/demo", "WORK": str(tmp_path / "work"), **settings}
-    done = shell("pranav", **how)
+    how = {"name": "pranav", "DATA": "data/demo", "WORK": str(tmp_path / "work"), **settings}
+    done = shell(**how)
     (error,) = done.stderr.splitlines()
     assert done.returncode == 2 and error.startswith("error: ")
     assert not (tmp_path / "work").exists()
@@ -247,6 +254,9 @@ def rehearsed(toy):
         "check-covid",
     ):
         (toy / "data" / name).symlink_to(demo)
+    (toy / "work/languages").mkdir(parents=True)
+    for language in ("en", "fr", "de"):
+        (toy / "work/languages" / language).symlink_to(demo)
     (toy / "work/abstracts").symlink_to(demo)  # what tools/texts.py would copy
     for kind in ("bm25", "dense", "splade", "hybrid"):
         tsv(toy / "work/test" / f"{kind}.tsv", RUN, [])

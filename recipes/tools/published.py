@@ -6,7 +6,8 @@
 Print measured figures beside the published ones of a system.
 
 Reads   metrics.json of 06_evaluate.py; recipes/published.tsv
-Prints  a table of the runs that have published figures: measured, and published in brackets;
+Prints  a table of the runs that have published figures: measured, and published in brackets, on
+        the data that the heading names;
         --remarks: the figures that have a note, by table, source and note
 
 Examples
@@ -23,13 +24,18 @@ import pandas as pd
 FIGURES = pd.read_csv(kit.ROOT / "recipes" / "published.tsv", sep="\t", dtype=str)
 
 
-def figures_of(system):
-    """Return the figures of SYSTEM's first table, or of SYSTEM:TABLE, [rows, measures]."""
+def rows_of(system):
+    """Return the rows of published.tsv of SYSTEM's first table, or of SYSTEM:TABLE."""
     tables = FIGURES["system"] + ":" + FIGURES["table"]
     chosen = tables[(tables == system) | (FIGURES["system"] == system)][:1]
     if chosen.empty:
         kit.fail(system, "no figures in recipes/published.tsv; name a system or SYSTEM:TABLE of it")
-    figures = FIGURES[tables.isin(chosen)].pivot(index="row", columns="measure", values="value")
+    return FIGURES[tables.isin(chosen)]
+
+
+def figures_of(system):
+    """Return the figures of SYSTEM's first table, or of SYSTEM:TABLE, [rows, measures]."""
+    figures = rows_of(system).pivot(index="row", columns="measure", values="value")
     return figures.astype(float)
 
 
@@ -69,7 +75,8 @@ def main():
         kit.fail(args.metrics, "not found; make it: python 06_evaluate.py")
     values = pd.DataFrame(json.loads(args.metrics.read_bytes())["value"]).T.astype(float)
     table = beside(values, figures_of(args.system))
-    print(f"\nPublished figures in brackets ({args.system}):")
+    first = rows_of(args.system).iloc[0]
+    print(f"\nPublished figures in brackets ({first['system']}: {first['table']}):")
     if table.empty:
         print("none of these runs has a published figure")
     else:
