@@ -55,11 +55,13 @@ def read_claims(path):
     return dict(zip(table["claim_id"], table["claim"]))
 
 
-def read_candidates(path, claims, abstracts):
-    """Return the candidates of a run; first: their score in it."""
-    run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)
+def read_candidates(args, claims, abstracts):
+    """Return tables of the run's candidates within --depth and beyond it; first: their score."""
+    run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
+    is_within = run["rank"] <= args.depth
     run[PAIR] = run[PAIR].astype("category")  # a number for each id: runs have millions of rows
-    return run[RUN].rename(columns={"score": "first"})
+    run = run[[*PAIR, "score"]].rename(columns={"score": "first"})
+    return run[is_within].reset_index(drop=True), run[~is_within]
 
 
 def read_columns(path, columns, pairs):
@@ -153,7 +155,7 @@ def add_token_ends(known, tokenizer, texts):
         some = new[start : start + GROUP]
         coded = tokenizer(some, **coding)
         for text, offsets in zip(some, coded["offset_mapping"]):
-            known[text] = np.array(offsets, np.int32).reshape(-1, 2)[:, 1].copy()
+            known[text] = np.array([end for _, end in offsets], np.int32)
 
 
 def first_tokens(text, ends, limit):
@@ -224,13 +226,12 @@ def with_neighbours(score, table, graph, parts, args):
         new = {}  # keeps the order in which neighbours were found
         for claim_id, group in table.groupby("claim_id", sort=False, observed=True):
             for abstract_id in group.nlargest(args.beam, "score")["abstract_id"]:
-                for other in graph.get(abstract_id, ()):
+                for other in graph[abstract_id]:
                     if (claim_id, other) not in seen:
                         new[claim_id, other] = None
         if not new:
             break
-        path = parts / f"neighbours-{number}.npy"
-        scored = score(path, pd.DataFrame(list(new), columns=PAIR))
+        scored = score(parts / f"neighbours-{number}.npy", pd.DataFrame(list(new), columns=PAIR))
         table = pd.concat([table, scored], ignore_index=True)
     return table
 
@@ -261,7 +262,7 @@ def score_pairs(pairs, texts, graph, parts, args):
         model = open_reranker(load_reranker, args, args.dtype)
         score = functools.partial(score_resumably, model, texts, args)
         table = score(parts / "scores.npy", pairs)
-        if args.graph:
+        if graph:
             table = with_neighbours(score, table, graph, parts, args)
     if args.verdicts:
         table["score"] = combo_score(table["score"], table["stance"], args.alpha)
@@ -303,9 +304,8 @@ def rerank(args):
     check_model(args.model)
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
-    candidates = read_candidates(args.run, claims, abstracts)
-    is_within = candidates["rank"] <= args.depth
-    pairs = candidates[is_within].reset_index(drop=True)
+    pairs, rest = read_candidates(args, claims, abstracts)
+    total = len(pairs) + len(rest)
     if is_run:
         pairs["score"] = read_columns(args.model, ["score"], pairs)
     if args.verdicts:
@@ -315,13 +315,14 @@ def rerank(args):
         table = score_pairs(pairs, (claims, abstracts), graph, parts, args)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
         if args.top_k:
-            table = with_rest(table, candidates[~is_within])
+            table = with_rest(table, rest)
         run = ranked(table, args.top_k)
-        left_out = len(candidates) - len(candidates.merge(run, on=PAIR))
+        neighbours = run[run["first"].isna()]  # some of them candidates beyond --depth
+        left_out = total - int(run["first"].count()) - len(neighbours.merge(rest, on=PAIR))
         summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
             write_table(run[RUN], new)
-    print(f"{args.out}: {len(run)} rows, {left_out} of {len(candidates)} candidates left out")
+    print(f"{args.out}: {len(run)} rows, {left_out} of {total} candidates left out")
     return {"made": [args.out], **summary}
 
 
@@ -401,7 +402,7 @@ def dev_evaluator(model, paths, abstracts, depth):
         positive = [text for key, text in zip(found, documents) if key in relevant]
         samples.append({"query": short[0][0], "positive": positive, "documents": documents})
     return CrossEncoderRerankingEvaluator(
-        samples, name="dev", always_rerank_positives=False, write_csv=False, show_progress_bar=True
+        samples, name="dev", always_rerank_positives=False, show_progress_bar=True
     )
 
 
@@ -428,7 +429,6 @@ def train(args):
     if not re.search("Classification|CausalLM", str(model.config.architectures)):
         print(f"{args.model}: a new classification head is trained")
     table, truncated = training_table(model, rows)
-    evaluator = dev_evaluator(model, dev, abstracts, args.dev_depth) if dev else None
     with parts_of(args.out, task) as parts:
         summary = {"rows": len(rows), "truncated": truncated}
         summary |= fit(
@@ -439,7 +439,7 @@ def train(args):
             model=model,
             data=Dataset.from_dict(table),
             loss=loss_of(model, args),
-            evaluator=evaluator,
+            evaluator=dev_evaluator(model, dev, abstracts, args.dev_depth) if dev else None,
             measure="dev_ndcg@10",
             prompts=model.prompts.get(model.default_prompt_name),
             weight_decay=0.01,  # Kiepura & Lam 2025
