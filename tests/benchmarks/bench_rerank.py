@@ -75,25 +75,32 @@ def pairs_of(claims, abstracts, candidates):
 
 
 def stage(names, folder, dtype, batch_size, claims, abstracts, candidates):
-    """Return the rows of the stage, seconds without loading, and GiB on the GPU."""
+    """Return the scores of the stage, seconds without loading, and GiB on the GPU."""
+    import pandas as pd
     import torch
 
     args = argparse.Namespace(
-        device=None, batch_size=batch_size, max_length=512, prompt=None, model=folder
+        device=None,
+        batch_size=batch_size,
+        max_length=512,
+        prompt=None,
+        model=folder,
+        fields="title,abstract",
     )
     model = names["open_reranker"](names["load_reranker"], args, dtype)
     model.predict([("a claim", "an abstract")] * 64)  # warms up
     keys = []
     for claim_id, abstract_ids in candidates.items():
         keys += [(claim_id, abstract_id) for abstract_id in abstract_ids]
+    pairs = pd.DataFrame(keys, columns=names["PAIR"])
     begun = time.monotonic()
-    path = Path(folder) / f"{dtype}.jsonl"  # finished groups: none of another precision
-    rows = names["score_resumably"](model, claims, abstracts, args, path, keys)
+    path = Path(folder) / f"{dtype}.npy"  # finished groups: none of another precision
+    scored = names["score_resumably"](model, (claims, abstracts), args, path, pairs)
     seconds = time.monotonic() - begun
     memory = 0
     if torch.cuda.is_available():
         memory = torch.cuda.max_memory_allocated() / 2**30
-    return rows, seconds, memory
+    return scored["score"].to_numpy(), seconds, memory
 
 
 def library(folder, dtype, batch_size, pairs, depth):
@@ -142,9 +149,8 @@ def main():
         make_model(folder, sizes)
         for dtype, torch_dtype in dtypes.items():
             size = args.batch_size
-            rows, ours, memory = stage(names, folder, dtype, size, *texts)
+            found, ours, memory = stage(names, folder, dtype, size, *texts)
             theirs, one_call, per_claim = library(folder, torch_dtype, size, pairs, args.depth)
-            found = np.array([row[2] for row in rows])
             results[dtype] = {
                 "pairs": len(pairs),
                 "stage_per_second": len(pairs) / ours,
