@@ -387,12 +387,13 @@ def add_index(job):
         help="make these indexes only (default: all three)")
     add_texts(job)
     add = job.add_argument_group("BM25").add_argument
-    add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stopwords,
-        stems; unstemmed: no stems; plain: split at white space only; nltk: no stems, NLTK's
-        stopwords; letters: as nltk, but no digits and no single letters; words: lower case, no
-        stopwords, hyphens and points inside words; cased: the same, not lower-cased""")
+    add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems,
+        stopwords left out; unstemmed: the same without stems; plain: split at white space only;
+        nltk: lower case, NLTK's stopwords left out; letters: as nltk, but no digits and no single
+        letters; words: lower case, nothing left out, hyphens and points inside words; cased: the
+        same, not lower-cased""")
     add("--language", choices=LANGUAGES, default="english",
-        help="take the stopwords and stems of an analyser that has them from this language")
+        help="language of the analyser's stopwords and stems")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
         help="variant of idf; in robertson, terms of more than half of the texts count nothing")
     add("--k1", type=float, default=1.5, help="saturation; with more, repeated terms count more")
