@@ -89,6 +89,7 @@ def index_bm25(texts, folder, args):
             analyser[step] = args.language
     tokens = tokenise(texts, **analyser)
     terms = sorted(tokens.vocab)  # in this order, as that of bm25s differs between calls
+    # from a number of bm25s to the new one
     number_of = np.argsort([tokens.vocab[term] for term in terms]).astype(np.int32)
     ids = [number_of[row] for row in tokens.ids]
     vocabulary = {term: number for number, term in enumerate(terms)}
@@ -135,7 +136,7 @@ def pool_windows(encoder, _, features):
 
 
 def save_shard(path, vectors):
-    """Save sparse vectors, or dense ones of length 1 in half precision."""
+    """Save sparse vectors, or dense ones scaled to length 1, in half precision."""
     from scipy import sparse
     from torch.nn.functional import normalize
 
@@ -163,6 +164,8 @@ def encode_shards(encoder, texts, batch_size, args, parts):
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
         save_shard(parts / "new.npz", vectors)
         (parts / "new.npz").rename(paths[-1])
+    if pool:
+        encoder.stop_multi_process_pool(pool)
     return paths
 
 
@@ -278,7 +281,7 @@ def read_tuples(path, claims, texts):
 
 
 def rows_of(tuples, loss):
-    """Return triplets, or rows of one length, which keeps most negatives; shorter ones go."""
+    """Return triplets, or rows cut to the length that keeps most negatives; shorter rows go."""
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
     counts = np.array([len(row) - 2 for row in tuples])
@@ -374,7 +377,7 @@ def add_texts(job):
     add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
     add("--separator", default=" ", help="put this between two fields (default: a space)")
     add("--max-length", type=int, default=512,
-        help="truncate texts to this many tokens, or to the model's own limit if that is lower")
+        help="tokens of a text (chunks: of a window), or the model's own limit if that is lower")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
         long texts, or pool the vectors of overlapping windows (index and train alike)""")
     add("--query-prompt", help="dense: put this before claims, as 'query: ' (default: the model's)")
@@ -387,10 +390,10 @@ def add_index(job):
         help="make these indexes only (default: all three)")
     add_texts(job)
     add = job.add_argument_group("BM25").add_argument
-    add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems,
-        stopwords left out; unstemmed: the same without stems; plain: split at white space only;
-        nltk: lower case, NLTK's stopwords left out; letters: as nltk, but no digits and no single
-        letters; words: lower case, nothing left out, hyphens and points inside words; cased: the
+    add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no
+        stopwords, no single characters; unstemmed: the same without stems; plain: split at white
+        space only; nltk: lower case, NLTK's stopwords left out; letters: as nltk, but no digits
+        and no single letters; words: lower case, no word left out, with - . / , inside; cased: the
         same, not lower-cased""")
     add("--language", choices=LANGUAGES, default="english",
         help="language of the analyser's stopwords and stems")
@@ -429,12 +432,12 @@ def add_train(job):
     add = job.add_argument_group("training").add_argument
     add("--model", default="data/models/minilm",
         help="start from this SentenceTransformer, a folder or a name on the hub")
-    add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives and
-        as many mined ones for every row; triplet: one row for each mined negative""")
+    add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives, and
+        the same number of mined ones in every row; triplet: one row for each mined negative""")
     add("--margin", type=float, default=0.3, help="triplet: wanted difference of the two cosines")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
     add("--cache", type=int, default=0, metavar="TEXTS", help="""mnrl: encode this many texts at a
-        time, which makes room for large batches and takes longer (GradCache); 0 is off""")
+        time, which makes room for large batches and takes longer (GradCache; not with chunks)""")
     add("--epochs", type=float, default=2, help="train for this many passes over the examples")
     add("--lr", type=float, default=7e-6, help="learning rate after a warm-up of a tenth of steps")
     add("--batch-size", type=int, default=64, dest="batch", help="""train on this many rows
@@ -781,11 +784,11 @@ def parts_of(out, task):
         except OSError:
             pass  # a file system without locks, as a mounted drive
         yield folder
-        shutil.rmtree(parts)
+    shutil.rmtree(parts)
 
 
 def newest_checkpoint(folder):
-    """Return the newest checkpoint, where trainer_state.json is written last, or None."""
+    """Return the newest whole checkpoint (its trainer_state.json is written last), or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     newest = max(states, key=os.path.getmtime, default=None)
     return str(newest.parent) if newest else None
@@ -881,13 +884,13 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
-    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha is
-        twice the rank) and the classification head, and merge them; wants the package peft""")
+    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha:
+        twice the rank; 0: all weights) and the head, and merge them; wants the package peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""without a dev split, save
-        after each such share of the steps (from 1 on: steps); with one, after each epoch""")
+    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""save after this share
+        of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
     add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, help="train on this device: cpu, mps, cuda (default: a GPU, if any)")
+    add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
 # --- end of training
 

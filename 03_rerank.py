@@ -44,7 +44,7 @@ RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
-ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
+ADVICE = """train one (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
 
 
@@ -56,7 +56,7 @@ def read_claims(path):
 
 
 def read_candidates(args, claims, abstracts):
-    """Return tables of the run's candidates within --depth and beyond it; first: their score."""
+    """Return candidates within --depth, and those beyond; column first: the scores of the run."""
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
     is_within = run["rank"] <= args.depth
     run[PAIR] = run[PAIR].astype("category")  # a number for each id: runs have millions of rows
@@ -65,7 +65,7 @@ def read_candidates(args, claims, abstracts):
 
 
 def read_columns(path, columns, pairs):
-    """Return the sum of columns of a table for each row of pairs; each of them needs a value."""
+    """Return the sum of columns of a table for each pair; without a value for one, fail."""
     import pandas as pd
 
     table = pairs[PAIR].merge(read_table(path, [*PAIR, *columns]), on=PAIR, how="left")
@@ -150,19 +150,18 @@ def open_reranker(load, args, dtype):
 def add_token_ends(known, tokenizer, texts):
     """Add {text: where its tokens end, in characters} to known, for texts that it lacks."""
     new = [text for text in dict.fromkeys(texts) if text not in known]
-    coding = {"add_special_tokens": False, "verbose": False, "return_offsets_mapping": True}
     for start in range(0, len(new), GROUP):  # the tokens of all may take gigabytes
         some = new[start : start + GROUP]
-        coded = tokenizer(some, **coding)
+        coded = tokenizer(
+            some, add_special_tokens=False, verbose=False, return_offsets_mapping=True
+        )
         for text, offsets in zip(some, coded["offset_mapping"]):
             known[text] = np.array([end for _, end in offsets], np.int32)
 
 
 def first_tokens(text, ends, limit):
     """Return the first tokens of a text, whose tokens end at ends."""
-    if len(ends) <= limit:
-        return text
-    return text[: ends[limit - 1]]
+    return text[: ends[limit - 1]] if len(ends) > limit else text
 
 
 def truncate(model, pairs, known):
@@ -171,6 +170,8 @@ def truncate(model, pairs, known):
     room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
     if "message" in model.modalities:
         room -= 4  # in a chat template, the ends of texts may be tokenised anew
+    if room < 2:
+        fail("--max-length", f"{room} tokens are left beside the prompt; raise it")
     for texts in zip(*pairs):
         add_token_ends(known, model.tokenizer, texts)
     short = []
@@ -183,7 +184,7 @@ def truncate(model, pairs, known):
 
 # ---------- Rerank
 def count_scores(model, inputs, output, bar):
-    """Move a progress bar by the pairs of a batch; a forward hook of torch. A closed bar stays."""
+    """Move a progress bar by the pairs of a batch, as a forward hook; a closed bar ignores it."""
     bar.update(len(output["scores"]))
 
 
@@ -195,19 +196,20 @@ def score_resumably(model, texts, args, path, pairs):
     devices = args.device if len(args.device or ()) > 1 else None
     size = 20 * GROUP if devices else GROUP  # predict starts processes for each group
     if not path.exists():
-        np.save(path.with_name("new.npy"), np.full((len(pairs), 2), np.nan))
-        path.with_name("new.npy").rename(path)
+        new = path.with_name("new.npy")
+        np.save(new, np.full((len(pairs), 2), np.nan))
+        new.rename(path)
     scores = np.load(path, mmap_mode="r+")
-    finished = np.isfinite(scores[:, 0]).sum() // size * size
+    finished = np.isfinite(scores[:, 0]).sum()
+    if finished < len(pairs):
+        finished -= finished % size  # whole groups
     known = {}
     with tqdm(desc="rerank", unit=" pairs", total=len(pairs) - finished) as bar:
         if not devices:  # else the bar moves by groups, as batches are scored elsewhere
             model.register_forward_hook(functools.partial(count_scores, bar=bar))
         for start in range(finished, len(pairs), size):
             group = pairs[start : start + size]
-            inputs = []
-            for claim_id, abstract_id in group[PAIR].to_numpy():
-                inputs.append((claims[claim_id], abstracts[abstract_id]))
+            inputs = [(claims[pair[0]], abstracts[pair[1]]) for pair in group[PAIR].to_numpy()]
             inputs, is_truncated = truncate(model, inputs, known)
             found = model.predict(inputs, batch_size=args.batch_size, device=devices)
             if not np.isfinite(found).all():
@@ -278,8 +280,8 @@ def with_rest(table, rest):
     lowest = table.groupby("claim_id", observed=True)["score"].min()
     steps = 1 + rest.groupby("claim_id", observed=True).cumcount()
     scores = rest["claim_id"].map(lowest).astype(float) - steps
-    whole = pd.concat([table, rest.assign(score=scores)])
-    return whole.drop_duplicates(PAIR)  # a neighbour may be one of them
+    # a neighbour may be one of them
+    return pd.concat([table, rest.assign(score=scores)]).drop_duplicates(PAIR)
 
 
 def ranked(table, top_k):
@@ -287,9 +289,7 @@ def ranked(table, top_k):
     claims, _ = table["claim_id"].factorize()
     run = table.iloc[np.lexsort((-table["score"], claims))]
     run = run.assign(rank=run.groupby("claim_id", observed=True).cumcount() + 1)
-    if top_k:
-        run = run[run["rank"] <= top_k]
-    return run
+    return run[run["rank"] <= top_k] if top_k else run
 
 
 def rerank(args):
@@ -318,7 +318,7 @@ def rerank(args):
             table = with_rest(table, rest)
         run = ranked(table, args.top_k)
         neighbours = run[run["first"].isna()]  # some of them candidates beyond --depth
-        left_out = total - int(run["first"].count()) - len(neighbours.merge(rest, on=PAIR))
+        left_out = total - len(run) + len(neighbours) - len(neighbours.merge(rest, on=PAIR))
         summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
             write_table(run[RUN], new)
@@ -377,13 +377,13 @@ def loss_of(model, args):
         loss = losses.MSELoss(model, torch.nn.Sigmoid())
         loss.loss_fct = torch.nn.L1Loss()  # |sigmoid(s) - target|
         return loss
-    loss = losses.MarginMSELoss(model)  # of the label -1: max(0, margin - (s(pos) - s(neg)))
+    loss = losses.MarginMSELoss(model)  # at label -1: max(0, margin - (s(pos) - s(neg)))
     loss.loss_fct = torch.nn.HingeEmbeddingLoss(args.margin)
     return loss
 
 
 def dev_evaluator(model, paths, abstracts, depth):
-    """Return an evaluator: nDCG@10 of claims with evidence; paths: claims, qrels, run."""
+    """Return an evaluator: nDCG@10 of claims with evidence; ideal: that among candidates."""
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
     claims = read_claims(paths[0])
@@ -430,8 +430,7 @@ def train(args):
         print(f"{args.model}: a new classification head is trained")
     table, truncated = training_table(model, rows)
     with parts_of(args.out, task) as parts:
-        summary = {"rows": len(rows), "truncated": truncated}
-        summary |= fit(
+        summary = {"rows": len(rows), "truncated": truncated} | fit(
             parts,
             args,
             trainer=cross_encoder.CrossEncoderTrainer,
@@ -484,9 +483,10 @@ def add_rerank(job):
         P(REFUTES) of these verdicts on the same pairs (ComboScorer); --first-stage comes after""")
     add("--alpha", type=float, default=0.5, help="weight of --verdicts in this average, 0 to 1")
     add = job.add_argument_group("neighbours").add_argument
-    add("--graph", metavar="FOLDER", help="score neighbours, too, by this graph of 01_index.py")
+    add("--graph", metavar="FOLDER", help="""score neighbours in this graph of 01_index.py,
+        too (not with --verdicts, or a run as --model)""")
     add("--rounds", type=int, default=20, help="search neighbours for at most this many rounds")
-    add("--neighbours", type=int, default=10, help="take this many neighbours of an abstract")
+    add("--neighbours", type=int, default=10, help="take so many, at most the graph's")
     add("--beam", type=int, default=30, help="expand this many best abstracts per claim and round")
     add_shared(job, split="test")
 
@@ -508,7 +508,7 @@ def add_train(job):
     add("--lr", type=float, default=2e-5, help="learning rate, which falls to 0 (l1: by a cosine)")
     add("--batch-size", type=int, default=16, dest="batch", help="train on this many rows at once")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
-        qrels of this split; the last one if they, or --dev-run, are missing""")
+        qrels of this split, as far as candidates reach; the last one without these files""")
     add("--dev-run", metavar="RUN", help="rerank this run of dev claims (default: hybrid.tsv)")
     add("--dev-depth", type=int, default=20, help="rerank this many candidates per dev claim")
     add("--patience", type=int, default=2, help="stop after this many epochs without improvement")
@@ -835,11 +835,11 @@ def parts_of(out, task):
         except OSError:
             pass  # a file system without locks, as a mounted drive
         yield folder
-        shutil.rmtree(parts)
+    shutil.rmtree(parts)
 
 
 def newest_checkpoint(folder):
-    """Return the newest checkpoint, where trainer_state.json is written last, or None."""
+    """Return the newest whole checkpoint (its trainer_state.json is written last), or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     newest = max(states, key=os.path.getmtime, default=None)
     return str(newest.parent) if newest else None
@@ -935,13 +935,13 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
-    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha is
-        twice the rank) and the classification head, and merge them; wants the package peft""")
+    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha:
+        twice the rank; 0: all weights) and the head, and merge them; wants the package peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""without a dev split, save
-        after each such share of the steps (from 1 on: steps); with one, after each epoch""")
+    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""save after this share
+        of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
     add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, help="train on this device: cpu, mps, cuda (default: a GPU, if any)")
+    add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
 # --- end of training
 

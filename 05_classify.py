@@ -1051,11 +1051,11 @@ def parts_of(out, task):
         except OSError:
             pass  # a file system without locks, as a mounted drive
         yield folder
-        shutil.rmtree(parts)
+    shutil.rmtree(parts)
 
 
 def newest_checkpoint(folder):
-    """Return the newest checkpoint, where trainer_state.json is written last, or None."""
+    """Return the newest whole checkpoint (its trainer_state.json is written last), or None."""
     states = folder.glob("checkpoint-*/trainer_state.json")
     newest = max(states, key=os.path.getmtime, default=None)
     return str(newest.parent) if newest else None
@@ -1151,13 +1151,13 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
-    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha is
-        twice the rank) and the classification head, and merge them; wants the package peft""")
+    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha:
+        twice the rank; 0: all weights) and the head, and merge them; wants the package peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""without a dev split, save
-        after each such share of the steps (from 1 on: steps); with one, after each epoch""")
+    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""save after this share
+        of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
     add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, help="train on this device: cpu, mps, cuda (default: a GPU, if any)")
+    add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
 # --- end of training
 

@@ -5,9 +5,9 @@
 """
 Score runs and verdicts as the shared tasks and trec_eval do; compare them; write submissions.
 
-Reads   runs, verdicts, qrels; for the page also claims, corpus, claims.jsonl of 05_classify.py
+Reads   runs, verdicts, qrels; for the page also claims, corpus, WORK/SPLIT/claims.jsonl
 Writes  metrics.tsv, .tex, .json (with intervals, p-values, counts), .claims.tsv (by claim), or,
-        with other qrels, metrics-QRELS.*; a page with all rankings; submission: a table and zip
+        with other qrels, metrics-QRELS.*; a page with rankings; submission: a table and zip
 Prints  the table, notes on it, and the counts behind it; the last line is JSON
 
 Examples
@@ -65,7 +65,7 @@ NOTES = {  # what a table may show: what explains it
     "^B-Pref($|@)": "B-Pref skips claims without evidence, without NEI pairs or without rows.",
     "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
     "^macro": "Macro F1 is not weighted.",
-    "^abstract": "Abstract P, R and F1 count evidence with the right label.",
+    "^abstract": "Abstract P, R and F1 count evidence with the right label, at all ranks.",
 }
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
@@ -84,7 +84,7 @@ def read_run(path, qrels):
             fail(path, f"no {column} is in the qrels; name a run and qrels of one split")
     claims = set(qrels["claim_id"])
     given = set(run["claim_id"])
-    counts = {"claims without rows": len(claims - given), "unknown claims": len(given - claims)}
+    counts = {"claims without rows": len(claims - given), "unjudged claims": len(given - claims)}
     return run[run["claim_id"].isin(claims)], counts
 
 
@@ -116,8 +116,8 @@ def judgements_of(run, qrels):
 
 
 # ---------- Measures of a claim
-# A measure returns a fraction: numerators and denominators, each (claims,), of gold labels
-# (claims, k ranks). A run's value is the ratio of their sums: denominator 0 does not count.
+# A measure maps gold labels (claims, k ranks) to numerators and denominators, each (claims,).
+# A run's value is the ratio of their sums, so claims with a denominator of 0 do not count.
 def is_evidence(labels):
     """Return where labels are SUPPORTS or REFUTES."""
     return (labels == 0) | (labels == 1)  # numbers in LABELS
@@ -140,7 +140,7 @@ def pooled_recall(gold, judgements):
 
 
 def bpref(gold, judgements):
-    """B-Pref of the ClimateCheck organisers: evidence adds 1 - n / R; trec_eval's: min(R, N)."""
+    """B-Pref of ClimateCheck: evidence adds 1 - n / R (in trec_eval: 1 - n / min(R, N))."""
     R = judgements.R
     # n: judged non-relevant abstracts down to a rank, at most R
     n = np.minimum((gold == LABELS.index("NEI")).cumsum(1), R[:, None])
@@ -175,8 +175,8 @@ def trec_fraction(name, run, qrels, judgements):
         first = first.assign(score=-first["rank"].astype(float))
         found = ir_measures.iter_calc([measure], judged, first)
         values = {claim_id: value for claim_id, _, value in found}
-    except Exception:  # of many kinds
-        fail("--measures", f"cannot compute {name!r}; see --help")
+    except Exception as error:  # of many kinds
+        fail("--measures", f"cannot compute {name!r}: {error}; see --help")
     is_counted = (judgements.R > 0) | name.startswith("Judged")
     return mean_of([values.get(claim_id, 0) for claim_id in qrels["claim_id"].unique()], is_counted)
 
@@ -203,11 +203,11 @@ def stance_scores(matrices):
 def stance_basis(run, matrix, depth):
     """Return what the stance measures of a run rest on; matrix: confusion (gold, predicted)."""
     support = matrix.sum(axis=1)
-    share = support.max() / support.sum()  # precision of always the majority label; recall is 1
+    share = support.max() / support.sum()  # precision of the majority label for all pairs
     return {
         "labelled pairs": int((run["rank"] <= depth).sum()),
         "judged pairs": int(support.sum()),
-        "majority F1": share * 2 * share / (1 + share),
+        "majority F1": share * 2 * share / (1 + share),  # weighted; its recall is 1
     }
 
 
@@ -258,6 +258,7 @@ def randomisation(stacks, values, names, resamples, seed):
     """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
+    # moved: how much the sums change, where claims move between a run and the first
     moved = {name: np.tensordot(swaps, stack - stack[0], (1, 1)) for name, stack in stacks.items()}
     these = {name: stack.sum(1) - moved[name] for name, stack in stacks.items()}
     those = {name: stack[0].sum(0) + moved[name] for name, stack in stacks.items()}
@@ -330,7 +331,7 @@ def basis_lines(counts):
     """Return lines on runs: what is missing in one, and what its P, R and F1 rest on."""
     lines = []
     for name, count in counts.items():
-        for what in ("claims without rows", "unknown claims"):
+        for what in ("claims without rows", "unjudged claims"):
             if count[what]:
                 lines.append(f"{name}: {count[what]} {what}.")
         if "judged pairs" in count:
@@ -662,16 +663,16 @@ def add_evaluate(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("runs", nargs="*", help="score these runs, the first is the baseline (default: all stages)")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score by these judgements")
-    add("--out", help="write tables to and beside this file (default: {work}/{split}/metrics.tsv)")
-    add("--report", metavar="PAGE", help="write an HTML page with all rankings to this file")
+    add("--out", help="write tables here and beside it (default: {work}/{split}/metrics.tsv)")
+    add("--report", metavar="PAGE", help="write an HTML page with the first ranks to this file")
     add_texts(add)
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
-        help=f"""sets: {', '.join(MEASURES)}; single ones: R@k, pooled R@k, B-Pref,
+        help=f"""sets: {', '.join(MEASURES)}; single ones: R@k, 'pooled R@k', B-Pref,
         {', '.join([*COMPOSED, *STANCE])}, abstract P, abstract R, abstract F1, or any of
         ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
-    add("--depth", type=int, default=10, help="look at this many ranks for B-Pref, P, R and F1")
-    add("--resamples", type=int, default=2000, help="draw this many samples; 0: no intervals, no p")
+    add("--depth", type=int, default=10, help="ranks for B-Pref, P, R and F1, not for abstract F1")
+    add("--resamples", type=int, default=2000, help="samples for intervals and for p; 0: neither")
     add("--seed", type=int, default=13, help="seed of the samples")
     add_shared(job, split="test")
 
