@@ -8,7 +8,7 @@
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
 #   SMALL=weights   small models, but the full amount of work
-#   TINY=1          with SMALL: models of two layers of 32, which cost next to nothing
+#   TINY=1          with SMALL: models of one layer of 8, which cost next to nothing
 #   LLM_BASE_URL    endpoint of the language model
 #   OPENAI_API_KEY  its key; without LLM_BASE_URL, OpenAI is asked
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other

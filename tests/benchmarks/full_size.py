@@ -2,7 +2,7 @@
 Run a recipe at full size with tiny models, and measure each of its commands.
 
 All that is not arithmetic of a network has its real size: corpus, claims, depths, requests. Models
-have two layers of 32 (TINY=1 in recipes/common.sh), and endpoint.py answers for language models.
+have one layer of 8 (TINY=1 in recipes/common.sh), and endpoint.py answers for language models.
 A recipe that was stopped goes on where it was; finished commands keep what they took.
 
 Reads   a data folder by make_corpus.py
