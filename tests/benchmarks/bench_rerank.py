@@ -4,8 +4,9 @@ Measure the scoring of 03_rerank.py beside CrossEncoder.predict.
 Reads   nothing; makes abstracts of ClimateCheck's lengths and a cross-encoder of MiniLM-L6's size
         with random weights (on a GPU: of XLM-R-large's size, 560M parameters, in fp32 and bf16)
 Prints  pairs per second of the stage (truncation, groups, checks), of one predict call over all
-        pairs and of a call per claim, both ratios, the largest difference of scores, equal scores
-        within a claim, and on a GPU its peak memory; one line of JSON, last on stdout
+        pairs and of a call per claim, both ratios, the largest difference of scores, CPU seconds
+        of the tokenizer alone, equal scores within a claim, and on a GPU its peak memory; one line
+        of JSON, last on stdout
 
 Examples
     python tests/benchmarks/bench_rerank.py
@@ -121,6 +122,19 @@ def library(folder, dtype, batch_size, pairs, depth):
     return np.concatenate(scores), *seconds
 
 
+def tokenising(folder, batch_size, pairs):
+    """Return CPU seconds per 1,000 pairs of the tokenizer alone, in batches of predict."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    options = {"padding": True, "truncation": True, "max_length": 512, "return_tensors": "pt"}
+    tokenizer(pairs[:64], **options)  # warms up
+    begun = time.process_time()
+    for start in range(0, len(pairs), batch_size):
+        tokenizer(pairs[start : start + batch_size], **options)
+    return (time.process_time() - begun) / len(pairs) * 1000
+
+
 def ties_in(scores, claims):
     """Return how many scores repeat another one of their claim."""
     return sum(len(part) - len(set(part.tolist())) for part in np.split(scores, claims))
@@ -159,6 +173,7 @@ def main():
                 "per_claim_per_second": len(pairs) / per_claim,
                 "ratio_to_per_claim": per_claim / ours,
                 "largest_difference": float(np.abs(found - theirs).max()),
+                "tokenising_cpu_seconds_per_1000": tokenising(folder, size, pairs),
                 "gpu_gib": memory,
                 "ties": ties_in(found, args.claims),
                 "ties_of_predict": ties_in(theirs, args.claims),
