@@ -44,7 +44,7 @@ RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
-ADVICE = """train one (python 03_rerank.py train --data ...), name one (--model
+ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
 
 
