@@ -245,6 +245,20 @@ def test_kill_9_in_the_middle_changes_no_byte(toy, call, killed):
     assert not (toy / "killed.tsv.parts").exists()
 
 
+def test_finished_pairs_are_not_scored_again_though_the_last_group_is_small(toy, call, killed):
+    tiny(toy / "tiny")
+    words = ("--model", "tiny", "--out", "new.tsv")
+    assert killed(SCRIPT, *words, cwd=toy, edits=kill_before("return pairs.assign(score", 1))
+    never = kill_before("found = model.predict(", 1, by="sys.exit('done again')")
+    facts(call(SCRIPT, *words, cwd=toy, edits=never))
+
+
+def test_a_prompt_must_leave_room(toy, refused):
+    tiny(toy / "tiny")
+    words = ("--model", "tiny", "--max-length", 4)  # three of them are special
+    refused(toy, SCRIPT, *words, said="--max-length: 1 tokens are left", kept=".parts")
+
+
 # ---------------------------------------------------------------- Training
 TRAIN = ("train", "--model", "tiny", "--max-length", 32, "--batch-size", 2, "--lr", 1e-3)
 DEV = ("--dev-split", "test")
