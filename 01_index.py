@@ -659,6 +659,7 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
 
 
 # --- analyser (same in 01 and 02)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s tries JAX, which would fill the GPU's memory
 INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
 
 

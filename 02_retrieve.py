@@ -27,6 +27,7 @@ import csv
 import hashlib
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -821,6 +822,7 @@ def write_table(table, path):
 
 
 # --- analyser (same in 01 and 02)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s tries JAX, which would fill the GPU's memory
 INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
 
 

@@ -94,6 +94,21 @@ def test_bm25_scores_by_hand(toy, call):
             np.testing.assert_allclose(index.get_scores([term]), expected, rtol=1e-6)
 
 
+def test_jax_which_bm25s_imports_leaves_the_gpu_alone(toy):
+    """Colab has JAX, which takes three quarters of a GPU's memory with its first operation."""
+    said = "import os, sys; print('JAX on', os.environ.get('JAX_PLATFORMS'), file=sys.stderr)\n"
+    (toy / "fake/jax").mkdir(parents=True)
+    (toy / "fake/jax/__init__.py").write_text(said)
+    (toy / "fake/jax/lax.py").write_text("def top_k(*_):\n    pass\n")
+    environment = os.environ | {"PYTHONPATH": str(toy / "fake")}
+    environment.pop("JAX_PLATFORMS", None)  # set by the scripts in this process
+    for command in ("01_index.py --indexes bm25", "02_retrieve.py --retrievers bm25"):
+        script, *words = command.split()
+        words = [sys.executable, ROOT / script, *words]
+        done = subprocess.run(words, cwd=toy, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0 and "JAX on cpu" in done.stderr, done.stderr
+
+
 def test_a_bm25_index_has_the_same_bytes_whatever_the_order_of_sets(toy):
     for seed in ("1", "2"):
         words = ("--indexes", "bm25", "--out", f"index{seed}", "--language", "german")
