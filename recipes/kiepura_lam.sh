@@ -16,7 +16,8 @@ check "${1:-}"
 abstracts
 
 stage "1  Indexes: BM25 and SPLADE-v3 (4.1.1, eq. 2: ReLU without logarithm; differences 5, 8)"
-kit 01_index.py $D --indexes bm25 splade --analyser words --splade-model $SPLADE --activation relu
+kit 01_index.py $D --indexes bm25 splade --analyser words --splade-model $SPLADE --activation relu \
+  --batch-size 128
 
 stage "1  BGE-M3, tuned on triplets with random NEI abstracts of any claim (4.1.1; difference 9)"
 kit 02_retrieve.py mine $D --shape tuples --pool nei --hard 0 --from-top 0 --easy 1 \

@@ -16,7 +16,7 @@ check "${1:-}"
 abstracts
 
 stage "1, 2  SPLADE-v3: the best 40 (7.5)"
-kit 01_index.py $D --indexes splade --splade-model $SPLADE
+kit 01_index.py $D --indexes splade --splade-model $SPLADE --batch-size 128
 kit 02_retrieve.py $D --retrievers splade --top-k 40
 
 stage "4  Gemini 2.0 Flash sees all 40 whole abstracts and names the ten best (7.5; difference 1)"
