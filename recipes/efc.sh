@@ -19,17 +19,16 @@ check "${1:-}"
 abstracts
 
 stage "1  E5 fine-tuned; negatives: the three least similar of BM25's (7.4; differences 15, 17)"
-kit 01_index.py $D --indexes bm25 dense --analyser cased --dense-model $E5 "${PROMPTS[@]}" \
-  --out $WORK/index-e5
-kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers bm25 --top-k 1500
+kit 01_index.py $D --indexes bm25 --analyser cased
+kit 01_index.py $D --indexes dense --dense-model $E5 "${PROMPTS[@]}" --out $WORK/index-e5
+kit 02_retrieve.py $D --split train --retrievers bm25 --top-k 1500
 kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --top-k 1500 \
   --restrict $WORK/train/bm25.tsv
 kit 02_retrieve.py mine $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
   --from-top 1500 --out $WORK/train/triplets.jsonl
 kit 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PROMPTS[@]}" --loss mnrl \
   --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder
-kit 01_index.py $D --indexes bm25 dense --analyser cased --dense-model $WORK/models/encoder \
-  "${PROMPTS[@]}"
+kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${PROMPTS[@]}"
 
 stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150 (7.4)"
 kit 02_retrieve.py $D --retrievers bm25 --top-k 1500

@@ -1,18 +1,19 @@
 """
-Measure stages 1, 3 and 5 on a GPU, with models of full size and random weights, beside budget.py.
+Measure stages 1, 3 and 5 on a GPU, with models of full size and random weights.
 
-Each command runs twice in this process, with few and with many texts: the difference is the rate
-of what grows with the texts (tokenising, the network, writing), without imports and loading. Peak
-memory is what PyTorch had allocated on the GPU. Operations are those of budget.py, for the tokens
-that the texts have; their share of --peak says what budget.py should assume.
+Each command runs twice in this process: with few texts, to import, to start the GPU and to compile;
+then with many, which is measured as a whole, loading included. Peak memory is what PyTorch had
+allocated on the GPU. The share of the peak counts the operations of budget.py for the tokens of
+the texts; training and its memory stand beside budget.py's table.
 
-Reads   data/models/minilm: the tokenizer of all models; makes texts of ClimateCheck's lengths
-Prints  a line of JSON a step; a table
+Reads   data/models/minilm: the tokenizer of all models; makes texts of ClimateCheck's lengths in
+        words, drawn from README.md, whose words have more tokens
+Prints  a line of JSON for each step; a table
 
 Examples
     python tests/benchmarks/bench_gpu.py --folder work/gpu
-    python tests/benchmarks/bench_gpu.py --folder work/gpu --steps "train 0.6B" --peak 312e12
-    python tests/benchmarks/bench_gpu.py --folder work/gpu --scale 0.01   # on a CPU: does it run?
+    python tests/benchmarks/bench_gpu.py --folder work/gpu --steps "train 0.6B" "splade"
+    python tests/benchmarks/bench_gpu.py --folder work/gpu-small --scale 0.01  # on a CPU
 """
 
 import argparse
@@ -35,7 +36,7 @@ H100 = 989e12  # bf16, dense
 CLAIMS = 32
 DEPTH = 256  # candidates a claim
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
-PROMPT = "Judge whether the document is evidence about the query. Answer yes or no."
+INSTRUCTION = "Judge whether the document is evidence about the query. Answer yes or no."
 BUDGET = runpy.run_path(str(HERE / "budget.py"))
 
 
@@ -44,7 +45,7 @@ class Step(NamedTuple):
 
     job: str  # index, splade, rerank, classify or train
     model: str
-    many: int
+    texts: int
     flags: str = ""
     longest: int = 512  # tokens
 
@@ -63,7 +64,6 @@ STEPS = {
     "splade": Step("splade", SPLADE, 4_096),
     "splade, batch 128": Step("splade", SPLADE, 8_192, "--batch-size 128"),
     "rerank BERT-large": Step("rerank", LARGE, 8_192),
-    "rerank BERT-large, fp32": Step("rerank", LARGE, 2_048, "--dtype fp32"),
     "rerank MiniLM-L6": Step("rerank", MINI, 8_192),
     "rerank MiniLM-L6, batch 256": Step("rerank", MINI, 8_192, "--batch-size 256"),
     "rerank 0.6B": Step("rerank", "0.6B", 4_096, longest=1024),
@@ -79,7 +79,7 @@ STEPS = {
 
 # -------------------- Texts
 def make_texts(data, scale):
-    """Make claims, a corpus of random words of README.md, and a run in the folder data."""
+    """Make claims, a corpus and a run in the folder data."""
     if (data / "run.tsv").exists():
         return
     names = runpy.run_path(str(HERE / "make_corpus.py"))
@@ -129,22 +129,20 @@ def make_model(folder, job, name):
     import torch
     from transformers import AutoTokenizer
 
-    new = folder / f"{job}-{name.split(' ')[0]}"
-    if new.exists():
-        return new
+    path = folder / f"{job}-{name.split(' ')[0]}"
+    if path.exists():
+        return path
+    new = folder / "new"
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm", model_max_length=1024)
     tokenizer.chat_template = TEMPLATE
     torch.manual_seed(13)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with torch.device(device):
-        model = build(job, name)
-    model.bfloat16().save_pretrained(new)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        build(job, name).bfloat16().save_pretrained(new)
     tokenizer.save_pretrained(new)
-    del model
     if name in BUDGET["QWEN"] and job == "rerank":
         as_reranker(new)
-    free()
-    return new
+    new.rename(path)
+    return path
 
 
 def as_reranker(folder):
@@ -154,7 +152,7 @@ def as_reranker(folder):
     encoder = CrossEncoder(
         str(folder),
         device="cpu",
-        prompts={"query": PROMPT},
+        prompts={"query": INSTRUCTION},
         default_prompt_name="query",
         model_kwargs={"dtype": "bfloat16"},
     )
@@ -182,7 +180,7 @@ def build(job, name):
         return transformers.Qwen3ForCausalLM(config)
     layers, width, feed, _ = BUDGET["MODELS"][name]
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": feed}
-    sizes["num_attention_heads"] = max(width // 64, 12)
+    sizes["num_attention_heads"] = max(width // 64, 12)  # MiniLM: 12 of 32
     if job == "classify":
         labels = {0: "entailment", 1: "neutral", 2: "contradiction"}
         config = transformers.DebertaV2Config(
@@ -217,22 +215,15 @@ def sparse_at_random(model):
 
 
 # -------------------- Commands
-def free():
-    """Give the memory of the GPU back."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def call(words):
+def run_script(words):
     """Run a script in this process; return seconds, and the GPU's peak in GiB."""
     import torch
 
-    free()
+    gc.collect()
     peak = 0
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     sys.argv = list(words)
     begun = time.monotonic()
     try:
@@ -246,7 +237,7 @@ def call(words):
     return seconds, peak
 
 
-def command(step, model, folder, count):
+def words_of(step, model, folder, count):
     """Return the words of a script's call over this many texts or pairs, from an empty work/."""
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
@@ -272,21 +263,21 @@ def command(step, model, folder, count):
 
 
 def measure(name, step, folder, args):
-    """Run a step with few and with many texts, and return its row."""
+    """Run a step with few and then with all of its texts, and return its row."""
     is_training = step.job == "train"
     model = make_model(folder, "rerank" if is_training else step.job, step.model)
-    many = max(64, int(step.many * args.scale))
-    few = max(16, many // 8)
-    first, _ = call(command(step, model, folder, few))
-    second, peak = call(command(step, model, folder, many))
-    rate = (many - few) / (second - first)
-    tokens = tokens_of(folder / "data/corpus.jsonl", step.longest)
-    if step.job in ("rerank", "classify", "train"):
-        tokens = min(tokens + BUDGET["CLAIM"], step.longest)
-    work = BUDGET["operations"](step.model, 1, tokens, is_training)
-    row = {"step": name, "texts": many - few, "per_second": round(rate, 1)}
-    row |= {"seconds": round(second, 1), "gpu_gib": round(peak, 2)}
-    return row | {"share_of_peak": round(rate * work / args.peak, 3)}
+    count = max(64, int(step.texts * args.scale))
+    run_script(words_of(step, model, folder, max(16, count // 8)))
+    seconds, peak = run_script(words_of(step, model, folder, count))
+    row = {"step": name, "texts": count, "seconds": round(seconds, 1)}
+    row |= {"per_second": round(count / seconds), "gpu_gib": round(peak, 2)}
+    if not is_training:
+        tokens = tokens_of(folder / "data/corpus.jsonl", step.longest)
+        if step.job in ("rerank", "classify"):
+            tokens = min(tokens + BUDGET["CLAIM"], step.longest)
+        operations = count * BUDGET["operations"](step.model, 1, tokens, False)
+        row["share_of_peak"] = round(operations / seconds / args.peak, 3)
+    return row
 
 
 def main():
@@ -308,11 +299,13 @@ def main():
         except Exception as error:  # the other steps go on
             rows.append({"step": name, "error": str(error)[:300]})
         print(json.dumps(rows[-1]), flush=True)
-    print("| step | a second | seconds | GPU GiB | share of the peak |\n|---|---|---|---|---|")
+    print("| step | texts | seconds | a second | GPU GiB | share of the peak |")
+    print("|---|---|---|---|---|---|")
     for row in rows:
-        if "error" not in row:
-            cells = [f"{row[key]:,}" for key in list(row)[2:]]
-            print(f"| {row['step']} |", " | ".join(cells), "|")
+        cells = [row["step"]]
+        for name in ("texts", "seconds", "per_second", "gpu_gib", "share_of_peak"):
+            cells.append(f"{row[name]:,}" if name in row else "")
+        print("|", " | ".join(cells), "|")
 
 
 if __name__ == "__main__":

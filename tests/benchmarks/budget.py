@@ -185,11 +185,11 @@ def memory(layers, width, feed, heads, tied):
     words = WORDS * width
     body = words + layers * (2 * width * HEAD * (heads + KEYS) + 3 * width * feed)
     whole = body if tied else body + words
-    texts = 2 * BATCH * LONGEST * (2 * width + 3 * feed)  # of one layer at a time, in bytes
+    activations = 2 * BATCH * LONGEST * (2 * width + 3 * feed)  # of one layer at a time, in bytes
     found = {
-        "index": 2 * body + texts,
+        "index": 2 * body + activations,
         "claims": 4 * body,  # 02_retrieve.py encodes them in fp32, one short text or a few
-        "rerank": 2 * whole + texts + 4 * words,  # the last layer is computed in fp32
+        "rerank": 2 * whole + activations + 4 * words,  # the last layer is computed in fp32
         "LLM": 2 * whole + 2 * 2 * layers * KEYS * HEAD * CONTEXT,  # keys and values of a sequence
     }
     return {step: count / 2**30 + OVERHEAD for step, count in found.items()}
@@ -198,12 +198,13 @@ def memory(layers, width, feed, heads, tied):
 def training_memory(shape, is_lora, is_checkpointed):
     """Return GiB of training with Adam, by autocast over fp32 weights.
 
-    A weight takes 4 bytes, a trained one 12 more: gradient and two moments; a linear layer keeps a
-    copy of its weights in 2 bytes until it is passed backward, with checkpointing of one layer at a
-    time. A layer keeps, a token: in 4 bytes its input, that of the second norm, and both normalised
-    ones; in 2 bytes a copy of the input for each of seven matrices, queries before and after their
-    norm, keys and values, repeated to all heads, the output of attention, and four vectors of the
-    feed-forward part. With checkpointing it keeps its input alone.
+    A weight takes 4 bytes, a trained one 12 more: gradient and two moments. A linear layer keeps a
+    copy of its weights in 2 bytes until its backward pass, with checkpointing of one layer at a
+    time. A token keeps, in each layer and in 4 bytes: the layer's input, the second norm's input,
+    and both normalised. In 2 bytes: the inputs of query, key, value, gate and up; keys and values;
+    queries before and after their norm, keys and values repeated to all heads, the output of
+    attention; four vectors of the feed-forward part and the input of down. With checkpointing a
+    layer keeps its input alone.
     """
     layers, width, feed, heads, head, words = shape
     queries = heads * head
