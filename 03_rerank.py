@@ -273,21 +273,20 @@ def score_pairs(pairs, texts, graph, parts, args):
     return table
 
 
-def with_rest(table, rest):
-    """Append candidates beyond --depth in their old order, at the lowest score - 1, - 2, ..."""
+def with_rest(table, rest, top_k):
+    """Append top_k candidates beyond --depth in their order, at the lowest score - 1, - 2, ..."""
     import pandas as pd
 
     lowest = table.groupby("claim_id", observed=True)["score"].min()
     steps = 1 + rest.groupby("claim_id", observed=True).cumcount()
     scores = rest["claim_id"].map(lowest).astype(float) - steps
     # a neighbour may be one of them
-    return pd.concat([table, rest.assign(score=scores)]).drop_duplicates(PAIR)
+    return pd.concat([table, rest.assign(score=scores)[steps <= top_k]]).drop_duplicates(PAIR)
 
 
 def ranked(table, top_k):
     """Return the first top_k rows of each claim by score (None: all), with ranks."""
-    claims, _ = table["claim_id"].factorize()
-    run = table.iloc[np.lexsort((-table["score"], claims))]
+    run = table.iloc[np.lexsort((-table["score"], table["claim_id"].factorize()[0]))]
     run = run.assign(rank=run.groupby("claim_id", observed=True).cumcount() + 1)
     return run[run["rank"] <= top_k] if top_k else run
 
@@ -297,7 +296,7 @@ def rerank(args):
     is_run = args.model.endswith(".tsv")
     if args.graph and (is_run or args.verdicts):
         fail("--graph", "not with --verdicts, or a run as --model")
-    optional = [path for path in (args.graph, args.verdicts) if path]
+    optional = filter(None, (args.graph, args.verdicts))
     task = task_of(args, args.run, args.claims, args.corpus, *optional, models=[args.model])
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -315,7 +314,7 @@ def rerank(args):
         table = score_pairs(pairs, (claims, abstracts), graph, parts, args)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
         if args.top_k:
-            table = with_rest(table, rest)
+            table = with_rest(table, rest, args.top_k)
         run = ranked(table, args.top_k)
         neighbours = run[run["first"].isna()]  # some of them candidates beyond --depth
         left_out = total - len(run) + len(neighbours) - len(neighbours.merge(rest, on=PAIR))
@@ -408,7 +407,7 @@ def dev_evaluator(model, paths, abstracts, depth):
 
 def train(args):
     """Fine-tune a cross-encoder on mined examples."""
-    dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
+    dev = [f"{args.data}/claims.{args.dev_split}.tsv", f"{args.data}/qrels.{args.dev_split}.tsv"]
     dev = dev_files([*dev, args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"])
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
     if up_to_date(args, task, args.out):

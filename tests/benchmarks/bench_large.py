@@ -13,6 +13,7 @@ Prints  rerank: seconds and peak memory in GiB; claims: seconds and peak MB of e
 
 Examples
     python tests/benchmarks/bench_large.py rerank
+    python tests/benchmarks/bench_large.py rerank --scored 20 --top-k 100
     python tests/benchmarks/bench_large.py rerank --claims 2000 --stop-at 0.9
     python tests/benchmarks/bench_large.py claims
 """
@@ -105,10 +106,12 @@ class Free:
         return np.array([len(text) % 97 for _, text in inputs], np.float32)
 
 
-def rerank_without_model(folder, depth):
+def rerank_without_model(folder, depth, top_k):
     """Run 03_rerank.py in this process; print seconds and the peak of memory."""
     words = ["--data", str(folder), "--work", str(folder / "work"), "--depth", str(depth)]
     words += ["--run", str(folder / "run.tsv"), "--model", "free/model", "--force"]
+    if top_k:
+        words += ["--top-k", str(top_k)]
     sys.argv = [str(ROOT / "03_rerank.py"), *words]
     names = runpy.run_path(sys.argv[0])["main"].__globals__
     names["open_reranker"] = lambda *_: Free()
@@ -135,7 +138,7 @@ def rerank(args):
     if not (folder / "run.tsv").exists():
         make_run(folder / "run.tsv", args.claims, args.depth)
     command = [sys.executable, __file__, "inside", "--folder", str(folder)]
-    command += ["--depth", str(args.depth)]
+    command += ["--scored", str(args.scored or args.depth), "--top-k", str(args.top_k)]
     if args.stop_at:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while process.poll() is None and finished_share(folder) < args.stop_at:
@@ -200,10 +203,12 @@ def main():
     parser.add_argument("--folder", type=Path, default=ROOT / "work/large")
     parser.add_argument("--claims", type=int, default=8_172, help="rerank: posts")
     parser.add_argument("--depth", type=int, default=2_000, help="rerank: papers a post")
+    parser.add_argument("--scored", type=int, default=0, help="rerank: score this many (0: all)")
+    parser.add_argument("--top-k", type=int, default=0, help="rerank: write this many (0: scored)")
     parser.add_argument("--stop-at", type=float, default=0, help="rerank: share of the pairs")
     args = parser.parse_args()
     if args.job == "inside":
-        rerank_without_model(args.folder, args.depth)
+        rerank_without_model(args.folder, args.scored, args.top_k)
     elif args.job == "rerank":
         rerank(args)
     else:
