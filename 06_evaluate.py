@@ -21,6 +21,7 @@ import csv
 import hashlib
 import html
 import json
+import os
 import re
 import shutil
 import sys
@@ -698,30 +699,59 @@ START = time.monotonic()
 WARNINGS = []  # of this call; sidecars keep them
 CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+NOT_LOADED = r"(^|/)\.\w|^README.md$"  # of a folder: hidden files, as hf download leaves, and notes
+ONE_LINE = r"[^\t\r\n]+"
+
+
+def shown(text):
+    """Return a text in one line, its control characters escaped, without passwords of addresses."""
+    text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def warn(where, what):
     """Print a warning on stderr."""
-    WARNINGS.append(f"warning: {where}: {what}")
+    WARNINGS.append(shown(f"warning: {where}: {what}"))
     print(WARNINGS[-1], file=sys.stderr)
 
 
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
-    print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
+    print(shown(f"error: {where}: {what}"), file=sys.stderr)
     sys.exit(2)
 
 
+def within(number, least, most=np.inf):
+    """Return a number of a flag; argparse refuses one out of its range."""
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+    return number
+
+
+def count(text):
+    """Return a whole number from 1 on."""
+    return within(int(text), 1)
+
+
+def count_or_0(text):
+    """Return a whole number from 0 on."""
+    return within(int(text), 0)
+
+
+def share(text):
+    """Return a number from 0 to 1."""
+    return within(float(text), 0, 1)
+
+
 def digest(path):
-    """Return the sha256 of a file, or of a folder: of its sidecar, else of all files in it."""
+    """Return the sha256 of a file, or of the files of a folder that are loaded."""
     path = Path(path)
-    sidecar = Path(f"{path}.meta.json")
-    if path.is_dir() and sidecar.exists():
-        path = sidecar
     total = hashlib.sha256()
-    for part in filter(Path.is_file, [path, *sorted(path.rglob("*"))]):
-        with part.open("rb") as file:
-            hashlib.file_digest(file, lambda: total)
+    for part in [path, *sorted(path.rglob("*"))]:
+        name = part.relative_to(path).as_posix()
+        if part.is_file() and not re.search(NOT_LOADED, name):
+            with part.open("rb") as file:
+                hashlib.file_digest(file, lambda: total)
     return total.hexdigest()
 
 
@@ -735,39 +765,82 @@ def task_of(args, *inputs, models=()):
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
-def up_to_date(args, task, *outs):
-    """Return whether this very task has made all outs."""
+def sidecar_of(path):
+    """Return the provenance of an output; {} without a sidecar, or with a torn one."""
+    made = {}
+    with contextlib.suppress(OSError, ValueError):
+        made = json.loads(Path(f"{Path(path)}.meta.json").read_bytes()) or {}
+    return made
+
+
+def check_outs(*outs, is_folder=False):
+    """Refuse to replace a folder that the kit has not made, or a file by a folder."""
     for out in map(Path, outs):
-        meta = Path(f"{out}.meta.json")
-        if out.is_dir() and not meta.exists():
-            fail(out, "not made by this script; give another --out")
-        is_same = False
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no sidecar, or a torn one
-            is_same = task.items() <= json.loads(meta.read_bytes()).items()
-        if args.force or not is_same or not out.exists():
+        taken = [path for path in out.parents if path.is_file()]
+        is_ours = is_folder and Path(f"{out}.meta.json").exists()
+        if (out.is_dir() and not is_ours) or (is_folder and out.is_file()):
+            taken.append(out)
+        for path in taken:
+            fail(path, "not made by this script, which would replace it; give another name")
+
+
+def up_to_date(args, task, *outs, is_folder=False):
+    """Return whether this very task has made all outs, and nobody has changed them since."""
+    check_outs(*outs, is_folder=is_folder)
+    for out in outs:
+        made = sidecar_of(out)
+        if args.force or not task.items() <= made.items() or not Path(out).exists():
+            return False
+        if made.get("sha256") != digest(out):
             return False
     for out in outs:
         print(f"up to date: {out} (same inputs and flags; --force makes it again)")
     return True
 
 
+def remove(path):
+    """Remove a folder or a file, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+
+
+def clear(path):
+    """Remove what killed processes have left beside an output: PATH.PID.tmp."""
+    for left in path.parent.glob(f"{path.name}.*.tmp"):
+        pid = left.with_suffix("").suffix[1:]
+        try:
+            os.kill(int(pid), 0)  # which only asks whether this process runs
+        except ProcessLookupError:
+            remove(left)
+        except (OSError, ValueError):
+            pass  # another user's process, or no number
+
+
 @contextlib.contextmanager
 def written(path, task, **summary):
     """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
-    new = Path(f"{path}.tmp")
+    path = Path(path)
     meta = Path(f"{path}.meta.json")
-    new.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(new, ignore_errors=True)  # a folder
-    new.unlink(missing_ok=True)  # or a file that a kill has left
+    end = f"{os.getpid()}.tmp"  # two processes may write one output
+    new = Path(f"{path}.{end}")
+    new_meta = Path(f"{meta}.{end}")
+    old = Path(f"{path}.old.{end}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    clear(path)
+    remove(new)
     yield new
-    meta.write_text("{}")  # while the output is replaced
-    shutil.rmtree(path, ignore_errors=True)
-    new.replace(path)
+    check_outs(path, is_folder=new.is_dir())
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": sys.argv, "script": digest(sys.argv[0]), "packages": loaded}
-    made |= {"warnings": WARNINGS, "seconds": round(time.monotonic() - START, 1)}
-    new.write_text(json.dumps(task | summary | made, indent=1))
-    new.replace(meta)
+    made = {"command": list(map(shown, sys.argv)), "script": digest(sys.argv[0])}
+    made |= {"packages": loaded, "warnings": WARNINGS, "sha256": digest(new)}
+    made["seconds"] = round(time.monotonic() - START, 1)
+    new_meta.write_text(json.dumps(task | summary | made, indent=1))
+    meta.write_text("{}")  # while the output is replaced
+    if path.is_dir():
+        path.rename(old)  # a folder cannot take the place of another one
+    new.replace(path)
+    new_meta.replace(meta)
+    remove(old)
 
 
 def add_shared(job, split=None):
@@ -813,8 +886,10 @@ def run(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
-    except (OSError, UnicodeError, ImportError) as error:
-        fail(getattr(error, "filename", None) or args.job, error)
+    except OSError as error:
+        fail(error.filename or vars(args).get("out", args.job), error)
+    except (UnicodeError, ImportError) as error:
+        fail(args.job, error)
 
 
 def read_table(path, columns, **known):
@@ -826,8 +901,9 @@ def read_table(path, columns, **known):
 
     texts = dict.fromkeys(("claim_id", "abstract_id", "claim", "label", "codes"), str)
     layout = {"sep": "\t", "quoting": csv.QUOTE_NONE, "encoding": "utf-8-sig", "low_memory": False}
+    layout |= {"na_filter": False, "skip_blank_lines": False}  # so that rows are lines
     try:
-        table = pd.read_csv(path, dtype=texts, na_filter=False, **layout)
+        table = pd.read_csv(path, dtype=texts, **layout)
     except ValueError as error:  # an empty file, another encoding, a row that is too long
         fail(path, f"{error}; see data/convert.py")
     is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
@@ -836,6 +912,7 @@ def read_table(path, columns, **known):
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
             renames)"""
         fail(f"{path}:1", found)
+    table = table[(table[list(columns)] != "").any(axis=1)]
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
@@ -853,6 +930,10 @@ def read_table(path, columns, **known):
         counted = table.groupby("claim_id").cumcount() + 1
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
+        last = table.groupby("claim_id")["score"].shift()
+        faults["the score is above that of the rank before: higher is better"] = (
+            table["score"] > last
+        )
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():
@@ -868,13 +949,21 @@ def read_corpus(path):
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                record = json.loads(line)
+                record = json.loads(line.decode("utf-8-sig"))
                 abstract_id = str(record["abstract_id"])
+                is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
+                if b"\\u" in line:
+                    json.dumps(record, ensure_ascii=False).encode()  # fails at half a character
             except (ValueError, LookupError, TypeError):
-                fail(f"{path}:{number}", "no JSON object with an abstract_id; see data/convert.py")
+                is_id = False
+            if not is_id:
+                what = "no JSON object in UTF-8 with an abstract_id of one line"
+                fail(f"{path}:{number}", f"{what}; see data/convert.py")
             if abstract_id in corpus:
                 fail(f"{path}:{number}", f"a second abstract {abstract_id}; remove one")
             corpus[abstract_id] = record
+    if not corpus:
+        fail(path, "no abstracts; see data/convert.py")
     return corpus
 
 
