@@ -541,6 +541,11 @@ def count_or_0(text):
     return within(int(text), 0)
 
 
+def amount(text):
+    """Return a number from 0 on."""
+    return within(float(text), 0)
+
+
 def share(text):
     """Return a number from 0 to 1."""
     return within(float(text), 0, 1)
@@ -783,6 +788,11 @@ def write_table(table, path):
 
 
 # --- abstracts (same in 01, 03, 04 and 05)
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
 def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
