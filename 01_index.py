@@ -288,18 +288,14 @@ def read_tuples(path, claims, texts):
     return tuples
 
 
-def rows_of(tuples, loss, path):
+def rows_of(tuples, loss):
     """Return triplets, or rows cut to the length that keeps most negatives; shorter rows go."""
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
     counts = np.array([len(row) - 2 for row in tuples])
     kept = [number * (counts >= number).sum() for number in range(max(counts, default=0) + 1)]
-    wanted = int(np.argmax(kept))
-    rows = [row[: 2 + wanted] for row in tuples if len(row) >= 2 + wanted]
-    if len(rows) < len(tuples):
-        what = f"{len(tuples) - len(rows)} of {len(tuples)} tuples are left out"
-        warn(path, f"{what}, as they have fewer than {wanted} negatives; --loss triplet takes all")
-    return rows
+    width = 2 + int(np.argmax(kept))
+    return [row[:width] for row in tuples if len(row) >= width]
 
 
 def dev_evaluator(paths, texts, seed):
@@ -349,9 +345,12 @@ def train(args):
     claims = read_table(args.claims, ["claim_id", "claim"]).set_index("claim_id")["claim"]
     texts = read_abstracts(args.corpus, args.fields, args.separator)
     tuples = read_tuples(args.examples, claims, texts)
-    rows = rows_of(tuples, args.loss, args.examples)
+    rows = rows_of(tuples, args.loss)
     if not rows:
         fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
+    if len(rows) < len(tuples):
+        what = f"{len(tuples) - len(rows)} of {len(tuples)} tuples have fewer negatives than others"
+        warn(args.examples, f"{what} and are left out; --loss triplet takes them")
     set_seed(args.seed)  # of an adapter
     encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
     encoder.similarity_fn_name = "cosine"  # in the dev evaluation, as in searches

@@ -280,7 +280,7 @@ def read_fusion(path, runs):
         setting = [[amount(weight) for weight in weights], method, amount(k)]
         METHODS[method]  # which must be there
     except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
-        fail(path, "no fusion that this script knows; make one by 02_retrieve.py fit")
+        fail(path, "no fusion; make one by 02_retrieve.py fit")
     if names != [Path(run).name for run in runs]:
         fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
     return setting

@@ -344,7 +344,7 @@ def basis_lines(counts):
 
 
 def tables_of(cells, components, claims, counts):
-    """Return the contents of the files with numbers, in the order of TABLES."""
+    """Return {ending: content} of the files with numbers, in the order of TABLES."""
     import pandas as pd
 
     tex = cell_texts(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
@@ -357,12 +357,12 @@ def tables_of(cells, components, claims, counts):
         names = [name for name in own if name != CONFUSION]
         by_claim[run] = pd.DataFrame(values_of(own, names), claims, names)
     by_claim = pd.concat(by_claim, names=["run", "claim_id"])
-    return [
-        cells["value"].to_csv(sep="\t", index_label="run"),
-        json.dumps(numbers, indent=1) + "\n",
-        tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
-        by_claim.to_csv(sep="\t", quoting=csv.QUOTE_NONE),
-    ]
+    return {
+        ".tsv": cells["value"].to_csv(sep="\t", index_label="run"),
+        ".json": json.dumps(numbers, indent=1) + "\n",
+        ".tex": tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
+        ".claims.tsv": by_claim.to_csv(sep="\t", quoting=csv.QUOTE_NONE),
+    }
 
 
 # ---------- Report
@@ -606,7 +606,8 @@ def evaluate(args):
     cells = compare(components, names, args.resamples, args.seed)
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
-    contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
+    tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
+    contents = list(tables.values())
     basis = basis_lines(counts)
     if args.report:
         data = rankings(args, runs, qrels, components)
