@@ -24,12 +24,23 @@ BM25 = "01_index.py --indexes bm25"
 LABELLED = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
 
 
+@pytest.fixture(scope="session")
+def folders(models, tmp_path_factory):
+    """A folder with tiny models: two rerankers, a classifier, an encoder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny(folder / "tiny")
+    tiny(folder / "tiny2", seed=1)
+    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+    encoder = SentenceTransformer(str(folder / "tiny"), device="cpu")
+    encoder.save_pretrained(str(folder / "encoder"))
+    return folder
+
+
 @pytest.fixture
-def small(toy):
-    """The toy with tiny models, verdicts, and examples of every shape where jobs look for them."""
-    tiny(toy / "tiny")
-    tiny(toy / "nli", ["contradiction", "neutral", "entailment"])
-    SentenceTransformer(str(toy / "tiny"), device="cpu").save_pretrained(str(toy / "encoder"))
+def small(toy, folders):
+    """The toy with these models, and with verdicts."""
+    for folder in folders.iterdir():
+        (toy / folder.name).symlink_to(folder)
     tsv(toy / "v.tsv", LABELLED, "c3|0001|1|2|NEI|0|0|1; c3|0002|2|1|REFUTES|0|1|0")
     return toy
 
@@ -125,11 +136,12 @@ def test_weights_that_were_replaced_by_hand_are_noticed(small, call, refused):
 
 
 def test_what_hf_download_leaves_changes_no_model(small, call):
-    index = ("01_index.py", "--indexes", "dense", "--dense-model", "encoder")
+    shutil.copytree(small / "encoder", small / "own")
+    index = ("01_index.py", "--indexes", "dense", "--dense-model", "own")
     facts(call(*index, cwd=small))
-    (small / "encoder/.cache/huggingface").mkdir(parents=True)
-    (small / "encoder/.cache/huggingface/.gitignore").write_text("*")
-    (small / "encoder/README.md").write_text("A model.")
+    (small / "own/.cache/huggingface").mkdir(parents=True)
+    (small / "own/.cache/huggingface/.gitignore").write_text("*")
+    (small / "own/README.md").write_text("A model.")
     facts(call("02_retrieve.py", "--out", "new", cwd=small))
     assert facts(call(*index, cwd=small))["made"] == []
 
@@ -150,7 +162,6 @@ def test_an_output_that_was_cut_or_lost_a_file_is_made_again(small, call):
 
 # ---------------------------------------------------------------- Unfinished work
 def test_unfinished_work_of_another_model_stays_until_it_is_old(small, call, killed):
-    tiny(small / "tiny2", seed=1)
     words = ("--out", "r.tsv", "--depth", 6)
     edits = {"GROUP = 1024": "GROUP = 8"}
     kill = kill_before("bar.update(start + len(group)", 2)
