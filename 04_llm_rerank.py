@@ -524,10 +524,10 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=2**31 - 1):
+def within(number, least, most=10**9):
     """Return a number of a flag; argparse refuses one out of its range."""
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
 
 
