@@ -285,10 +285,8 @@ def send_once(send, request, **options):
     return response
 
 
-def is_refusal(status, client, model):
-    """Return whether one request is at fault; if that is unclear, whether another is answered."""
-    if status in REFUSALS + OUTAGES:
-        return status in REFUSALS
+def is_answering(client, model):
+    """Return whether the server answers another question."""
     with contextlib.suppress(Exception):
         question = [{"role": "user", "content": "Say yes."}]
         return bool(client.chat.completions.create(model=model, messages=question))
@@ -298,16 +296,17 @@ def is_refusal(status, client, model):
 def refusal_of(error, body, client, errors):
     """Return why one request is refused; None if the error ends the run, and is in errors."""
     message = f"{error} {getattr(error, 'body', None) or ''}"
+    status = getattr(error, "status_code", None)
     name = getattr(error, "param", None)
+    remedy = "check address, key and model"
     if getattr(error, "code", None) in UNSUPPORTED and name in [*body]:
         extra = {key: None for key in body if name in key}  # logprobs and top_logprobs
         if name == "max_tokens":
             extra["max_completion_tokens"] = body[name]
-        errors.append(f"{message}; make requests with --extra '{json.dumps(extra)}'")
-    elif is_refusal(getattr(error, "status_code", None), client, body["model"]):
+        remedy = f"make requests with --extra '{json.dumps(extra)}'"
+    elif status in REFUSALS or (status not in OUTAGES and is_answering(client, body["model"])):
         return message
-    else:
-        errors.append(f"{message}; check address, key and model")
+    errors.append(f"{message}; {remedy}")
     return None
 
 
