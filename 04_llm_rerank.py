@@ -217,41 +217,112 @@ def fuse_run(run, candidates, sort_keys, args):
 # ---------- Backend openai
 REFUSALS = (400, 403, 413, 422)  # of one request: its form, its length, a content filter
 OUTAGES = (None, 401, 402, 404, 429)  # no connection, key, credit, no such model, rate limit
+UNSUPPORTED = ("unsupported_parameter", "unsupported_value")  # codes of a 400 by GPT-5-like models
+TIMEOUT = "timed out"
+FIRST = 32  # calls; if more than half of them are refused alike, all will be
 STORING = threading.Lock()
 
 
-def store(path, request, response, error=None):
-    """Append a reply to a file, on disk at once; a line that a kill has torn is ended first."""
+def append(path, line):
+    """Append a line to a file, on disk at once; a line that a kill has torn is ended first."""
+    try:
+        with STORING, open(path, "a+b") as file:
+            file.seek(max(0, file.tell() - 1))
+            if file.read() not in (b"", b"\n"):
+                file.write(b"\n")
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = path  # which a full disk does not name
+        raise
+
+
+def check_disk(path):
+    """Fail before the first call if the disk is full: a long line is appended, and removed."""
+    size = os.path.getsize(path)
+    try:
+        append(path, b" " * 2**16)
+    finally:
+        os.truncate(path, size)
+
+
+def scrubbed(text, args):
+    """Return a text in one line, without the key and the password in --base-url."""
+    password = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
+    for secret in (API_KEY, *password):
+        if secret:
+            text = text.replace(secret, "***")
+    return shown(text)
+
+
+def store(request, response, args, refusal=None):
+    """Append a reply to --replies, or why there is none."""
     record = {"custom_id": request["custom_id"], "request_sha256": body_digest(request["body"])}
-    record |= {"response": response, "error": error}
-    with STORING, open(path, "a+b") as file:
-        file.seek(max(0, file.tell() - 1))
-        if file.read() not in (b"", b"\n"):
-            file.write(b"\n")
-        file.write(json.dumps(record).encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    record |= {"response": response, "error": None}
+    if refusal:
+        record |= {"response": None, "error": {"message": scrubbed(refusal, args)[:500]}}
+    append(args.replies, json.dumps(record).encode())
 
 
-def retry_empty(response):
-    """Have the client repeat a call whose result, of status 200, has no choices."""
+def send_once(send, request, **options):
+    """Send a request; the client repeats a status 200 without choices, but no timeout.
+
+    What timed out may be paid for.
+    """
+    import openai
+
+    try:
+        response = send(request, **options)
+    except Exception as error:
+        if "Timeout" not in type(error).__name__:  # httpx has several
+            raise
+        raise openai.APITimeoutError(request) from error
     with contextlib.suppress(*MALFORMED):  # as an HTML page
         if not response.is_success or json.loads(response.read())["choices"]:
-            return
+            return response
     response.status_code = 520
+    return response
 
 
-def is_refusal(status, client, model):
-    """Return whether one request is at fault; if that is unclear, whether another is answered."""
-    if status in REFUSALS + OUTAGES:
-        return status in REFUSALS
+def is_answering(client, model):
+    """Return whether the server answers another question."""
     with contextlib.suppress(Exception):
         question = [{"role": "user", "content": "Say yes."}]
         return bool(client.chat.completions.create(model=model, messages=question))
     return False
 
 
-def fetch(request, client, errors, args):
+def refusal_of(error, body, client, errors):
+    """Return why one request is refused; None if the error ends the run, and is in errors."""
+    message = f"{error} {getattr(error, 'body', None) or ''}"
+    status = getattr(error, "status_code", None)
+    name = getattr(error, "param", None)
+    remedy = "check address, key and model"
+    if getattr(error, "code", None) in UNSUPPORTED and name in [*body]:
+        extra = {key: None for key in body if name in key}  # logprobs and top_logprobs
+        if name == "max_tokens":
+            extra["max_completion_tokens"] = body[name]
+        remedy = f"make requests with --extra '{json.dumps(extra)}'"
+    elif status in REFUSALS or (status not in OUTAGES and is_answering(client, body["model"])):
+        return message
+    errors.append(f"{message}; {remedy}")
+    return None
+
+
+def note(outcome, outcomes, errors):
+    """Note why a call has no completion, None if it has one; end a run in which this repeats."""
+    alike = re.sub(r"\w*\d\w*", "#", outcome or "")  # of equal reasons, ids and numbers differ
+    outcomes.append(alike)
+    number = outcomes[:FIRST].count(alike)
+    if outcomes[-2:] == [TIMEOUT, TIMEOUT]:
+        errors.append("two calls in a row timed out; give a larger --timeout")
+    elif outcome and number > FIRST / 2:
+        what = f"{number} of the first {len(outcomes)} requests are refused: {outcome}"
+        errors.append(f"{what}; fix this, give --retry-errors")
+
+
+def fetch(request, client, outcomes, errors, args):
     """Store a completion, or why the server refuses the request; collect what ends the run."""
     import openai
 
@@ -259,24 +330,25 @@ def fetch(request, client, errors, args):
         return  # no call is begun after an error
     body = request["body"]
     response = None
-    refusal = None
     try:
         raw = client.chat.completions.with_raw_response.create(
             model=body["model"], messages=body["messages"], extra_body=body
         )
         response = {"status_code": 200, "body": json.loads(raw.content)}
+        outcome = reply_of({"response": response}).error  # as of choices that are errors
+    except openai.APITimeoutError:
+        outcome = TIMEOUT
     except openai.OpenAIError as error:
-        message = f"{error} {getattr(error, 'body', None) or ''}"
-        if API_KEY:  # which a server may quote
-            message = message.replace(API_KEY, "***")
-        if not is_refusal(getattr(error, "status_code", None), client, body["model"]):
-            errors.append(f"{message}; check address, key, model and --timeout")
+        outcome = refusal_of(error, body, client, errors)
+        if not outcome:
             return
-        refusal = {"message": message[:500]}
+    note(outcome, outcomes, errors)
+    if outcome == TIMEOUT:
+        return  # the next call asks again
     try:
-        store(args.replies, request, response, refusal)
+        store(request, response, args, outcome)
     except OSError as error:
-        errors.append(f"{args.replies}: {error}; make room on the disk")
+        errors.append(f"{error}; make room on the disk")
 
 
 def ask_endpoint(waiting, args):
@@ -284,18 +356,22 @@ def ask_endpoint(waiting, args):
     import openai
     from tqdm.contrib.concurrent import thread_map
 
+    check_disk(args.replies)
+    http_client = openai.DefaultHttpxClient()
+    # The client decides what it repeats by what httpx returns or raises; it has no flag for that.
+    http_client.send = functools.partial(send_once, http_client.send)
     client = openai.OpenAI(
         base_url=args.base_url or "https://api.openai.com/v1",
         api_key=API_KEY or "none",  # local servers want none
         timeout=args.timeout,
         max_retries=RETRIES,
-        http_client=openai.DefaultHttpxClient(event_hooks={"response": [retry_empty]}),
+        http_client=http_client,
     )
     errors = []
-    call = functools.partial(fetch, client=client, errors=errors, args=args)
+    call = functools.partial(fetch, client=client, outcomes=[], errors=errors, args=args)
     thread_map(call, waiting, max_workers=args.concurrency, desc="ask")
     if errors:
-        fail(args.base_url or "openai", f"{errors[0]}, then run again to go on")
+        fail(args.base_url or "openai", scrubbed(f"{errors[0]}, then run again to go on", args))
 
 
 # ---------- Backend transformers
@@ -317,6 +393,8 @@ def load_local(name, device):
         )
     except Exception as error:  # of many kinds
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+    if len(tokenizer) < 200:  # fewer than letters: transformers makes an empty one without files
+        fail(name, "the files of its tokenizer are missing; download the whole model")
     if not tokenizer.chat_template:
         fail(name, "it has no chat template, as base models have none; take an instruct model")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -387,7 +465,7 @@ def ask_local(waiting, args):
     for batch in tqdm(batches, "ask", unit=" batches"):
         choices = generate([request["body"] for request in batch], args.device)
         for request, choice in zip(batch, choices):
-            store(args.replies, request, {"status_code": 200, "body": {"choices": [choice]}})
+            store(request, {"status_code": 200, "body": {"choices": [choice]}}, args)
 
 
 # ---------- Jobs
@@ -399,13 +477,15 @@ def answer_requests(waiting, args):
 
 def rerank(args):
     """Order candidates by a language model, and fuse with the run's scores."""
-    if args.step > args.window or (args.fewshot and args.method == "pointwise"):
-        fail(args.method, "wanted --step up to --window, and --fewshot in listwise alone")
+    if args.step > args.window:
+        fail("--step", f"{args.step} would skip abstracts; take at most --window, {args.window}")
+    if args.fewshot and args.method != "listwise":
+        fail("--fewshot", "its examples are orders; take --method listwise, or no --fewshot")
     inputs = [args.run, args.claims, args.corpus, *fewshot_files(args)]
     if args.prompt:
         inputs.append(args.prompt)
     task = task_of(args, *inputs, models=[args.model])
-    if not args.retry_errors and up_to_date(args, task, args.out):
+    if not args.retry_errors and up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
@@ -423,6 +503,7 @@ def rerank(args):
     order = listwise if args.method == "listwise" else pointwise
     run = fuse_run(run, candidates, order(candidates, ask_about, args), args)
     counts = count_replies(args)
+    task = with_replies(task, args, is_made=True)
     with written(args.out, task, rows=len(run), **counts) as new:
         write_table(run[RUN], new)
     return {"made": [args.out], "rows": len(run), **counts}
@@ -431,20 +512,17 @@ def rerank(args):
 def read_requests(path, model):
     """Return the requests of a file; a body without a model gets this one."""
     requests = {}
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                request = json.loads(line)
-                request["body"] = body = {"model": model} | request["body"]
-                is_valid = (
-                    body["model"] and body["messages"] and request["custom_id"] not in requests
-                )
-            except MALFORMED:
-                is_valid = False
-            if not is_valid:
-                what = "no custom_id of its own, or no body with messages and model (or --model)"
-                fail(f"{path}:{number}", f"{what}; fix this line")
-            requests[request["custom_id"]] = request
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+        try:
+            request = json.loads(line)
+            request["body"] = body = {"model": model} | request["body"]
+            is_valid = body["model"] and body["messages"] and request["custom_id"] not in requests
+        except MALFORMED:
+            is_valid = False
+        if not is_valid:
+            what = "no custom_id of its own, or no body with messages and model (or --model)"
+            fail(f"{path}:{number}", f"{what}; fix this line")
+        requests[request["custom_id"]] = request
     return list(requests.values())
 
 
@@ -466,16 +544,17 @@ def add_rerank(job):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
     add("--out", default="{work}/{split}/llm.tsv", help="write the reranked run to this file")
-    add("--limit", type=int, help="take only this many claims of the run (default: all)")
-    add("--depth", type=int, default=20, help="ask about this many candidates per claim")
-    add("--top-k", type=int, default=10, help="write this many abstracts per claim")
-    add("--alpha", type=float, default=ALPHA, help="weight of the run's scores, 0 to 1")
+    add("--limit", type=count, help="take only this many claims of the run (default: all)")
+    add("--depth", type=count, default=20, help="ask about this many candidates per claim")
+    add("--top-k", type=count, default=10, help="write this many abstracts per claim")
+    add("--alpha", type=share, default=ALPHA, help="weight of the run's scores, 0 to 1")
     add = job.add_argument_group("prompts").add_argument
     add("--method", choices=METHODS, default="listwise",
         help="listwise: order the abstracts of a window; pointwise: order all by P(YES) of each")
-    add("--window", type=int, default=WINDOW, help="show this many abstracts per prompt")
-    add("--step", type=int, default=STEP, help="move the window up by this many abstracts")
-    add("--best", type=int, default=0, help="ask for this many best of a window; 0 asks for all")
+    add("--window", type=count, default=WINDOW, help="show this many abstracts per prompt")
+    add("--step", type=count, default=STEP, help="move the window up by this many abstracts")
+    add("--best", type=count_or_0, default=0,
+        help="ask for this many best of a window; 0 asks for all")
     add("--fewshot", metavar="FILE", help="""show the orders of these train claims first, which
         recipes/tools/fewshot.py draws: judgements, evidence and NEI for each claim""")
     add("--prompt", metavar="FILE", help="""ask by this prompt, with {claim}, {abstracts}, and where
@@ -831,7 +910,7 @@ def filled(template, **values):
 
 def messages_of(template, **values):
     """Return a template as messages: what stands above a line "--- user" is the system's."""
-    *system, user = template.split("\n--- user\n", 1)
+    *system, user = re.split(r"\n--- user[^\S\n]*\n", template, maxsplit=1)
     turns = [("system", text) for text in system] + [("user", user)]
     return [{"role": role, "content": filled(text, **values)} for role, text in turns]
 
@@ -842,10 +921,11 @@ def read_prompt(path, *names):
     comments = re.match(r"(#.*\n)*", text)[0]
     if comments:
         print(f"{path}: its first lines are comments (#), and are not sent")
+    text = text.removeprefix(comments).strip()
     for name in names:
         if f"{{{name}}}" not in text:
             fail(path, f"it needs {{{name}}}")
-    return text.removeprefix(comments).strip()
+    return text
 
 
 def fewshot_files(args):
@@ -878,13 +958,14 @@ THOUGHTS = re.compile(  # to the last mark of their end, else from a mark of the
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)  # of odd JSON
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 REPLY_COUNTS = collections.Counter()
 COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
 REPLY_FAULTS = {
     "cut": "raise --max-tokens",
-    "unread": "they are in another form than was asked for",
+    "unread": """they are in another form than was asked for; of thoughts without an answer: raise
+        --max-tokens, or serve the model without a reasoning parser""",
 }
 CHANGE_NO_OUTPUT.update("base_url concurrency replies requests retry_errors timeout".split())
 
@@ -967,7 +1048,10 @@ def reply_of(record):
         choices = []
     if error or not choices:
         return Reply([], json.dumps(error or response)[:500], {})
-    return Reply(choices, None, body.get("usage") or {})
+    usage = {}
+    with contextlib.suppress(*MALFORMED):
+        usage = {name: int(body["usage"][name]) for name in COUNTED[-2:]}
+    return Reply(choices, None, usage)
 
 
 def read_replies(path, requests):
@@ -1020,15 +1104,27 @@ def replies_to(requests, args):
             replies = read_replies(args.replies, unique)
     missing = unique.keys() - replies.keys()
     if missing:
-        fail(args.replies, f"{len(missing)} requests have no reply; see its last lines")
+        what = f"{len(missing)} requests have no reply; run again, if need be with more --timeout"
+        fail(args.replies, what)
     for custom_id in unique:
-        for name in COUNTED[-2:]:  # tokens
-            REPLY_COUNTS[name] += replies[custom_id].usage.get(name) or 0
+        REPLY_COUNTS.update(replies[custom_id].usage)
     return [replies[request["custom_id"]] for request in requests]
 
 
+def with_replies(task, args, is_made=False):
+    """Return a task with the replies that it reads; without any, and once made, who is asked."""
+    if "replies" not in args:
+        return task  # a classifier asks nobody
+    path = Path(args.replies)
+    if path.exists() and path.stat().st_size:
+        task = task | {"replies_sha256": digest(path)}
+        if not is_made:
+            return task
+    return task | {"asked": [args.replies, shown(args.base_url or "")]}
+
+
 def answers_to(questions, form, args):
-    """Return (answers, Reply) for each question; one without an answer is asked once more."""
+    """Return (answers, Reply) for each question; an unread one is asked once more."""
     results = {}
     waiting = range(len(questions))
     for suffix in ("", RETRY_SUFFIX):
@@ -1036,7 +1132,7 @@ def answers_to(questions, form, args):
         for index, reply in zip(waiting, replies_to(requests, args)):
             answers = [questions[index].read(choice.text) for choice in reply.choices]
             results[index] = [answer for answer in answers if answer is not None], reply
-        waiting = [index for index in waiting if not (results[index][0] or results[index][1].error)]
+        waiting = [index for index in waiting if kind_of(*results[index]) == "unread"]
     for answers, reply in results.values():
         count_reply(answers, reply)
     if not REPLY_COUNTS["read"]:
@@ -1044,16 +1140,20 @@ def answers_to(questions, form, args):
     return list(results.values())
 
 
-def count_reply(answers, reply):
-    """Count a reply as read, refused, cut or unread."""
-    kind = "unread"
+def kind_of(answers, reply):
+    """Return whether a reply is read, refused, cut or unread."""
     if answers:
-        kind = "read"
-    elif reply.error:
-        kind = "refused"
+        return "read"
+    if reply.error:
+        return "refused"
+    return "cut" if any(choice.is_cut for choice in reply.choices) else "unread"
+
+
+def count_reply(answers, reply):
+    """Count a reply by its kind."""
+    kind = kind_of(answers, reply)
+    if kind == "refused":
         REPLY_FAULTS.setdefault(kind, f"{reply.error}; --retry-errors asks again")
-    elif any(choice.is_cut for choice in reply.choices):
-        kind = "cut"
     REPLY_COUNTS.update(("replies", kind))
 
 
@@ -1102,26 +1202,26 @@ def begun_by(token, labels):
 
 def token_probabilities(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one; None if it is not label."""
-    for token in (logprobs or {}).get("content") or []:
-        if begun_by(token, labels):
-            sums = dict.fromkeys(labels, 0.0)
-            for candidate in token.get("top_logprobs") or [token]:
-                for name in begun_by(candidate, labels):
-                    if candidate["logprob"] is None:  # -inf, as structured output gives it
-                        return None
-                    sums[name] += np.exp(candidate["logprob"])
-            if sums[label] == max(sums.values()) > 0:
-                return {name: sums[name] / sum(sums.values()) for name in labels}
-            return None
+    with contextlib.suppress(*MALFORMED):  # another shape, or null for -inf of structured output
+        for token in logprobs["content"]:
+            if begun_by(token, labels):
+                sums = dict.fromkeys(labels, 0.0)
+                for candidate in token.get("top_logprobs") or [token]:
+                    for name in begun_by(candidate, labels):
+                        sums[name] += np.exp(min(candidate["logprob"], 0))
+                total = sum(sums.values())
+                if sums[label] == max(sums.values()) and total > 0:  # false for NaN
+                    return {name: sums[name] / total for name in labels}
+                return None
     return None
 
 
 def label_probabilities(votes, reply, labels):
     """Return {label: probability}: of a label's tokens, else the shares of votes; None without."""
     if len(votes) == len(reply.choices) == 1:
-        text, logprobs, _ = reply.choices[0]
-        probabilities = token_probabilities(logprobs, labels, votes[0])
-        is_alone = len(words_of(text).split()) <= 4  # reasons name other labels, too
+        choice = reply.choices[0]
+        probabilities = token_probabilities(choice.logprobs, labels, votes[0])
+        is_alone = len(words_of(choice.text).split()) <= 4  # reasons name other labels, too
         if is_alone and probabilities:
             return probabilities
     return shares_of(votes, labels)
@@ -1154,8 +1254,9 @@ def with_backend(args):
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
     add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
-    add("--max-words", type=int, default=0, help="cut abstracts to this many words; 0 shows all")
-    add("--max-tokens", type=int, default=0,
+    add("--max-words", type=count_or_0, default=0,
+        help="cut abstracts to this many words; 0 shows all")
+    add("--max-tokens", type=count_or_0, default=0,
         help="limit replies, thoughts included, to this many tokens; 0 takes what the form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
@@ -1170,9 +1271,10 @@ def add_model(job):
         or a folder or hub name (default: LLM_MODEL; for transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
-    add("--concurrency", type=int, default=16, help="make this many calls at a time")
-    add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
-    add("--batch-size", type=int, default=8, help="batch this many prompts for a local model")
+    add("--concurrency", type=count, default=16, help="make this many calls at a time")
+    add("--timeout", type=lambda text: within(float(text), 0.1, 86_400), default=120,
+        help="wait this many seconds for each reply; a call that times out is not repeated")
+    add("--batch-size", type=count, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
     add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on

@@ -165,7 +165,7 @@ def label_run(args, predict, *inputs):
     """
     path = run_of(args)
     task = task_of(args, path, args.claims, args.corpus, *inputs, models=[args.model])
-    if not vars(args).get("retry_errors") and up_to_date(args, task, args.out):
+    if not vars(args).get("retry_errors") and up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     claims, abstracts = read_texts(args)
     run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
@@ -177,7 +177,7 @@ def label_run(args, predict, *inputs):
     verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
     counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
     summary = {"made": [args.out], "pairs": len(run), "labels": counts, **found}
-    with written(args.out, task, **summary) as new:
+    with written(args.out, with_replies(task, args, is_made=True), **summary) as new:
         write_table(verdicts, new)
     return summary
 
@@ -597,9 +597,11 @@ def by_language_model(run, claims, abstracts, args):
 
 def llm(args):
     """Label the pairs of a run with a language model."""
-    _, count, _ = STRATEGIES[args.strategy]
-    if len(args.prompt) != count and (args.prompt or args.strategy != "one-step"):
-        fail("--prompt", f"{args.strategy} wants {count}, as in recipes/prompts")
+    _, wanted, _ = STRATEGIES[args.strategy]
+    if len(args.prompt) != wanted and (args.prompt or args.strategy != "one-step"):
+        fail("--prompt", f"{args.strategy} wants {wanted}, as those in recipes/prompts")
+    if args.fewshot and args.strategy != "one-step":
+        fail("--fewshot", "its examples are labels; take --strategy one-step, or no --fewshot")
     return label_run(args, by_language_model, *args.prompt, *fewshot_files(args))
 
 
@@ -673,8 +675,9 @@ def add_run(job, out, top_k):
         rerank.tsv, else hybrid.tsv)""")
     add_texts(add)
     add_fields(add)
-    add("--limit", type=int, help="take only this many claims of the run (default: all)")
-    add("--top-k", type=int, default=top_k, help="label this many abstracts per claim; 0 is all")
+    add("--limit", type=count, help="take only this many claims of the run (default: all)")
+    add("--top-k", type=count_or_0, default=top_k,
+        help="label this many abstracts per claim; 0 is all")
     add("--out", default=out, help="write the verdicts on pairs to this file")
 
 def add_length(add):
@@ -737,7 +740,7 @@ def add_llm(job):
         for evidence, then its direction; or for the labels of many pairs by one prompt""")
     add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask by these prompts, as those in
         recipes/prompts: two-step wants two (default: the script's own, for one-step)""")
-    add("--pairs-per-prompt", type=int, default=50, help="batch: show this many pairs at once")
+    add("--pairs-per-prompt", type=count, default=50, help="batch: show this many pairs at once")
     add("--fewshot", metavar="FILE", help="""one-step: show the labels of these train pairs first,
         which recipes/tools/fewshot.py draws""")
     add_requests(job)
@@ -1341,7 +1344,7 @@ def filled(template, **values):
 
 def messages_of(template, **values):
     """Return a template as messages: what stands above a line "--- user" is the system's."""
-    *system, user = template.split("\n--- user\n", 1)
+    *system, user = re.split(r"\n--- user[^\S\n]*\n", template, maxsplit=1)
     turns = [("system", text) for text in system] + [("user", user)]
     return [{"role": role, "content": filled(text, **values)} for role, text in turns]
 
@@ -1352,10 +1355,11 @@ def read_prompt(path, *names):
     comments = re.match(r"(#.*\n)*", text)[0]
     if comments:
         print(f"{path}: its first lines are comments (#), and are not sent")
+    text = text.removeprefix(comments).strip()
     for name in names:
         if f"{{{name}}}" not in text:
             fail(path, f"it needs {{{name}}}")
-    return text.removeprefix(comments).strip()
+    return text
 
 
 def fewshot_files(args):
@@ -1388,13 +1392,14 @@ THOUGHTS = re.compile(  # to the last mark of their end, else from a mark of the
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)  # of odd JSON
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 REPLY_COUNTS = collections.Counter()
 COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
 REPLY_FAULTS = {
     "cut": "raise --max-tokens",
-    "unread": "they are in another form than was asked for",
+    "unread": """they are in another form than was asked for; of thoughts without an answer: raise
+        --max-tokens, or serve the model without a reasoning parser""",
 }
 CHANGE_NO_OUTPUT.update("base_url concurrency replies requests retry_errors timeout".split())
 
@@ -1477,7 +1482,10 @@ def reply_of(record):
         choices = []
     if error or not choices:
         return Reply([], json.dumps(error or response)[:500], {})
-    return Reply(choices, None, body.get("usage") or {})
+    usage = {}
+    with contextlib.suppress(*MALFORMED):
+        usage = {name: int(body["usage"][name]) for name in COUNTED[-2:]}
+    return Reply(choices, None, usage)
 
 
 def read_replies(path, requests):
@@ -1530,15 +1538,27 @@ def replies_to(requests, args):
             replies = read_replies(args.replies, unique)
     missing = unique.keys() - replies.keys()
     if missing:
-        fail(args.replies, f"{len(missing)} requests have no reply; see its last lines")
+        what = f"{len(missing)} requests have no reply; run again, if need be with more --timeout"
+        fail(args.replies, what)
     for custom_id in unique:
-        for name in COUNTED[-2:]:  # tokens
-            REPLY_COUNTS[name] += replies[custom_id].usage.get(name) or 0
+        REPLY_COUNTS.update(replies[custom_id].usage)
     return [replies[request["custom_id"]] for request in requests]
 
 
+def with_replies(task, args, is_made=False):
+    """Return a task with the replies that it reads; without any, and once made, who is asked."""
+    if "replies" not in args:
+        return task  # a classifier asks nobody
+    path = Path(args.replies)
+    if path.exists() and path.stat().st_size:
+        task = task | {"replies_sha256": digest(path)}
+        if not is_made:
+            return task
+    return task | {"asked": [args.replies, shown(args.base_url or "")]}
+
+
 def answers_to(questions, form, args):
-    """Return (answers, Reply) for each question; one without an answer is asked once more."""
+    """Return (answers, Reply) for each question; an unread one is asked once more."""
     results = {}
     waiting = range(len(questions))
     for suffix in ("", RETRY_SUFFIX):
@@ -1546,7 +1566,7 @@ def answers_to(questions, form, args):
         for index, reply in zip(waiting, replies_to(requests, args)):
             answers = [questions[index].read(choice.text) for choice in reply.choices]
             results[index] = [answer for answer in answers if answer is not None], reply
-        waiting = [index for index in waiting if not (results[index][0] or results[index][1].error)]
+        waiting = [index for index in waiting if kind_of(*results[index]) == "unread"]
     for answers, reply in results.values():
         count_reply(answers, reply)
     if not REPLY_COUNTS["read"]:
@@ -1554,16 +1574,20 @@ def answers_to(questions, form, args):
     return list(results.values())
 
 
-def count_reply(answers, reply):
-    """Count a reply as read, refused, cut or unread."""
-    kind = "unread"
+def kind_of(answers, reply):
+    """Return whether a reply is read, refused, cut or unread."""
     if answers:
-        kind = "read"
-    elif reply.error:
-        kind = "refused"
+        return "read"
+    if reply.error:
+        return "refused"
+    return "cut" if any(choice.is_cut for choice in reply.choices) else "unread"
+
+
+def count_reply(answers, reply):
+    """Count a reply by its kind."""
+    kind = kind_of(answers, reply)
+    if kind == "refused":
         REPLY_FAULTS.setdefault(kind, f"{reply.error}; --retry-errors asks again")
-    elif any(choice.is_cut for choice in reply.choices):
-        kind = "cut"
     REPLY_COUNTS.update(("replies", kind))
 
 
@@ -1612,26 +1636,26 @@ def begun_by(token, labels):
 
 def token_probabilities(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one; None if it is not label."""
-    for token in (logprobs or {}).get("content") or []:
-        if begun_by(token, labels):
-            sums = dict.fromkeys(labels, 0.0)
-            for candidate in token.get("top_logprobs") or [token]:
-                for name in begun_by(candidate, labels):
-                    if candidate["logprob"] is None:  # -inf, as structured output gives it
-                        return None
-                    sums[name] += np.exp(candidate["logprob"])
-            if sums[label] == max(sums.values()) > 0:
-                return {name: sums[name] / sum(sums.values()) for name in labels}
-            return None
+    with contextlib.suppress(*MALFORMED):  # another shape, or null for -inf of structured output
+        for token in logprobs["content"]:
+            if begun_by(token, labels):
+                sums = dict.fromkeys(labels, 0.0)
+                for candidate in token.get("top_logprobs") or [token]:
+                    for name in begun_by(candidate, labels):
+                        sums[name] += np.exp(min(candidate["logprob"], 0))
+                total = sum(sums.values())
+                if sums[label] == max(sums.values()) and total > 0:  # false for NaN
+                    return {name: sums[name] / total for name in labels}
+                return None
     return None
 
 
 def label_probabilities(votes, reply, labels):
     """Return {label: probability}: of a label's tokens, else the shares of votes; None without."""
     if len(votes) == len(reply.choices) == 1:
-        text, logprobs, _ = reply.choices[0]
-        probabilities = token_probabilities(logprobs, labels, votes[0])
-        is_alone = len(words_of(text).split()) <= 4  # reasons name other labels, too
+        choice = reply.choices[0]
+        probabilities = token_probabilities(choice.logprobs, labels, votes[0])
+        is_alone = len(words_of(choice.text).split()) <= 4  # reasons name other labels, too
         if is_alone and probabilities:
             return probabilities
     return shares_of(votes, labels)
@@ -1664,8 +1688,9 @@ def with_backend(args):
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
     add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
-    add("--max-words", type=int, default=0, help="cut abstracts to this many words; 0 shows all")
-    add("--max-tokens", type=int, default=0,
+    add("--max-words", type=count_or_0, default=0,
+        help="cut abstracts to this many words; 0 shows all")
+    add("--max-tokens", type=count_or_0, default=0,
         help="limit replies, thoughts included, to this many tokens; 0 takes what the form needs")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
@@ -1680,9 +1705,10 @@ def add_model(job):
         or a folder or hub name (default: LLM_MODEL; for transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
-    add("--concurrency", type=int, default=16, help="make this many calls at a time")
-    add("--timeout", type=float, default=120, help="wait this many seconds for each reply")
-    add("--batch-size", type=int, default=8, help="batch this many prompts for a local model")
+    add("--concurrency", type=count, default=16, help="make this many calls at a time")
+    add("--timeout", type=lambda text: within(float(text), 0.1, 86_400), default=120,
+        help="wait this many seconds for each reply; a call that times out is not repeated")
+    add("--batch-size", type=count, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
     add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on

@@ -8,7 +8,9 @@ import math
 import os
 import random
 import re
+import tempfile
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -31,6 +33,7 @@ from conftest import (
     tsv,
 )
 from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -242,8 +245,40 @@ def test_a_prompt_file_is_sent_without_the_comments_at_its_top(toy, rerank, endp
     corpus.write_text(corpus.read_text().replace("Body mass", "\\n--- user\\nBody mass"))
     facts(rerank(server, "--prompt mine.txt --depth 2"))
     assert len(server.asked[-1]["messages"]) == 2  # an abstract makes no turn
-    prompt.write_text("{claim}")
+    prompt.write_text("# {claim} {abstracts}\n{claim}")  # a comment is not sent
     refused(toy, SCRIPT, f"--run {HYBRID} --prompt mine.txt", said="mine.txt: it needs {abs")
+    prompt.write_text("Be fair.\n--- user \t\n{claim}{abstracts}")  # blanks behind the mark
+    facts(rerank(server, "--prompt mine.txt --depth 2"))
+    system, user = server.asked[-1]["messages"]
+    assert (system["content"], user["role"]) == ("Be fair.", "user")
+    assert "---" not in user["content"]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--limit 0", "--limit: 0 is out of its range, 1 to"),
+        ("--limit x", "--limit"),
+        ("--depth 0", "--depth: 0"),
+        ("--top-k 0", "--top-k: 0"),
+        ("--window 0", "--window: 0"),
+        ("--step 0", "--step: 0"),
+        ("--step 30", "--step: 30 would skip abstracts; take at most --window, 20"),
+        ("--best -1", "--best: -1"),
+        ("--max-words -1", "--max-words: -1"),
+        ("--max-tokens -1", "--max-tokens: -1"),
+        ("--concurrency 0", "--concurrency: 0"),
+        ("--batch-size 0", "--batch-size: 0"),
+        ("--alpha 1.5", "--alpha: 1.5"),
+        ("--alpha nan", "--alpha: nan"),
+        ("--timeout 0", "--timeout: 0.0"),
+        ("--timeout inf", "--timeout: inf"),
+        ("--fewshot data/demo/qrels.train.tsv --method pointwise", "--fewshot: its examples are"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_anything_is_paid(toy, refused, words, said):
+    base = f"--run {HYBRID} --base-url http://127.0.0.1:9/v1 --model toy"
+    refused(toy, SCRIPT, f"{base} {words}", said=said)
 
 
 def test_examples_keep_the_order_of_their_file_and_put_evidence_first(tmp_path):
@@ -371,7 +406,12 @@ def test_200_prompts_through_faults_give_the_same_as_without(toy, rerank, endpoi
     words = "--window 8 --step 4 --depth 12 --alpha 0"
     server = endpoint(moody)
     calm = endpoint(last_first)
-    made = facts(rerank(server, f"{words} --timeout 3"))
+    for _ in range(9):  # what timed out is left to the next call
+        done = rerank(server, f"{words} --timeout 3")
+        if done.returncode == 0:
+            break
+        assert "--timeout" in done.stderr
+    made = facts(done)
     assert len(server.asked) > 460
     assert len(server.answered) == len(set(server.answered))
     assert (made["replies"], made["unread"], made["refused"]) == (400, 0, 0)
@@ -418,12 +458,24 @@ def completions(*texts, reason="stop"):
     return {"raw": json.dumps({"choices": choices, "usage": usage}).encode()}
 
 
+PARSER = """than was asked for; of thoughts without an answer: raise --max-tokens, or serve the \
+model without a reasoning parser"""
+
+
+def thoughts(field):
+    """What a server sends whose reasoning parser takes the whole answer for thoughts."""
+    message = {"content": None, field: "The order is [2] > [1]."}
+    return {"raw": json.dumps({"choices": [{"message": message}]}).encode()}
+
+
 @pytest.mark.parametrize(
     "reply, said",
     [
         (completions(None, reason="length"), "3 cut (raise --max-tokens)"),
         ("I cannot rank [1] and [2].", "3 unread ("),
         ({"status": 400, "text": "max_tokens is not known"}, "3 refused ("),
+        (thoughts("reasoning_content"), f"3 unread (they are in another form {PARSER})"),
+        (thoughts("reasoning"), f"3 unread (they are in another form {PARSER})"),
     ],
 )
 def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, reply, said):
@@ -431,7 +483,7 @@ def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, 
     for _ in range(2):  # no second window is asked for, and nothing once more
         done = rerank(server, "--window 4 --step 2")
         assert done.returncode == 2 and f"error: {REPLIES}: of 3 replies, {said}" in done.stderr
-        assert len(server.asked) == (3 if "refused" in said else 6) and not (toy / OUT).exists()
+        assert len(server.asked) == (6 if "unread" in said else 3) and not (toy / OUT).exists()
 
 
 def test_choices_vote_tokens_are_summed_and_a_first_look_is_short(toy, call, endpoint):
@@ -475,10 +527,267 @@ def test_a_full_disk_ends_all_calls_and_what_was_written_counts(toy, rerank, end
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
         done = rerank(server, "--concurrency 4")
-    assert done.returncode == 2 and "No space left on device; make room" in done.stderr
-    assert len(server.asked) <= 14 and not (toy / OUT).exists()
+    said = f"No space left on device: '{REPLIES}'; make room"
+    assert done.returncode == 2 and said in done.stderr
+    assert 10 <= len(server.asked) <= 14 and not (toy / OUT).exists()
     facts(rerank(server))
     assert len(server.asked) == 60
+
+
+def test_a_full_disk_is_noticed_before_the_first_call(toy, rerank, endpoint, monkeypatch):
+    server = endpoint(last_first)
+    (toy / REPLIES).write_text('{"torn')
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        done = rerank(server)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == (
+        f"error: {REPLIES}: [Errno 28] No space left on device: '{REPLIES}'"
+    )
+    assert server.asked == [] and (toy / REPLIES).read_text() == '{"torn'
+    facts(rerank(server))
+    assert " " * 99 not in (toy / REPLIES).read_text()
+
+
+def test_an_error_of_the_system_names_the_file_of_replies(toy, call, monkeypatch):
+    tiny_llm(toy / "llm")
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    words = f"--run {HYBRID} --backend transformers --model llm --method pointwise"
+    done = call(SCRIPT, words, cwd=toy)
+    assert f"error: {REPLIES}: [Errno 28] No space left" in done.stderr and done.returncode == 2
+
+
+# ---------------------------------------------------------------- Money
+def test_a_call_that_times_out_is_not_repeated_and_left_to_the_next_run(toy, rerank, endpoint):
+    slow = {"sleep": 1.5, "text": "[1]"}
+    server = endpoint(lambda prompt: slow if "Claim: Polar" in prompt else last_first(prompt))
+    for number in (1, 2):
+        done = rerank(server, "--timeout 0.5 --concurrency 1")
+        assert done.returncode == 2
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(f"error: {REPLIES}: 1 requests have no reply; run again")
+        assert last.endswith("--timeout")
+        assert len(records(toy / REPLIES)) == 2 and len(server.asked) == 2 + number
+    assert facts(rerank(server, "--timeout 9"))["replies"] == 3 and len(server.asked) == 5
+
+
+def test_two_timeouts_in_a_row_end_the_run(toy, rerank, endpoint):
+    many(toy, 20)
+    server = endpoint(lambda prompt: {"sleep": 1, "text": "[1]"})
+    done = rerank(server, "--timeout 0.3 --concurrency 1")
+    said = f"error: {server.url}: two calls in a row timed out; give a larger --timeout, then run"
+    assert done.returncode == 2 and said in done.stderr
+    assert len(server.asked) == 2 and (toy / REPLIES).read_bytes() == b""
+
+
+def refusal(message, **fields):
+    """A 400 in the form of OpenAI's errors."""
+    error = {"message": message, "type": "invalid_request_error", **fields}
+    return {"status": 400, "raw": json.dumps({"error": error}).encode()}
+
+
+PARAMETERS = [
+    ("unsupported_parameter", "max_tokens", {"max_tokens": None, "max_completion_tokens": 184}),
+    ("unsupported_value", "temperature", {"temperature": None}),
+    ("unsupported_parameter", "logprobs", {"logprobs": None, "top_logprobs": None}),
+]
+
+
+@pytest.mark.parametrize("code, name, extra", PARAMETERS)
+def test_a_parameter_that_a_model_refuses_ends_the_run(toy, rerank, endpoint, code, name, extra):
+    many(toy, 20)
+
+    def reply(prompt):
+        if name not in server.asked[-1]:
+            return "YES" if name == "logprobs" else last_first(prompt)
+        return refusal(f"'{name}' is not supported with this model.", code=code, param=name)
+
+    server = endpoint(reply)
+    words = "--concurrency 1 --depth 20"
+    if name == "logprobs":
+        words += " --method pointwise --depth 1"
+    else:
+        words += " --max-tokens 184"
+    done = rerank(server, words)
+    flag = f"--extra '{json.dumps(extra)}'"
+    assert done.returncode == 2 and flag in done.stderr.splitlines()[-1]
+    assert len(server.asked) == 1 and (toy / REPLIES).read_bytes() == b""
+    flag = json.dumps(extra, separators=(",", ":"))
+    assert facts(rerank(server, f"{words} --extra {flag}"))["refused"] == 0
+
+
+def test_what_a_model_refuses_in_one_prompt_is_no_parameter(toy, rerank, endpoint):
+    bad = refusal("no such role", code="unsupported_value", param="messages[0].role")
+    server = endpoint(lambda prompt: bad if "Claim: Polar" in prompt else last_first(prompt))
+    assert facts(rerank(server))["refused"] == 1
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_a_run_ends_if_most_of_its_first_requests_are_refused_alike(
+    toy, rerank, endpoint, is_alike
+):
+    many(toy, 60)
+
+    def reply(prompt):
+        number = len(server.asked)
+        if number % 3 == 0:
+            return last_first(prompt)
+        return refusal(f"no: {number} tokens, req_{number}x" if is_alike else "a" * number)
+
+    server = endpoint(reply)
+    done = rerank(server, "--concurrency 1")
+    if is_alike:  # requests 1, 2, 4, 5, 7, 8, ..., 22, 23, 25
+        said = "17 of the first 25 requests are refused: Error code: 400 - no: 25 tokens"
+        assert done.returncode == 2 and said in done.stderr.splitlines()[-1]
+        assert len(server.asked) == 25 and not (toy / OUT).exists()
+        server.reply = last_first
+        assert facts(rerank(server, "--retry-errors"))["refused"] == 0
+        assert len(server.asked) == 25 + 60 - 8
+    else:
+        assert facts(done)["refused"] == 40
+
+
+def test_a_password_in_the_address_is_kept_nowhere(toy, rerank, endpoint, contents):
+    server = endpoint(lambda prompt: refusal("who is user:pa55w0rd?"))
+    address = SimpleNamespace(url=server.url.replace("//", "//user:pa55w0rd@"))
+    failed = rerank(address)
+    server.reply = lambda prompt: {"status": 401, "text": "pa55w0rd\u2028is wrong, pa55w0rd"}
+    outage = rerank(address, "--retry-errors")
+    assert outage.returncode == 2 and "error: http://***@127.0.0.1" in outage.stderr
+    assert "*** is wrong, ***" in outage.stderr
+    server.reply = last_first
+    facts(rerank(address, "--retry-errors"))
+    said = failed.stderr + failed.stdout + outage.stderr + outage.stdout
+    assert "pa55w0rd" not in said + str(contents(toy))
+
+
+def test_replies_and_who_is_asked_for_them_make_an_output(toy, rerank, endpoint):
+    server = endpoint(last_first)
+    other = endpoint(lambda prompt: " > ".join(reversed(last_first(prompt).split(" > "))))
+    facts(rerank(server, "--alpha 0"))
+    first = orders(toy / OUT)
+    for address in (server, other):
+        assert "up to date" in rerank(address, "--alpha 0").stdout
+    assert other.asked == []
+    facts(rerank(other, "--alpha 0 --replies new.jsonl"))  # asks another endpoint
+    assert orders(toy / OUT) != first and len(other.asked) == 3
+    assert facts(rerank(server, "--alpha 0"))["made"]  # the first replies are read anew
+    assert orders(toy / OUT) == first and len(server.asked) == 3
+    (toy / REPLIES).unlink()
+    assert "up to date" in rerank(server, "--alpha 0").stdout
+    assert facts(rerank(other, "--alpha 0"))["made"]
+    assert (len(server.asked), len(other.asked)) == (3, 6)
+
+
+# ---------------------------------------------------------------- Odd replies
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([10**400, "", "text", "YES", "length", "\ud800", "9" * 5000])
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+TOKEN = {"token": "YES", "logprob": -0.1, "top_logprobs": [{"token": "YES", "logprob": -0.1}]}
+CHOICE = {"message": {"content": "YES", "reasoning": "so"}, "finish_reason": "stop", "index": 0}
+WHOLE = {
+    "custom_id": "a",
+    "request_sha256": None,
+    "error": None,
+    "response": {
+        "status_code": 200,
+        "body": {
+            "choices": [CHOICE | {"logprobs": {"content": [TOKEN, TOKEN]}, "error": None}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 3},
+            "error": None,
+        },
+    },
+}
+
+
+def places_in(value, path=()):
+    """Return the paths of all places in a JSON value."""
+    entries = []
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+    found = [path]
+    for key, inner in entries:
+        found += places_in(inner, (*path, key))
+    return found
+
+
+def replaced(value, path, new):
+    """Return a JSON value with new in a place; without this place, if new is MISSING."""
+    if not path:
+        return new
+    key, *rest = path
+    copy = value.copy()
+    if new is MISSING and not rest:
+        del copy[key]
+    else:
+        copy[key] = replaced(value[key], rest, new)
+    return copy
+
+
+MISSING = object()
+PLACES = places_in(WHOLE)
+
+
+@settings_of_hypothesis(max_examples=300, deadline=None)
+@given(st.sampled_from(PLACES[1:]), st.just(MISSING) | JSON)
+def test_no_json_in_any_place_of_a_reply_is_a_traceback(place, new):
+    reads = functools.partial(KIT.label_in, labels=("YES", "NO"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "replies")
+        path.write_text(json.dumps(replaced(WHOLE, place, new)))
+        requests = {"a": {"custom_id": "a", "body": {}}}
+        for reply in KIT.read_replies(path, requests).values():
+            votes = [reads(choice.text) for choice in reply.choices]
+            votes = [vote for vote in votes if vote]
+            KIT.count_reply(votes, reply)
+            KIT.REPLY_COUNTS.update(reply.usage)
+            found = KIT.label_probabilities(votes, reply, ("YES", "NO"))
+            assert found is None or sum(found.values()) == pytest.approx(1)
+            KIT.order_in("".join(choice.text for choice in reply.choices), 3)
+
+
+ODD = [
+    {"usage": [1, 2]},
+    {"usage": {"prompt_tokens": "7", "completion_tokens": None}},
+    {"choices": [CHOICE | {"logprobs": {"content": [{"logprob": 0}]}}]},
+    {"choices": [CHOICE | {"logprobs": [7]}]},
+    {"choices": [CHOICE | {"logprobs": {"content": [TOKEN | {"logprob": "x"}]}}]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_parts_of_a_reply_leave_its_answer(toy, rerank, endpoint, odd):
+    raw = json.dumps({"choices": [CHOICE], "usage": None} | odd).encode()
+    server = endpoint(lambda prompt: {"raw": raw})
+    made = facts(rerank(server, "--method pointwise --depth 1"))
+    assert (made["unread"], made["replies"], made["prompt_tokens"]) == (0, 3, 0)
+
+
+def test_a_choice_with_an_error_is_no_answer_and_its_key_is_not_kept(
+    toy, rerank, endpoint, contents
+):
+    error = {"code": 502, "message": f"upstream {SECRET}"}
+    raw = json.dumps({"choices": [CHOICE | {"error": error}]}).encode()
+    server = endpoint(lambda prompt: {"raw": raw} if "Claim: Polar" in prompt else "YES")
+    done = rerank(server, "--method pointwise --depth 1")
+    assert facts(done)["refused"] == 1 and len(server.asked) == 3
+    assert "upstream ***" in done.stderr and SECRET not in str(contents(toy))
 
 
 def test_a_second_process_is_told_that_another_one_asks(toy, refused):

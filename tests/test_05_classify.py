@@ -315,6 +315,43 @@ def test_what_gives_no_label_is_asked_again_and_then_counted(toy, llm, endpoint,
     assert facts(llm(server, "--top-k 2 --prompt mine.txt"))["replies"] == 6
 
 
+def test_other_replies_are_labelled_anew_and_the_same_ones_are_not_asked_for(toy, llm, endpoint):
+    server = endpoint(lambda prompt: "SUPPORTS")
+    other = endpoint(lambda prompt: "REFUTES")
+    assert facts(llm(server, "--top-k 1"))["labels"]["SUPPORTS"] == 3
+    assert "up to date" in llm(other, "--top-k 1").stdout
+    words = "--top-k 1 --replies other.jsonl"
+    assert facts(llm(other, words))["labels"]["REFUTES"] == 3
+    assert "up to date" in llm(server, words).stdout
+    assert facts(llm(server, "--top-k 1"))["labels"]["SUPPORTS"] == 3
+    assert (len(server.asked), len(other.asked)) == (3, 3)
+    (toy / VERDICTS.replace(".tsv", ".replies.jsonl")).write_bytes(b"")  # they are gone
+    assert "up to date" in llm(server, "--top-k 1").stdout
+    assert facts(llm(other, "--top-k 1"))["labels"]["REFUTES"] == 3
+    assert (len(server.asked), len(other.asked)) == (3, 6)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--limit 0", "--limit: 0 is out of its range, 1 to"),
+        ("--top-k -1", "--top-k: -1 is out of its range, 0 to"),
+        ("--pairs-per-prompt 0", "--pairs-per-prompt: 0"),
+        ("--concurrency 0", "--concurrency: 0"),
+        ("--max-tokens -1", "--max-tokens: -1"),
+        ("--timeout 0", "--timeout: 0.0"),
+        ("--strategy two-step", "--prompt: two-step wants 2, as those in recipes/prompts"),
+        (
+            f"--strategy batch --prompt {PROMPTS}/batch.txt --fewshot data/demo/qrels.train.tsv",
+            "--fewshot: its examples are labels; take --strategy one-step",
+        ),
+    ],
+)
+def test_a_flag_out_of_range_is_refused_before_anything_is_paid(toy, refused, words, said):
+    base = f"llm {HYBRID} --base-url http://127.0.0.1:9/v1 --model toy"
+    refused(toy, SCRIPT, f"{base} {words}", said=said)
+
+
 def test_two_steps_and_examples(toy, llm, endpoint):
     def reply(prompt):
         if "EVIDENCE or UNKNOWN" in prompt:
@@ -368,7 +405,7 @@ def test_votes_have_shares(toy, llm, endpoint):
 def test_no_call_outlives_a_kill_and_none_is_paid_twice(toy, call, killed, endpoint, script, words):
     server = endpoint(lambda prompt: {"text": "NEI" if "NEI" in prompt else "NO", "sleep": 0.05})
     words += f" {HYBRID} --base-url {server.url} --model toy --concurrency 4"
-    kill = kill_before("os.fsync(file.fileno())", 8)
+    kill = kill_before("os.fsync(file.fileno())", 9)  # the first one is of no reply
     edits = {} if script == SCRIPT else kill
     text = (ROOT / "04_llm_rerank.py").read_text()
     (statement,) = kill

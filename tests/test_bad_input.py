@@ -98,6 +98,17 @@ def test_a_model_runs_no_code_and_a_damaged_one_is_refused(ready, refused, kind,
     assert not (ready / "pwned").exists()
 
 
+def test_a_model_without_the_files_of_its_tokenizer_is_refused(ready, refused):
+    folder = shutil.copytree(ready / "llm", ready / "part")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = ("04_llm_rerank.py", "--backend", "transformers", "--model", "part")
+    refused(ready, *words, said="part: the files of its tokenizer are missing", kept=".replies")
+
+
 def test_a_base_model_has_no_chat_template(ready, refused):
     folder = shutil.copytree(ready / "llm", ready / "base")
     (folder / "chat_template.jinja").unlink()

@@ -80,7 +80,7 @@ def test_batches_are_sent_looked_up_and_fetched_once(toy, batch, queue, call, co
     (one, two), (three,) = queue.files  # no third
     (toy / f"{AT}.replies.jsonl").write_text('{"torn": ')
     queue.found["output"] = [reply(one)]
-    queue.found["errors"] = [reply(two, {"code": "request_timeout"})]
+    queue.found["errors"] = [reply(two, {"code": "request_timeout"}), reply("x", "odd"), 7]
     queue.found["expired"] = [reply(three, {"code": "batch_expired"})]
     files = {"output_file_id": "output", "error_file_id": "errors"}
     queue.found["batch-1"][0] |= {"status": "completed", **files}
@@ -95,7 +95,12 @@ def test_batches_are_sent_looked_up_and_fetched_once(toy, batch, queue, call, co
     facts(batch("--wait --interval 0.1"))
     assert not list(toy.rglob("*.batches.json*"))
     _, *lines = (toy / f"{AT}.replies.jsonl").read_text().splitlines()
-    assert [json.loads(line)["custom_id"] for line in lines] == [one, two, three]
+    assert [json.loads(line)["custom_id"] for line in lines if line != "7"] == [
+        one,
+        two,
+        "x",
+        three,
+    ]
     assert KEY not in str(contents(toy)) + first.stdout + expired.stderr
     done = call(*STAGE, cwd=toy)
     assert facts(done)["rows"] and "of 3 replies, 1 refused" in done.stderr
@@ -120,6 +125,45 @@ def test_what_cannot_be_sent_is_one_line(toy, program, refused, monkeypatch):
     refused(toy, *words, said="OPENAI_API_KEY: not set", by=program)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     refused(toy, *words, said="requests.jsonl:1: no request that names a model", by=program)
+
+
+def test_numbers_out_of_range_and_replies_in_the_place_of_requests_are_refused(
+    toy, program, refused, queue
+):
+    request = {"custom_id": "1", "body": {"model": "toy", "messages": [{"role": "user"}]}}
+    jsonl(toy / "requests.jsonl", request)
+    words = ("tools/openai_batch", "requests.jsonl --replies ./requests.jsonl")
+    refused(toy, *words, said="--replies: ./requests.jsonl holds the requests", by=program)
+    for flag in ("--max-requests", "--interval"):
+        words = ("tools/openai_batch", f"requests.jsonl {flag} 0")
+        refused(toy, *words, said=f"{flag}: 0", by=program)
+    assert queue.files == []
+
+
+def test_files_of_others_and_batches_of_other_replies_are_kept(toy, batch, queue):
+    other = toy / f"{AT}.replies.batches.json.tmp"
+    other.write_text("mine")
+    assert batch().returncode == 3
+    assert batch(f"--replies {AT}.one").returncode == 3
+    assert batch(f"--replies {AT}.two").returncode == 3
+    assert len(queue.files) == 6  # two batches for each of the three files
+    assert other.read_text() == "mine"
+    assert len(list(toy.rglob("*.batches.json"))) == 3
+
+
+def test_keys_are_shown_nowhere(toy, batch, queue, monkeypatch, contents):
+    address = f"http://user:pa55w0rd@127.0.0.1:{queue.server_port}/v1"
+    monkeypatch.setenv("LLM_BASE_URL", address)
+    assert batch().returncode == 3
+    queue.found["batch-1"][0]["errors"] = {"data": [{"message": f"{KEY} or pa55w0rd is wrong"}]}
+    done = batch()
+    assert done.returncode == 3 and "*** or *** is wrong" in done.stderr
+    queue.found["batch-1"] = []  # which is no JSON
+    failed = batch()
+    assert failed.returncode == 2 and "error: http://***@127.0.0.1" in failed.stderr
+    said = done.stderr + failed.stderr + failed.stdout + batch("--help").stdout
+    for secret in (KEY, "pa55w0rd"):
+        assert secret not in said + str(contents(toy))
 
 
 def test_a_batch_is_limited_in_bytes():

@@ -17,6 +17,7 @@ Example
     python recipes/tools/openai_batch.py work/demo/test/llm.requests.jsonl --wait
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -31,6 +32,11 @@ BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
 ENDED = ("completed", "failed", "expired", "cancelled")  # the other states are in progress
 NEVER_RUN = ("batch_expired", "batch_cancelled")  # codes of lines that answer nothing
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
+
+
+def scrubbed(text, args):
+    """Return a text of a server in one line, without the key and the password in --base-url."""
+    return kit.SCRIPT.scrubbed(str(text).replace(API_KEY or "***", "***"), args)
 
 
 def read_requests(path):
@@ -57,7 +63,8 @@ def read_batches(path):
 
 def write_batches(path, batches):
     """Write them whole or not at all; without a batch, remove the file."""
-    new = Path(f"{path}.tmp")
+    new = Path(f"{path}.{os.getpid()}.tmp")
+    kit.SCRIPT.clear(path)  # of what a kill has left
     new.write_text(json.dumps(batches), encoding="utf-8")
     new.replace(path)
     if not batches:
@@ -120,8 +127,10 @@ def lines_of(batch, client):
     answers = []
     for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
         for line in client.files.content(file_id).read().splitlines():
-            error = json.loads(line).get("error") or {}
-            if error.get("code") not in NEVER_RUN:
+            code = None
+            with contextlib.suppress(*kit.SCRIPT.MALFORMED):  # without an error, or torn
+                code = json.loads(line)["error"]["code"]
+            if code not in NEVER_RUN:
                 answers.append(line)
     return answers
 
@@ -131,7 +140,8 @@ def fetch(file, client, args):
     batches = read_batches(args.batches)
     for batch_id in list(batches):
         batch = client.batches.retrieve(batch_id)
-        print(batch_id, batch.status, batch.request_counts, batch.errors, file=sys.stderr)
+        state = f"{batch_id} {batch.status} {batch.request_counts} {batch.errors}"
+        print(scrubbed(state, args), file=sys.stderr)
         if batch.status in ENDED:
             append(lines_of(batch, client), file)
             del batches[batch_id]
@@ -146,6 +156,8 @@ def batch(args):
     if not API_KEY and not args.base_url:
         kit.fail("OPENAI_API_KEY", "not set; set it, or name another service with --base-url")
     requests = read_requests(args.requests)
+    if Path(args.replies).resolve() == Path(args.requests).resolve():
+        kit.fail("--replies", f"{args.replies} holds the requests; name another file")
     client = openai.OpenAI(base_url=args.base_url or None, api_key=API_KEY or "none")
     try:
         with open(args.replies, "a+b") as file:
@@ -157,9 +169,9 @@ def batch(args):
             while in_progress and args.wait:
                 time.sleep(args.interval)
                 in_progress = fetch(file, client, args)
-    except openai.OpenAIError as error:
+    except (openai.OpenAIError, ValueError) as error:  # as of a page in place of JSON
         what = f"{error}; check address and key, then call again; {args.batches} has the batches"
-        kit.fail(args.base_url or "openai", what.replace(API_KEY or "***", "***"))
+        kit.fail(args.base_url or "openai", scrubbed(what, args))
     left = len(unanswered(requests, args))
     if left:
         kit.fail(args.requests, f"{left} requests came back without a reply; call again")
@@ -176,9 +188,12 @@ def add_batch(add):
     add("requests", help="send the requests of this file that have no reply")
     add("--replies", help="append replies to this file (default: beside the requests)")
     add("--wait", action="store_true", help="wait until all batches have ended")
-    add("--interval", type=float, default=60, help="look every so many seconds while waiting")
-    add("--max-requests", type=int, default=MAX_REQUESTS, help="put at most so many into a batch")
-    add("--base-url", default=os.environ.get("LLM_BASE_URL"), help="ask this compatible service")
+    add("--interval", type=lambda text: kit.SCRIPT.within(float(text), 0.1, 86_400), default=60,
+        help="look every so many seconds while waiting")
+    add("--max-requests", type=kit.SCRIPT.count, default=MAX_REQUESTS,
+        help="put at most so many into a batch")
+    add("--base-url", default=os.environ.get("LLM_BASE_URL"),
+        help="ask this compatible service (default: LLM_BASE_URL, else OpenAI)")
     add("--retry-errors", action="store_true", help="send requests again whose reply is an error")
 # fmt: on
 
@@ -187,5 +202,5 @@ if __name__ == "__main__":
     args = kit.arguments(__doc__, {batch: add_batch})
     stem = args.requests.removesuffix(".jsonl").removesuffix(".requests")
     args.replies = args.replies or f"{stem}.replies.jsonl"
-    args.batches = Path(args.replies).with_suffix(".batches.json")
+    args.batches = Path(f"{args.replies.removesuffix('.jsonl')}.batches.json")
     kit.run(args)
