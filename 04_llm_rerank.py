@@ -392,6 +392,8 @@ def load_local(name, device):
             name, dtype="auto", device_map=device or "auto", use_safetensors=True, **options
         )
     except Exception as error:  # of many kinds
+        if "trust_remote_code" in str(error):
+            error = "it comes with code of its own, which the kit does not run"
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
     if len(tokenizer) < 200:  # fewer than letters: transformers makes an empty one without files
         fail(name, "the files of its tokenizer are missing; download the whole model")
@@ -542,7 +544,8 @@ def add_rerank(job):
     add("--run", default="{work}/{split}/rerank.tsv", help="rerank the candidates of this run")
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
-    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
+    add("--fields", type=field_names, default="title,abstract",
+        help="make the text of an abstract from these fields")
     add("--out", default="{work}/{split}/llm.tsv", help="write the reranked run to this file")
     add("--limit", type=count, help="take only this many claims of the run (default: all)")
     add("--depth", type=count, default=20, help="ask about this many candidates per claim")
