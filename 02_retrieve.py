@@ -371,7 +371,8 @@ def fit(args):
     qrels = read_table(args.qrels, QRELS, label=LABELS)
     claim_ids = {path: run["claim_id"] for path, run in zip(args.runs, runs)}
     check_claims(claim_ids | {args.qrels: qrels["claim_id"]})
-    if (qrels["label"] == "NEI").all():
+    claims = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
+    if not claims:
         fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
     scorer = scorer_of(args.measure, qrels)
     baselines = {f"{path} alone": [run] for path, run in zip(args.runs, runs)}
@@ -384,7 +385,12 @@ def fit(args):
     found = sorted(tried, key=lambda fusion: -fusion[0])
     for value, method, k, weights in found[:10]:
         print(f"{value:.4f}  {method}, k = {k}, weights {' '.join(map(str, weights))}")
-    fusion = {"measure": args.measure, "runs": [Path(path).name for path in args.runs]}
+    print(f"These are means over {claims} claims with evidence.")
+    fusion = {
+        "measure": args.measure,
+        "claims": claims,
+        "runs": [Path(path).name for path in args.runs],
+    }
     fusion |= dict(zip(["value", "method", "rrf_k", "weights"], found[0]))
     with written(args.out, task) as new:
         new.write_text(json.dumps(fusion, indent=1))
@@ -493,6 +499,18 @@ def by_claim(table, column):
     return {claim_id: dict(zip(rows["abstract_id"], rows[column])) for claim_id, rows in claims}
 
 
+def read_ranked(corpus, qrels, args):
+    """Return {claim_id: {abstract_id: score}} of the run, NaN for likely evidence, and counts."""
+    if args.hard == 0:
+        return {}, {}
+    left_out = {}
+    run = read_table(args.run, RUN, abstract_id=corpus)
+    check_claims({args.qrels: qrels["claim_id"], args.run: run["claim_id"]})
+    if args.shape != "scores":
+        run, left_out = without_likely_evidence(run, qrels, args)
+    return by_claim(run, "score"), left_out
+
+
 def mine(args):
     """Write training examples: evidence, and negatives of a run and the corpus."""
     if args.shape == "scores" and None in (args.middle, args.scale):
@@ -503,17 +521,11 @@ def mine(args):
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
+    check_splits(args)
     corpus = list(read_corpus(args.corpus))
     qrels = read_table(args.qrels, QRELS, abstract_id=corpus, label=LABELS)
     judged = by_claim(qrels, "label")
-    ranked = {}
-    left_out = {}
-    if args.hard > 0:
-        run = read_table(args.run, RUN, abstract_id=corpus)
-        check_claims({args.qrels: qrels["claim_id"], args.run: run["claim_id"]})
-        if args.shape != "scores":
-            run, left_out = without_likely_evidence(run, qrels, args)
-        ranked = by_claim(run, "score")
+    ranked, left_out = read_ranked(corpus, qrels, args)
     nei = dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"], "NEI")
     examples = []
     without_evidence = 0
@@ -916,6 +928,28 @@ def read_corpus(path):
 
 
 # --- end of helpers
+
+
+# --- splits (same in 01, 02, 03, 05 and 06)
+def check_splits(args):
+    """Warn of claims of --split that train, dev or test has, too: figures on them are too high."""
+    claims = {}
+    for split in dict.fromkeys([args.split, "train", "dev", "test"]):
+        path = Path(args.data, f"claims.{split}.tsv")
+        if path.exists():
+            table = read_table(path, ["claim_id", "claim"])
+            words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
+            claims[split] = set(table["claim_id"]), set(words)
+    kind = args.split.split("-")[0]  # train-cited has the claims of train
+    own_ids, own_words = claims.pop(args.split, (set(), set()))
+    for split, (ids, words) in claims.items():
+        same = len(own_words & words), len(own_ids & ids)
+        if any(same) and kind in ("train", "dev", "test") and kind != split:
+            what = "{} claims with the words, {} with the id".format(*same)
+            warn(f"{args.data}, {args.split}", f"it has {what} of a claim in {split}")
+
+
+# --- end of splits
 
 
 # --- tables (same in 02, 03, 04 and 05)

@@ -420,6 +420,7 @@ def train(args):
     task = task_of(args, *files, models=[args.model])
     if up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
+    check_splits(args)
     check_model(args.model)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     import transformers
@@ -1045,6 +1046,28 @@ def read_corpus(path):
 
 
 # --- end of helpers
+
+
+# --- splits (same in 01, 02, 03, 05 and 06)
+def check_splits(args):
+    """Warn of claims of --split that train, dev or test has, too: figures on them are too high."""
+    claims = {}
+    for split in dict.fromkeys([args.split, "train", "dev", "test"]):
+        path = Path(args.data, f"claims.{split}.tsv")
+        if path.exists():
+            table = read_table(path, ["claim_id", "claim"])
+            words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
+            claims[split] = set(table["claim_id"]), set(words)
+    kind = args.split.split("-")[0]  # train-cited has the claims of train
+    own_ids, own_words = claims.pop(args.split, (set(), set()))
+    for split, (ids, words) in claims.items():
+        same = len(own_words & words), len(own_ids & ids)
+        if any(same) and kind in ("train", "dev", "test") and kind != split:
+            what = "{} claims with the words, {} with the id".format(*same)
+            warn(f"{args.data}, {args.split}", f"it has {what} of a claim in {split}")
+
+
+# --- end of splits
 
 
 # --- tables (same in 02, 03, 04 and 05)

@@ -59,7 +59,7 @@ NOTES = {  # what a table may show: what explains it
     "<small>": "Below a value: its 95 % bootstrap interval over claims.",
     r"^(\*\*|<b>)": "Bold: the best run. Italics: the second best.",
     "†": "† differs from the first run, p < 0.05 (paired randomisation test, Holm).",
-    "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over claims with evidence.",
+    "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over {} with evidence.",
     "^pooled": "Pooled R@k is the share of all evidence pairs that is found.",
     "^Judged": "Judged@k is a mean over all claims.",
     r"\(trec_eval": "B-Pref (trec_eval) divides by min(R, N), not by R, and reads all ranks.",
@@ -305,13 +305,14 @@ def cell_texts(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
     return (texts + bounds).mask(values.isna(), "-").reset_index(names="run")
 
 
-def notes_on(texts):
-    """Return the sentences that explain what a table of texts shows."""
-    shown = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
-    return [NOTES[what] for what in NOTES if re.search(what, shown, re.MULTILINE)]
+def notes_on(texts, claims):
+    """Return the sentences that explain a table of texts; claims: those that means are over."""
+    cells = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
+    notes = [NOTES[what] for what in NOTES if re.search(what, cells, re.MULTILINE)]
+    return [note.format(claims) for note in notes]
 
 
-def markdown(texts, basis=()):
+def markdown(texts, basis=(), claims="claims"):
     """Return a table of texts in Markdown, in parts that fit a terminal, with notes and basis."""
     runs = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
     columns = []  # each of lines of one width: name, rule, texts
@@ -326,12 +327,19 @@ def markdown(texts, basis=()):
     tables = []
     for part in np.array_split(np.array(columns), count):
         tables.append("".join("".join(line) + "|\n" for line in zip(first, *part)))
-    return "\n".join([*tables, *notes_on(texts), *basis])
+    return "\n".join([*tables, *notes_on(texts, claims), *basis])
 
 
-def basis_lines(counts):
-    """Return lines on runs: what is missing in one, and what its P, R and F1 rest on."""
+def basis_lines(counts, evidence, path):
+    """Return lines on what is missing in corpus and runs, and on what P, R and F1 rest.
+
+    evidence: rows of the qrels; path: of the corpus, which need not be there.
+    """
     lines = []
+    if Path(path).exists():
+        missing = len(set(evidence["abstract_id"]) - read_corpus(path).keys())
+        if missing:
+            lines.append(f"{missing} evidence abstracts are not in {path}: no run can find them.")
     for name, count in counts.items():
         for what in ("claims without rows", "unjudged claims"):
             if count[what]:
@@ -546,14 +554,18 @@ def rankings(args, runs, qrels, components):
     }
 
 
-def report(data, cells, components, basis, depth):
-    """Return the page, with a confusion matrix of each run that has labels of judged pairs."""
+def report(data, cells, components, notes, depth):
+    """Return the page, with a confusion matrix of each run that has labels of judged pairs.
+
+    notes: what basis_lines returns, and the claims that means are over.
+    """
     import pandas as pd
 
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
     bounds = bounds.mask(cells["low"].isna(), "")  # without resamples
     texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
-    data["notes"] = notes_on(texts) + basis
+    basis, claims = notes
+    data["notes"] = [*notes_on(texts, claims), *basis]
     table = texts.set_index("run").rename(html.escape)
     table = table.to_html(escape=False, border=0, index_names=False)
     figures = ""
@@ -592,6 +604,7 @@ def evaluate(args):
     names = list(dict.fromkeys(sum(words, [])))
     texts = [args.claims, args.corpus] if args.report else []
     task = task_of(args, args.qrels, *paths.values(), *texts)
+    check_splits(args)
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
     counts = {}
@@ -608,14 +621,16 @@ def evaluate(args):
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
     tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     contents = list(tables.values())
-    basis = basis_lines(counts)
+    evidence = qrels[qrels["label"] != "NEI"]
+    numbers = [table["claim_id"].nunique() for table in (evidence, qrels)]
+    notes = basis_lines(counts, evidence, args.corpus), "the {} of {} claims".format(*numbers)
     if args.report:
         data = rankings(args, runs, qrels, components)
-        contents.append(report(data, cells, components, basis, args.depth))
+        contents.append(report(data, cells, components, notes, args.depth))
     for path, text in zip(outs, contents):
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
-    print(markdown(cell_texts(cells), basis))
+    print(markdown(cell_texts(cells), *notes))
     return {"made": outs, "runs": len(components)}
 
 
@@ -991,6 +1006,28 @@ def read_corpus(path):
 
 
 # --- end of helpers
+
+
+# --- splits (same in 01, 02, 03, 05 and 06)
+def check_splits(args):
+    """Warn of claims of --split that train, dev or test has, too: figures on them are too high."""
+    claims = {}
+    for split in dict.fromkeys([args.split, "train", "dev", "test"]):
+        path = Path(args.data, f"claims.{split}.tsv")
+        if path.exists():
+            table = read_table(path, ["claim_id", "claim"])
+            words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
+            claims[split] = set(table["claim_id"]), set(words)
+    kind = args.split.split("-")[0]  # train-cited has the claims of train
+    own_ids, own_words = claims.pop(args.split, (set(), set()))
+    for split, (ids, words) in claims.items():
+        same = len(own_words & words), len(own_ids & ids)
+        if any(same) and kind in ("train", "dev", "test") and kind != split:
+            what = "{} claims with the words, {} with the id".format(*same)
+            warn(f"{args.data}, {args.split}", f"it has {what} of a claim in {split}")
+
+
+# --- end of splits
 
 
 # --- texts (same in 01, 03, 04, 05 and 06)

@@ -193,7 +193,8 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     assert lines[1] == f"{(second_rank / ideal + 1) / 3:.4f}  b.tsv alone"
     assert lines[2].endswith("  rrf, k = 60, equal weights")
     assert f"{(1 / ideal + 1) / 3:.4f}  rrf, k = 1, weights 0.4 0.6" in lines
-    assert "union" not in done.stdout and len(lines) == 3 + 10 + 1
+    assert "union" not in done.stdout and len(lines) == 3 + 10 + 2
+    assert lines[-2] == "These are means over 3 claims with evidence." and fusion["claims"] == 3
     # c4 was judged, but has no evidence: it is in the qrels, and both runs lack c3 and c4
     assert done.stderr.count("warning: ") == 2 and "q.tsv" not in done.stderr
     facts(call(SCRIPT, "fuse a.tsv b.tsv --fusion f.json --out c.tsv", cwd=toy))
