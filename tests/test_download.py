@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, jsonl, load, records, tsv
+from conftest import KEY, ROOT, jsonl, load, records, tsv
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 
@@ -192,6 +192,89 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
 
+def test_claims_of_equal_words_stay_together(kit, tmp_path):
+    """Whatever their punctuation and case; ids and texts may hold quotation marks."""
+    mine = tmp_path / "mine"
+    claims = {}
+    for number in range(10):
+        forms = ("Sea rose in {}.", "sea rose in {}", '"Sea" \u2014 rose in {}!')
+        for form, text in enumerate(forms):
+            claims[f'{number}"{form}"'] = text.format(number)
+    claims['"NA"'] = "NA"
+    rows = [(name, text.replace('"', '""')) for name, text in claims.items()]
+    rows = [(name, f'"{text}"' if '"' in text else text) for name, text in rows]
+    tsv(mine / "claims.train.tsv", ["claim_id", "claim"], rows)
+    tsv(mine / "qrels.train.tsv", KEY + ["label"], [(name, '"a"', "NEI") for name, _ in rows])
+    jsonl(mine / "corpus.jsonl", {"abstract_id": '"a"', "abstract": "Sea."})
+    done = kit("split", "mine", "--draw", "test", "--share", "0.3", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for split in ("train", "test"):
+        path = tmp_path / "out" / f"claims.{split}.tsv"
+        of_split = dict(READER.read_table(path, ["claim_id", "claim"]).to_numpy())
+        assert {claims[claim_id] for claim_id in of_split} == set(of_split.values())
+        qrels = READER.read_table(path.with_name(f"qrels.{split}.tsv"), KEY)
+        assert list(qrels["claim_id"]) == list(of_split) and set(qrels["abstract_id"]) == {'"a"'}
+        found[split] = of_split
+    assert found["train"] | found["test"] == claims
+    numbers = [{claim_id[0] for claim_id in of_split} for of_split in found.values()]
+    assert len(numbers[1]) == 3 and not numbers[0] & numbers[1]
+
+
+def test_words_are_those_of_the_tools():
+    ours = load("data/published.py").words_of
+    theirs = load("04_llm_rerank.py").words_of
+    texts = [chr(number) for number in range(0x2200)]
+    texts = [f"A{letter}B {letter}" for letter in texts if letter.casefold() == letter.lower()]
+    assert list(map(ours, texts)) == list(map(theirs, texts))
+
+
+def test_unfinished_work_of_others_stays(kit, tmp_path, contents):
+    for name in ("scifact.parts", "scifact.old.parts", f"scifact.{os.getpid()}.parts"):
+        (kit.data / name).mkdir()
+        (kit.data / name / "mine").write_text("x")
+    (kit.data / "scifact.99999999.parts").mkdir()  # of a killed call: there is no such process
+    before = contents(kit.data)
+    assert kit("scifact", "--from", "in/scifact").returncode == 0
+    assert before.items() <= contents(kit.data).items()
+    assert not (kit.data / "scifact.99999999.parts").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["scifact --from in/scifact --out", "beir in/beir --out", "split in/kit --draw test --out"],
+)
+def test_an_out_that_is_taken_is_refused(kit, tmp_path, contents, words):
+    shutil.copytree(EXPECTED / "scifact", tmp_path / "in/kit")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/mine").write_text("x")
+    before = contents(tmp_path, "sources.json")
+    for out in ("file", "folder", "folder/", "file/new"):
+        refused(kit(*words.split(), out), "file" if "file" in out else "folder")
+    refused(kit("join", "folder", "in/kit", "in/beir"), "folder")
+    refused(kit("models", "--out", "file"), "file")
+    assert contents(tmp_path, "sources.json") == before
+
+
+@pytest.mark.parametrize(
+    "words", ["--share 1.5", "--share 0", "--share 1", "--share nan", "--share=-1", "--seed=-1"]
+)
+def test_numbers_out_of_their_range_are_refused(kit, words):
+    refused(kit("split", "in/scifact", *words.split()), f"argument {words[:6].rstrip('=')}")
+
+
+def test_bad_rows_and_an_empty_corpus_are_one_line(kit, tmp_path):
+    tsv(tmp_path / "mine/claims.train.tsv", ["claim_id", "claim"], "a|Ice; b")
+    jsonl(tmp_path / "mine/corpus.jsonl", {"abstract_id": "1", "abstract": "A"})
+    words = ("split", "mine", "--draw", "test", "--share", "0.5", "--out", "out")
+    refused(kit(*words), "claims.train.tsv:3: a row of another length")
+    tsv(tmp_path / "mine/claims.train.tsv", ["claim_id", "claim"], "a|Ice; b|Sea")
+    jsonl(tmp_path / "mine/corpus.jsonl", {"abstract_id": None, "abstract": "A"})
+    refused(kit(*words), "no abstracts")
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_folders_are_joined_and_abstracts_of_equal_text_are_one(kit, tmp_path, call):
     for name, text in {  # | is a tab, ; the end of a line
         "a/corpus.jsonl": '{"abstract_id": "1", "abstract": "Seas rise."};'
@@ -282,7 +365,8 @@ def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
         (4, "0_0"),
     ]
     table = pd.DataFrame(narratives, columns=["claim_id", "narrative"])
-    table = table.assign(claim="C.", abstract_id=7, annotation="Supports")
+    table = table.assign(abstract_id=7, annotation="Supports")
+    table["claim"] = table["claim_id"].map("Claim {}.".format)
     table.to_parquet(top / "train-0.parquet")
     table[["claim_id", "claim"]].to_parquet(top / "test-0.parquet")
     corpus = top / "climatecheck_publications_corpus.parquet"
@@ -299,8 +383,13 @@ def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
     shutil.rmtree(folder)
     kit("climatecheck", "--from", top)
     assert tables(folder)["narratives.train"] == expected[:1]
-    assert kit("split", folder, "--out", "out").returncode == 0
-    assert tables(tmp_path / "out")["narratives.train"] == expected[:1]
+    words = ("split", folder, "--share", "0.5", "--out")
+    for seed in (13, 14, 15, 16):
+        assert kit(*words, f"out-{seed}", "--seed", seed).returncode == 0
+        found = tables(tmp_path / f"out-{seed}")
+        place = "dev" if any(row.startswith("1 ") for row in found["claims.dev"]) else "train"
+        assert found[f"narratives.{place}"] == expected[:1]
+    refused(kit("split", folder, "--share", "0.1", "--out", "none"), "0.1 draws 0 of 4 distinct")
 
 
 def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path):
