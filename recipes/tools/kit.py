@@ -105,7 +105,8 @@ def read_metrics(path, field):
     import pandas as pd
 
     try:
-        return pd.DataFrame(json.loads(Path(path).read_bytes())[field]).T.astype(float)
+        values = {**json.loads(Path(path).read_bytes())[field]}
+        return pd.DataFrame(values).T.astype(float)
     except (OSError, ValueError, LookupError, TypeError) as error:
         fail(path, f"no metrics.json of 06_evaluate.py ({error}); make it: python 06_evaluate.py")
 

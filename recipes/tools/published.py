@@ -49,6 +49,7 @@ def beside(values, figures):
 
 def print_remarks(system):
     """Print the figures of a system that have a note, by table, source and note."""
+    rows_of(system)  # fails where there are none
     figures = FIGURES[(FIGURES["system"] == system) & (FIGURES["note"] != "")]
     for head, rows in figures.groupby(["table", "source", "note"], sort=False):
         print("\n" + "; ".join(head))
