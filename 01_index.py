@@ -37,6 +37,7 @@ import shutil
 import sys
 import time
 import unicodedata
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,7 +97,11 @@ def index_bm25(texts, folder, args):
     bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
-    return {"analyser": analyser, "without_terms": tokens.ids.count([])}
+    without_terms = tokens.ids.count([])
+    if without_terms > len(texts) / 2:
+        what = f"{without_terms} of {len(texts)} texts have no term"
+        warn(args.corpus, f"{what}; see --analyser, and data/README.md on languages without blanks")
+    return {"analyser": analyser, "without_terms": without_terms}
 
 
 # ---------- Dense and SPLADE
@@ -156,8 +161,10 @@ def encode_shards(encoder, texts, batch_size, args, parts):
     paths = []
     for start in range(0, len(texts), SHARD):
         paths.append(parts / f"{start}.npz")
-        if paths[-1].exists():
+        if is_intact(paths[-1]):
             continue
+        if paths[-1].exists():
+            warn(paths[-1], "the shard is damaged; it is made anew")
         shard = texts[start : start + SHARD]
         vectors = encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
         if not vectors.sum().isfinite():
@@ -202,6 +209,7 @@ def index(args):
     models = {"dense": args.dense_model, "splade": args.splade_model}
     for kind in models.keys() & args.indexes:
         check_model(models[kind])
+    check_outs(*[f"{args.out}/{kind}" for kind in args.indexes], is_folder=True)
     made = []
     texts = {}
     for kind in args.indexes:
@@ -211,7 +219,7 @@ def index(args):
         flags = {name: vars(args)[name] for name in names}  # others do not change this index
         models_read = [model] if model else []
         task = task_of(argparse.Namespace(**flags), args.corpus, models=models_read)
-        if up_to_date(args, task, out):
+        if up_to_date(args, task, out, is_folder=True):
             continue
         texts = texts or read_abstracts(args.corpus, args.fields, args.separator)
         meta = {"kind": kind, "corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
@@ -248,12 +256,12 @@ def nearest(vectors, k):
 def graph(args):
     """Find the nearest neighbours of every abstract by cosine: exact, all against all."""
     task = task_of(args, args.index)
-    if up_to_date(args, task, args.out):
+    if up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     import torch
 
     source = Path(args.index)
-    corpus = json.loads((source / "meta.json").read_bytes())["corpus"]
+    corpus = read_meta(source, task["inputs"][args.index])["corpus"]
     vectors = torch.from_numpy(np.load(source / "embeddings.npy")).float()
     neighbours = nearest(vectors.to(device_of(args)), min(args.neighbours, len(vectors) - 1))
     with written(args.out, task) as folder:
@@ -285,7 +293,7 @@ def rows_of(tuples, loss):
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
     counts = np.array([len(row) - 2 for row in tuples])
-    kept = [count * (counts >= count).sum() for count in range(max(counts, default=0) + 1)]
+    kept = [number * (counts >= number).sum() for number in range(max(counts, default=0) + 1)]
     width = 2 + int(np.argmax(kept))
     return [row[:width] for row in tuples if len(row) >= width]
 
@@ -326,7 +334,7 @@ def train(args):
     """Fine-tune the dense encoder on mined examples."""
     dev = dev_files([f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")])
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
-    if up_to_date(args, task, args.out):
+    if up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     check_model(args.model)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
@@ -340,6 +348,9 @@ def train(args):
     rows = rows_of(tuples, args.loss)
     if not rows:
         fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
+    if len(rows) < len(tuples):
+        what = f"{len(tuples) - len(rows)} of {len(tuples)} tuples have fewer negatives than others"
+        warn(args.examples, f"{what} and are left out; --loss triplet takes them")
     set_seed(args.seed)  # of an adapter
     encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
     encoder.similarity_fn_name = "cosine"  # in the dev evaluation, as in searches
@@ -374,9 +385,10 @@ def train(args):
 def add_texts(job):
     add = job.add_argument_group("texts").add_argument
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
-    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
+    add("--fields", type=field_names, default="title,abstract",
+        help="make the text of an abstract from these fields")
     add("--separator", default=" ", help="put this between two fields (default: a space)")
-    add("--max-length", type=int, default=512,
+    add("--max-length", type=length, default=512,
         help="tokens of a text (chunks: of a window), or the model's own limit if that is lower")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
         long texts, or pool the vectors of overlapping windows (index and train alike)""")
@@ -399,8 +411,8 @@ def add_index(job):
         help="language of the analyser's stopwords and stems")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
         help="variant of idf; in robertson, terms of more than half of the texts count nothing")
-    add("--k1", type=float, default=1.5, help="saturation; with more, repeated terms count more")
-    add("--b", type=float, default=0.75, help="length normalisation, from 0 (none) to 1 (full)")
+    add("--k1", type=amount, default=1.5, help="saturation; with more, repeated terms count more")
+    add("--b", type=share, default=0.75, help="length normalisation, from 0 (none) to 1 (full)")
     add = job.add_argument_group("models").add_argument
     add("--dense-model", default="data/models/minilm",
         help="encode by this SentenceTransformer, a folder or a name on the hub")
@@ -410,7 +422,7 @@ def add_index(job):
         help="term weights of SPLADE from logits: log(1 + ReLU) as in SPLADE-v3, or ReLU alone")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the models; auto takes half precision on a GPU, else fp32")
-    add("--batch-size", type=int, default=32, help="encode this many at once (SPLADE: a quarter)")
+    add("--batch-size", type=count, default=32, help="encode this many at once (SPLADE: a quarter)")
     add("--device", nargs="+", help="cpu, mps, cuda, or several, as cuda:0 cuda:1 (default: a GPU)")
     add_shared(job)
 
@@ -418,7 +430,7 @@ def add_graph(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--index", default="{work}/index/dense", help="read the vectors of this dense index")
     add("--out", default="{work}/index/graph", help="write the graph to this folder")
-    add("--neighbours", type=int, default=10, help="keep this many neighbours per abstract")
+    add("--neighbours", type=count, default=10, help="keep this many neighbours per abstract")
     add("--device", nargs=1, help="compute on this device: cpu, mps, cuda (default: a GPU, if any)")
     add_shared(job)
 
@@ -436,15 +448,16 @@ def add_train(job):
         the same number of mined ones in every row; triplet: one row for each mined negative""")
     add("--margin", type=float, default=0.3, help="triplet: wanted difference of the two cosines")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
-    add("--cache", type=int, default=0, metavar="TEXTS", help="""mnrl: encode this many texts at a
-        time, which makes room for large batches and takes longer (GradCache; not with chunks)""")
-    add("--epochs", type=float, default=2, help="train for this many passes over the examples")
-    add("--lr", type=float, default=7e-6, help="learning rate after a warm-up of a tenth of steps")
-    add("--batch-size", type=int, default=64, dest="batch", help="""train on this many rows
+    add("--cache", type=count_or_0, default=0, metavar="TEXTS", help="""mnrl: encode this many texts
+        at a time, which makes room for large batches and takes longer (GradCache; not with chunks)
+        """)
+    add("--epochs", type=positive, default=2, help="train for this many passes over the examples")
+    add("--lr", type=amount, default=7e-6, help="learning rate after a warm-up of a tenth of steps")
+    add("--batch-size", type=count, default=64, dest="batch", help="""train on this many rows
         (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
         qrels of this split, among judged and 1,000 drawn abstracts; without them the last""")
-    add("--patience", type=int, default=2, help="stop after this many epochs without improvement")
+    add("--patience", type=count, default=2, help="stop after this many epochs without improvement")
     add_training(add)
     add_shared(job, split="train")
 # fmt: on
@@ -481,10 +494,10 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=np.inf):
+def within(number, least, most=10**9):
     """Return a number of a flag; argparse refuses one out of its range."""
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
 
 
@@ -496,6 +509,11 @@ def count(text):
 def count_or_0(text):
     """Return a whole number from 0 on."""
     return within(int(text), 0)
+
+
+def amount(text):
+    """Return a number from 0 on."""
+    return within(float(text), 0)
 
 
 def share(text):
@@ -773,6 +791,11 @@ def normalised(text, form):
 
 
 # --- abstracts (same in 01, 03, 04 and 05)
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
 def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
@@ -787,7 +810,21 @@ def read_abstracts(path, fields, separator=" "):
 # --- end of abstracts
 
 
+# --- index (same in 01, 02 and 03)
+def read_meta(folder, sha256):
+    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    if sidecar_of(folder).get("sha256") != sha256:
+        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
+    return json.loads(Path(folder, "meta.json").read_bytes())
+
+
+# --- end of index
+
+
 # --- models (same in 01, 02, 03 and 05)
+LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+
+
 def device_of(args):
     """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
@@ -814,9 +851,14 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     try:
-        return load(str(name), **options)
+        model = load(str(name), **options)
     except Exception as error:  # of many kinds
+        if "trust_remote_code" in str(error):
+            error = "it comes with code of its own, which the kit does not run"
         fail(name, f"{error}; {ADVICE}; or hf download OWNER/NAME --local-dir data/models/NAME")
+    if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
+        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
+    return model
 
 
 # --- end of models
@@ -836,6 +878,11 @@ def dev_files(paths):
 
 
 # --- checks (same in 01, 03 and 05)
+def length(text):
+    """Return a number of tokens that has room for texts beside special tokens."""
+    return within(int(text), 8)
+
+
 def check_model(name):
     """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
@@ -859,10 +906,18 @@ def check_fields(config, name, args):
 
 
 # --- training (same in 01, 03 and 05)
+KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
+
+
+def positive(text):
+    """Return a number above 0."""
+    return within(float(text), 1e-9)
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
     """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
-    parts = Path(f"{out}.parts")
+    parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with open(parts / "lock", "w") as lock:
@@ -873,14 +928,50 @@ def parts_of(out, task):
         except OSError:
             pass  # a file system without locks, as a mounted drive
         yield folder
-    shutil.rmtree(parts)
+    shutil.rmtree(folder)
+    for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
+        if time.time() - other.stat().st_mtime > KEPT:
+            print(f"{other}: unfinished for more than 30 days, removed")
+            shutil.rmtree(other)
+    if len(list(parts.iterdir())) == 1:
+        shutil.rmtree(parts)  # with the lock
 
 
-def newest_checkpoint(folder):
-    """Return the newest whole checkpoint (its trainer_state.json is written last), or None."""
-    states = folder.glob("checkpoint-*/trainer_state.json")
-    newest = max(states, key=os.path.getmtime, default=None)
-    return str(newest.parent) if newest else None
+def is_intact(path):
+    """Return whether a file is a zip archive, as .npz and .pt are, without a damaged part."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile):
+        return zipfile.ZipFile(path).testzip() is None
+    return False
+
+
+def can_resume(checkpoint, names=None):
+    """Return whether a checkpoint is whole, with weights of these names (None: of any)."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_bytes())
+        [weights] = checkpoint.glob("*.safetensors")
+        with safe_open(weights, "pt") as file:
+            is_other = names not in (None, set(file.keys()))
+    except (OSError, ValueError, SafetensorError):
+        return False
+    states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
+    return not is_other and all(map(is_intact, states))
+
+
+def newest_checkpoint(folder, names=None):
+    """Return the newest checkpoint (its trainer_state.json is written last), or None.
+
+    If one is damaged, all are removed, as the best epoch may be in it.
+    """
+    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
+    for state in states:
+        if not can_resume(state.parent, names):
+            warn(state.parent, "the checkpoint is damaged; training begins anew")
+            for other in states:
+                shutil.rmtree(other.parent)
+            return None
+    return str(states[-1].parent) if states else None
 
 
 def add_adapter(network, rank):
@@ -942,7 +1033,8 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
         training = resumable(trainer)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
-        training.train(resume_from_checkpoint=newest_checkpoint(folder))
+        names = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
     log = training.state.log_history
@@ -972,13 +1064,15 @@ def save_model(model, folder, task, summary):
 
 # fmt: off
 def add_training(add):
-    add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
-    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha:
-        twice the rank; 0: all weights) and the head, and merge them; wants the package peft""")
+    add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
+    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train adapters of this rank
+        (alpha: twice the rank; 0: all weights) and the head, and merge them; wants the package
+        peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""save after this share
-        of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
-    add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
+    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this
+        share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
+    add("--seed", type=count_or_0, default=13,
+        help="seed of the order, a new head and random draws")
     add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
 # --- end of training

@@ -59,6 +59,9 @@ def search_bm25(folder, meta, claims, args):
     import bm25s
 
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
+    if not bm25.vocab_dict:  # no abstract has a term
+        yield from np.zeros((len(claims), meta["abstracts"]))
+        return
     tokens = tokenise(claims, return_ids=False, **meta["analyser"])
     ids = list(map(bm25.get_tokens_ids, tokens))
     with ThreadPoolExecutor(2) as pool:  # half of the time: numpy adds scores without Python's lock
@@ -130,17 +133,17 @@ def best_rows(scores, lowest, k):
 
 
 # ---------- Retrieve
-def search(kind, claims, corpus, args):
+def search(kind, claims, inputs, args):
     """Return a table of PAIR and score: each claim's best abstracts in an index.
 
-    claims: table of claims; corpus: sha256 of the corpus.
+    claims: table of claims; inputs: {path: sha256} of the indexes and the corpus.
     """
     import pandas as pd
 
     folder = Path(args.index, kind)
     scores_of, lowest = SEARCH[kind]
-    meta = json.loads((folder / "meta.json").read_bytes())
-    if meta["corpus"] != corpus:
+    meta = read_meta(folder, inputs[str(folder)])
+    if meta["corpus"] != inputs[args.corpus]:
         fail(folder, "the corpus has changed since then; make the index again by 01_index.py")
     abstract_ids = np.array(json.loads((folder / "abstract_ids.json").read_bytes()), object)
     if args.restrict:
@@ -189,7 +192,7 @@ def retrieve(args):
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims = read_table(args.claims, ["claim_id", "claim"])
-    runs = [search(kind, claims, task["inputs"][args.corpus], args) for kind in kinds]
+    runs = [search(kind, claims, task["inputs"], args) for kind in kinds]
     runs = [write_run(run, out, task, args.top_k, len(claims)) for run, out in zip(runs, outs)]
     if len(runs) > 1:
         abstract_ids = json.loads((indexes[0] / "abstract_ids.json").read_bytes())
@@ -273,8 +276,10 @@ def read_fusion(path, runs):
     """Return weights, method and k of a file that fit has made; runs: paths to be fused."""
     try:
         fusion = json.loads(Path(path).read_bytes())
-        names, *setting = (fusion[key] for key in ("runs", "weights", "method", "rrf_k"))
-    except (ValueError, LookupError, TypeError):
+        names, weights, method, k = (fusion[key] for key in ("runs", "weights", "method", "rrf_k"))
+        setting = [[amount(weight) for weight in weights], method, amount(k)]
+        METHODS[method]  # which must be there
+    except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
         fail(path, "no fusion; make one by 02_retrieve.py fit")
     if names != [Path(run).name for run in runs]:
         fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
@@ -315,15 +320,21 @@ def weight_grid(count):
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
 
-def scorer_of(name, evidence):
-    """Return what computes a measure of ir-measures; evidence: a table of PAIR."""
+def scorer_of(name, qrels):
+    """Return what computes a measure of ir-measures, over claims with evidence (Judged@k: all)."""
     import ir_measures
 
-    qrels = evidence[PAIR].set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1)
+    is_evidence = qrels["label"] != "NEI"
+    judged = qrels[PAIR].set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1 * is_evidence)
+    if not name.startswith("Judged"):
+        judged = judged[qrels["claim_id"].isin(qrels["claim_id"][is_evidence])]
     try:
-        return ir_measures.evaluator([ir_measures.parse_measure(name)], qrels)
-    except (NameError, ValueError, AssertionError):  # no measure, or one without its cutoff
-        fail("--measure", f"{name} is no measure of ir-measures; take nDCG@10, R@5, RR or MAP")
+        scorer = ir_measures.evaluator([ir_measures.parse_measure(name)], judged)
+        scorer.calc_aggregate(judged.assign(score=1.0))
+    except Exception as error:  # of many kinds: no measure, no cutoff, a program that is missing
+        what = f"{name} cannot be computed by ir-measures ({error})"
+        fail("--measure", f"{what}; take nDCG@10, R@5, RR or MAP")
+    return scorer
 
 
 def fusion_value(table, weights, method, scorer):
@@ -360,7 +371,9 @@ def fit(args):
     qrels = read_table(args.qrels, QRELS, label=LABELS)
     claim_ids = {path: run["claim_id"] for path, run in zip(args.runs, runs)}
     check_claims(claim_ids | {args.qrels: qrels["claim_id"]})
-    scorer = scorer_of(args.measure, qrels[qrels["label"] != "NEI"])
+    if (qrels["label"] == "NEI").all():
+        fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
+    scorer = scorer_of(args.measure, qrels)
     baselines = {f"{path} alone": [run] for path, run in zip(args.runs, runs)}
     baselines[f"rrf, k = {RRF_K}, equal weights"] = runs
     for name, fused in baselines.items():
@@ -534,9 +547,9 @@ def mine(args):
 # ---------- Command line
 # fmt: off
 def add_ranks(add):
-    add("--top-k", type=int, default=100, help="keep this many abstracts per claim in a run")
-    add("--rrf-k", type=int, default=RRF_K, help="""k of the reciprocal rank fusion 1 / (k + rank);
-        a larger k makes the first ranks count less""")
+    add("--top-k", type=count, default=100, help="keep this many abstracts per claim in a run")
+    add("--rrf-k", type=count_or_0, default=RRF_K, help="""k of the reciprocal rank fusion
+        1 / (k + rank); a larger k makes the first ranks count less""")
 
 def add_retrieve(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -565,7 +578,7 @@ def add_fuse(job):
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
         help=f"add up these points over the runs (union: take the best of them): {points}")
-    add("--weights", nargs="+", type=float,
+    add("--weights", nargs="+", type=amount,
         help="multiply the points of each run by its weight, one a run (default: 1 each)")
     add_ranks(add)
     add_shared(job, split="test")
@@ -591,26 +604,26 @@ def add_mine(job):
         help="""pairs: claim, abstract, target 0 or 1 (03_rerank.py, losses bce and l1); tuples:
         claim, evidence, its negatives (01_index.py; 03_rerank.py, bce and margin); labels: NEI
         pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
-    add("--hard", type=int, default=4, help="""draw this many negatives from the first ranks of the
-        run, per claim (pairs, labels) or evidence abstract (tuples); 0 does not read the run,
-        which scores need""")
-    add("--easy", type=int, default=0, help="""draw this many negatives at random from the rest of
-        the corpus, per claim or evidence abstract as --hard""")
-    add("--from-top", type=int, default=50, help="""draw hard negatives from this many first
+    add("--hard", type=count_or_0, default=4, help="""draw this many negatives from the first
+        ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); 0 does not read
+        the run, which scores need""")
+    add("--easy", type=count_or_0, default=0, help="""draw this many negatives at random from
+        the rest of the corpus, per claim or evidence abstract as --hard""")
+    add("--from-top", type=count, default=50, help="""draw hard negatives from this many first
         candidates that the rules leave (judged ones that the run lacks come last); scores: take
         this many ranks""")
-    add("--skip-top", type=int, default=0, help="""take the candidates behind this many first ranks,
-        as evidence that nobody has judged is likely there""")
+    add("--skip-top", type=count_or_0, default=0, help="""take the candidates behind this many
+        first ranks, as evidence that nobody has judged is likely there""")
     add("--max-score", type=float, default=np.inf, help="take candidates with at most this score")
     add("--margin", type=float, default=-np.inf, help="""take candidates with scores this far below
         that of the claim's evidence (the lowest that the run has; without any, take all)""")
-    add("--relative-margin", type=float, default=np.inf, metavar="SHARE",
+    add("--relative-margin", type=share, default=np.inf, metavar="SHARE",
         help="take candidates with at most this share of that score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
     add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
         is not judged, or both; nei: hard and easy ones are NEI for this or another claim""")
-    add("--seed", type=int, default=13, help="seed of the random draws")
+    add("--seed", type=count_or_0, default=13, help="seed of the random draws")
     add = job.add_argument_group("--shape scores: target = 0.5 + scale * (score - middle), within "
                                  "0 and 1").add_argument
     add("--middle", type=float, help="give this score the target 0.5; it is required")
@@ -651,10 +664,10 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=np.inf):
+def within(number, least, most=10**9):
     """Return a number of a flag; argparse refuses one out of its range."""
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
 
 
@@ -666,6 +679,11 @@ def count(text):
 def count_or_0(text):
     """Return a whole number from 0 on."""
     return within(int(text), 0)
+
+
+def amount(text):
+    """Return a number from 0 on."""
+    return within(float(text), 0)
 
 
 def share(text):
@@ -935,7 +953,21 @@ def normalised(text, form):
 # --- end of analyser
 
 
+# --- index (same in 01, 02 and 03)
+def read_meta(folder, sha256):
+    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    if sidecar_of(folder).get("sha256") != sha256:
+        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
+    return json.loads(Path(folder, "meta.json").read_bytes())
+
+
+# --- end of index
+
+
 # --- models (same in 01, 02, 03 and 05)
+LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+
+
 def device_of(args):
     """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
@@ -962,9 +994,14 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     try:
-        return load(str(name), **options)
+        model = load(str(name), **options)
     except Exception as error:  # of many kinds
+        if "trust_remote_code" in str(error):
+            error = "it comes with code of its own, which the kit does not run"
         fail(name, f"{error}; {ADVICE}; or hf download OWNER/NAME --local-dir data/models/NAME")
+    if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
+        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
+    return model
 
 
 # --- end of models

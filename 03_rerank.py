@@ -35,6 +35,7 @@ import re
 import shutil
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,10 @@ def read_columns(path, columns, pairs):
     return total
 
 
-def read_graph(args, corpus):
-    """Return {abstract_id: its nearest abstracts}; corpus: sha256 of the corpus."""
+def read_graph(args, inputs):
+    """Return {abstract_id: its nearest abstracts}; inputs: {path: sha256} of graph and corpus."""
     folder = Path(args.graph)
-    meta = json.loads((folder / "meta.json").read_bytes())
-    if meta["corpus"] != corpus:
+    if read_meta(folder, inputs[args.graph])["corpus"] != inputs[args.corpus]:
         fail(folder, "the corpus has changed since then; make the graph again by 01_index.py")
     abstract_ids = json.loads((folder / "abstract_ids.json").read_bytes())
     rows = np.load(folder / "neighbours.npy")[:, : args.neighbours]
@@ -188,6 +188,21 @@ def count_scores(model, inputs, output, bar):
     bar.update(len(output["scores"]))
 
 
+def open_scores(path, n):
+    """Return the stored scores of n pairs (n, 2), NaN in new files; a damaged one is made anew."""
+    try:
+        is_whole = np.load(path, mmap_mode="r").shape == (n, 2)  # "r+" fills torn files with zeros
+    except (OSError, ValueError, EOFError):
+        is_whole = False
+    if not is_whole:
+        if path.exists():
+            warn(path, "the stored scores are damaged; these pairs are scored anew")
+        new = path.with_name("new.npy")
+        np.save(new, np.full((n, 2), np.nan))
+        new.rename(path)
+    return np.load(path, mmap_mode="r+")
+
+
 def score_resumably(model, texts, args, path, pairs):
     """Return pairs with score and is_truncated; path holds both, NaN for unfinished groups."""
     from tqdm.auto import tqdm
@@ -195,11 +210,7 @@ def score_resumably(model, texts, args, path, pairs):
     claims, abstracts = texts
     devices = args.device if len(args.device or ()) > 1 else None
     size = 20 * GROUP if devices else GROUP  # predict starts processes for each group
-    if not path.exists():
-        new = path.with_name("new.npy")
-        np.save(new, np.full((len(pairs), 2), np.nan))
-        new.rename(path)
-    scores = np.load(path, mmap_mode="r+")
+    scores = open_scores(path, len(pairs))
     finished = np.isfinite(scores[:, 0]).sum()
     if finished < len(pairs):
         finished -= finished % size  # whole groups
@@ -309,7 +320,7 @@ def rerank(args):
         pairs["score"] = read_columns(args.model, ["score"], pairs)
     if args.verdicts:
         pairs["stance"] = read_columns(args.verdicts, ["p_supports", "p_refutes"], pairs)
-    graph = read_graph(args, task["inputs"][args.corpus]) if args.graph else {}
+    graph = read_graph(args, task["inputs"]) if args.graph else {}
     with parts_of(args.out, task) as parts:
         table = score_pairs(pairs, (claims, abstracts), graph, parts, args)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
@@ -410,7 +421,7 @@ def train(args):
     dev = [f"{args.data}/claims.{args.dev_split}.tsv", f"{args.data}/qrels.{args.dev_split}.tsv"]
     dev = dev_files([*dev, args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"])
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
-    if up_to_date(args, task, args.out):
+    if up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     check_model(args.model)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
@@ -453,10 +464,12 @@ def train(args):
 def add_texts(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
-    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
+    add("--fields", type=field_names, default="title,abstract",
+        help="make the text of an abstract from these fields")
 
 def add_length(add):
-    add("--max-length", type=int, default=512, help="truncate prompt and pair to this many tokens")
+    add("--max-length", type=length, default=512,
+        help="truncate prompt and pair to this many tokens")
     add("--prompt", help="instruct a causal reranker or monoT5 by this text (default: its own)")
 
 def add_rerank(job):
@@ -464,29 +477,31 @@ def add_rerank(job):
     add("--run", default="{work}/{split}/hybrid.tsv", help="rerank the candidates of this run")
     add_texts(add)
     add("--out", default="{work}/{split}/rerank.tsv", help="write the reranked run to this file")
-    add("--depth", type=int, default=20, help="score this many candidates per claim")
-    add("--top-k", type=int, help="""write this many abstracts per claim; those that are not
+    add("--depth", type=count, default=20, help="score this many candidates per claim")
+    add("--top-k", type=count, help="""write this many abstracts per claim; those that are not
         scored follow in their old order (default: those that are scored)""")
     add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/reranker", help="""score by this reranker, a folder or a
         name on the hub; or take the scores of a run, FILE.tsv""")
     add_length(add)
-    add("--batch-size", type=int, default=32, help="score this many pairs at once")
+    add("--batch-size", type=count, default=32, help="score this many pairs at once")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs="+", help="score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a GPU)")
     add = job.add_argument_group("other scores").add_argument
-    add("--first-stage", type=float, default=0, metavar="WEIGHT",
+    add("--first-stage", type=share, default=0, metavar="WEIGHT",
         help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
     add("--verdicts", metavar="FILE", help="""average the sigmoid of the score with P(SUPPORTS) +
         P(REFUTES) of these verdicts on the same pairs (ComboScorer); --first-stage comes after""")
-    add("--alpha", type=float, default=0.5, help="weight of --verdicts in this average, 0 to 1")
+    add("--alpha", type=share, default=0.5, help="weight of --verdicts in this average, 0 to 1")
     add = job.add_argument_group("neighbours").add_argument
     add("--graph", metavar="FOLDER", help="""score neighbours in this graph of 01_index.py,
         too (not with --verdicts, or a run as --model)""")
-    add("--rounds", type=int, default=20, help="search neighbours for at most this many rounds")
-    add("--neighbours", type=int, default=10, help="take so many, at most the graph's")
-    add("--beam", type=int, default=30, help="expand this many best abstracts per claim and round")
+    add("--rounds", type=count_or_0, default=20,
+        help="search neighbours for at most this many rounds")
+    add("--neighbours", type=count, default=10, help="take so many, at most the graph's")
+    add("--beam", type=count, default=30,
+        help="expand this many best abstracts per claim and round")
     add_shared(job, split="test")
 
 def add_train(job):
@@ -503,14 +518,15 @@ def add_train(job):
     add("--loss", choices=("bce", "margin", "l1"), default="bce", help="""bce: binary cross-entropy;
         margin: hinge loss on tuples; l1: distance of the sigmoid from the target""")
     add("--margin", type=float, default=0.2, help="margin: lead of a positive over a negative")
-    add("--epochs", type=float, default=3, help="train for this many passes over the examples")
-    add("--lr", type=float, default=2e-5, help="learning rate, which falls to 0 (l1: by a cosine)")
-    add("--batch-size", type=int, default=16, dest="batch", help="train on this many rows at once")
+    add("--epochs", type=positive, default=3, help="train for this many passes over the examples")
+    add("--lr", type=amount, default=2e-5, help="learning rate, which falls to 0 (l1: by a cosine)")
+    add("--batch-size", type=count, default=16, dest="batch",
+        help="train on this many rows at once")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
         qrels of this split, as far as candidates reach; the last one without these files""")
     add("--dev-run", metavar="RUN", help="rerank this run of dev claims (default: hybrid.tsv)")
-    add("--dev-depth", type=int, default=20, help="rerank this many candidates per dev claim")
-    add("--patience", type=int, default=2, help="stop after this many epochs without improvement")
+    add("--dev-depth", type=count, default=20, help="rerank this many candidates per dev claim")
+    add("--patience", type=count, default=2, help="stop after this many epochs without improvement")
     add_training(add)
     add_shared(job, split="train")
 # fmt: on
@@ -547,10 +563,10 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=np.inf):
+def within(number, least, most=10**9):
     """Return a number of a flag; argparse refuses one out of its range."""
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
 
 
@@ -562,6 +578,11 @@ def count(text):
 def count_or_0(text):
     """Return a whole number from 0 on."""
     return within(int(text), 0)
+
+
+def amount(text):
+    """Return a number from 0 on."""
+    return within(float(text), 0)
 
 
 def share(text):
@@ -822,6 +843,11 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
 
 
 # --- abstracts (same in 01, 03, 04 and 05)
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
 def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
@@ -836,7 +862,21 @@ def read_abstracts(path, fields, separator=" "):
 # --- end of abstracts
 
 
+# --- index (same in 01, 02 and 03)
+def read_meta(folder, sha256):
+    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    if sidecar_of(folder).get("sha256") != sha256:
+        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
+    return json.loads(Path(folder, "meta.json").read_bytes())
+
+
+# --- end of index
+
+
 # --- models (same in 01, 02, 03 and 05)
+LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+
+
 def device_of(args):
     """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
@@ -863,9 +903,14 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     try:
-        return load(str(name), **options)
+        model = load(str(name), **options)
     except Exception as error:  # of many kinds
+        if "trust_remote_code" in str(error):
+            error = "it comes with code of its own, which the kit does not run"
         fail(name, f"{error}; {ADVICE}; or hf download OWNER/NAME --local-dir data/models/NAME")
+    if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
+        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
+    return model
 
 
 # --- end of models
@@ -885,6 +930,11 @@ def dev_files(paths):
 
 
 # --- checks (same in 01, 03 and 05)
+def length(text):
+    """Return a number of tokens that has room for texts beside special tokens."""
+    return within(int(text), 8)
+
+
 def check_model(name):
     """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
@@ -908,10 +958,18 @@ def check_fields(config, name, args):
 
 
 # --- training (same in 01, 03 and 05)
+KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
+
+
+def positive(text):
+    """Return a number above 0."""
+    return within(float(text), 1e-9)
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
     """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
-    parts = Path(f"{out}.parts")
+    parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with open(parts / "lock", "w") as lock:
@@ -922,14 +980,50 @@ def parts_of(out, task):
         except OSError:
             pass  # a file system without locks, as a mounted drive
         yield folder
-    shutil.rmtree(parts)
+    shutil.rmtree(folder)
+    for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
+        if time.time() - other.stat().st_mtime > KEPT:
+            print(f"{other}: unfinished for more than 30 days, removed")
+            shutil.rmtree(other)
+    if len(list(parts.iterdir())) == 1:
+        shutil.rmtree(parts)  # with the lock
 
 
-def newest_checkpoint(folder):
-    """Return the newest whole checkpoint (its trainer_state.json is written last), or None."""
-    states = folder.glob("checkpoint-*/trainer_state.json")
-    newest = max(states, key=os.path.getmtime, default=None)
-    return str(newest.parent) if newest else None
+def is_intact(path):
+    """Return whether a file is a zip archive, as .npz and .pt are, without a damaged part."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile):
+        return zipfile.ZipFile(path).testzip() is None
+    return False
+
+
+def can_resume(checkpoint, names=None):
+    """Return whether a checkpoint is whole, with weights of these names (None: of any)."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_bytes())
+        [weights] = checkpoint.glob("*.safetensors")
+        with safe_open(weights, "pt") as file:
+            is_other = names not in (None, set(file.keys()))
+    except (OSError, ValueError, SafetensorError):
+        return False
+    states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
+    return not is_other and all(map(is_intact, states))
+
+
+def newest_checkpoint(folder, names=None):
+    """Return the newest checkpoint (its trainer_state.json is written last), or None.
+
+    If one is damaged, all are removed, as the best epoch may be in it.
+    """
+    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
+    for state in states:
+        if not can_resume(state.parent, names):
+            warn(state.parent, "the checkpoint is damaged; training begins anew")
+            for other in states:
+                shutil.rmtree(other.parent)
+            return None
+    return str(states[-1].parent) if states else None
 
 
 def add_adapter(network, rank):
@@ -991,7 +1085,8 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
         training = resumable(trainer)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
-        training.train(resume_from_checkpoint=newest_checkpoint(folder))
+        names = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
     log = training.state.log_history
@@ -1021,13 +1116,15 @@ def save_model(model, folder, task, summary):
 
 # fmt: off
 def add_training(add):
-    add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
-    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha:
-        twice the rank; 0: all weights) and the head, and merge them; wants the package peft""")
+    add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
+    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train adapters of this rank
+        (alpha: twice the rank; 0: all weights) and the head, and merge them; wants the package
+        peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""save after this share
-        of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
-    add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
+    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this
+        share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
+    add("--seed", type=count_or_0, default=13,
+        help="seed of the order, a new head and random draws")
     add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
 # --- end of training

@@ -524,10 +524,10 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=np.inf):
+def within(number, least, most=10**9):
     """Return a number of a flag; argparse refuses one out of its range."""
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
 
 
@@ -539,6 +539,11 @@ def count(text):
 def count_or_0(text):
     """Return a whole number from 0 on."""
     return within(int(text), 0)
+
+
+def amount(text):
+    """Return a number from 0 on."""
+    return within(float(text), 0)
 
 
 def share(text):
@@ -783,6 +788,11 @@ def write_table(table, path):
 
 
 # --- abstracts (same in 01, 03, 04 and 05)
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
 def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")

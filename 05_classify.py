@@ -30,6 +30,7 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -37,6 +38,8 @@ import runpy
 import shutil
 import sys
 import time
+import zipfile
+from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
@@ -229,10 +232,19 @@ def hold_out(table, args):
         splitter = StratifiedGroupKFold
         groups = table["claim_id"]
     is_held_out = np.zeros(len(table), bool)
-    with contextlib.suppress(ValueError, ZeroDivisionError):  # too few pairs of a label, or 0
-        folds = splitter(round(1 / args.held_out), shuffle=True, random_state=args.seed)
-        _, indices = next(folds.split(table, table["label"], groups))
-        is_held_out[indices] = True
+    if not args.held_out:
+        return is_held_out
+    part = Fraction(args.held_out).limit_denominator(20)  # 0.4 is two of five folds
+    with contextlib.suppress(ValueError):  # fewer pairs, or claims, than folds
+        folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
+        for _, indices in itertools.islice(
+            folds.split(table, table["label"], groups), part.numerator
+        ):
+            is_held_out[indices] = True
+    if is_held_out.all() or not is_held_out.any():
+        what = f"too few pairs or claims to hold out {args.held_out} of them"
+        warn(args.qrels, f"{what}: the last epoch is kept, and no temperature is fitted")
+        is_held_out[:] = False
     return is_held_out
 
 
@@ -406,7 +418,7 @@ def train(args):
     dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in kinds]
     files = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
     task = task_of(args, *files, models=[args.model])
-    if up_to_date(args, task, args.out):
+    if up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     check_model(args.model)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
@@ -652,7 +664,8 @@ def add_texts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
 
 def add_fields(add):
-    add("--fields", default="title,abstract", help="make the text of an abstract from these fields")
+    add("--fields", type=field_names, default="title,abstract",
+        help="make the text of an abstract from these fields")
 
 def add_run(job, out, top_k):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -665,7 +678,7 @@ def add_run(job, out, top_k):
     add("--out", default=out, help="write the verdicts on pairs to this file")
 
 def add_length(add):
-    add("--max-length", type=int, default=512, help="""truncate claim and abstract to this many
+    add("--max-length", type=length, default=512, help="""truncate claim and abstract to this many
         tokens together; a claim of more than half is cut to half""")
 
 def add_classify(job):
@@ -674,9 +687,9 @@ def add_classify(job):
     add("--model", default="{work}/models/classifier",
         help="label by this classifier or NLI model, a folder or a name on the hub")
     add_length(add)
-    add("--adjust", type=float, default=0.0, help="""correct for class imbalance: divide each
+    add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
         probability by the share of its label in the training batches, to this power; 0 is off""")
-    add("--batch-size", type=int, default=32, help="label this many pairs at once")
+    add("--batch-size", type=count, default=32, help="label this many pairs at once")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
@@ -695,7 +708,7 @@ def add_train(job):
         model, a folder or a name on the hub; without outputs for the labels it gets a new head""")
     add_length(add)
     add("--freeze", default="none",
-        type=lambda text: text if text in ("none", "encoder") else int(text),
+        type=lambda text: text if text in ("none", "encoder") else count(text),
         help="do not train this part: none, encoder, or the embeddings and this many layers")
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
@@ -703,17 +716,17 @@ def add_train(job):
         Kiepura & Lam 2025""")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
-    add("--epochs", type=float, default=10, help="train for this many passes over the pairs")
-    add("--lr", type=float, default=5e-5, help="learning rate at the start, see --schedule")
+    add("--epochs", type=positive, default=10, help="train for this many passes over the pairs")
+    add("--lr", type=amount, default=5e-5, help="learning rate at the start, see --schedule")
     add("--schedule", choices=("constant", "linear"), default="constant",
         help="keep the learning rate, or let it fall to 0 linearly")
-    add("--batch-size", type=int, default=32, dest="batch", help="train on batches of so many")
-    add("--held-out", type=float, default=0.1, help="""hold this share of the pairs out of training,
+    add("--batch-size", type=count, default=32, dest="batch", help="train on batches of so many")
+    add("--held-out", type=share, default=0.1, help="""hold this share of the pairs out of training,
         0 is none; the epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
         help="hold out all pairs of a claim or none, or single pairs")
     add("--dev-split", help="hold out the pairs of this split, in place of --held-out")
-    add("--patience", type=int, default=3, help="stop after this many epochs without improvement")
+    add("--patience", type=count, default=3, help="stop after this many epochs without improvement")
     add_training(add)
     add_shared(job, split="train")
 
@@ -777,10 +790,10 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=np.inf):
+def within(number, least, most=10**9):
     """Return a number of a flag; argparse refuses one out of its range."""
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
 
 
@@ -792,6 +805,11 @@ def count(text):
 def count_or_0(text):
     """Return a whole number from 0 on."""
     return within(int(text), 0)
+
+
+def amount(text):
+    """Return a number from 0 on."""
+    return within(float(text), 0)
 
 
 def share(text):
@@ -1052,6 +1070,11 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
 
 
 # --- abstracts (same in 01, 03, 04 and 05)
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
 def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
@@ -1067,6 +1090,9 @@ def read_abstracts(path, fields, separator=" "):
 
 
 # --- models (same in 01, 02, 03 and 05)
+LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+
+
 def device_of(args):
     """Return the first device of --device, else a GPU if there is one, else None."""
     import torch
@@ -1093,15 +1119,25 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     try:
-        return load(str(name), **options)
+        model = load(str(name), **options)
     except Exception as error:  # of many kinds
+        if "trust_remote_code" in str(error):
+            error = "it comes with code of its own, which the kit does not run"
         fail(name, f"{error}; {ADVICE}; or hf download OWNER/NAME --local-dir data/models/NAME")
+    if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
+        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
+    return model
 
 
 # --- end of models
 
 
 # --- checks (same in 01, 03 and 05)
+def length(text):
+    """Return a number of tokens that has room for texts beside special tokens."""
+    return within(int(text), 8)
+
+
 def check_model(name):
     """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
@@ -1125,10 +1161,18 @@ def check_fields(config, name, args):
 
 
 # --- training (same in 01, 03 and 05)
+KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
+
+
+def positive(text):
+    """Return a number above 0."""
+    return within(float(text), 1e-9)
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
     """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
-    parts = Path(f"{out}.parts")
+    parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with open(parts / "lock", "w") as lock:
@@ -1139,14 +1183,50 @@ def parts_of(out, task):
         except OSError:
             pass  # a file system without locks, as a mounted drive
         yield folder
-    shutil.rmtree(parts)
+    shutil.rmtree(folder)
+    for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
+        if time.time() - other.stat().st_mtime > KEPT:
+            print(f"{other}: unfinished for more than 30 days, removed")
+            shutil.rmtree(other)
+    if len(list(parts.iterdir())) == 1:
+        shutil.rmtree(parts)  # with the lock
 
 
-def newest_checkpoint(folder):
-    """Return the newest whole checkpoint (its trainer_state.json is written last), or None."""
-    states = folder.glob("checkpoint-*/trainer_state.json")
-    newest = max(states, key=os.path.getmtime, default=None)
-    return str(newest.parent) if newest else None
+def is_intact(path):
+    """Return whether a file is a zip archive, as .npz and .pt are, without a damaged part."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile):
+        return zipfile.ZipFile(path).testzip() is None
+    return False
+
+
+def can_resume(checkpoint, names=None):
+    """Return whether a checkpoint is whole, with weights of these names (None: of any)."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_bytes())
+        [weights] = checkpoint.glob("*.safetensors")
+        with safe_open(weights, "pt") as file:
+            is_other = names not in (None, set(file.keys()))
+    except (OSError, ValueError, SafetensorError):
+        return False
+    states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
+    return not is_other and all(map(is_intact, states))
+
+
+def newest_checkpoint(folder, names=None):
+    """Return the newest checkpoint (its trainer_state.json is written last), or None.
+
+    If one is damaged, all are removed, as the best epoch may be in it.
+    """
+    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
+    for state in states:
+        if not can_resume(state.parent, names):
+            warn(state.parent, "the checkpoint is damaged; training begins anew")
+            for other in states:
+                shutil.rmtree(other.parent)
+            return None
+    return str(states[-1].parent) if states else None
 
 
 def add_adapter(network, rank):
@@ -1208,7 +1288,8 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
         training = resumable(trainer)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
-        training.train(resume_from_checkpoint=newest_checkpoint(folder))
+        names = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
     log = training.state.log_history
@@ -1238,13 +1319,15 @@ def save_model(model, folder, task, summary):
 
 # fmt: off
 def add_training(add):
-    add("--accumulate", type=int, default=1, help="average the gradients of this many batches")
-    add("--lora", type=int, default=0, metavar="RANK", help="""train adapters of this rank (alpha:
-        twice the rank; 0: all weights) and the head, and merge them; wants the package peft""")
+    add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
+    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train adapters of this rank
+        (alpha: twice the rank; 0: all weights) and the head, and merge them; wants the package
+        peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=float, default=0.1, metavar="SHARE", help="""save after this share
-        of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
-    add("--seed", type=int, default=13, help="seed of the order, a new head and random draws")
+    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this
+        share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
+    add("--seed", type=count_or_0, default=13,
+        help="seed of the order, a new head and random draws")
     add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
 # --- end of training

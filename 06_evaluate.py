@@ -68,6 +68,7 @@ NOTES = {  # what a table may show: what explains it
     "^macro": "Macro F1 is not weighted.",
     "^abstract": "Abstract P, R and F1 count evidence with the right label, at all ranks.",
 }
+TABLES = (".tsv", ".json", ".tex", ".claims.tsv")  # endings of the files with numbers
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
 TASKS = """climatecheck2025 climatecheck2026 climatecheck2026-narratives
@@ -343,7 +344,7 @@ def basis_lines(counts):
 
 
 def tables_of(cells, components, claims, counts):
-    """Return {ending: content} of the files with numbers."""
+    """Return {ending: content} of the files with numbers, in the order of TABLES."""
     import pandas as pd
 
     tex = cell_texts(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
@@ -507,13 +508,24 @@ def side_by_side(run, qrels):
     return json.loads(both.to_json(orient="values"))  # null where there is no label
 
 
+def read_verdicts(path):
+    """Return {claim_id: record} of 05_classify.py aggregate; {} if the file is not there."""
+    verdicts = {}
+    if path.exists():
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                record = json.loads(line)
+                verdicts[record["claim_id"]] = record
+            except (ValueError, LookupError, TypeError):
+                fail(f"{path}:{number}", "no verdict on a claim; see 05_classify.py aggregate")
+    return verdicts
+
+
 def rankings(args, runs, qrels, components):
     """Return the claims, rankings and texts of the page; runs: {run: its rows}."""
     texts = read_table(args.claims, CLAIM).set_index("claim_id")["claim"]
     corpus = read_corpus(args.corpus)
-    path = Path(args.work, args.split, "claims.jsonl")  # of 05_classify.py aggregate
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    verdicts = {record["claim_id"]: record for record in map(json.loads, lines)}
+    verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     fields = "title abstract url doi".split()
     abstracts = {}
@@ -569,6 +581,13 @@ def runs_of(args):
 def evaluate(args):
     """Score runs with measures, and compare them with the first, the baseline."""
     paths = runs_of(args)
+    qrels_name = Path(args.qrels).stem.removeprefix("qrels.")
+    stem = "metrics" if qrels_name == args.split else f"metrics-{qrels_name}"
+    out = str(Path(args.out or f"{args.work}/{args.split}/{stem}.tsv")).removesuffix(".tsv")
+    outs = [f"{out}{ending}" for ending in TABLES]
+    if args.report:
+        outs.append(args.report)
+    check_outs(*outs)
     words = [MEASURES.get(word, word).split(", ") for word in args.measures]
     names = list(dict.fromkeys(sum(words, [])))
     texts = [args.claims, args.corpus] if args.report else []
@@ -587,20 +606,17 @@ def evaluate(args):
     cells = compare(components, names, args.resamples, args.seed)
     is_known = cells["value"].notna().any()  # by some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
-    qrels_name = Path(args.qrels).stem.removeprefix("qrels.")
-    stem = "metrics" if qrels_name == args.split else f"metrics-{qrels_name}"
-    out = args.out or f"{args.work}/{args.split}/{stem}.tsv"
     tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
-    outs = {f"{out.removesuffix('.tsv')}{ending}": text for ending, text in tables.items()}
+    contents = list(tables.values())
     basis = basis_lines(counts)
     if args.report:
         data = rankings(args, runs, qrels, components)
-        outs[args.report] = report(data, cells, components, basis, args.depth)
-    for path, text in outs.items():
+        contents.append(report(data, cells, components, basis, args.depth))
+    for path, text in zip(outs, contents):
         with written(path, task) as new:
             new.write_text(text, encoding="utf-8")
     print(markdown(cell_texts(cells), basis))
-    return {"made": list(outs), "runs": len(components)}
+    return {"made": outs, "runs": len(components)}
 
 
 # ---------- Submission
@@ -672,9 +688,11 @@ def add_evaluate(job):
         help=f"""sets: {', '.join(MEASURES)}; single ones: R@k, 'pooled R@k', B-Pref,
         {', '.join([*COMPOSED, *STANCE])}, abstract P, abstract R, abstract F1, or any of
         ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
-    add("--depth", type=int, default=10, help="ranks for B-Pref, P, R and F1, not for abstract F1")
-    add("--resamples", type=int, default=2000, help="samples for intervals and for p; 0: neither")
-    add("--seed", type=int, default=13, help="seed of the samples")
+    add("--depth", type=count, default=10,
+        help="ranks for B-Pref, P, R and F1, not for abstract F1")
+    add("--resamples", type=count_or_0, default=2000,
+        help="samples for intervals and for p; 0: neither")
+    add("--seed", type=count_or_0, default=13, help="seed of the samples")
     add_shared(job, split="test")
 
 def add_submission(job):
@@ -685,7 +703,7 @@ def add_submission(job):
         help="read the codes of claims from this file, for climatecheck2026-narratives")
     add("--out", help="write table and zip here (default: {work}/{split}/TASK/predictions.zip)")
     add("--task", choices=TASKS, default="climatecheck2025", help="write what this task asks for")
-    add("--top-k", type=int, help="submit this many abstracts (default: 10, for CheckThat! 5)")
+    add("--top-k", type=count, help="submit this many abstracts (default: 10, for CheckThat! 5)")
     add_shared(job, split="test")
 # fmt: on
 
@@ -721,10 +739,10 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=np.inf):
+def within(number, least, most=10**9):
     """Return a number of a flag; argparse refuses one out of its range."""
     if not least <= number <= most:
-        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least} to {most}")
+        raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
 
 
@@ -736,6 +754,11 @@ def count(text):
 def count_or_0(text):
     """Return a whole number from 0 on."""
     return within(int(text), 0)
+
+
+def amount(text):
+    """Return a number from 0 on."""
+    return within(float(text), 0)
 
 
 def share(text):

@@ -12,7 +12,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -253,7 +253,9 @@ def call(monkeypatch, capsys):
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
         names = runpy.run_path(script)
-        monkeypatch.setitem(sys.modules, "<run_path>", SimpleNamespace(**names))  # to pickle
+        module = ModuleType("<run_path>")
+        module.__dict__.update(names)
+        monkeypatch.setitem(sys.modules, "<run_path>", module)  # to pickle
         return end_of(names["main"], args, capsys)
 
     return call_script

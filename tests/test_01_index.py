@@ -196,7 +196,7 @@ def test_another_flag_makes_only_the_index_that_it_decides(toy, call):
     assert len(facts(call(SCRIPT, *words, cwd=toy))["made"]) == 2
     assert facts(call(SCRIPT, *words, "--batch-size", 3, "--device", "cpu", cwd=toy))["made"] == []
     assert facts(call(SCRIPT, *words, "--k1", 2, cwd=toy))["made"] == [f"{INDEX}/bm25"]
-    edit = {'"--k1", type=float, default=1.5': '"--k1", type=float, default=2'}
+    edit = {'"--k1", type=amount, default=1.5': '"--k1", type=amount, default=2'}
     shown = call(SCRIPT, *words, cwd=toy, edits=edit).stdout
     assert shown.count("(same inputs and flags; --force makes it again)") == 2
 

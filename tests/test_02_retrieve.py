@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import bm25s
@@ -26,6 +27,13 @@ def test_best_rows_equal_a_full_stable_sort(count, spread):
         assert KIT.best_rows(scores, -np.inf, k).tolist() == expected[:k]
         above = [row for row in expected[:k] if scores[row] > 0]
         assert KIT.best_rows(scores, 0, k).tolist() == above
+
+
+def seal(folder):
+    """Have the sidecar of an index vouch for what is in it now."""
+    path = Path(f"{folder}.meta.json")
+    made = json.loads(path.read_text())
+    path.write_text(json.dumps(made | {"sha256": KIT.digest(folder)}))
 
 
 def test_every_retriever_equals_brute_force(toy, call, refused):
@@ -67,10 +75,13 @@ def test_every_retriever_equals_brute_force(toy, call, refused):
     shutil.copy(TOY / "corpus.jsonl", toy / "data/demo")
     meta = json.loads((index / "dense/meta.json").read_text())
     (index / "dense/meta.json").write_text(json.dumps(meta | {"model_sha256": "another"}))
+    refused(toy, SCRIPT, words, said="index/dense: damaged, or without its sidecar; make it again")
+    seal(index / "dense")
     refused(toy, SCRIPT, words, said="minilm: it has changed since the dense index was made")
     (index / "dense/meta.json").write_text(json.dumps(meta))
     vectors[1, 0] = np.nan
     np.save(index / "dense/embeddings.npy", vectors)
+    seal(index / "dense")
     refused(toy, SCRIPT, words, said="index/dense: scores are not finite")
 
 
@@ -221,7 +232,7 @@ def test_a_fit_ranks_ties_as_a_fusion_does():
             rows += [(claim, name, rank, 1 / rank) for rank, name in enumerate(names, 1)]
         runs.append(pd.DataFrame(rows, columns=RUN))
     pairs = [(f"c{n}", name) for n in range(20) for name in ("d3", "d7")]
-    evidence = pd.DataFrame(pairs, columns=KEY)
+    evidence = pd.DataFrame(pairs, columns=KEY).assign(label="SUPPORTS")
     found = list(KIT.fusions(runs, KIT.scorer_of("MRR@9", evidence)))
     for value, method, k, weights in found[::9]:
         fused = KIT.fuse_runs(runs, weights, method, k, [])

@@ -255,7 +255,7 @@ def test_finished_pairs_are_not_scored_again_though_the_last_group_is_small(toy,
 
 def test_a_prompt_must_leave_room(toy, refused):
     tiny(toy / "tiny")
-    words = ("--model", "tiny", "--max-length", 4)  # three of them are special
+    words = ("--model", "tiny", "--max-length", 8, "--prompt", "ice ice ice ice")
     refused(toy, SCRIPT, *words, said="--max-length: 1 tokens are left", kept=".parts")
 
 

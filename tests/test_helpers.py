@@ -1,14 +1,17 @@
 """The block of helpers that all scripts share: tables, provenance, outputs, the command line."""
 
+import argparse
 import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from conftest import CLAIMS, LABELLED, RUN, cases, facts, kill_before, load, tsv
+from conftest import CLAIMS, LABELLED, ROOT, RUN, cases, facts, kill_before, load, tsv
 
 SCRIPT = "02_retrieve.py"
 KIT = load(SCRIPT)
@@ -91,21 +94,30 @@ def test_a_corpus_keeps_its_order_and_bad_lines_are_refused(capsys, tmp_path):
     path.write_text(good)
     found = KIT.read_corpus(path)
     assert list(found) == ["7", "a"] and found["7"]["year"] == 1 and found["a"]["title"] == "b"
-    for line in ("[]", "{", '{"abstract": ""}', '{"abstract_id": "7"}', '{"abstract_id": "\xe9"}'):
+    ids = ("null", '""', '"a\\tb"', '"a\\nb"', '"7"', '"\xe9"', '"\\ud83d"')
+    lines = [f'{{"abstract_id": {text}}}' for text in ids]
+    half = '{"abstract_id": "9", "abstract": "\\ud83d"}'  # of a surrogate pair
+    for line in ("[]", "{", '{"abstract": ""}', half, *lines):
         path.write_bytes(good.encode() + line.encode("latin-1"))
         assert f"{path}:3: " in refusal(capsys, KIT.read_corpus, path)
 
 
 # ---------------------------------------------------------------- Outputs
-def test_digests_are_of_files_of_sidecars_and_of_folders_without_one(tmp_path):
+def test_digests_are_of_files_and_of_what_is_loaded_from_folders(tmp_path):
     model = tmp_path / "model"
     (model / "part").mkdir(parents=True)
     (model / "part" / "a").write_bytes(b"one")
     (model / "b").write_bytes(b"two")
     assert KIT.digest(model / "b") == hashlib.sha256(b"two").hexdigest()
-    assert KIT.digest(model) == hashlib.sha256(b"twoone").hexdigest()  # b, part/a
+    both = hashlib.sha256(b"twoone").hexdigest()  # b, part/a
+    assert KIT.digest(model) == both
     (tmp_path / "model.meta.json").write_bytes(b"{}")
-    assert KIT.digest(model) == hashlib.sha256(b"{}").hexdigest()
+    (model / ".cache/huggingface").mkdir(parents=True)  # as hf download leaves it
+    for name in (".cache/huggingface/b.lock", ".gitattributes", "README.md"):
+        (model / name).write_text("x")
+    assert KIT.digest(f"{model}/") == both
+    (model / "part/README.md").write_text("x")  # a file of a model may have this name
+    assert KIT.digest(model) != both
 
 
 def test_a_task_is_arguments_and_inputs_and_a_hub_model_is_a_name(capsys, tmp_path, monkeypatch):
@@ -129,6 +141,7 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
         with KIT.written("sub/out", task, rows=1) as new:
             new.write_text(text)
         made = json.loads(Path("sub/out.meta.json").read_text())
+        assert made["sha256"] == hashlib.sha256(text.encode()).hexdigest()
         assert Path("sub/out").read_text() == text and made["rows"] == 1 and not new.exists()
         assert made["command"] == ["script.py"] and made["script"] == KIT.digest("script.py")
     assert KIT.up_to_date(ARGS, task, "sub/out")
@@ -139,6 +152,8 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
     assert not KIT.up_to_date(ARGS, task | {"inputs": {"x": "1"}}, "sub/out")
     assert not KIT.up_to_date(ARGS, task, "sub/out", "sub/other")
     assert not KIT.up_to_date(SimpleNamespace(force=True), task, "sub/out")
+    Path("sub/out").write_text("c")  # of the same size
+    assert not KIT.up_to_date(ARGS, task, "sub/out")
 
 
 @pytest.mark.parametrize("torn", ["", '{"arguments": {"k"', "null"])
@@ -151,22 +166,73 @@ def test_an_output_with_a_torn_sidecar_counts_as_not_made(tmp_path, monkeypatch,
     assert not KIT.up_to_date(SimpleNamespace(force=True), task, "a")
 
 
-def test_what_a_kill_has_left_in_the_temporary_place_is_replaced(tmp_path, monkeypatch):
+def test_what_a_killed_process_has_left_is_removed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("index.tmp").write_text("a sidecar that was not renamed")
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    names = [
+        f"index.{dead.pid}.tmp",
+        f"index.old.{dead.pid}.tmp",
+        f"index.meta.json.{dead.pid}.tmp",
+    ]
+    kept = [f"index.{os.getppid()}.tmp", "index.mine.tmp", "index.tmp", f"other.{dead.pid}.tmp"]
+    for name in names + kept:
+        Path(name).mkdir()
     with KIT.written("index", {}) as new:
         new.mkdir()
-    assert Path("index").is_dir() and not Path("index.tmp").exists()
-    Path("run.tsv.tmp").mkdir()
-    with KIT.written("run.tsv", {}) as new:
-        new.write_text("x")
-    assert Path("run.tsv").read_text() == "x"
+    assert Path("index").is_dir() and not any(map(os.path.exists, names))
+    assert all(map(os.path.exists, kept))  # of a running process, or of somebody else
 
 
-def test_a_folder_is_replaced_only_if_the_kit_made_it(capsys, tmp_path, monkeypatch):
+def test_two_processes_may_write_one_output(tmp_path, monkeypatch):
+    """Each writes half, waits for the other, and writes the rest; one of them comes last."""
+    monkeypatch.chdir(tmp_path)
+    script = f"""
+import pathlib, runpy, sys, time
+kit = runpy.run_path({str(ROOT / SCRIPT)!r})
+own, other = sys.argv[1:]
+with kit["written"]("out.tsv", {{"inputs": own}}) as new:
+    new.write_text(own)
+    pathlib.Path(own).touch()
+    while not pathlib.Path(other).exists():
+        time.sleep(0.01)
+    new.write_text(own * 1000)
+"""
+    Path("write.py").write_text(script)
+    words = [[sys.executable, "write.py", *names] for names in ("ab", "ba")]
+    started = [subprocess.Popen(command) for command in words]
+    assert [process.wait() for process in started] == [0, 0]
+    made = json.loads(Path("out.tsv.meta.json").read_text())
+    assert Path("out.tsv").read_text() == made["inputs"] * 1000
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["mine", "mine/"])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_others_have_made_is_not_replaced(capsys, tmp_path, monkeypatch, name, is_folder):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
-    assert "mine: not made by this script" in refusal(capsys, KIT.up_to_date, ARGS, {}, "mine")
+    Path("mine/file").write_text("x")
+    said = "mine: not made by this script"
+    assert said in refusal(capsys, KIT.up_to_date, ARGS, {}, name, is_folder=is_folder)
+    with pytest.raises(SystemExit), KIT.written(name, {}) as new:
+        if is_folder:
+            new.mkdir()
+        else:
+            new.touch()
+    assert said in capsys.readouterr().err
+    assert Path("mine/file").read_text() == "x"
+    said = "mine/file: not made by this script"
+    assert said in refusal(capsys, KIT.check_outs, f"{name}/file/deep.tsv", is_folder=is_folder)
+    assert said in refusal(capsys, KIT.check_outs, f"{name}/file", is_folder=True)
+    KIT.check_outs("mine/file")  # a file may be written again
+    Path("mine.meta.json").write_text("{}")  # a kill has left it while an output was replaced
+    KIT.check_outs("mine", is_folder=True)
+    assert said[:4] in refusal(capsys, KIT.check_outs, "mine")
+
+
+def test_a_folder_of_the_kit_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name in "ab":
         with KIT.written("index", {}) as new:
             new.mkdir()
@@ -187,6 +253,29 @@ def test_kill_9_between_output_and_sidecar_vouches_for_nothing(toy, killed, call
 
 
 # ---------------------------------------------------------------- Command line
+@pytest.mark.parametrize(
+    ("kind", "taken", "refused"),
+    [
+        ("count", ["1", "7"], ["0", "-1", "1.5", "x", "nan"]),
+        ("count_or_0", ["0", "7"], ["-1", "1e3", ""]),
+        ("amount", ["0", "0.5", "2e-5"], ["-1", "nan", "x"]),
+        ("share", ["0", "0.5", "1"], ["-0.1", "1.1", "nan", "inf", "x"]),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused(kind, taken, refused):
+    numbers = getattr(KIT, kind)
+    assert [numbers(text) for text in taken] == [float(text) for text in taken]
+    for text in refused:
+        with pytest.raises((ValueError, argparse.ArgumentTypeError)):
+            numbers(text)
+
+
+def test_messages_are_one_line_without_passwords_and_control_characters(capsys):
+    KIT.warn("http://me:secret@host/v1", "a\n b\x1b[31m \u202ered é 気")
+    shown = "warning: http://***@host/v1: a b\\x1b[31m \\u202ered é 気"
+    assert capsys.readouterr().err == f"{shown}\n" and KIT.WARNINGS.pop() == shown
+
+
 def test_work_follows_data_and_the_first_job_is_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("data/other").mkdir(parents=True)

@@ -1,0 +1,529 @@
+"""What exists stays, what is stale or damaged is made anew, and a number has a meaning.
+
+All scripts, on the toy with tiny models. The helpers behind it have tests of their own in
+test_helpers.py, the programs in recipes/ and data/ in their files.
+"""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import QRELS, RUN, facts, jsonl, kill_before, load, read, tiny, tsv
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+
+DEMO = "work/demo"
+HYBRID = f"{DEMO}/test/hybrid.tsv"
+BM25 = "01_index.py --indexes bm25"
+LABELLED = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
+
+
+@pytest.fixture(scope="session")
+def folders(models, tmp_path_factory):
+    """A folder with tiny models: two rerankers, a classifier, an encoder."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny(folder / "tiny")
+    tiny(folder / "tiny2", seed=1)
+    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+    encoder = SentenceTransformer(str(folder / "tiny"), device="cpu")
+    encoder.save_pretrained(str(folder / "encoder"))
+    return folder
+
+
+@pytest.fixture
+def small(toy, folders):
+    """The toy with these models, and with verdicts."""
+    for folder in folders.iterdir():
+        (toy / folder.name).symlink_to(folder)
+    tsv(toy / "v.tsv", LABELLED, "c3|0001|1|2|NEI|0|0|1; c3|0002|2|1|REFUTES|0|1|0")
+    return toy
+
+
+# ---------------------------------------------------------------- Places
+FILES = [  # commands that write files; the last word names one
+    f"02_retrieve.py fuse {HYBRID} --out",
+    f"02_retrieve.py fit {HYBRID} --split test --out",
+    "02_retrieve.py mine --split train --out",
+    "03_rerank.py --model tiny --out",
+    "04_llm_rerank.py --run work/demo/test/hybrid.tsv --backend none --model m --out",
+    "05_classify.py --model nli --out",
+    "05_classify.py llm --backend none --model m --out",
+    "05_classify.py aggregate v.tsv --out",
+    f"06_evaluate.py {HYBRID} --report",
+]
+FOLDERS = [  # commands that write folders
+    "01_index.py graph --index encoder --out",
+    "01_index.py train data/demo/tuples.jsonl --model encoder --split train --out",
+    "03_rerank.py train data/demo/pairs.jsonl --model tiny --out",
+    "05_classify.py train --model tiny --out",
+]
+MANY = {  # a command, and what it writes below or beside the place that its last word names
+    f"{BM25} --out": "/bm25",
+    "02_retrieve.py --index index --out": "/bm25.tsv",
+    f"06_evaluate.py {HYBRID} --out": ".claims.tsv",
+    f"06_evaluate.py submission {HYBRID} --top-k 1 --out": ".csv",
+}
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize("command", FILES + FOLDERS)
+def test_a_folder_of_others_is_never_replaced(small, refused, command, slash):
+    (small / "mine/deep").mkdir(parents=True)
+    (small / "mine/deep/a").write_text("x")
+    refused(small, *command.split(), f"mine{slash}", said="mine: not made by this script")
+
+
+@pytest.mark.parametrize("command", FILES + FOLDERS)
+def test_a_file_is_never_taken_for_a_folder(small, refused, command):
+    (small / "mine").write_text("x")
+    refused(small, *command.split(), "mine/out", said="mine: not made by this script")
+    if command in FOLDERS:
+        refused(small, *command.split(), "mine", said="mine: not made by this script")
+
+
+@pytest.mark.parametrize("command", MANY)
+def test_outputs_beside_each_other_are_checked_before_any_is_written(small, refused, command):
+    facts_of_index = small / "index/bm25"
+    facts_of_index.mkdir(parents=True)
+    (small / f"mine{MANY[command]}").mkdir(parents=True)
+    refused(small, *command.split(), "mine", said=f"mine{MANY[command]}: not made by this script")
+    refused(small, *command.split(), "tiny/config.json/x", said="tiny/config.json: not made by")
+
+
+@pytest.mark.parametrize("script", ["01_index.py --indexes bm25", "02_retrieve.py mine"])
+def test_a_work_folder_that_is_a_file_is_left_alone(toy, refused, script):
+    (toy / "notes.md").write_text("mine")
+    words = (*script.split(), "--work", "notes.md", "--split", "train")
+    if "01" in script:
+        words = words[:-2]
+    else:
+        words = (*words, HYBRID.replace("test", "train"))
+    refused(toy, *words, said="notes.md: not made by this script")
+
+
+# ---------------------------------------------------------------- Stale
+def flip(folder):
+    """Change the weights of a model by hand; the file keeps its size."""
+    path = folder / "model.safetensors"
+    weights = {name: weight.flip(0) for name, weight in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
+
+
+def test_weights_that_were_replaced_by_hand_are_noticed(small, call, refused):
+    """The models have sidecars, as trained ones do, and the new files are as large as the old."""
+    for name in ("tiny", "encoder"):
+        with load("01_index.py").written(small / "models" / name, {}) as new:
+            shutil.copytree(small / name, new)
+    rerank = ("03_rerank.py", "--model", "models/tiny")
+    index = ("01_index.py", "--indexes", "dense", "--dense-model", "models/encoder")
+    for command in (index, rerank):
+        assert facts(call(*command, cwd=small))["made"]
+        assert facts(call(*command, cwd=small))["made"] == []
+    before = (small / f"{DEMO}/test/rerank.tsv").read_bytes()
+    flip(small / "models/tiny")
+    flip(small / "models/encoder")
+    assert facts(call(*rerank, cwd=small))["made"]
+    assert (small / f"{DEMO}/test/rerank.tsv").read_bytes() != before
+    refused(small, "02_retrieve.py", "--out", "new", said="encoder: it has changed since the dense")
+    assert facts(call(*index, cwd=small))["made"]
+    facts(call("02_retrieve.py", "--out", "new", cwd=small))
+
+
+def test_what_hf_download_leaves_changes_no_model(small, call):
+    shutil.copytree(small / "encoder", small / "own")
+    index = ("01_index.py", "--indexes", "dense", "--dense-model", "own")
+    facts(call(*index, cwd=small))
+    (small / "own/.cache/huggingface").mkdir(parents=True)
+    (small / "own/.cache/huggingface/.gitignore").write_text("*")
+    (small / "own/README.md").write_text("A model.")
+    facts(call("02_retrieve.py", "--out", "new", cwd=small))
+    assert facts(call(*index, cwd=small))["made"] == []
+
+
+def test_an_output_that_was_cut_or_lost_a_file_is_made_again(small, call):
+    rerank = ("03_rerank.py", "--model", "tiny")
+    facts(call(*rerank, cwd=small))
+    run = small / f"{DEMO}/test/rerank.tsv"
+    whole = run.read_text()
+    run.write_text("\n".join(whole.splitlines()[:5]) + "\n")
+    assert facts(call(*rerank, cwd=small))["made"] and run.read_text() == whole
+    index = ("01_index.py", "--indexes", "dense", "--dense-model", "encoder")
+    facts(call(*index, cwd=small))
+    vectors = small / f"{DEMO}/index/dense/embeddings.npy"
+    vectors.unlink()
+    assert facts(call(*index, cwd=small))["made"] and vectors.exists()
+
+
+# ---------------------------------------------------------------- Unfinished work
+def test_unfinished_work_of_another_model_stays_until_it_is_old(small, call, killed):
+    words = ("--out", "r.tsv", "--depth", 6)
+    edits = {"GROUP = 1024": "GROUP = 8"}
+    kill = kill_before("bar.update(start + len(group)", 2)
+    command = ("03_rerank.py", "--model", "tiny", *words)
+    assert killed(*command, cwd=small, edits=edits | kill)
+    [unfinished] = small.glob("r.tsv.parts/*/scores.npy")
+    before = unfinished.read_bytes()
+    other = ("03_rerank.py", "--model", "tiny2", *words)
+    facts(call(*other, cwd=small, edits=edits))
+    assert list(small.glob("r.tsv.parts/*/scores.npy")) == [unfinished]
+    assert unfinished.read_bytes() == before
+    facts(call(*command, cwd=small, edits=edits))  # resumes, and leaves nothing
+    assert not (small / "r.tsv.parts").exists()
+    assert killed(*command, "--force", cwd=small, edits=edits | kill)
+    long_ago = time.time() - 31 * 24 * 3600
+    for folder in (*small.glob("r.tsv.parts/*/"), small / "r.tsv.parts/mine"):
+        folder.mkdir(exist_ok=True)
+        os.utime(folder, (long_ago, long_ago))
+    done = call(*other, "--force", cwd=small, edits=edits)
+    assert "unfinished for more than 30 days, removed" in done.stdout
+    assert not list(small.glob("r.tsv.parts/*/scores.npy"))
+    assert (small / "r.tsv.parts/mine").exists()  # of somebody else
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def rename_weights(path):
+    weights = {f"x.{name}": weight for name, weight in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("damage", [halve, lambda path: path.write_bytes(b"")])
+def test_damaged_scores_are_made_anew(small, call, killed, damage):
+    words = ("03_rerank.py", "--model", "tiny", "--out", "r.tsv")
+    edits = {"GROUP = 1024": "GROUP = 8"}
+    facts(call(*words, "--out", "whole.tsv", cwd=small, edits=edits))
+    kill = kill_before("bar.update(start + len(group)", 2)
+    assert killed(*words, cwd=small, edits=edits | kill)
+    [path] = small.glob("r.tsv.parts/*/scores.npy")
+    damage(path)
+    done = call(*words, cwd=small, edits=edits)
+    assert facts(done)["made"] and "scores.npy: the stored scores are damaged" in done.stderr
+    assert (small / "r.tsv").read_bytes() == (small / "whole.tsv").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["dense", "splade"])
+def test_damaged_shards_are_made_anew(small, call, killed, kind):
+    shutil.copytree(small / "data/models/splade-tiny", small / "splade")
+    words = ("01_index.py", "--indexes", kind, "--dense-model", "encoder", "--max-length", 16)
+    words = (*words, "--splade-model", "splade")
+    edits = {"SHARD = 4096": "SHARD = 5"}
+    facts(call(*words, "--out", "whole", cwd=small, edits=edits))
+    kill = kill_before('(parts / "new.npz").rename(paths[-1])', 3)
+    assert killed(*words, "--out", "new", cwd=small, edits=edits | kill)
+    first, second = sorted(small.glob(f"new/{kind}.parts/*/[05].npz"))
+    halve(first)
+    content = bytearray(second.read_bytes())
+    content[len(content) // 2] ^= 255  # a damaged byte
+    second.write_bytes(content)
+    done = call(*words, "--out", "new", cwd=small, edits=edits)
+    assert facts(done)["made"] and done.stderr.count("the shard is damaged") == 2
+    for path in (small / f"whole/{kind}").iterdir():
+        assert path.read_bytes() == (small / f"new/{kind}" / path.name).read_bytes()
+
+
+DAMAGES = {
+    "no optimizer": ("optimizer.pt", Path.unlink),
+    "torn optimizer": ("optimizer.pt", halve),
+    "torn weights": ("trained.safetensors", halve),
+    "other weights": ("trained.safetensors", rename_weights),
+    "torn state": ("trainer_state.json", halve),
+    "no scheduler": ("scheduler.pt", lambda path: path.write_text("x")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_never_used(small, call, killed, damage):
+    words = ("03_rerank.py", "train", "data/demo/pairs.jsonl", "--model", "tiny", "--epochs", 2)
+    words = (*words, "--max-length", 16, "--batch-size", 2, "--lr", 1e-3, "--save-steps", 1)
+    facts(call(*words, "--out", "whole", cwd=small))
+    kill = kill_before('losses = [line["loss"] for line in log if "loss" in line]')
+    assert killed(*words, "--out", "model", cwd=small, edits=kill)
+    name, how = DAMAGES[damage]
+    newest = max(small.glob("model.parts/*/checkpoint-*"), key=lambda path: int(path.name[11:]))
+    how(newest / name)
+    done = call(*words, "--out", "model", cwd=small)
+    assert facts(done)["made"] and "the checkpoint is damaged; training begins anew" in done.stderr
+    assert not Path(small / "model.parts").exists()
+    for path in (small / "whole").glob("*.safetensors"):
+        assert path.read_bytes() == (small / "model" / path.name).read_bytes()
+
+
+# ---------------------------------------------------------------- Damaged and foreign inputs
+def spoil(path):
+    path.write_bytes(b"{" + path.read_bytes()[1:50])
+
+
+@pytest.mark.parametrize("how", [halve, spoil, Path.unlink])
+def test_a_damaged_index_is_one_line_that_names_it(small, call, refused, how):
+    words = ("01_index.py", "--dense-model", "encoder", "--max-length", 16)
+    facts(call(*words, cwd=small))
+    facts(call("01_index.py", "graph", cwd=small))
+    index = small / f"{DEMO}/index"
+    for path in sorted(path for path in index.rglob("*/*") if path.is_file()):
+        kind = path.relative_to(index).parts[0]
+        content = path.read_bytes()
+        how(path)
+        command = ["02_retrieve.py", "--retrievers", kind, "--out", "new"]
+        if kind == "graph":
+            command = ["03_rerank.py", "--model", "tiny", "--graph", index / "graph"]
+        refused(small, *command, said=f"index/{kind}: damaged", kept=".parts")
+        if kind == "dense":
+            command = ["01_index.py", "graph", "--out", "other"]
+            refused(small, *command, said="index/dense: damaged")
+        path.write_bytes(content)
+    (index / "dense.meta.json").unlink()
+    words = ("--retrievers", "dense", "--out", "new")
+    refused(small, "02_retrieve.py", *words, said="index/dense: damaged, or without its sidecar")
+
+
+@pytest.mark.parametrize(
+    "fusion",
+    [
+        {"method": "borda"},
+        {"method": ["rrf"]},
+        {"weights": ["x"]},
+        {"weights": [-1]},
+        {"weights": 1},
+        {"rrf_k": "x"},
+        {"rrf_k": None},
+    ],
+)
+def test_a_fusion_that_nobody_has_fitted_is_refused(toy, refused, fusion):
+    whole = {"runs": ["hybrid.tsv"], "weights": [1.0], "method": "rrf", "rrf_k": 60}
+    jsonl(toy / "f.json", whole | fusion)
+    words = f"fuse {HYBRID} --fusion f.json --out new.tsv"
+    refused(toy, "02_retrieve.py", words, said="f.json: no fusion")
+
+
+@pytest.mark.parametrize("line", ['{"verdict": "x"}', '{"claim_id"', "[]", "7", '{"claim_id": []}'])
+def test_verdicts_on_claims_that_are_none_are_refused(toy, refused, line):
+    path = toy / f"{DEMO}/test/claims.jsonl"
+    path.write_text('{"claim_id": "c3", "verdict": "SUPPORTED"}\n' + line + "\n")
+    words = ("06_evaluate.py", HYBRID, "--report", "page.html")
+    refused(toy, *words, said="test/claims.jsonl:2: no verdict on a claim")
+
+
+@pytest.mark.parametrize(
+    "files", [("tokenizer.json", "tokenizer_config.json"), ("tokenizer.json",)]
+)
+@pytest.mark.parametrize(
+    ("model", "command"),
+    [
+        ("encoder", "01_index.py --indexes dense --dense-model"),
+        ("tiny", "03_rerank.py --model"),
+        ("tiny", "03_rerank.py train data/demo/pairs.jsonl --model"),
+        ("nli", "05_classify.py --model"),
+        ("tiny", "05_classify.py train --model"),
+    ],
+)
+def test_a_model_without_its_tokenizer_is_refused(small, refused, model, command, files):
+    folder = shutil.copytree(small / model, small / "torn")
+    for name in (*files, "vocab.txt"):
+        (folder / name).unlink(missing_ok=True)
+    refused(small, *command.split(), "torn", said="torn: ", kept=".parts")
+
+
+@pytest.mark.parametrize("statement", ["path.rename(old)", "new.replace(path)", "remove(old)"])
+def test_a_model_is_replaced_whole_or_not_at_all(small, call, killed, statement):
+    words = ("03_rerank.py", "train", "data/demo/pairs.jsonl", "--model", "tiny", "--epochs", 1)
+    words = (*words, "--max-length", 16, "--out", "model")
+    facts(call(*words, cwd=small))
+    whole = sorted(path.name for path in (small / "model").iterdir())
+    kill = kill_before(statement)
+    assert killed(*words, "--force", cwd=small, edits=kill)
+    if (small / "model").exists():
+        assert sorted(path.name for path in (small / "model").iterdir()) == whole
+    facts(call(*words, "--lr", 1e-3, cwd=small))
+    assert sorted(path.name for path in (small / "model").iterdir()) == whole
+    assert not list(small.glob("model*.tmp")) and not list(small.glob("model.old*"))
+
+
+def test_a_corpus_without_a_term_gives_a_run_without_rows(toy, call):
+    jsonl(toy / "data/demo/corpus.jsonl", {"abstract_id": "a"}, {"abstract_id": 0, "abstract": "x"})
+    done = call("01_index.py", "--indexes", "bm25", cwd=toy)
+    assert facts(done)["made"] and "corpus.jsonl: 2 of 2 texts have no term" in done.stderr
+    assert "3 without rows" in call("02_retrieve.py", cwd=toy).stdout
+    assert read(toy / f"{DEMO}/test/bm25.tsv").empty
+
+
+def test_names_of_fields_are_read_as_they_are_meant(toy, call):
+    words = ("01_index.py", "--indexes", "bm25", "--fields")
+    facts(call(*words, "title,abstract", cwd=toy))
+    assert facts(call(*words, " title , abstract", cwd=toy))["made"] == []
+
+
+def test_scores_that_rise_with_the_ranks_are_refused(toy, refused):
+    tsv(toy / "d.tsv", RUN, "c3|0001|1|.1; c3|0002|2|.2")
+    words = "fuse d.tsv --method zscore --out new.tsv"
+    refused(toy, "02_retrieve.py", words, said="d.tsv:3: the score is above that of the rank")
+
+
+# ---------------------------------------------------------------- Judgements
+def test_fit_scores_as_06_evaluate_does(toy, call):
+    tsv(toy / "a.tsv", RUN, "c3|0003|1|3; c3|0001|2|2; c4|0012|1|2; c4|0004|2|1; c5|0009|1|1")
+    only_nei = "c3|0001|SUPPORTS; c3|0003|NEI; c4|0004|REFUTES; c4|0006|NEI; c5|0009|NEI"
+    tsv(toy / "q.tsv", QRELS, only_nei)
+    words = "fit a.tsv --qrels q.tsv --split test --out f.json --measure"
+    for measure, name in {
+        "Bpref": "B-Pref (trec_eval)",
+        "Judged@2": "Judged@2",
+        "nDCG@10": "nDCG@10",
+        "R@2": "R@2",
+        "MAP": "MAP",
+    }.items():
+        line = call("02_retrieve.py", words, measure, cwd=toy).stdout.splitlines()[0]
+        scored = ("06_evaluate.py", "a.tsv", "--qrels", "q.tsv", "--out", "m.tsv", "--measures")
+        facts(call(*scored, name, "--resamples", 0, cwd=toy))
+        value = json.loads((toy / "m.json").read_text())["value"]["a"][name]
+        assert line == f"{value:.4f}  a.tsv alone", measure
+
+
+@pytest.mark.parametrize("measure", ["ERR@10", "nDCG(x=1)@10", "R@-1", "P"])
+def test_a_measure_that_cannot_be_computed_is_one_line(toy, refused, measure):
+    words = f"fit {HYBRID} --split test --out f.json --measure {measure}"
+    refused(toy, "02_retrieve.py", words, said=f"--measure: {measure} cannot be computed")
+
+
+def test_nothing_is_fitted_on_judgements_without_evidence(toy, refused):
+    tsv(toy / "q.tsv", QRELS, "c3|0001|NEI; c4|0004|NEI")
+    words = f"fit {HYBRID} --qrels q.tsv --split test --out f.json"
+    refused(toy, "02_retrieve.py", words, said="q.tsv: no row is SUPPORTS or REFUTES")
+
+
+def test_tuples_that_are_left_out_are_told(small, call):
+    tuples = [("0001", []), ("0002", []), ("0004", ["0005", "0006"])]
+    rows = [
+        {"claim_id": "c1", "positive": positive, "negatives": negatives}
+        for positive, negatives in tuples
+    ]
+    jsonl(small / "t.jsonl", *rows)
+    words = ("01_index.py", "train", "t.jsonl", "--model", "encoder", "--epochs", 1, "--out", "m")
+    done = call(*words, "--max-length", 16, cwd=small)
+    assert facts(done)["rows"] == 1
+    assert "t.jsonl: 2 of 3 tuples have fewer negatives than others and are left out" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("held_out", "split_by", "share"),
+    [
+        (0.1, "instance", 0.1),
+        (0.4, "instance", 0.4),
+        (0.6, "instance", 0.6),
+        (0.7, "instance", 0.7),
+        (0.15, "instance", 0.15),
+        (0.4, "claim", 0.4),
+        (0.7, "claim", 0.7),
+        (0, "claim", 0),
+        (1, "instance", None),
+    ],
+)
+def test_the_share_that_is_asked_for_is_held_out(capsys, held_out, split_by, share):
+    from argparse import Namespace
+
+    import pandas as pd
+
+    kit = load("05_classify.py")
+    rows = [(f"c{n // 4}", f"{n}", kit.LABELS[n % 3]) for n in range(600)]
+    table = pd.DataFrame(rows, columns=QRELS)
+    args = Namespace(held_out=held_out, split_by=split_by, seed=13, qrels="q.tsv")
+    is_held_out = kit.hold_out(table, args)
+    warned = "q.tsv: too few pairs or claims to hold out" in capsys.readouterr().err
+    assert warned == (share is None)
+    assert is_held_out.mean() == pytest.approx(share or 0, abs=0.01)
+    if split_by == "claim":
+        assert set(table.groupby("claim_id")["label"].transform("size")[is_held_out]) <= {4}
+    one_claim = kit.hold_out(
+        table.assign(claim_id="c")[:14], Namespace(**vars(args) | {"split_by": "claim"})
+    )
+    assert not one_claim.any()
+    assert ("too few" in capsys.readouterr().err) == (held_out > 0)
+
+
+# ---------------------------------------------------------------- Numbers
+WITHIN = ["0", "1", "2", "0.5", "7"]
+WITHOUT = ["-1", "nan", "inf", "-0.5", "1e400", "99999999999999999999", "x", ""]
+FLAGS = {
+    "02_retrieve.py fuse work/demo/test/hybrid.tsv --out new": "--top-k --rrf-k --weights",
+    "02_retrieve.py mine work/demo/train/hybrid.tsv --out new": """--hard --easy --from-top
+        --skip-top --max-score --margin --relative-margin --seed""",
+    "02_retrieve.py mine work/demo/train/hybrid.tsv --shape tuples --out new": "--hard --easy",
+    "02_retrieve.py mine work/demo/train/hybrid.tsv --shape labels --out new": "--hard --seed",
+    f"{BM25} --out new": "--k1 --b --max-length --batch-size",
+    "03_rerank.py --model work/demo/test/hybrid.tsv --out new": """--depth --top-k --first-stage
+        --alpha --rounds --neighbours --beam --max-length --batch-size""",
+    f"06_evaluate.py {HYBRID} --out new.tsv": "--depth --resamples --seed",
+    f"06_evaluate.py submission {HYBRID} --out new": "--top-k",
+    "04_llm_rerank.py --run work/demo/test/hybrid.tsv --backend none --model m --out new": """
+        --depth --top-k --alpha --window --step --best --limit --max-words --max-tokens
+        --concurrency --timeout --batch-size""",
+    "05_classify.py llm --backend none --model m --out new": """--limit --top-k --max-words
+        --max-tokens --pairs-per-prompt --concurrency --timeout --batch-size""",
+}
+
+
+@pytest.mark.parametrize("command", FLAGS)
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(choice=st.data())
+def test_random_numbers_end_in_a_result_or_in_one_line(toy, call, contents, command, choice):
+    """Status 0, 2, or 3 where requests wait; no traceback; only the outputs named are changed."""
+    names = choice.draw(st.lists(st.sampled_from(FLAGS[command].split()), min_size=1, max_size=3))
+    words = []
+    for name in dict.fromkeys(names):
+        number = choice.draw(st.one_of(st.sampled_from(WITHIN), st.sampled_from(WITHOUT)))
+        words.append(f"{name}={number}")
+    before = contents(toy, "new")
+    done = call(*command.split(), *words, cwd=toy)
+    assert done.returncode in (0, 2, 3), (words, done.stderr)
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == (done.returncode == 2), (words, done.stderr)
+    assert contents(toy, "new") == before
+    for path in toy.glob("new*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+TRAIN = {
+    "01_index.py train data/demo/tuples.jsonl --model encoder --out new --max-length 16": """
+        --epochs=-1 --epochs=0 --lr=-1 --batch-size=0 --accumulate=0 --lora=-1 --save-steps=0
+        --patience=-1 --seed=-1 --cache=-1 --max-length=3""",
+    "03_rerank.py train data/demo/pairs.jsonl --model tiny --out new --max-length 16": """
+        --epochs=-1 --epochs=nan --lr=nan --batch-size=-1 --accumulate=0 --lora=-1 --save-steps=-1
+        --patience=0 --seed=-1 --dev-depth=0 --max-length=7""",
+    "05_classify.py train --model tiny --out new --max-length 16": """
+        --epochs=0 --lr=-1 --batch-size=0 --accumulate=-1 --lora=x --save-steps=0 --patience=-1
+        --seed=-1 --held-out=1.5 --held-out=-0.1 --freeze=-1 --max-length=3""",
+    "01_index.py graph --index encoder --out new": "--neighbours=-1 --neighbours=0",
+    "01_index.py --indexes dense --dense-model encoder --out new": "--batch-size=0 --max-length=2",
+    "03_rerank.py --model tiny --out new": "--depth=0 --first-stage=80 --batch-size=0 --beam=0",
+    "05_classify.py --model nli --out new": """--top-k=-1 --limit=0 --limit=-1 --adjust=2
+        --batch-size=0 --max-length=3""",
+}
+CASES = [(command, flag) for command, flags in TRAIN.items() for flag in flags.split()]
+
+
+@pytest.mark.parametrize(("command", "flag"), CASES)
+def test_a_number_without_a_meaning_is_an_error_of_its_flag(small, refused, command, flag):
+    name = flag.split("=")[0]
+    refused(small, *command.split(), flag, said=f"argument {name}")
+
+
+def test_numbers_are_still_numbers(small, call):
+    """Those that tests, recipes and rehearsals use: parts of epochs, a learning rate of 0."""
+    words = ("03_rerank.py", "train", "data/demo/pairs.jsonl", "--model", "tiny", "--out", "new")
+    assert np.isfinite(facts(call(*words, "--epochs", 0.25, "--lr", 0, cwd=small))["loss"]).all()
