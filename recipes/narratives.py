@@ -27,7 +27,6 @@ is asked for once more. Codes are compared as they are: where 1_1 is right, 1_0 
 without a narrative has 0_0.
 """
 
-import argparse
 import contextlib
 import json
 import re
@@ -395,14 +394,6 @@ def evaluate(args):
 
 
 # -------------------- Command line
-def above_0(text):
-    """Return a number above 0."""
-    number = float(text)
-    if not 0 < number < np.inf:
-        raise argparse.ArgumentTypeError(f"{number} is not a number above 0")
-    return number
-
-
 # fmt: off
 def add_device(add):
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
@@ -427,8 +418,8 @@ def add_train(add):
     add_device(add)
     add("--out", default="{work}/models/narratives", help="write the model to this folder")
     add("--model", default="data/models/minilm", help="start from this encoder")
-    add("--epochs", type=above_0, default=20, help="train for this many epochs")
-    add("--lr", type=above_0, default=5e-5, help="train with this peak learning rate")
+    add("--epochs", type=kit.positive, default=20, help="train for this many epochs")
+    add("--lr", type=kit.amount, default=5e-5, help="train with this peak learning rate")
     add("--batch-size", dest="batch", type=kit.count, default=16,
         help="train on this many claims per batch")
     add("--held-out", type=kit.share, default=0.2,

@@ -277,11 +277,6 @@ def shard_of(text):
     return number, shards
 
 
-def amount(text):
-    """Return a number from 0 on."""
-    return kit.within(float(text), 0)
-
-
 # fmt: off
 def add_flags(add):
     add("--corpus",
@@ -292,8 +287,8 @@ def add_flags(add):
         help="run shard I of N alone, without Ray; 0/N cuts the corpus or merges all shards")
     add("--address", default="local",
         help="run on the Ray cluster at this address, such as auto; local is this machine")
-    add("--cpus", type=amount, default=1, help="reserve this many CPU cores per shard")
-    add("--gpus", type=amount, default=0, help="reserve this many GPUs per shard (default: 0)")
+    add("--cpus", type=kit.amount, default=1, help="reserve this many CPU cores per shard")
+    add("--gpus", type=kit.amount, default=0, help="reserve this many GPUs per shard (default: 0)")
 
 
 def add_rerank(add):

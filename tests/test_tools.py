@@ -4,7 +4,6 @@ import json
 import sys
 from types import SimpleNamespace
 
-import pytest
 from conftest import LABELS, ROOT, RUN, facts, jsonl, load, tiny, tsv
 
 sys.path.insert(0, str(ROOT / "recipes"))
@@ -126,44 +125,3 @@ def test_values_by_claim_are_of_all_claims(toy, program):
     shown = program("tools/significance", "m.claims.tsv", cwd=toy).stdout.splitlines()
     assert [line.split("\t")[2] for line in shown[1:]] == ["8", "7"]
     assert shown[1].split("\t")[4:6] == ["2", "1"]
-
-
-TABLE = "run\tclaim_id\tMRR\n"
-TORN = [
-    ("tools/seeds", "x.json a", '{"value": {"a"', "x.json: no metrics.json of 06_evaluate.py"),
-    ("tools/seeds", "x.json a", '{"value": [1]}', "x.json: no metrics.json"),
-    ("tools/seeds", "none.json a", "", "none.json: no metrics.json"),
-    ("tools/seeds", "x.json a", '{"value": {"a": {"MRR": 1}}}', "x.claims.tsv"),
-    ("tools/published", "x.json ant_bridge", "[]", "x.json: no metrics.json"),
-    ("tools/published", "--remarks nobody", "", "nobody: no figures"),
-    ("tools/significance", "x.json", TABLE + "a\tc\tx\n", "x.json: could not convert"),
-    ("tools/significance", "x.json", TABLE + "a\tc\t1\n", "x.json: values of one run"),
-    ("tools/significance", "x.json", TABLE + "a\tc\t1\n" * 2, "x.json: two rows have one run"),
-    ("tools/significance", "x.json", TABLE + "a\tc\t1\t2\n", "x.json:1: found columns"),
-    ("tools/significance", "x.json", "", "x.json: No columns"),
-    ("tools/significance", "none", "", "none: [Errno 2]"),
-    ("tools/compare", "table .", '{"value": 1}', "metrics.json: no metrics.json"),
-    ("tools/compare", "run x.json true", "[1", "x.json: no row of compare.sh"),
-    ("tools/compare", "run row.json nothing", "", "nothing: [Errno 2]"),
-    ("tools/compare", "run row.json", "", "row.json: no command"),
-    ("tools/verdicts", "x.json data/demo/qrels.test.tsv", '{"claim_id": 1}', "x.json: no verdicts"),
-    ("tools/verdicts", "mean v.tsv --out m.tsv", "", "v.tsv: no probabilities: c3 0001"),
-    ("ev2r", "v.tsv --verdicts v.tsv --pool v.tsv --model m", "", "v.tsv: no probabilities"),
-    ("tools/sentences", "x.json --model m", '{"claim": 1, "evidence": []}', "x.json:1: no verdict"),
-    ("tools/average", "out torn torn", "", "torn/model.safetensors: "),
-    ("tools/languages", "none parts", "", "none: no claims.SPLIT.tsv in it"),
-    ("tools/languages", "torn parts", "", "torn/claims.x.tsv: the language '../x' of 1 is no name"),
-    ("tools/count_tokens", "none", "", "none/corpus.jsonl: [Errno 2]"),
-    ("tools/texts", "none out", "", "none/corpus.jsonl: not found"),
-]
-
-
-@pytest.mark.parametrize(("name", "words", "content", "said"), TORN)
-def test_torn_and_foreign_files_are_one_line(toy, program, refused, name, words, content, said):
-    for file in ("x.json", "metrics.json"):
-        (toy / file).write_text(content)
-    verdicts = [*RUN, "label", "p_supports", "p_refutes", "p_nei"]
-    tsv(toy / "v.tsv", verdicts, "c3|0001|1|1|NEI|0|x|1")
-    tsv(toy / "torn/claims.x.tsv", ["claim_id", "claim", "language"], "1|Ice|../x")
-    (toy / "torn/model.safetensors").write_text("torn")
-    refused(toy, name, *words.split(), said=said, by=program, kept=".log")
