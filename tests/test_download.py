@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import KEY, ROOT, jsonl, load, records, tsv
+from conftest import CLAIMS, KEY, QRELS, ROOT, jsonl, load, records, tsv
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 
@@ -194,85 +194,73 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
 
 def test_claims_of_equal_words_stay_together(kit, tmp_path):
     """Whatever their punctuation and case; ids and texts may hold quotation marks."""
-    mine = tmp_path / "mine"
     claims = {}
     for number in range(10):
-        forms = ("Sea rose in {}.", "sea rose in {}", '"Sea" \u2014 rose in {}!')
-        for form, text in enumerate(forms):
-            claims[f'{number}"{form}"'] = text.format(number)
-    claims['"NA"'] = "NA"
+        for form in ("Sea rose in {}.", "sea rose in {}", '"Sea" \u2014 rose in {}!'):
+            claims[f'{number}"{len(claims)}"'] = form.format(number)
     rows = [(name, text.replace('"', '""')) for name, text in claims.items()]
     rows = [(name, f'"{text}"' if '"' in text else text) for name, text in rows]
-    tsv(mine / "claims.train.tsv", ["claim_id", "claim"], rows)
-    tsv(mine / "qrels.train.tsv", KEY + ["label"], [(name, '"a"', "NEI") for name, _ in rows])
-    jsonl(mine / "corpus.jsonl", {"abstract_id": '"a"', "abstract": "Sea."})
-    done = kit("split", "mine", "--draw", "test", "--share", "0.3", "--out", "out")
-    assert done.returncode == 0, done.stderr
-    found = {}
+    tsv(tmp_path / "mine/claims.train.tsv", CLAIMS, rows)
+    tsv(tmp_path / "mine/qrels.train.tsv", QRELS, [(name, '"a"', "NEI") for name in claims])
+    jsonl(tmp_path / "mine/corpus.jsonl", {"abstract_id": '"a"'})
+    assert kit(*"split mine --draw test --share 0.3 --out out".split()).returncode == 0
+    found = []
     for split in ("train", "test"):
-        path = tmp_path / "out" / f"claims.{split}.tsv"
-        of_split = dict(READER.read_table(path, ["claim_id", "claim"]).to_numpy())
-        assert {claims[claim_id] for claim_id in of_split} == set(of_split.values())
-        qrels = READER.read_table(path.with_name(f"qrels.{split}.tsv"), KEY)
-        assert list(qrels["claim_id"]) == list(of_split) and set(qrels["abstract_id"]) == {'"a"'}
-        found[split] = of_split
-    assert found["train"] | found["test"] == claims
-    numbers = [{claim_id[0] for claim_id in of_split} for of_split in found.values()]
-    assert len(numbers[1]) == 3 and not numbers[0] & numbers[1]
+        rows = READER.read_table(tmp_path / f"out/claims.{split}.tsv", CLAIMS).values.tolist()
+        qrels = READER.read_table(tmp_path / f"out/qrels.{split}.tsv", QRELS)
+        assert qrels[KEY].values.tolist() == [[name, '"a"'] for name, _ in rows]
+        found.append(dict(rows))
+    train, test = found
+    assert train | test == claims
+    assert len({name[0] for name in test}) == 3 and len(test) == 9
 
 
 def test_words_are_those_of_the_tools():
     ours = load("data/published.py").words_of
     theirs = load("04_llm_rerank.py").words_of
-    texts = [chr(number) for number in range(0x2200)]
-    texts = [f"A{letter}B {letter}" for letter in texts if letter.casefold() == letter.lower()]
-    assert list(map(ours, texts)) == list(map(theirs, texts))
+    for letter in map(chr, range(0x2200)):
+        if letter.casefold() == letter.lower():
+            assert ours(f"A{letter}B") == theirs(f"A{letter}B"), letter
 
 
-def test_unfinished_work_of_others_stays(kit, tmp_path, contents):
-    for name in ("scifact.parts", "scifact.old.parts", f"scifact.{os.getpid()}.parts"):
+def test_unfinished_work_of_others_stays(kit, contents):
+    ours = kit.data / "scifact.99999999.parts"  # of a killed call: there is no such process
+    for name in ("scifact.parts", "scifact.old.parts", f"scifact.{os.getpid()}.parts", ours.name):
         (kit.data / name).mkdir()
         (kit.data / name / "mine").write_text("x")
-    (kit.data / "scifact.99999999.parts").mkdir()  # of a killed call: there is no such process
-    before = contents(kit.data)
+    before = contents(kit.data, ours.name)
     assert kit("scifact", "--from", "in/scifact").returncode == 0
-    assert before.items() <= contents(kit.data).items()
-    assert not (kit.data / "scifact.99999999.parts").exists()
+    assert before.items() <= contents(kit.data).items() and not ours.exists()
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["scifact --from in/scifact --out", "beir in/beir --out", "split in/kit --draw test --out"],
+    ("words", "said"),
+    [
+        ("scifact --from in/scifact --out file", "file"),
+        ("scifact --from in/scifact --out file/new", "file"),
+        ("beir in/beir --out folder", "folder"),
+        ("beir in/beir --out folder/", "folder"),
+        ("split in/mine --draw test --out folder", "folder"),
+        ("join folder in/mine in/beir", "folder"),
+        ("models --out file", "file"),
+        ("split in/mine --share 0", "argument --share: 0.0 is not between 0 and 1"),
+        ("split in/mine --share 1", "argument --share"),
+        ("split in/mine --share nan", "argument --share"),
+        ("split in/mine --seed -1", "argument --seed: -1 is below 0"),
+        ("split in/mine --draw test --out new", "claims.train.tsv:3: a row of another length"),
+        ("join new in/mine in/empty", "no abstracts"),
+    ],
 )
-def test_an_out_that_is_taken_is_refused(kit, tmp_path, contents, words):
-    shutil.copytree(EXPECTED / "scifact", tmp_path / "in/kit")
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/mine").write_text("x")
+def test_bad_words_and_rows_touch_nothing(kit, tmp_path, contents, words, said):
+    tsv(tmp_path / "in/mine/claims.train.tsv", CLAIMS, "a|Ice; b")
+    for name in ("in/mine/corpus.jsonl", "in/empty/corpus.jsonl", "file", "folder/corpus.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        jsonl(tmp_path / name, {"abstract_id": None})
+    if "join" in words:
+        (tmp_path / "in/mine/claims.train.tsv").unlink()
     before = contents(tmp_path, "sources.json")
-    for out in ("file", "folder", "folder/", "file/new"):
-        refused(kit(*words.split(), out), "file" if "file" in out else "folder")
-    refused(kit("join", "folder", "in/kit", "in/beir"), "folder")
-    refused(kit("models", "--out", "file"), "file")
+    refused(kit(*words.split()), said)
     assert contents(tmp_path, "sources.json") == before
-
-
-@pytest.mark.parametrize(
-    "words", ["--share 1.5", "--share 0", "--share 1", "--share nan", "--share=-1", "--seed=-1"]
-)
-def test_numbers_out_of_their_range_are_refused(kit, words):
-    refused(kit("split", "in/scifact", *words.split()), f"argument {words[:6].rstrip('=')}")
-
-
-def test_bad_rows_and_an_empty_corpus_are_one_line(kit, tmp_path):
-    tsv(tmp_path / "mine/claims.train.tsv", ["claim_id", "claim"], "a|Ice; b")
-    jsonl(tmp_path / "mine/corpus.jsonl", {"abstract_id": "1", "abstract": "A"})
-    words = ("split", "mine", "--draw", "test", "--share", "0.5", "--out", "out")
-    refused(kit(*words), "claims.train.tsv:3: a row of another length")
-    tsv(tmp_path / "mine/claims.train.tsv", ["claim_id", "claim"], "a|Ice; b|Sea")
-    jsonl(tmp_path / "mine/corpus.jsonl", {"abstract_id": None, "abstract": "A"})
-    refused(kit(*words), "no abstracts")
-    assert not list(tmp_path.glob("out*"))
 
 
 def test_folders_are_joined_and_abstracts_of_equal_text_are_one(kit, tmp_path, call):
