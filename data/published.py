@@ -371,10 +371,11 @@ def read_join(source, args):
         merged = {}  # {abstract_id: that of the earlier abstract}
         for split, row in read_ours(folder, args):
             for field in PAIR:
-                if field in row:
-                    row[field] = f"{name}-{row[field]}"
+                own = as_id(row.get(field))
+                if own:
+                    row[field] = f"{name}-{own}"
             abstract_id = row.get("abstract_id")
-            if split is None:
+            if split is None and abstract_id:
                 texts = [row.get("title"), row.get("abstract")]
                 text_id = convert.made_id(texts) or abstract_id  # without text, none are equal
                 first_id = first_ids.setdefault(text_id, abstract_id)
