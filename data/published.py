@@ -10,6 +10,7 @@ Yields  pairs (split, row), in any order:
 To add a data set: write its function here, name it in READERS, describe it in sources.json.
 """
 
+import csv
 import filecmp
 import itertools
 import pickle
@@ -177,7 +178,7 @@ def read_scifact(source, args):
         for record in read_records(path, *fields):
             claim = renamed(record, claim_id="id", claim="claim")
             yield split, claim
-            cited = map(str, record.get("cited_doc_ids", ()))
+            cited = map(as_id, record.get("cited_doc_ids") or ())
             for abstract_id in dict.fromkeys(cited):  # a claim may cite one twice
                 yield f"{split}-cited", claim | {"abstract_id": abstract_id, "label": RELEVANT}
             for abstract_id, label in convert.evidence_of(record).items():
@@ -302,37 +303,58 @@ def read_beir(source, args):
 
 
 # ---------------------------------------------------------------- Folders of the kit
+def words_of(claim):
+    """Return the words of a claim in lower case, as recipes/tools/fewshot.py compares claims."""
+    return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", claim.casefold()).split())
+
+
+def read_rows(path, *fields):
+    """Yield the rows of a table of the kit; end the script at one that lacks one of the fields."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        for row in reader:
+            demand(path, row, *fields)
+            if None in row or None in row.values():
+                fail(f"{path}:{reader.line_num}", "a row of another length; fix it")
+            if "claim" in row:  # of the fields, only claims are ever quoted
+                row["claim"] = convert.unquoted(row["claim"])
+            yield row
+
+
 def read_ours(source, args):
     """Yield the records of the corpus, then the rows of a data folder of the kit."""
     for record in read_records(source / "corpus.jsonl", "abstract_id"):
         yield None, record
     for path in source.glob("*.*.tsv"):  # claims, qrels, narratives
         split = path.stem.partition(".")[2]
-        for row in read_records(path, "claim_id"):
+        for row in read_rows(path, "claim_id"):
             yield split, row
 
 
 def read_split(source, args):
     """Draw dev or test from the training claims of a data folder; beside dev, --test is test."""
-    if not 0 < args.share < 1:
-        fail("--share", f"{args.share} is not between 0 and 1")
     path = source / f"claims.{args.test}.tsv"
     if args.draw == "dev" and (args.test.startswith("train") or not path.is_file()):
         what = "not found, or what dev is drawn from; --test names another split for test"
         fail(path, f"{what}, and --draw test draws test from train")
     claims = {}
-    for row in read_records(source / "claims.train.tsv", "claim_id", "claim"):
-        claims[row["claim_id"]] = row["claim"].casefold()
-    distinct = sorted(set(claims.values()))  # claims of equal words stay together
-    drawn = random.Random(args.seed).sample(distinct, round(args.share * len(distinct)))
-    dev = set(drawn)
+    for row in read_rows(source / "claims.train.tsv", "claim_id", "claim"):
+        claims[row["claim_id"]] = row["claim"]
+    in_order = sorted(claim.casefold() for claim in claims.values())
+    distinct = list(dict.fromkeys(map(words_of, in_order)))  # claims of equal words stay together
+    number = round(args.share * len(distinct))
+    if not 0 < number < len(distinct):
+        what = f"{args.share} draws {number} of {len(distinct)} distinct claims"
+        fail("--share", f"{what}; draw some, and not all")
+    drawn = set(random.Random(args.seed).sample(distinct, number))
+    dev = {claim_id for claim_id, claim in claims.items() if words_of(claim) in drawn}
     for split, row in read_ours(source, args):
         if split is None:
             yield None, row
             continue
         base, dash, suffix = split.partition("-")  # train-cited
         if base == "train":
-            if claims.get(row["claim_id"]) in dev:
+            if row["claim_id"] in dev:
                 base = args.draw
             yield base + dash + suffix, row
         elif args.draw == "dev" and f"{split}-".startswith(f"{args.test}-"):
@@ -349,10 +371,11 @@ def read_join(source, args):
         merged = {}  # {abstract_id: that of the earlier abstract}
         for split, row in read_ours(folder, args):
             for field in PAIR:
-                if field in row:
-                    row[field] = f"{name}-{row[field]}"
+                own = as_id(row.get(field))
+                if own:
+                    row[field] = f"{name}-{own}"
             abstract_id = row.get("abstract_id")
-            if split is None:
+            if split is None and abstract_id:
                 texts = [row.get("title"), row.get("abstract")]
                 text_id = convert.made_id(texts) or abstract_id  # without text, none are equal
                 first_id = first_ids.setdefault(text_id, abstract_id)

@@ -79,10 +79,10 @@ def judge(claim, args):
     claim_id = hashlib.sha256(claim.encode()).hexdigest()[:16]
     split = f"checked/{claim_id}"
     folder = args.work / split
-    folder.mkdir(parents=True, exist_ok=True)
     claims = folder / "claims.tsv"
-    quoted = claim.replace('"', '""')
-    claims.write_text(f'claim_id\tclaim\n{claim_id}\t"{quoted}"\n', encoding="utf-8")
+    kit.check_outs(claims)
+    folder.mkdir(parents=True, exist_ok=True)
+    claims.write_text(f"claim_id\tclaim\n{claim_id}\t{kit.quoted(claim)}\n", encoding="utf-8")
     where = ["--data", args.data, "--work", args.work, "--split", split]
     base = [*where, "--claims", claims]
     run("02_retrieve.py", *base, "--retrievers", *kinds)
@@ -107,12 +107,11 @@ def judge(claim, args):
 def read_answer(verdicts, verdict, corpus):
     """Return the verdict on the claim, and every judged abstract with its title and sentence."""
     answer = json.loads(verdict.read_bytes())
-    meta = json.loads(Path(f"{verdicts}.meta.json").read_bytes())
+    meta = kit.sidecar_of(verdicts)
     answer["judge"] = meta["arguments"]["model"]
     answer["unusable"] = meta.get("unusable", 0)
     answer["refused"] = meta.get("refused", 0)  # of the unusable ones
-    trained = Path(f"{answer['judge']}.meta.json")  # of a classifier
-    worth = json.loads(trained.read_bytes()) if trained.exists() else {}
+    worth = kit.sidecar_of(answer["judge"])  # of a classifier
     for name in ("held_out_F1", "majority_F1"):
         answer[name] = worth.get(name)
     evidence = answer.pop("evidence")
@@ -179,7 +178,7 @@ def main():
         help="search corpus.jsonl of this folder (default: %(default)s)")
     add("--work", type=Path,
         help="use the index and models of this folder (default: work/ and the name of --data)")
-    add("--top", default=5, type=int, help="label this many abstracts (default: %(default)s)")
+    add("--top", default=5, type=kit.count, help="label this many abstracts (default: %(default)s)")
     # fmt: on
     args = parser.parse_args()
     claim = " ".join(args.claim.split())
@@ -195,4 +194,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

@@ -38,9 +38,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from tools import kit
-from tools.kit import PAIR
+from tools.kit import PAIR, PROBABILITIES
 
-PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
 OF_CLAIM = {"Ev2R": "max", "Verification": "mean"}  # the score of a claim from its abstracts
 RESAMPLES = 2000  # of claims, and of swaps between two runs
 COUNTS = ("first_facts", "first_supported", "second_facts", "second_supported")
@@ -137,10 +136,8 @@ def unjudged(table, qrels):
 
 def read_proxies(paths):
     """Return the probabilities of pairs; of a pair in several files, those of the first."""
-    columns = [*PAIR, *PROBABILITIES]
-    tables = [kit.read_table(path, columns) for path in paths]
-    table = pd.concat(tables).drop_duplicates(PAIR)[columns]
-    return table.astype(dict.fromkeys(PROBABILITIES, float))
+    tables = [kit.read_verdicts(path, PAIR) for path in paths]
+    return pd.concat(tables).drop_duplicates(PAIR)[[*PAIR, *PROBABILITIES]]
 
 
 def read_run(path, pairs, qrels, args):
@@ -179,7 +176,7 @@ def score(args):
     files = [args.pool, args.qrels, args.claims, args.corpus, *args.verdicts, *args.runs]
     task = kit.task_of(args, *files, models=[args.replies])
     details = str(Path(args.out).with_suffix(".pairs.tsv"))
-    if not args.retry_errors and kit.up_to_date(args, task, args.out, details):
+    if kit.is_answered(args, task, args.out, details):
         return {"made": []}
     claims, abstracts, qrels, pool = read_inputs(args)
     pairs = unjudged(pool, qrels).merge(read_proxies(args.verdicts), on=PAIR)
@@ -216,7 +213,7 @@ def score(args):
     }
     for path, rows in {args.out: table, details: scored}.items():
         with kit.written(path, task, **summary) as new:
-            rows.to_csv(new, sep="\t", index=False, lineterminator="\n")
+            kit.write_table(rows, new)
     return {"made": [args.out, details], **summary}
 
 
@@ -237,8 +234,8 @@ def add_score(add):
         help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/ev2r.replies.jsonl",
         help="read replies from this file")
-    add("--depth", type=int, default=10, help="score this many ranks of each run")
-    add("--seed", type=int, default=13, help="draw the resamples with this seed")
+    add("--depth", type=kit.count, default=10, help="score this many ranks of each run")
+    add("--seed", type=kit.count_or_0, default=13, help="draw the resamples with this seed")
     kit.add_model(add, max_tokens=4096)
 # fmt: on
 

@@ -52,7 +52,7 @@ def without_none(codes):
 # -------------------- Files
 def read_taxonomy(path):
     """Return {code: "name: description"}."""
-    table = pd.read_csv(path, sep="\t", dtype=str)
+    table = kit.read_texts(path, "code", "name", "description")
     return dict(zip(table["code"], table["name"] + ": " + table["description"]))
 
 
@@ -86,10 +86,10 @@ def read_labelled(args, taxonomy):
 
 def write_codes(codes, task, args, **summary):
     """Write {claim_id: codes} and return the summary."""
-    lines = [f"{claim_id}\t{';'.join(of_claim)}\n" for claim_id, of_claim in codes.items()]
-    summary["claims"] = len(lines)
+    joined = {claim_id: ";".join(of_claim) for claim_id, of_claim in codes.items()}
+    summary["claims"] = len(joined)
     with kit.written(args.out, task, **summary) as path:
-        path.write_text("claim_id\tcodes\n" + "".join(lines), encoding="utf-8")
+        kit.write_table(pd.DataFrame(joined.items(), columns=["claim_id", "codes"]), path)
     return {"made": [args.out], **summary}
 
 
@@ -162,11 +162,12 @@ def llm(args):
     """Choose codes by a language model that reads the taxonomy and the nearest labelled claims."""
     inputs = (args.claims, TAXONOMY, *labelled_files(args))
     task = kit.task_of(args, *inputs, models=[args.encoder, args.replies])
-    if not args.retry_errors and kit.up_to_date(args, task, args.out):
+    shots_path = Path(args.out).with_suffix(".shots.json")
+    kit.check_outs(shots_path)
+    if kit.is_answered(args, task, args.out):
         return {"made": []}
     taxonomy = read_taxonomy(TAXONOMY)
     claims = kit.read_claims(args.claims)
-    shots_path = Path(args.out).with_suffix(".shots.json")
     task_of_shots = kit.task_of(args, *inputs, models=[args.encoder])
     if not kit.up_to_date(args, task_of_shots, shots_path):
         all_shots = nearest(list(claims.values()), read_labelled(args, taxonomy), args)
@@ -280,7 +281,7 @@ def train(args):
     from transformers import set_seed
 
     task = kit.task_of(args, TAXONOMY, *labelled_files(args), models=[args.model])
-    if kit.up_to_date(args, task, args.out):
+    if kit.up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     taxonomy = read_taxonomy(TAXONOMY)
     labelled = read_labelled(args, taxonomy)
@@ -288,6 +289,9 @@ def train(args):
     gold = np.array([[float(code in codes) for code in taxonomy] for _, codes in labelled])
     order = np.random.default_rng(args.seed).permutation(len(claims))
     held_out, rest = np.split(order, [round(args.held_out * len(claims))])
+    if not len(held_out) or not len(rest):
+        what = f"{len(held_out)} of {len(claims)} labelled claims; hold out some, and not all"
+        kit.fail("--held-out", what)
     set_seed(args.seed)
     model = CLASSIFY.open_model(
         with_outputs,
@@ -359,6 +363,8 @@ def score(gold, predicted):
 def evaluate(args):
     """Score narratives: macro, micro and weighted F1, and F1 by code."""
     task = kit.task_of(args, args.narratives, args.claims, *args.files)
+    codes_path = str(Path(args.out).with_suffix(".codes.tsv"))
+    kit.check_outs(args.out, codes_path)
     claims = kit.read_claims(args.claims)
     gold = read_codes(args.narratives, claims)
     rows = []
@@ -381,10 +387,9 @@ def evaluate(args):
         tables.append(by_code.assign(run=path))
     scores = pd.DataFrame(rows)
     print(scores.to_string(index=False, float_format="%.3f"))
-    codes_path = str(Path(args.out).with_suffix(".codes.tsv"))
     for out, table in ((args.out, scores), (codes_path, pd.concat(tables))):
         with kit.written(out, task) as path:
-            table.to_csv(path, sep="\t", index=False, float_format="%.6g", lineterminator="\n")
+            kit.write_table(table, path)
     return {"made": [args.out, codes_path], "runs": rows}
 
 
@@ -402,7 +407,7 @@ def add_llm(add):
         help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/llm_narratives.replies.jsonl",
         help="read replies from this file")
-    add("--fewshot", type=int, default=8,
+    add("--fewshot", type=kit.count_or_0, default=8,
         help="show this many labelled claims of the train split, the most similar ones, per claim")
     add("--encoder", default="data/models/minilm",
         help="find similar claims with this dense encoder")
@@ -413,13 +418,14 @@ def add_train(add):
     add_device(add)
     add("--out", default="{work}/models/narratives", help="write the model to this folder")
     add("--model", default="data/models/minilm", help="start from this encoder")
-    add("--epochs", type=float, default=20, help="train for this many epochs")
-    add("--lr", type=float, default=5e-5, help="train with this peak learning rate")
-    add("--batch-size", dest="batch", type=int, default=16,
+    add("--epochs", type=kit.positive, default=20, help="train for this many epochs")
+    add("--lr", type=kit.amount, default=5e-5, help="train with this peak learning rate")
+    add("--batch-size", dest="batch", type=kit.count, default=16,
         help="train on this many claims per batch")
-    add("--held-out", type=float, default=0.2,
+    add("--held-out", type=kit.share, default=0.2,
         help="hold out this share of the claims, to fit the thresholds")
-    add("--seed", type=int, default=13, help="seed of the order, a new head and the held-out share")
+    add("--seed", type=kit.count_or_0, default=13,
+        help="seed of the order, a new head and the held-out share")
 
 
 def add_classify(add):

@@ -32,7 +32,6 @@ Examples
 import itertools
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -75,38 +74,34 @@ def cut_corpus(args):
         return
     if args.job != "index":
         kit.fail(args.folder, "no such folder; run index with the same --shards first")
+    kit.check_outs(args.folder, is_folder=True)
     with open(args.corpus, "rb") as lines:
         count = sum(1 for _ in lines)
     if count < args.shards:
         kit.fail(args.corpus, f"{count} abstracts for {args.shards} shards; lower --shards")
-    new = Path(f"{args.folder}.tmp")
-    shutil.rmtree(new, ignore_errors=True)
     bounds = bounds_of(count, args.shards)
-    with open(args.corpus, "rb") as lines:
+    with kit.written(args.folder, {}) as new, open(args.corpus, "rb") as lines:
         for number in range(1, args.shards + 1):
             path = new / str(number) / "corpus.jsonl"
             path.parent.mkdir(parents=True)
             with open(path, "wb") as file:
                 file.writelines(itertools.islice(lines, bounds[number] - bounds[number - 1]))
-    (new / mark.name).write_text(sha256)
-    new.rename(args.folder)
+        (new / mark.name).write_text(sha256)
 
 
 def read(path):
-    """Return a table of strings, as they are in the file."""
-    return pd.read_csv(path, sep="\t", dtype=str, na_filter=False, quoting=3)
+    """Return a table of texts, as they are in the file."""
+    return kit.read_texts(path, "claim_id")
 
 
 def write(path, table):
     with kit.written(path, {}) as new:
-        table.to_csv(new, sep="\t", index=False, lineterminator="\n", quoting=3)
+        kit.SCRIPT.write_table(table, new)
 
 
 def cut_run(args):
     """Write FOLDER/I/run.tsv for these shards: neighbouring claims with all their rows."""
     table = read(args.run)
-    if "claim_id" not in table:
-        kit.fail(f"{args.run}:1", "no column claim_id; see data/convert.py")
     claim_indices, claim_ids = table["claim_id"].factorize()
     if len(claim_ids) < args.shards:
         kit.fail(args.run, f"{len(claim_ids)} claims for {args.shards} shards; lower --shards")
@@ -241,6 +236,7 @@ def merge_runs(args, folders):
 # -------------------- Jobs
 def run(args):
     """Cut, run all shards or one, merge. Return the result of each shard."""
+    kit.check_outs(*args.outs)
     if args.by_claims:
         cut_run(args)
     elif not args.only:
@@ -286,13 +282,13 @@ def add_flags(add):
     add("--corpus",
         help="read abstracts from this file (default: DATA/corpus.jsonl; rerank and classify: "
         "WORK/SPLIT/candidates.jsonl if it exists)")
-    add("--shards", type=int, default=2, help="cut corpus or run into this many shards")
+    add("--shards", type=kit.count, default=2, help="cut corpus or run into this many shards")
     add("--only", type=shard_of, metavar="I/N",
         help="run shard I of N alone, without Ray; 0/N cuts the corpus or merges all shards")
     add("--address", default="local",
         help="run on the Ray cluster at this address, such as auto; local is this machine")
-    add("--cpus", type=float, default=1, help="reserve this many CPU cores per shard")
-    add("--gpus", type=float, default=0, help="reserve this many GPUs per shard (default: 0)")
+    add("--cpus", type=kit.amount, default=1, help="reserve this many CPU cores per shard")
+    add("--gpus", type=kit.amount, default=0, help="reserve this many GPUs per shard (default: 0)")
 
 
 def add_rerank(add):
@@ -326,7 +322,12 @@ def prepare(args, words):
         args.numbers = []  # it only cuts
     args.by_claims = args.job in ("rerank", "classify")
     args.folder = f"{args.work}/shards-{args.shards}"
+    args.outs = []
+    if args.job == "retrieve":
+        names = [f"{kind}.tsv" for kind in (*RETRIEVE.SEARCH, "hybrid")]
+        args.outs = [f"{args.work}/{args.split}/{name}" for name in (*names, "candidates.jsonl")]
     if args.by_claims:
+        args.outs = [args.out]
         args.folder = f"{args.out}.shards-{args.shards}"
         candidates = f"{args.work}/{args.split}/candidates.jsonl"
         if os.path.exists(candidates):

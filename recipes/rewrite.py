@@ -73,7 +73,7 @@ def text_of_reply(reply):
 def rewrite(args):
     """Rewrite the claims of a split, or say which requests wait."""
     task = kit.task_of(args, args.claims, models=[args.replies])
-    if not args.retry_errors and kit.up_to_date(args, task, args.out):
+    if kit.is_answered(args, task, args.out):
         return {"made": []}
     table = kit.read_table(args.claims, ["claim_id", "claim"])
     claims = table["claim"].tolist()
@@ -90,7 +90,7 @@ def rewrite(args):
     summary["claims"] = len(asked)
     summary["unchanged"] = sum(rewritten[row] == claims[row] for row in asked)
     with kit.written(args.out, task, **summary) as path:
-        table.assign(claim=rewritten).to_csv(path, sep="\t", index=False, lineterminator="\n")
+        kit.write_table(table.assign(claim=rewritten), path)
     return {"made": [args.out], **summary}
 
 

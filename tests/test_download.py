@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import ROOT, jsonl, load, records, tsv
+from conftest import CLAIMS, KEY, QRELS, ROOT, jsonl, load, records, tsv
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 
@@ -192,6 +192,77 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
 
+def test_claims_of_equal_words_stay_together(kit, tmp_path):
+    """Whatever their punctuation and case; ids and texts may hold quotation marks."""
+    claims = {}
+    for number in range(10):
+        for form in ("Sea rose in {}.", "sea rose in {}", '"Sea" \u2014 rose in {}!'):
+            claims[f'{number}"{len(claims)}"'] = form.format(number)
+    rows = [(name, text.replace('"', '""')) for name, text in claims.items()]
+    rows = [(name, f'"{text}"' if '"' in text else text) for name, text in rows]
+    tsv(tmp_path / "mine/claims.train.tsv", CLAIMS, rows)
+    tsv(tmp_path / "mine/qrels.train.tsv", QRELS, [(name, '"a"', "NEI") for name in claims])
+    jsonl(tmp_path / "mine/corpus.jsonl", {"abstract_id": '"a"'})
+    assert kit(*"split mine --draw test --share 0.3 --out out".split()).returncode == 0
+    found = []
+    for split in ("train", "test"):
+        rows = READER.read_table(tmp_path / f"out/claims.{split}.tsv", CLAIMS).values.tolist()
+        qrels = READER.read_table(tmp_path / f"out/qrels.{split}.tsv", QRELS)
+        assert qrels[KEY].values.tolist() == [[name, '"a"'] for name, _ in rows]
+        found.append(dict(rows))
+    train, test = found
+    assert train | test == claims
+    assert len({name[0] for name in test}) == 3 and len(test) == 9
+
+
+def test_words_are_those_of_the_tools():
+    ours = load("data/published.py").words_of
+    theirs = load("04_llm_rerank.py").words_of
+    for letter in map(chr, range(0x2200)):
+        if letter.casefold() == letter.lower():
+            assert ours(f"A{letter}B") == theirs(f"A{letter}B"), letter
+
+
+def test_unfinished_work_of_others_stays(kit, contents):
+    ours = kit.data / "scifact.99999999.parts"  # of a killed call: there is no such process
+    for name in ("scifact.parts", "scifact.old.parts", f"scifact.{os.getpid()}.parts", ours.name):
+        (kit.data / name).mkdir()
+        (kit.data / name / "mine").write_text("x")
+    before = contents(kit.data, ours.name)
+    assert kit("scifact", "--from", "in/scifact").returncode == 0
+    assert before.items() <= contents(kit.data).items() and not ours.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("scifact --from in/scifact --out file", "file"),
+        ("scifact --from in/scifact --out file/new", "file"),
+        ("beir in/beir --out folder", "folder"),
+        ("beir in/beir --out folder/", "folder"),
+        ("split in/mine --draw test --out folder", "folder"),
+        ("join folder in/mine in/beir", "folder"),
+        ("models --out file", "file"),
+        ("split in/mine --share 0", "argument --share: 0.0 is not between 0 and 1"),
+        ("split in/mine --share 1", "argument --share"),
+        ("split in/mine --share nan", "argument --share"),
+        ("split in/mine --seed -1", "argument --seed: -1 is below 0"),
+        ("split in/mine --draw test --out new", "claims.train.tsv:3: a row of another length"),
+        ("join new in/mine in/empty", "no abstracts"),
+    ],
+)
+def test_bad_words_and_rows_touch_nothing(kit, tmp_path, contents, words, said):
+    tsv(tmp_path / "in/mine/claims.train.tsv", CLAIMS, "a|Ice; b")
+    for name in ("in/mine/corpus.jsonl", "in/empty/corpus.jsonl", "file", "folder/corpus.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        jsonl(tmp_path / name, {"abstract_id": None})
+    if "join" in words:
+        (tmp_path / "in/mine/claims.train.tsv").unlink()
+    before = contents(tmp_path, "sources.json")
+    refused(kit(*words.split()), said)
+    assert contents(tmp_path, "sources.json") == before
+
+
 def test_folders_are_joined_and_abstracts_of_equal_text_are_one(kit, tmp_path, call):
     for name, text in {  # | is a tab, ; the end of a line
         "a/corpus.jsonl": '{"abstract_id": "1", "abstract": "Seas rise."};'
@@ -282,7 +353,8 @@ def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
         (4, "0_0"),
     ]
     table = pd.DataFrame(narratives, columns=["claim_id", "narrative"])
-    table = table.assign(claim="C.", abstract_id=7, annotation="Supports")
+    table = table.assign(abstract_id=7, annotation="Supports")
+    table["claim"] = table["claim_id"].map("Claim {}.".format)
     table.to_parquet(top / "train-0.parquet")
     table[["claim_id", "claim"]].to_parquet(top / "test-0.parquet")
     corpus = top / "climatecheck_publications_corpus.parquet"
@@ -299,8 +371,13 @@ def test_narratives_of_climatecheck_are_codes_by_claim(kit, tmp_path):
     shutil.rmtree(folder)
     kit("climatecheck", "--from", top)
     assert tables(folder)["narratives.train"] == expected[:1]
-    assert kit("split", folder, "--out", "out").returncode == 0
-    assert tables(tmp_path / "out")["narratives.train"] == expected[:1]
+    words = ("split", folder, "--share", "0.5", "--out")
+    for seed in (13, 14, 15, 16):
+        assert kit(*words, f"out-{seed}", "--seed", seed).returncode == 0
+        found = tables(tmp_path / f"out-{seed}")
+        place = "dev" if any(row.startswith("1 ") for row in found["claims.dev"]) else "train"
+        assert found[f"narratives.{place}"] == expected[:1]
+    refused(kit("split", folder, "--share", "0.1", "--out", "none"), "0.1 draws 0 of 4 distinct")
 
 
 def test_checkthat2026_has_three_languages_and_is_given_on_request(kit, tmp_path):

@@ -104,6 +104,10 @@ def test_verdicts_are_averaged(toy, tool):
     assert means["abstract_id"].tolist() == ["1", "2"]
     assert means["label"].tolist() == ["REFUTES", "NEI"]
     assert means.loc[0, "p_supports":].tolist() == pytest.approx([0.15, 0.55, 0.3])
+    ties = "c3|1|1|2|REFUTES|.4|.4|.2; c3|2|2|1|NEI|.4|.2|.4; c4|1|1|1|NEI|.2|.4|.4"
+    tsv(toy / "ties.tsv", VERDICTS, ties)
+    facts(tool("verdicts", "mean ties.tsv --out t.tsv"))
+    assert read(toy / "t.tsv")["label"].tolist() == ["REFUTES", "NEI", "NEI"]  # as 05 labels
     tsv(toy / "b.tsv", VERDICTS, "c3|1|1|2|NEI|0|0|1")
     done = tool("verdicts", "mean a.tsv b.tsv --out n.tsv")
     assert done.returncode == 2 and "b.tsv: other pairs than in a.tsv" in done.stderr

@@ -26,10 +26,16 @@ import kit
 
 def weights_of(folder):
     """Return {name of a file: {name of a parameter: tensor}} of a model."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    paths = sorted(Path(folder).glob("**/*.safetensors"))
-    return {str(path.relative_to(folder)): load_file(path) for path in paths}
+    weights = {}
+    for path in sorted(Path(folder).glob("**/*.safetensors")):
+        try:
+            weights[str(path.relative_to(folder))] = load_file(path)
+        except SafetensorError as error:
+            kit.fail(path, f"{error}; download or train this model again")
+    return weights
 
 
 def shapes_of(weights):
@@ -46,7 +52,10 @@ def average(args):
     from safetensors.torch import save_file
 
     task = kit.task_of(args, *args.models)
-    if kit.up_to_date(args, task, args.out):
+    made = kit.sidecar_of(args.out)
+    if made and made.get("arguments", {}).get("job") != "average":
+        kit.fail(args.out, "a model that this script has not made; name OUT before the models")
+    if kit.up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     first, *others = args.models
     total = weights_of(first)

@@ -5,7 +5,7 @@
 """
 Run a command of compare.sh and record what it took; print the table of all runs.
 
-Reads   table: metrics.tsv and .json, runs and indexes with their provenance, rows/*.json
+Reads   table: metrics.json, runs and indexes with their provenance, rows/*.json
 Writes  run: ROW.json (error, GPU memory) and ROW.json.log (the output of the command)
         table: WORK/compare.tsv
 Prints  run: one line; table: a line for each run, and one for each model that failed
@@ -61,16 +61,27 @@ def error_in(text, status):
     lines = re.findall(r"^(?:error: |\w+(?:\.\w+)*(?:Error|Exception): ).*", text, re.M)
     if not lines:
         return f"exit status {status}"
-    return lines[-1].removeprefix("error: ")
+    return " ".join(lines[-1].removeprefix("error: ").split())
+
+
+def read_row(path):
+    """Return a row that the job run wrote."""
+    try:
+        return {**json.loads(path.read_bytes())}
+    except (ValueError, TypeError) as error:
+        kit.fail(path, f"no row of compare.sh ({error}); remove this file")
 
 
 def run(args):
     """Run the command and write its row; where its output was up to date, the old row stays."""
+    log = Path(f"{args.row}.log")
+    kit.check_outs(args.row, log)
+    if not args.command:
+        kit.fail(args.row, "no command to run; give one behind it")
     args.row.parent.mkdir(parents=True, exist_ok=True)
     old = {}
     if args.row.exists():
-        old = json.loads(args.row.read_bytes())
-    log = Path(f"{args.row}.log")
+        old = read_row(args.row)
     status, peak = watched(args.command, log)
     row = {"gpu_mib": peak}
     text = log.read_text(encoding="utf-8", errors="replace")
@@ -79,32 +90,23 @@ def run(args):
     elif '"made": []' in text:
         row = old
         row.pop("error", None)
-    new = Path(f"{args.row}.tmp")
-    new.write_text(json.dumps(row) + "\n", encoding="utf-8")
-    new.rename(args.row)
+    with kit.written(args.row, {}) as new:
+        new.write_text(json.dumps(row) + "\n", encoding="utf-8")
     print(f"{args.row.stem}: {row.get('error') or 'done'}; see {log}")
     return status
 
 
 # -------------------- Table
-def provenance(path):
-    """Return the provenance of a file or folder, {} where there is none."""
-    path = Path(f"{path}.meta.json")
-    if not path.exists():
-        return {}
-    return json.loads(path.read_bytes())
-
-
 def seconds_of(run, index):
     """Return the seconds that a run took, with its index if it has one of its own."""
     paths = [run, *(index / kind for kind in INDEXES)]
-    return sum(provenance(path).get("seconds", 0) for path in paths)
+    return sum(kit.sidecar_of(path).get("seconds", 0) for path in paths)
 
 
 def read_rows(work, name):
     """Return the rows that the job run wrote of a run and its index."""
     paths = [work / "rows" / f"{name}.index.json", work / "rows" / f"{name}.json"]
-    return [json.loads(path.read_bytes()) for path in paths if path.exists()]
+    return [read_row(path) for path in paths if path.exists()]
 
 
 def cells_of(run, values, p_values):
@@ -119,9 +121,7 @@ def cells_of(run, values, p_values):
 
 def costs_of(name, path, rows, work):
     """Return seconds, GPU memory and equal scores of a run in a file."""
-    import pandas as pd
-
-    table = pd.read_csv(path, sep="\t", dtype=str)
+    table = kit.read_texts(path, "claim_id", "score")
     peaks = [row["gpu_mib"] for row in rows if row.get("gpu_mib")]
     return {
         "seconds": seconds_of(path, work / "index" / name),
@@ -134,11 +134,15 @@ def table(args):
     """Write and print the table."""
     import pandas as pd
 
+    out = args.work / "compare.tsv"
+    kit.check_outs(out)
+    values = kit.read_metrics(args.work / "metrics.json", "value")
+    p_values = kit.read_metrics(args.work / "metrics.json", "p_holm")
     metrics = args.work / "metrics.tsv"
-    values = pd.read_csv(metrics, sep="\t", dtype={"run": str}).set_index("run")
-    numbers = json.loads((args.work / "metrics.json").read_bytes())
-    p_values = pd.DataFrame(numbers["p_holm"]).T.astype(float)
-    paths = {Path(path).stem: path for path in provenance(metrics)["arguments"]["runs"]}
+    arguments = kit.sidecar_of(metrics).get("arguments", {})
+    paths = {Path(path).stem: path for path in arguments.get("runs", [])}
+    if not set(values.index) <= set(paths):
+        kit.fail(metrics, "its provenance has other runs; make it again: python 06_evaluate.py")
     lines = []
     for name in dict.fromkeys([*values.index, *args.names]):  # each once, in this order
         rows = read_rows(args.work, name)
@@ -150,8 +154,8 @@ def table(args):
         line["error"] = "; ".join(errors) or None
         lines.append(line)
     shown = pd.DataFrame(lines).dropna(axis=1, how="all").round(3)
-    out = args.work / "compare.tsv"
-    shown.to_csv(out, sep="\t", index=False)
+    with kit.written(out, {}) as new:
+        kit.write_table(shown, new)
     print(shown.to_string(index=False, na_rep="-", float_format="{:.9g}".format))
     print("† differs from the first run, p < 0.05 (paired randomisation over claims, Holm).")
     print(json.dumps({"made": [str(out)], "rows": len(lines)}))
@@ -177,4 +181,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

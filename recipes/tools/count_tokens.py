@@ -29,7 +29,7 @@ def main():
     add("data", type=Path, help="read corpus.jsonl and claims.SPLIT.tsv of this folder")
     add("--model", default="data/models/minilm",
         help="count with the tokenizer of this model (default: %(default)s)")
-    add("--max-length", type=int, default=512,
+    add("--max-length", type=kit.count, default=512,
         help="count the texts with more tokens than this (default: %(default)s)")
     # fmt: on
     args = parser.parse_args()
@@ -62,4 +62,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

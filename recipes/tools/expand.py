@@ -67,7 +67,7 @@ def expand(args):
     for claim_id, claim in zip(claims["claim_id"], claims["claim"]):
         texts.append(" ".join([cleaned(claim), *most_frequent(papers[claim_id], args.terms)]))
     with kit.written(args.out, task) as new:
-        claims.assign(claim=texts).to_csv(new, sep="\t", index=False, lineterminator="\n")
+        kit.write_table(claims.assign(claim=texts), new)
     return {"made": [args.out], "claims": len(claims)}
 
 
@@ -79,8 +79,8 @@ def add_expand(add):
     kit.add_corpus(add)
     add("--out", default="{work}/{split}/claims.expanded.tsv",
         help="write the expanded claims to this file")
-    add("--papers", type=int, default=5, help="take terms of this many nearest papers")
-    add("--terms", type=int, default=15, help="add this many terms")
+    add("--papers", type=kit.count, default=5, help="take terms of this many nearest papers")
+    add("--terms", type=kit.count, default=15, help="add this many terms")
 # fmt: on
 
 

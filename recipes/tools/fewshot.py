@@ -49,7 +49,7 @@ def fewshot(args):
     qrels = kit.read_table(qrels_path, QRELS, claim_id=claims, label=LABELS)[QRELS]
     words = qrels["claim_id"].map(claims).map(kit.words_of)
     tables = draw(qrels[~words.isin(asked)], args.seed)
-    if not 0 < args.number <= len(tables):
+    if args.number > len(tables):
         what = f"{len(tables)} claims have both evidence and NEI"
         kit.fail(qrels_path, f"{what}; take --number from 1 to that many, or no examples")
     drawn = pd.concat(tables[: args.number])
@@ -62,8 +62,8 @@ def fewshot(args):
 def add_fewshot(add):
     kit.add_claims(add)
     add("--out", default="{work}/{split}/fewshot.tsv", help="write the judgements to this file")
-    add("--number", type=int, default=6, help="draw this many claims of the train split")
-    add("--seed", type=int, default=13, help="seed of the draw")
+    add("--number", type=kit.count, default=6, help="draw this many claims of the train split")
+    add("--seed", type=kit.count_or_0, default=13, help="seed of the draw")
 # fmt: on
 
 

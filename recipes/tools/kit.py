@@ -5,6 +5,7 @@ While requests wait, a program writes them and ends with status 3; the same call
 """
 
 import argparse
+import csv
 import functools
 import json
 import os
@@ -23,14 +24,21 @@ SCRIPT = import_module("04_llm_rerank")
 LABELS = SCRIPT.LABELS
 PAIR = SCRIPT.PAIR
 RUN = SCRIPT.RUN
+PROBABILITIES = CLASSIFY.PROBABILITIES
 fail = SCRIPT.fail
 warn = SCRIPT.warn
+count = SCRIPT.count
+count_or_0 = SCRIPT.count_or_0
+share = SCRIPT.share
+amount = SCRIPT.amount
+positive = CLASSIFY.positive
 read_table = SCRIPT.read_table
 read_corpus = SCRIPT.read_corpus
 digest = SCRIPT.digest
 task_of = SCRIPT.task_of
+sidecar_of = SCRIPT.sidecar_of
+check_outs = SCRIPT.check_outs
 up_to_date = SCRIPT.up_to_date
-write_table = SCRIPT.write_table
 written = SCRIPT.written
 words_of = SCRIPT.words_of
 run = SCRIPT.run
@@ -62,9 +70,88 @@ def parser(doc):
     return new
 
 
+def call(main):
+    """Call the main function of a program without jobs; an error of the system is one line."""
+    try:
+        main()
+    except (OSError, UnicodeError, ImportError) as error:
+        fail(getattr(error, "filename", None) or sys.argv[0], error)
+
+
+# -------------------- Files
+def read_texts(path, *columns):
+    """Read a TSV file of any columns, all as texts; it needs these columns."""
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(
+            path,
+            sep="\t",
+            dtype=str,
+            na_filter=False,
+            quoting=csv.QUOTE_NONE,
+            encoding="utf-8-sig",
+        )
+    except ValueError as error:  # an empty file, another encoding, a row that is too long
+        fail(path, f"{error}; give a TSV file with the columns {', '.join(columns)}")
+    is_whole = isinstance(table.index, pd.RangeIndex)  # else a row has more fields than the header
+    if not is_whole or not set(columns) <= set(table):
+        wanted = f"wanted {', '.join(columns)}, between tabs, in rows of one length"
+        fail(f"{path}:1", f"found columns {', '.join(table)}; {wanted}")
+    return table
+
+
+def read_metrics(path, field):
+    """Return a field of metrics.json as a table [runs, measures]; null is NaN."""
+    import pandas as pd
+
+    try:
+        values = {**json.loads(Path(path).read_bytes())[field]}
+        return pd.DataFrame(values).T.astype(float)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(path, f"no metrics.json of 06_evaluate.py ({error}); make it: python 06_evaluate.py")
+
+
+def read_values(path):
+    """Return values [(run, claim_id), measures] of metrics.claims.tsv; an empty cell is NaN."""
+    table = read_texts(path, "run", "claim_id").set_index(["run", "claim_id"])
+    try:
+        table = table.replace("", "nan").astype(float)
+    except ValueError as error:
+        fail(path, f"{error}; make it again: python 06_evaluate.py")
+    if table.index.has_duplicates:
+        fail(path, "two rows have one run and claim_id; make it again: python 06_evaluate.py")
+    return table
+
+
 def read_claims(path):
     """Return {claim_id: claim}."""
     return dict(read_table(path, ["claim_id", "claim"]).set_index("claim_id")["claim"])
+
+
+def read_verdicts(path, columns):
+    """Return verdicts on pairs, which need these columns; their probabilities are numbers."""
+    import pandas as pd
+
+    table = read_table(path, [*columns, *PROBABILITIES])
+    numbers = table[PROBABILITIES].apply(pd.to_numeric, errors="coerce")
+    is_right = numbers.ge(0).all(axis=1)
+    if not is_right.all():
+        pair = " ".join(table.loc[is_right.idxmin(), PAIR])
+        fail(path, f"no probabilities: {pair}; label the run again")
+    return table.assign(**numbers)
+
+
+def quoted(text):
+    """Return a text with quotation marks as pandas writes it: in marks, with its own doubled."""
+    return '"' + text.replace('"', '""') + '"' if '"' in text else text
+
+
+def write_table(table, path):
+    """Write a table as read_table reads it: of its fields, only texts are ever quoted."""
+    for column in table.columns.intersection(["claim", "title", "abstract"]):
+        table = table.assign(**{column: table[column].map(quoted)})
+    SCRIPT.write_table(table, path)
 
 
 def plain(text):
@@ -73,6 +160,12 @@ def plain(text):
 
 
 # -------------------- Language model
+def is_answered(args, task, *outs):
+    """Return whether outs are up to date; --retry-errors asks again, whatever they are."""
+    check_outs(args.requests, *outs)
+    return not args.retry_errors and up_to_date(args, task, *outs)
+
+
 def wait(requests, args):
     """Write the requests that wait, print the command that answers them, and exit with status 3."""
     lines = [json.dumps(request) + "\n" for request in requests]
@@ -122,8 +215,8 @@ def add_qrels(add):
 def add_model(add, max_tokens):
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
         help="name this language model in the requests")
-    add("--max-tokens", type=int, default=max_tokens, help="limit each reply to this many tokens")
-    add("--extra", type=json.loads, default={},
+    add("--max-tokens", type=count, default=max_tokens, help="limit each reply to this many tokens")
+    add("--extra", type=lambda text: {**json.loads(text)}, default={},
         help="add these parameters, a JSON object, to each request; null removes a parameter")
     add("--retry-errors", action="store_true", help="ask failed requests again")
 # fmt: on

@@ -8,7 +8,8 @@ Part a data folder by the language of its claims: a folder for each language.
 The language stands in the column `language` of the claims; without this column, they are English.
 
 Reads   DATA/corpus.jsonl, claims.SPLIT.tsv, qrels.SPLIT.tsv
-Writes  OUT/LANGUAGE/, with the corpus and the claims and judgements of this language
+Writes  OUT/LANGUAGE/, with the corpus and the claims and judgements of this language, whole or not
+        at all
 Prints  the number of claims of each split and language
 
 Example
@@ -16,38 +17,60 @@ Example
     python 06_evaluate.py --data work/checkthat2026/languages/de --work work/checkthat2026
 """
 
-import argparse
+import re
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
-from kit import read_table
+import kit
+
+
+def tables_in(data):
+    """Return {language: {name of a file: its rows}} of the claims and qrels in a data folder."""
+    tables = defaultdict(dict)
+    for path in sorted(data.glob("claims.*.tsv")):
+        claims = kit.read_table(path, ["claim_id", "claim"])
+        if "language" not in claims:
+            claims["language"] = "en"
+        qrels = path.with_name(path.name.replace("claims", "qrels", 1))
+        if qrels.exists():
+            judged = kit.read_table(qrels, ["claim_id", "abstract_id", "label"])
+        for language, rows in claims.groupby("language"):
+            if not re.fullmatch(r"[\w-]+", language):
+                kit.fail(
+                    path, f"the language {language!r} of {rows['claim_id'].iloc[0]} is no name"
+                )
+            tables[language][path.name] = rows
+            if qrels.exists():
+                of_language = judged["claim_id"].isin(rows["claim_id"])
+                tables[language][qrels.name] = judged[of_language]
+    if not tables:
+        kit.fail(data, "no claims.SPLIT.tsv in it; name a data folder")
+    return tables
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = kit.parser(__doc__)
     # fmt: off
-    parser.add_argument("data", type=Path, help="part the claims and qrels of this folder")
-    parser.add_argument("out", type=Path, help="write a folder for each language to this one")
+    parser.add_argument("data", help="part the claims and qrels of this folder")
+    parser.add_argument("out", help="write a folder for each language to this one")
     # fmt: on
     args = parser.parse_args()
-    for path in sorted(args.data.glob("claims.*.tsv")):
-        claims = read_table(path, ["claim_id", "claim"])
-        if "language" not in claims:
-            claims["language"] = "en"
-        for language, rows in claims.groupby("language"):
-            folder = args.out / language
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy(args.data / "corpus.jsonl", folder)
-            rows.to_csv(folder / path.name, sep="\t", index=False)
-            name = path.name.replace("claims", "qrels", 1)
-            if (args.data / name).exists():
-                qrels = read_table(args.data / name, ["claim_id", "abstract_id", "label"])
-                qrels = qrels[qrels["claim_id"].isin(rows["claim_id"])]
-                qrels.to_csv(folder / name, sep="\t", index=False)
-            print(f"{folder / path.name}: {len(rows)} claims")
+    tables = tables_in(Path(args.data))
+    folders = {language: Path(args.out, language) for language in tables}
+    kit.check_outs(*folders.values(), is_folder=True)
+    corpus = Path(args.data, "corpus.jsonl")
+    task = kit.task_of(args, corpus)
+    for language, folder in folders.items():
+        with kit.written(folder, task) as new:
+            new.mkdir()
+            shutil.copy(corpus, new)
+            for name, rows in tables[language].items():
+                kit.write_table(rows, new / name)
+        for name, rows in tables[language].items():
+            if name.startswith("claims"):
+                print(f"{folder / name}: {len(rows)} claims")
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

@@ -28,7 +28,7 @@ def save(task, tables, **summary):
     """Write {path: table}, and return the summary."""
     for path, table in tables.items():
         with kit.written(path, task, **summary) as new:
-            table.to_csv(new, sep="\t", index=False, lineterminator="\n")
+            kit.write_table(table, new)
     return {"made": list(tables), **summary}
 
 
@@ -91,8 +91,8 @@ def add_pool(add):
     kit.add_corpus(add)
     add("--out", default="{work}/{split}/pool.tsv",
         help="write the pairs with an empty label to this file, and as a run to NAME.run.tsv")
-    add("--pool-depth", type=int, default=10, help="pool this many ranks of each run")
-    add("--agreement", type=int, default=1, metavar="N",
+    add("--pool-depth", type=kit.count, default=10, help="pool this many ranks of each run")
+    add("--agreement", type=kit.count, default=1, metavar="N",
         help="pool only pairs that at least N runs have in these ranks")
 
 

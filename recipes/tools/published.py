@@ -15,13 +15,12 @@ Examples
     python recipes/tools/published.py --remarks verirel
 """
 
-import json
 from pathlib import Path
 
 import kit
-import pandas as pd
 
-FIGURES = pd.read_csv(kit.ROOT / "recipes" / "published.tsv", sep="\t", dtype=str)
+COLUMNS = "system table row measure value source note".split()
+FIGURES = kit.read_texts(kit.ROOT / "recipes" / "published.tsv", *COLUMNS)
 
 
 def rows_of(system):
@@ -50,7 +49,8 @@ def beside(values, figures):
 
 def print_remarks(system):
     """Print the figures of a system that have a note, by table, source and note."""
-    figures = FIGURES[FIGURES["system"] == system]
+    rows_of(system)  # fails where there are none
+    figures = FIGURES[(FIGURES["system"] == system) & (FIGURES["note"] != "")]
     for head, rows in figures.groupby(["table", "source", "note"], sort=False):
         print("\n" + "; ".join(head))
         print(rows[["row", "measure", "value"]].to_string(index=False, header=False))
@@ -71,10 +71,7 @@ def main():
     if args.remarks:
         print_remarks(args.system)
         return
-    if not args.metrics.exists():
-        kit.fail(args.metrics, "not found; make it: python 06_evaluate.py")
-    values = pd.DataFrame(json.loads(args.metrics.read_bytes())["value"]).T.astype(float)
-    table = beside(values, figures_of(args.system))
+    table = beside(kit.read_metrics(args.metrics, "value"), figures_of(args.system))
     first = rows_of(args.system).iloc[0]
     print(f"\nPublished figures in brackets ({first['system']}: {first['table']}):")
     if table.empty:
@@ -84,4 +81,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

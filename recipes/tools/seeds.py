@@ -24,16 +24,15 @@ import pandas as pd
 
 def read_metrics(path, seeds):
     """Return values [runs, measures] and those by claim [(run, claim), measures]."""
+    values = kit.read_metrics(path, "value")
     by_claim = path.with_name(path.name.removesuffix(".json") + ".claims.tsv")
-    for file in (path, by_claim):
-        if not file.is_file():
-            kit.fail(file, "not found; make it: python 06_evaluate.py RUNS --out NAME.tsv")
-    values = pd.DataFrame(json.loads(path.read_bytes())["value"]).T.astype(float)
-    for run in seeds:
-        if run not in values.index:
-            kit.fail(path, f"no run {run}; it has {', '.join(values.index)}")
-    claims = pd.read_csv(by_claim, sep="\t", dtype={"run": str, "claim_id": str})
-    return values, claims.set_index(["run", "claim_id"])
+    claims = kit.read_values(by_claim)
+    for file, table in ((path, values), (by_claim, claims)):
+        runs = list(table.index.unique(0))
+        for run in [values.index[0], *seeds]:
+            if run not in runs:
+                kit.fail(file, f"no run {run}; it has {', '.join(runs)}")
+    return values, claims
 
 
 def won_tied_lost(claims, baseline, seeds):
@@ -67,4 +66,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

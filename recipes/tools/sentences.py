@@ -45,9 +45,13 @@ def read_evidence(path, corpus):
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
+                claim = record["claim"]
+                if not isinstance(claim, str):
+                    raise TypeError("a claim is no text")
                 for entry in record["evidence"]:
+                    LABELS.index(entry["label"])  # fails at an unknown one
                     text = kit.text_of(corpus[entry["abstract_id"]], ["abstract"])
-                    pairs = [(record["claim"], sentence) for sentence in re.split(END, text)]
+                    pairs = [(claim, sentence) for sentence in re.split(END, text)]
                     evidence.append((entry, pairs))
             except (ValueError, LookupError, TypeError) as error:
                 what = f"no verdict on a claim, with evidence of this corpus ({error})"

@@ -14,8 +14,6 @@ Example
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
 """
 
-from pathlib import Path
-
 import kit
 import pandas as pd
 from scipy import stats
@@ -67,26 +65,21 @@ def main():
         help="compare only these measures, columns of the table (default: all)")
     # fmt: on
     args = parser.parse_args()
-    if not Path(args.table).is_file():
-        kit.fail(args.table, "not found; python 06_evaluate.py writes it beside metrics.tsv")
-    table = pd.read_csv(args.table, sep="\t", dtype={"run": str, "claim_id": str})
-    if list(table)[:2] != ["run", "claim_id"] or table["run"].nunique() < 2:
-        kit.fail(
-            args.table,
-            "wanted values of two runs by claim; evaluate two runs: python 06_evaluate.py A B",
-        )
-    known = list(table)[2:]
+    table = kit.read_values(args.table)
+    runs = table.index.unique("run")
+    if len(runs) < 2:
+        kit.fail(args.table, "values of one run; evaluate two: python 06_evaluate.py A B")
+    known = list(table)
     measures = args.measures or known
     for measure in measures:
         if measure not in known:
             kit.fail(args.table, f"no measure {measure}; it has {', '.join(known)}")
     tests = {}
     for measure in measures:
-        values = table.pivot(index="claim_id", columns="run", values=measure)
-        tests[measure] = compare(values[table["run"].unique()])
+        tests[measure] = compare(table[measure].unstack("run")[runs])
     shown = pd.concat(tests, names=["measure"]).reset_index("measure")
     print(shown.to_csv(sep="\t", index=False, float_format="%.4g"), end="")
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

@@ -20,8 +20,6 @@ No package on PyPI holds a small cross-encoder. So until they are trained, reran
 score at random: a rehearsal shows that all stages run, not what they can do.
 """
 
-import os
-import shutil
 from pathlib import Path
 
 import kit
@@ -168,23 +166,22 @@ def main():
         help="write a model of this kind (default: %(default)s)")
     # fmt: on
     args = parser.parse_args()
-    new = args.folder.with_name(f"{args.folder.name}.tmp-{os.getpid()}")
-    if args.kind == "causal":
-        write_causal(SMOLLM2, new, SIZES)
-    elif args.kind == "tiny-causal":
-        write_causal(SMOLLM2, new, TINY | {"num_key_value_heads": 1, "head_dim": 8})
-    elif args.kind.startswith("tiny"):
-        write_tiny(args.kind, new)
-    elif args.kind == "llm":
-        write_llm(SMOLLM2, new)
-    elif args.kind == "nli":
-        write_encoder(MINILM, new, NLI)
-    else:
-        write_encoder(MINILM, new, ["LABEL_0"])
-    shutil.rmtree(args.folder, ignore_errors=True)
-    os.replace(new, args.folder)
+    kit.check_outs(args.folder, is_folder=True)
+    with kit.written(args.folder, {}) as new:
+        if args.kind == "causal":
+            write_causal(SMOLLM2, new, SIZES)
+        elif args.kind == "tiny-causal":
+            write_causal(SMOLLM2, new, TINY | {"num_key_value_heads": 1, "head_dim": 8})
+        elif args.kind.startswith("tiny"):
+            write_tiny(args.kind, new)
+        elif args.kind == "llm":
+            write_llm(SMOLLM2, new)
+        elif args.kind == "nli":
+            write_encoder(MINILM, new, NLI)
+        else:
+            write_encoder(MINILM, new, ["LABEL_0"])
     print(f"{args.folder}: {args.kind}, a stand-in")
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

@@ -9,7 +9,7 @@ ClimateCheck's papers index and judge abstracts alone. Lemmas are for BM25 with 
 (AIRwaves 2025, section 4.1): lower-cased words and numbers, without spaCy's stopwords.
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv, DATA/qrels.SPLIT.tsv
-Writes  OUT/corpus.jsonl, claims and qrels; last OUT/meta.json, the sha256 of the inputs
+Writes  OUT/corpus.jsonl, claims and qrels, whole or not at all
 
 Examples
     python recipes/tools/texts.py data/climatecheck2025 work/climatecheck2025/abstracts
@@ -34,6 +34,16 @@ def lemmas_of(texts, nlp):
         yield " ".join(lemmas) or "-"
 
 
+def lemmatised(paths, nlp):
+    """Return {name of a file: its table} of the claims among paths, as lemmas."""
+    tables = {}
+    for path in paths:
+        if path.name.startswith("claims"):
+            table = kit.read_table(path, ["claim_id", "claim"])
+            tables[path.name] = table.assign(claim=list(lemmas_of(table["claim"], nlp)))
+    return tables
+
+
 def load(pipeline):
     """Return a spaCy pipeline by its name or folder."""
     try:
@@ -49,40 +59,41 @@ def load(pipeline):
 def main():
     parser = kit.parser(__doc__)
     # fmt: off
-    parser.add_argument("data", type=Path, help="copy corpus, claims and qrels of this folder")
-    parser.add_argument("out", type=Path, help="write the copy to this folder")
+    parser.add_argument("data", help="copy corpus, claims and qrels of this folder")
+    parser.add_argument("out", help="write the copy to this folder")
     parser.add_argument("--lemmas", metavar="PIPELINE",
         help="replace words by lemmas of this spaCy pipeline, a name or a folder")
+    parser.add_argument("--force", action="store_true",
+        help="make the copy again, even if it is up to date")
     # fmt: on
     args = parser.parse_args()
-    corpus = args.data / "corpus.jsonl"
-    tables = sorted([*args.data.glob("claims.*.tsv"), *args.data.glob("qrels.*.tsv")])
-    task = {path.name: kit.digest(path) for path in [corpus, *tables]}
-    task["lemmas"] = args.lemmas
-    done = args.out / "meta.json"
-    if done.exists() and json.loads(done.read_bytes()) == task:
-        print(f"up to date: {args.out}")
+    corpus = Path(args.data, "corpus.jsonl")
+    tables = sorted([*corpus.parent.glob("claims.*.tsv"), *corpus.parent.glob("qrels.*.tsv")])
+    pipelines = []
+    if args.lemmas:
+        pipelines.append(args.lemmas)
+    task = kit.task_of(args, corpus, *tables, models=pipelines)
+    if kit.up_to_date(args, task, args.out, is_folder=True):
         return
-    nlp = load(args.lemmas) if args.lemmas else None
-    records = kit.read_corpus(corpus)
-    args.out.mkdir(parents=True, exist_ok=True)
-    done.unlink(missing_ok=True)
-    for path in tables:
-        shutil.copy(path, args.out)
-        if nlp and path.name.startswith("claims"):
-            claims = kit.read_table(path, ["claim_id", "claim"])
-            claims["claim"] = list(lemmas_of(claims["claim"], nlp))
-            claims.to_csv(args.out / path.name, sep="\t", index=False)
-    fields = ["title", "abstract"] if nlp else ["abstract"]
-    texts = [kit.text_of(record, fields) for record in records.values()]
-    if nlp:
-        texts = lemmas_of(texts, nlp)
-    with open(args.out / "corpus.jsonl", "w", encoding="utf-8") as file:
-        for abstract_id, text in zip(records, texts):
-            record = {"abstract_id": abstract_id, "title": "", "abstract": text}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    done.write_text(json.dumps(task, indent=1))
+    records = kit.read_corpus(corpus).values()
+    claims = {}
+    if args.lemmas:
+        nlp = load(args.lemmas)
+        texts = lemmas_of(map(kit.text_of, records), nlp)
+        claims = lemmatised(tables, nlp)
+    else:
+        texts = [kit.text_of(record, ["abstract"]) for record in records]
+    with kit.written(args.out, task) as new:
+        new.mkdir()
+        for path in tables:
+            shutil.copy(path, new)
+        for name, table in claims.items():
+            kit.write_table(table, new / name)
+        with open(new / "corpus.jsonl", "w", encoding="utf-8") as file:
+            for record, text in zip(records, texts):
+                copied = {"abstract_id": str(record["abstract_id"]), "title": "", "abstract": text}
+                file.write(json.dumps(copied, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)

@@ -23,11 +23,10 @@ import json
 import kit
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR, RUN, fail, read_table, warn
+from kit import LABELS, PAIR, PROBABILITIES, RUN, fail, read_table, warn
 
 VERDICTS = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION"]
 GIVEN = [*VERDICTS, "UNDECIDED", "none"]  # none: a judged claim without a verdict
-PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
 
 
 def gold_verdicts(qrels):
@@ -81,13 +80,14 @@ def mean(args):
     task = kit.task_of(args, *args.verdicts)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    tables = [read_table(path, [*RUN, *PROBABILITIES]).set_index(PAIR) for path in args.verdicts]
+    tables = [kit.read_verdicts(path, RUN).set_index(PAIR) for path in args.verdicts]
     run = tables[0].index
     for path, table in zip(args.verdicts, tables):
         if set(table.index) != set(run):
             fail(path, f"other pairs than in {args.verdicts[0]}; classify the same run")
     means = pd.concat(tables)[PROBABILITIES].groupby(PAIR, sort=False).mean()
-    labels = np.array(LABELS, object)[means.to_numpy().argmax(axis=1)]
+    # of equal probabilities NEI, then REFUTES, as in 05_classify.py
+    labels = np.array(LABELS[::-1], object)[means.to_numpy()[:, ::-1].argmax(axis=1)]
     verdicts = tables[0][["rank", "score"]].assign(label=labels).join(means).reset_index()
     with kit.written(args.out, task, pairs=len(verdicts)) as new:
         kit.write_table(verdicts, new)

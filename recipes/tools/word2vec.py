@@ -41,11 +41,12 @@ def main():
     add = parser.add_argument
     add("data", type=Path, help="read corpus.jsonl and claims.SPLIT.tsv of this folder")
     add("--split", default="test", help="rank for the claims of this split (default: %(default)s)")
-    add("--top-k", type=int, default=100,
+    add("--top-k", type=kit.count, default=100,
         help="keep this many abstracts per claim (default: %(default)s)")
     add("--out", required=True, help="write the run to this file")
     # fmt: on
     args = parser.parse_args()
+    kit.check_outs(args.out)
     try:
         from gensim.models import Word2Vec
     except ImportError:
@@ -73,4 +74,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    kit.call(main)
