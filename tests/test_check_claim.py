@@ -129,3 +129,13 @@ def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, content
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr) and said in done.stderr
     assert not (ROOT / "w").exists()
     assert contents(flags[1]) == before
+
+
+def test_a_file_in_the_place_of_the_answers_stays(flags, tmp_path):
+    shutil.copytree(flags[3], tmp_path / "work")
+    (tmp_path / "work/models/classifier").mkdir(parents=True)
+    shutil.rmtree(tmp_path / "work/checked", ignore_errors=True)
+    (tmp_path / "work/checked").write_text("x")
+    done = check(*flags[:3], tmp_path / "work", "sea")
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {tmp_path}/work/checked: not")
+    assert (tmp_path / "work/checked").read_text() == "x" and done.stderr.count("\n") == 1
