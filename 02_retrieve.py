@@ -621,7 +621,7 @@ def add_mine(job):
         the run, which scores need""")
     add("--easy", type=count_or_0, default=0, help="""draw this many negatives at random from
         the rest of the corpus, per claim or evidence abstract as --hard""")
-    add("--from-top", type=count, default=50, help="""draw hard negatives from this many first
+    add("--from-top", type=count_or_0, default=50, help="""draw hard negatives from this many first
         candidates that the rules leave (judged ones that the run lacks come last); scores: take
         this many ranks""")
     add("--skip-top", type=count_or_0, default=0, help="""take the candidates behind this many
