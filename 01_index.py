@@ -552,8 +552,8 @@ def sidecar_of(path):
     return made
 
 
-def check_outs(*outs, is_folder=False):
-    """Refuse to replace a folder that the kit has not made, or a file by a folder."""
+def check_outs(*outs, inputs=(), is_folder=False):
+    """Refuse outputs that would replace an input, a folder of others, or a file by a folder."""
     for out in map(Path, outs):
         taken = [path for path in out.parents if path.is_file()]
         is_ours = is_folder and Path(f"{out}.meta.json").exists()
@@ -561,16 +561,17 @@ def check_outs(*outs, is_folder=False):
             taken.append(out)
         for path in taken:
             fail(path, "not made by this script, which would replace it; give another name")
+        if out in map(Path, inputs):
+            fail(out, "this call reads it; give another name for what it writes")
 
 
 def up_to_date(args, task, *outs, is_folder=False):
     """Return whether this very task has made all outs, and nobody has changed them since."""
-    check_outs(*outs, is_folder=is_folder)
+    check_outs(*outs, inputs=task.get("inputs", ()), is_folder=is_folder)
     for out in outs:
-        made = sidecar_of(out)
-        if args.force or not task.items() <= made.items() or not Path(out).exists():
+        if args.force or not Path(out).exists():
             return False
-        if made.get("sha256") != digest(out):
+        if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
             return False
     for out in outs:
         print(f"up to date: {out} (same inputs and flags; --force makes it again)")

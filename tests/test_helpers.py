@@ -226,9 +226,11 @@ def test_what_others_have_made_is_not_replaced(capsys, tmp_path, monkeypatch, na
     assert said in refusal(capsys, KIT.check_outs, f"{name}/file/deep.tsv", is_folder=is_folder)
     assert said in refusal(capsys, KIT.check_outs, f"{name}/file", is_folder=True)
     KIT.check_outs("mine/file")  # a file may be written again
+    said = "mine/file: this call reads it"
+    assert said in refusal(capsys, KIT.check_outs, "./mine/file", inputs=["mine/file"])
     Path("mine.meta.json").write_text("{}")  # a kill has left it while an output was replaced
     KIT.check_outs("mine", is_folder=True)
-    assert said[:4] in refusal(capsys, KIT.check_outs, "mine")
+    assert "mine: not made by" in refusal(capsys, KIT.check_outs, "mine")
 
 
 def test_a_folder_of_the_kit_is_replaced_as_a_whole(tmp_path, monkeypatch):

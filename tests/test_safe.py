@@ -96,6 +96,27 @@ def test_outputs_beside_each_other_are_checked_before_any_is_written(small, refu
     refused(small, *command.split(), "tiny/config.json/x", said="tiny/config.json: not made by")
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("02_retrieve.py fuse", HYBRID),
+        (f"02_retrieve.py mine {HYBRID} --split test", "data/demo/qrels.test.tsv"),
+        ("03_rerank.py --model tiny", HYBRID),
+        ("05_classify.py --model nli", HYBRID),
+        (f"06_evaluate.py {HYBRID} --report page", "data/demo/corpus.jsonl"),
+    ],
+)
+def test_no_input_is_replaced(small, refused, command, name):
+    words = command.replace("page", name).split()
+    if "06" in command:
+        words += ["--out", "new"]
+    else:
+        words += ["--out", name]
+    if words[1] == "fuse":
+        words.insert(2, name)
+    refused(small, *words, said=f"{name}: this call reads it")
+
+
 @pytest.mark.parametrize("script", ["01_index.py --indexes bm25", "02_retrieve.py mine"])
 def test_a_work_folder_that_is_a_file_is_left_alone(toy, refused, script):
     (toy / "notes.md").write_text("mine")

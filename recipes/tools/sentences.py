@@ -14,8 +14,7 @@ Reads   verdicts on claims, claims.jsonl of 05_classify.py aggregate; the corpus
 Writes  the same records, and in each entry of their evidence the field sentence
 Prints  the last line is JSON
 
-Without arguments, claims.jsonl is replaced, and each call scores all sentences. If the verdicts are
-in a file of their own, the second call finds the output up to date.
+Without arguments, claims.jsonl is replaced by the same records with sentences.
 
 Example
     python 05_classify.py aggregate --out work/demo/test/verdicts.jsonl
@@ -76,6 +75,8 @@ def choose(evidence, args):
 def sentences(args):
     """Choose a sentence of each evidence abstract by a classifier."""
     task = kit.task_of(args, args.verdicts, args.corpus, models=[args.model])
+    if args.out == args.verdicts:
+        del task["inputs"][args.out]  # it may be replaced, as its records stay
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
     records, evidence = read_evidence(args.verdicts, kit.read_corpus(args.corpus))
