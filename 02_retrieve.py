@@ -174,6 +174,8 @@ def write_run(run, path, task, top_k, claim_count):
         write_table(run, new)
     missing = claim_count - run["claim_id"].nunique()
     print(f"{path}: {len(run)} rows, {claim_count} claims, {missing} without rows")
+    if run.empty:
+        warn(path, "an empty run; see languages in data/README.md, and --analyser of 01_index.py")
     return run
 
 

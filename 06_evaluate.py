@@ -73,6 +73,7 @@ UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
 TASKS = """climatecheck2025 climatecheck2026 climatecheck2026-narratives
     checkthat4b checkthat2026""".split()
+MORE = "fuse the run with a dense one (02_retrieve.py fuse), or lower --top-k"  # how to get more
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
 warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
 
@@ -81,6 +82,8 @@ warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no val
 def read_run(path, qrels):
     """Return a run's rows for claims of the qrels, and counts of what is missing."""
     run = read_table(path, RUN, label=LABELS)
+    if run.empty:
+        fail(path, "an empty run; name another one, or see what 02_retrieve.py says about it")
     for column in PAIR:
         if not run[column].isin(qrels[column]).any():
             fail(path, f"no {column} is in the qrels; name a run and qrels of one split")
@@ -663,7 +666,7 @@ def submission(args):
     run = read_table(args.run, RUN, **known)
     run = claims.to_frame().merge(run[run["rank"] <= top_k])
     for claim_id in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
-        fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; see --top-k")
+        fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; {MORE}")
     table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
     if is_tsv:  # a list of ids for each post
         lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).map(str)

@@ -367,12 +367,43 @@ def test_a_model_is_replaced_whole_or_not_at_all(small, call, killed, statement)
     assert not list(small.glob("model*.tmp")) and not list(small.glob("model.old*"))
 
 
-def test_a_corpus_without_a_term_gives_a_run_without_rows(toy, call):
+def test_texts_without_a_word_give_a_run_without_rows(toy, call, refused):
     jsonl(toy / "data/demo/corpus.jsonl", {"abstract_id": "a"}, {"abstract_id": 0, "abstract": "x"})
     done = call("01_index.py", "--indexes", "bm25", cwd=toy)
-    assert facts(done)["made"] and "corpus.jsonl: 2 of 2 texts have no term" in done.stderr
-    assert "3 without rows" in call("02_retrieve.py", cwd=toy).stdout
+    said = "corpus.jsonl: the analyser finds no words in most texts"
+    assert facts(done)["made"] and said in done.stderr
+    done = call("02_retrieve.py", cwd=toy)
+    assert "3 without rows" in done.stdout and "bm25.tsv: an empty run" in done.stderr
     assert read(toy / f"{DEMO}/test/bm25.tsv").empty
+    refused(toy, "06_evaluate.py", said="bm25.tsv: an empty run")
+    chinese = [
+        {"abstract_id": n, "abstract": "口罩可以有效减少呼吸道病毒的传播。"} for n in range(3)
+    ]
+    jsonl(toy / "data/demo/corpus.jsonl", *chinese)
+    assert said in call("01_index.py", "--indexes", "bm25", cwd=toy).stderr
+
+
+def test_evidence_that_the_corpus_lacks_and_shared_claims_are_told(toy, call):
+    corpus = toy / "data/demo/corpus.jsonl"
+    lines = corpus.read_text().splitlines()
+    corpus.write_text("\n".join(lines[1:]) + "\n")  # without 0001, which supports c3
+    claims = toy / "data/demo/claims.test.tsv"
+    claims.write_text(claims.read_text() + "c2\tmore co2 makes WHEAT less nutritious!\n")
+    done = call("06_evaluate.py", HYBRID, "--report", "page.html", cwd=toy)
+    line = "1 evidence abstracts are not in data/demo/corpus.jsonl: no run can find them."
+    means = "Means are over the 3 of 3 claims with evidence."
+    page = (toy / "page.html").read_text()
+    for text in (line, means):
+        assert text in done.stdout and text in page
+    said = "data/demo, test: it has 1 claims with the words, 1 with the id of a claim in train"
+    assert said in done.stderr
+    for command in (
+        f"02_retrieve.py mine {HYBRID.replace('test', 'train')} --out e.jsonl",
+        "03_rerank.py train data/demo/pairs.jsonl --model tiny --epochs 1 --max-length 16 --out m",
+    ):
+        tiny(toy / "tiny")
+        shown = call(*command.split(), cwd=toy).stderr
+        assert said.replace("test:", "train:").replace("in train", "in test") in shown
 
 
 def test_names_of_fields_are_read_as_they_are_meant(toy, call):
