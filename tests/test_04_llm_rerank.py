@@ -639,7 +639,9 @@ def test_a_run_ends_if_most_of_its_first_requests_are_refused_alike(
         number = len(server.asked)
         if number % 3 == 0:
             return last_first(prompt)
-        return refusal(f"no: {number} tokens, req_{number}x" if is_alike else "a" * number)
+        if is_alike:
+            return refusal(f"no: {number} tokens, req_{number}x")
+        return refusal("".join(["a"] * len(server.asked)))
 
     server = endpoint(reply)
     done = rerank(server, "--concurrency 1")
@@ -687,6 +689,11 @@ def test_replies_and_who_is_asked_for_them_make_an_output(toy, rerank, endpoint)
 
 
 # ---------------------------------------------------------------- Odd replies
+def nested(inner):
+    """Return lists and objects of JSON values."""
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+
+
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -694,7 +701,7 @@ JSON = st.recursive(
     | st.floats()
     | st.sampled_from([10**400, "", "text", "YES", "length", "\ud800", "9" * 5000])
     | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    nested,
     max_leaves=5,
 )
 TOKEN = {"token": "YES", "logprob": -0.1, "top_logprobs": [{"token": "YES", "logprob": -0.1}]}
