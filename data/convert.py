@@ -12,10 +12,10 @@ Examples
     python data/convert.py posts.json --columns claim_id=index,claim=text --out claims.test.tsv
     python data/convert.py judged.csv --labels "REFUTES=false,REFUTES=wrong" --out qrels.test.tsv
     python data/convert.py run.trec --out run.tsv
-    python data/convert.py pairs.csv --make-ids --kind claims --out claims.test.tsv
+    python data/convert.py pairs.csv --make-ids --out claims.test.tsv
 
-The columns tell the kind of a table. The first line of this list that fits is taken, unless --kind
-names another kind:
+The name of OUT tells the kind of the table, as in claims.test.tsv, qrels.test.tsv, corpus.jsonl and
+run.tsv. For other names --kind does, or else the first line of this list whose columns are there:
 
     kind      columns of the file
     verdicts  claim_id, abstract_id, rank, label; optional score, p_supports, p_refutes, p_nei
@@ -63,8 +63,8 @@ FORMS = [  # the columns that a kind needs; the first form that fits is taken
     "run: claim_id, abstract_id, rank",
     "run: claim_id, preds",  # CheckThat!
     "run: claim_id, q0, abstract_id, score",  # TREC
-    "qrels: claim_id, abstract_id, label",
     "qrels: claim_id, abstract_id, relevance",
+    "qrels: claim_id, abstract_id, label",
     "corpus: abstract_id, abstract",
     "claims: claim_id, claim",
 ]
@@ -343,7 +343,7 @@ def read_json(path):
 def nested_table(path, records, wanted):
     """Return the table of {claim_id: {abstract_id: number}} or of {id: record}.
 
-    wanted: the kind that --kind names, or None
+    wanted: the kind that --kind or --out names, or None
     """
     entries = [entry for record in records for entry in record.items()]
     numbers = [number for _, inner in entries for number in inner.values()]
@@ -373,7 +373,7 @@ def json_table(path, wanted):
 
 
 def read_any(path, wanted):
-    """Return the table of a file of any format; wanted: the kind that --kind names, or None."""
+    """Return the table of a file of any format; wanted: as in nested_table()."""
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
         return json_table(path, wanted)
@@ -448,24 +448,36 @@ def with_made_ids(table):
     return table
 
 
+def wanted_kind(kind, out):
+    """Return the kind that --kind or the name of --out says, None if neither does."""
+    named = Path(out).name.split(".")[0]
+    if named not in WRITTEN:
+        return kind
+    if kind not in (None, named):
+        fail("--kind", f"{kind}, but the name {out} says {named}; change one of them")
+    return named
+
+
 def kind_of(path, table, wanted):
     """Return the kind of the first form of which all columns are there.
 
-    wanted: the kind that --kind names, or None
+    wanted: the kind that --kind or --out names, or None
     """
     forms = FORMS
+    what = "known table"
     if wanted:
         forms = [form for form in [*FORMS, SCORED_RUN] if form.startswith(wanted)]
+        what = f"{wanted} table, which --kind or the name of --out asks for"
     for form in forms:
         kind, needed = form.split(": ")
-        columns = needed.split(", ")
-        if set(columns) <= set(table):
+        missing = [column for column in needed.split(", ") if column not in table]
+        if not missing:
             return kind
     fail(
         f"{path}:1",
-        f"columns {', '.join(table):.200} make no {wanted or 'known'} table; name them, as "
-        f"--columns {'=THEIRS,'.join(columns)}=THEIRS (--make-ids makes ids of texts; kinds of "
-        f"tables and their columns: {'; '.join(forms)})",
+        f"columns {', '.join(table):.200} make no {what}; name what is missing, as --columns "
+        f"{'=THEIRS,'.join(missing)}=THEIRS (--make-ids makes ids of texts; kinds of tables and "
+        f"their columns: {'; '.join(forms)})",
     )
 
 
@@ -673,10 +685,9 @@ def evidence_pairs(path, table):
     return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("line")
 
 
-def source_table(args):
+def source_table(path, wanted, args):
     """Return the table of FILE under our names of columns, with ids."""
-    path = args.file
-    table = with_our_columns(path, read_any(path, args.kind), args.columns, args.make_ids)
+    table = with_our_columns(path, read_any(path, wanted), args.columns, args.make_ids)
     table = without_empty_columns(path, table)
     if args.make_ids:
         table = with_made_ids(table)
@@ -688,8 +699,9 @@ def convert(args):
     path = args.file
     out = Path(args.out)
     check_place(out)
-    source = source_table(args)
-    kind = kind_of(path, source, args.kind)
+    wanted = wanted_kind(args.kind, out)
+    source = source_table(path, wanted, args)
+    kind = kind_of(path, source, wanted)
     if source.empty:
         fail(path, "a header without rows; give a file with rows")
     table = checked(path, source, kind, args)
@@ -745,7 +757,8 @@ def main():
         help="write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for "
              "claims with evidence, whose qrels go beside it")
     add("--kind", choices=WRITTEN,
-        help="take the file for this kind of table (default: the first in the list that fits)")
+        help="take the file for this kind of table (default: the first word of the name of --out "
+             "if it is a kind, else the first kind of the list that fits)")
     add("--make-ids", action="store_true",
         help="make an id from the text of each claim or abstract where the file has no claim_id or "
              "abstract_id; equal texts get equal ids, in all files")

@@ -97,11 +97,31 @@ def test_claims_with_evidence_become_claims_and_qrels(tmp_path, convert):
     assert done.returncode == 2 and "bad.jsonl:1: evidence is not" in done.stderr
 
 
+PAIRS = "claim_id,claim,abstract_id,abstract,label\n1,Ice melts,7,A study.,SUPPORTS\n"
+
+
+@pytest.mark.parametrize(
+    ("out", "words", "kind", "written"),
+    [
+        ("claims.test.tsv", "", "claims", "claim_id\tclaim\n1\tIce melts\n"),
+        ("claims", "--kind claims", "claims", "claim_id\tclaim\n1\tIce melts\n"),
+        ("corpus.jsonl", "", "corpus", '{"abstract_id": "7", "abstract": "A study."}\n'),
+        ("qrels.test.tsv", "", "qrels", "claim_id\tabstract_id\tlabel\n1\t7\tSUPPORTS\n"),
+        ("my.corpus", "", "qrels", "claim_id\tabstract_id\tlabel\n1\t7\tSUPPORTS\n"),
+        ("claims2.tsv", "", "qrels", "claim_id\tabstract_id\tlabel\n1\t7\tSUPPORTS\n"),
+    ],
+)
+def test_the_name_of_the_output_tells_the_kind(tmp_path, convert, out, words, kind, written):
+    done = convert("pairs.csv", PAIRS, *shlex.split(words), out=out)
+    assert facts(done)["kind"] == kind
+    assert (tmp_path / out).read_text() == written
+
+
 def test_columns_of_other_names_are_named(tmp_path, convert):
     text = "Claim_ID,lang,text,label\n7,de,Seas rise,x\n"
     done = convert("c.csv", text)
     named = re.search(r"--columns (\S+)", done.stderr)[1]
-    assert done.returncode == 2 and named == "claim_id=THEIRS,claim=THEIRS"
+    assert done.returncode == 2 and named == "claim=THEIRS"
     named = "claim_id=Claim_ID,claim=text,language=lang"
     assert facts(convert("c.csv", text, "--columns", named))["kind"] == "claims"
     assert (tmp_path / "out/t.tsv").read_text().startswith("claim_id\tclaim\tlanguage\n7\t")
