@@ -37,6 +37,7 @@ Errors name FILE:LINE. In a JSON document, the number is that of the record.
 import argparse
 import contextlib
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -45,6 +46,7 @@ import os
 import re
 import sys
 import unicodedata
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -70,6 +72,7 @@ FORMS = [  # the columns that a kind needs; the first form that fits is taken
 ]
 SCORED_RUN = "run: claim_id, abstract_id, score"  # with --kind run; else they may be judgements
 PAIR = ["claim_id", "abstract_id"]
+TEXTS = ["claim", "abstract"]  # --make-ids makes claim_id and abstract_id of them
 PROBABILITIES = "p_supports p_refutes p_nei".split()
 WRITTEN = {  # columns that are written, where the table has them
     "verdicts": [*PAIR, "rank", "score", "label", *PROBABILITIES],
@@ -275,9 +278,16 @@ def delimited_rows(path, text, delimiter):
         fail(f"{path}:{line}", f"{error}; fix its quotation marks")
 
 
+def open_text(path):
+    """Open a text in UTF-8, which gzip may have packed."""
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return (gzip.open if is_packed else open)(path, "rt", encoding="utf-8-sig")
+
+
 def first_line(path):
     """Return the first line that is not blank, "" if there is none."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         for line in file:
             if line.strip():
                 return line.strip()
@@ -289,7 +299,8 @@ def read_table(path):
     header = first_line(path)
     if not header:
         fail(path, "an empty file; give one with rows")
-    text = Path(path).read_text(encoding="utf-8-sig")
+    with open_text(path) as file:
+        text = file.read()
     lines = {}
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and line[0] not in "#;":  # a comment, in TREC's files
@@ -306,6 +317,24 @@ def read_table(path):
             what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
             fail(f"{path}:{line}", what)
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
+
+
+def workbook_table(path):
+    """Return a table of texts of the first sheet of an Excel workbook; the index holds its rows."""
+    try:
+        sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
+    except ImportError:
+        fail(path, "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl")
+    name, *others = sheets
+    if others:
+        warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")
+    sheet = sheets[name]
+    sheet.index += 1
+    sheet = sheet[(sheet != "").any(axis=1)]
+    if sheet.empty:
+        fail(path, "an empty file; give one with rows")
+    columns = sheet.iloc[0].str.strip()
+    return sheet.iloc[1:].set_axis(list(columns), axis=1)
 
 
 # ---------------------------------------------------------------- Reading JSON
@@ -327,7 +356,7 @@ def parsed(path, number, text):
 
 def read_json(path):
     """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         if re.fullmatch(r"\{.*\}", first_line(path)):
             lines = enumerate(file, 1)
             found = ((number, parsed(path, number, line)) for number, line in lines if line.strip())
@@ -369,11 +398,16 @@ def json_table(path, wanted):
         table.index += 1
     else:
         table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
-    return table.where(table.notna(), None)
+    return table
 
 
 def read_any(path, wanted):
     """Return the table of a file of any format; wanted: as in nested_table()."""
+    with open(path, "rb") as file:
+        if file.read(4) == b"\xd0\xcf\x11\xe0":
+            fail(path, "an old Excel workbook (.xls); save it as CSV in UTF-8")
+    if zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists():
+        return workbook_table(path)
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
         return json_table(path, wanted)
@@ -381,12 +415,19 @@ def read_any(path, wanted):
 
 
 # ---------------------------------------------------------------- Our columns from theirs
-def reject(path, table, is_bad, what):
+def reject(table, is_bad, what):
     """End at the first row for which is_bad (a truth value per row) holds."""
     if is_bad.any():
         row = table[is_bad].iloc[0]
         values = row.reindex(WRITTEN["verdicts"]).dropna()
-        fail(f"{path}:{row.name}", f"{what}: {' '.join(map(str, values))}; fix the row")
+        fail(row.name, f"{what}: {' '.join(map(str, values))}; fix the row")
+
+
+def without_rows(path, table, is_bad, what):
+    """Return a table without the rows for which is_bad holds; a warning counts them."""
+    if is_bad.any():
+        warn(path, f"{is_bad.sum()} rows {what} are left out")
+    return table[~is_bad]
 
 
 def our_name(column, guesses, given):
@@ -426,6 +467,10 @@ def with_our_columns(path, table, given, make_ids):
                 f"two columns mean {ours}: {' and '.join(both)}; choose by "
                 f"--columns {ours}={both[0]}, or rename one",
             )
+    is_unnamed = table.columns == ""
+    if is_unnamed.any():
+        warn(path, f"{is_unnamed.sum()} columns without a name are left out")
+        table = table.loc[:, ~is_unnamed]
     if PAPERS & lower and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
         table = table.assign(relevance="1")
     return table
@@ -440,11 +485,22 @@ def without_empty_columns(path, table):
     return table.drop(columns=empty)
 
 
-def with_made_ids(table):
-    """Return a table with ids made of its texts, where it has texts without ids."""
-    for text, column in (("claim", "claim_id"), ("abstract", "abstract_id")):
-        if text in table and column not in table:
-            table = table.assign(**{column: table[text].map(made_id)})
+def without_empty_texts(path, table):
+    """Return a table without the rows whose claim or abstract is empty."""
+    for text in table.columns.intersection(TEXTS):
+        is_empty = table[text].map(made_id) == ""
+        table = without_rows(path, table, is_empty, f"with an empty {text}")
+    return table
+
+
+def with_made_ids(table, kind):
+    """Return a table with the ids that its kind needs, made of texts where the file has none."""
+    for text in TEXTS:
+        column = f"{text}_id"
+        if text in table and column not in table and column in WRITTEN[kind]:
+            ids = table[text].map(made_id)
+            reject(table, ids == "", f"{text} is empty (--drop-empty leaves such rows out)")
+            table = table.assign(**{column: ids})
     return table
 
 
@@ -458,11 +514,14 @@ def wanted_kind(kind, out):
     return named
 
 
-def kind_of(path, table, wanted):
-    """Return the kind of the first form of which all columns are there.
+def kind_of(path, table, wanted, make_ids):
+    """Return the kind of the first form of which all columns are there, or can be made.
 
     wanted: the kind that --kind or --out names, or None
     """
+    found = set(table)
+    if make_ids:
+        found |= {f"{text}_id" for text in found.intersection(TEXTS)}
     forms = FORMS
     what = "known table"
     if wanted:
@@ -470,7 +529,7 @@ def kind_of(path, table, wanted):
         what = f"{wanted} table, which --kind or the name of --out asks for"
     for form in forms:
         kind, needed = form.split(": ")
-        missing = [column for column in needed.split(", ") if column not in table]
+        missing = [column for column in needed.split(", ") if column not in found]
         if not missing:
             return kind
     fail(
@@ -482,7 +541,7 @@ def kind_of(path, table, wanted):
 
 
 # ---------------------------------------------------------------- The checks of a kind
-def with_texts(path, table, columns):
+def with_texts(table, columns):
     """Return a table with texts in these columns; claims and ids are not empty, and one line."""
     for column in table.columns.intersection(columns):
         texts = table[column].map(text_of).str.strip()
@@ -490,9 +549,9 @@ def with_texts(path, table, columns):
             texts = texts.map(one_line)
         table = table.assign(**{column: texts})
         if column in ("claim", *PAIR):
-            reject(path, table, texts == "", f"{column} is empty")
+            reject(table, texts == "", f"{column} is empty")
             what = f"{column} holds a tab or a line break"
-            reject(path, table, texts.str.contains(ROW_BREAK), what)
+            reject(table, texts.str.contains(ROW_BREAK), what)
     return table
 
 
@@ -506,16 +565,14 @@ def without_repeats(path, table, columns):
     texts = texts.map(lambda value: hash(one_line(text_of(value))))
     ids = texts.columns.intersection(PAIR)
     repeated = texts.duplicated()
-    if repeated.any():
-        warn(path, f"{repeated.sum()} rows repeat an earlier one and are left out")
+    table = without_rows(path, table, repeated, "that repeat an earlier one")
     texts = texts[~repeated]
-    table = table[~repeated]
     differs = texts.duplicated(ids)
     if differs.any():
         same = texts[ids] == texts.loc[differs, ids].iloc[0]
         earlier = same.all(axis=1).idxmax()
-        what = f"another row for this {' and '.join(ids)} is {path}:{earlier}"
-        reject(path, table, differs, what)
+        what = f"another row for this {' and '.join(ids)} is {earlier}"
+        reject(table, differs, what)
     return table
 
 
@@ -527,22 +584,21 @@ def to_floats(column):
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
     has_null = [isinstance(ids, list) and None in ids for ids in table["preds"]]
-    reject(path, table, np.array(has_null), "preds holds null in place of an id")
-    table = with_texts(path, table, ["claim_id", "preds"])
+    reject(table, np.array(has_null), "preds holds null in place of an id")
+    table = with_texts(table, ["claim_id", "preds"])
     table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
-    is_empty = lists.str.len() == 0
-    if is_empty.any():
-        warn(path, f"{is_empty.sum()} rows without any id in preds are left out")
-    table = table.assign(abstract_id=lists)[~is_empty].explode("abstract_id")
+    table = table.assign(abstract_id=lists)
+    table = without_rows(path, table, lists.str.len() == 0, "without any id in preds")
+    table = table.explode("abstract_id")
     ranks = table.groupby(level=0).cumcount() + 1
     return table.assign(rank=ranks.astype(str))
 
 
-def with_trec_ranks(path, table):
+def with_trec_ranks(table):
     """Return a run ranked as trec_eval does it: by score in float32, ties by id, backwards."""
     ordered = table.assign(score=to_floats(table["score"]).astype("float32"))
-    reject(path, table, ordered["score"].isna(), "the score is not a number")
+    reject(table, ordered["score"].isna(), "the score is not a number")
     ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
     ranks = ordered.groupby("claim_id").cumcount() + 1
     # scores that are equal in float32 get one value, as no score is above that of the rank before
@@ -557,7 +613,7 @@ def with_relevance_labels(path, table):
     grades = to_floats(table["relevance"])
     is_bad = (table["relevance"] != "") & (grades % 1 != 0)
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
-    reject(path, table, is_bad, what)
+    reject(table, is_bad, what)
     if (grades > 1).any():
         warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
     return table.assign(label=grades.map(grade_label))
@@ -568,18 +624,17 @@ def with_our_labels(path, table, kind, meanings):
 
     meanings: {label of the file: ours}, from --labels
     """
-    labels = table["label"].replace(meanings).map(label_of)
-    empty = labels == ""
-    if kind == "qrels" and empty.any():
-        warn(path, f"{empty.sum()} rows without a label, or of relevance below 0, are left out")
-        labels = labels[~empty]
-        table = table[~empty]
+    table = table.assign(label=table["label"].replace(meanings).map(label_of))
+    if kind == "qrels":
+        what = "without a label, or of relevance below 0,"
+        table = without_rows(path, table, table["label"] == "", what)
+    labels = table["label"]
     unknown = labels[~labels.isin([*LABELS, RELEVANT])]
     if len(unknown):
         counts = unknown.value_counts()[:20]
         flag = ",OURS=".join(counts.index)
         fail(
-            f"{path}:{unknown.index[0]}",
+            unknown.index[0],
             f"the label is none of {', '.join(LABELS)}; the file has {counts.to_dict()}: say what "
             f'they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS',
         )
@@ -588,29 +643,29 @@ def with_our_labels(path, table, kind, meanings):
     return table.assign(label=labels.replace(RELEVANT, LABELS[0]))
 
 
-def with_checked_ranks(path, table):
+def with_checked_ranks(table):
     """Return a run by claim and rank; the ranks of a claim are 1, 2, 3, without gaps."""
     ranks = to_floats(table["rank"])
     if "score" not in table:
         table = table.assign(score=-ranks)
     claims = table["claim_id"].factorize()[0]  # the first claim of the file is 0
     wanted = ranks.groupby(claims).rank("first")
-    reject(path, table, ranks != wanted, "the ranks are not 1, 2, 3")
+    reject(table, ranks != wanted, "the ranks are not 1, 2, 3")
     for column in table.columns.intersection(["score", *PROBABILITIES]):
         is_bad = ~np.isfinite(to_floats(table[column]))
-        reject(path, table, is_bad, f"{column} is not a finite number")
+        reject(table, is_bad, f"{column} is not a finite number")
     order = np.lexsort((ranks, claims))
     table = table.assign(rank=ranks.astype(int)).iloc[order]
     scores = to_floats(table["score"])
     what = "the score is above that of the rank before, but higher is better (of a distance, give "
     what += "minus the distance)"
-    reject(path, table, scores > scores.groupby(table["claim_id"]).shift(), what)
+    reject(table, scores > scores.groupby(table["claim_id"]).shift(), what)
     return table
 
 
 def checked_corpus(path, table, make_ids):
     """Return the table of a corpus, without the columns that belong to pairs."""
-    table = with_texts(path, table, ["abstract_id"])
+    table = with_texts(table, ["abstract_id"])
     columns = ["abstract_id", "abstract"]
     if not make_ids:
         columns.append("title")
@@ -627,16 +682,16 @@ def checked(path, table, kind, args):
     columns = WRITTEN[kind]
     if kind == "run" and "preds" in table:
         table = with_list_rows(path, table)
-    table = with_texts(path, table, [*columns, "relevance"])
+    table = with_texts(table, [*columns, "relevance"])
     if kind == "qrels" and "label" not in table:
         table = with_relevance_labels(path, table)
     if kind in ("qrels", "verdicts"):
         table = with_our_labels(path, table, kind, args.labels)
     table = without_repeats(path, table, columns)
     if kind == "run" and "rank" not in table:
-        table = with_trec_ranks(path, table)
+        table = with_trec_ranks(table)
     if kind in ("run", "verdicts"):
-        table = with_checked_ranks(path, table)
+        table = with_checked_ranks(table)
     return table[[column for column in columns if column in table]]
 
 
@@ -670,40 +725,64 @@ def is_evidence(value):
     return isinstance(value, dict) and str not in map(type, value.values())
 
 
-def evidence_pairs(path, table):
+def evidence_pairs(table):
     """Return the judged pairs of claims that hold their evidence, as SciFact's do."""
     pairs = []
-    for line, record in table.to_dict("index").items():
+    for row, record in table.to_dict("index").items():
         record["evidence"] = record["evidence"] or {}  # null where another claim has some
         try:
             for abstract_id, label in evidence_of(record).items():
-                pairs.append((line, record["claim_id"], abstract_id, label))
+                pairs.append((row, record["claim_id"], abstract_id, label))
         except (AttributeError, LookupError, TypeError) as error:
             form = "{doc_id: [{label: ...}]}"
-            fail(f"{path}:{line}", f"evidence is not of the form {form} ({error!r}); fix the line")
-    columns = ["line", *WRITTEN["qrels"]]
-    return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("line")
+            fail(row, f"evidence is not of the form {form} ({error!r}); fix the line")
+    columns = ["row", *WRITTEN["qrels"]]
+    return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("row")
 
 
 def source_table(path, wanted, args):
-    """Return the table of FILE under our names of columns, with ids."""
-    table = with_our_columns(path, read_any(path, wanted), args.columns, args.make_ids)
+    """Return the kind and the table of a file, under our names of columns, with ids.
+
+    The index holds FILE:LINE.
+    """
+    try:
+        table = read_any(path, wanted)
+    except UnicodeDecodeError as error:
+        fail(path, f"not in UTF-8 ({error}); save it as CSV in UTF-8")
+    except EOFError as error:
+        fail(path, f"{error}; download it again")
+    table = table.set_axis([f"{path}:{line}" for line in table.index])
+    table = with_our_columns(path, table, args.columns, args.make_ids)
     table = without_empty_columns(path, table)
+    if args.drop_empty:
+        table = without_empty_texts(path, table)
+    kind = kind_of(path, table, wanted, args.make_ids)
+    if table.empty:
+        fail(path, "a header without rows; give a file with rows")
     if args.make_ids:
-        table = with_made_ids(table)
-    return table
+        table = with_made_ids(table, kind)
+    return kind, table
+
+
+def source_of_all(args):
+    """Return the kind and the table of all files; only a corpus is made of several."""
+    wanted = wanted_kind(args.kind, args.out)
+    tables = []
+    for path in args.files:
+        kind, table = source_table(path, wanted, args)
+        if kind != "corpus" and len(args.files) > 1:
+            fail(path, f"it holds {kind}, but only a corpus is made of several files")
+        tables.append(table.astype(object))
+    source = pd.concat(tables)
+    return kind, source.where(source.notna(), None)
 
 
 def convert(args):
-    """Write FILE as ours, and return a summary."""
-    path = args.file
+    """Write the files as ours, and return a summary."""
+    path = ", ".join(args.files)
     out = Path(args.out)
     check_place(out)
-    wanted = wanted_kind(args.kind, out)
-    source = source_table(path, wanted, args)
-    kind = kind_of(path, source, wanted)
-    if source.empty:
-        fail(path, "a header without rows; give a file with rows")
+    kind, source = source_of_all(args)
     table = checked(path, source, kind, args)
     made = {args.out: table}
     used = set(table)
@@ -714,10 +793,10 @@ def convert(args):
         qrels = str(out.with_name(out.name.replace("claims", "qrels", 1)))
         if qrels == args.out:
             fail("--out", f"{out} gets claims, and qrels go beside it; name it claims.SPLIT.tsv")
-        made[qrels] = checked(path, evidence_pairs(path, source), "qrels", args)
+        made[qrels] = checked(path, evidence_pairs(source), "qrels", args)
     for target in map(Path, made):
         check_place(target)
-        if target.resolve() == Path(path).resolve():
+        if target.resolve() in [Path(file).resolve() for file in args.files]:
             fail(target, "this command reads it; give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
@@ -725,7 +804,7 @@ def convert(args):
     else:
         for target, rows in made.items():
             write_table(target, rows)
-    unused = [column or "(no name)" for column in source if column not in used]
+    unused = [column for column in source if column not in used]
     if unused:
         warn(path, f"columns left out (no use in {kind}): {', '.join(unused)}")
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
@@ -752,7 +831,7 @@ def main():
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
     # fmt: off
-    add("file", metavar="FILE", help="convert this file")
+    add("files", metavar="FILE", nargs="+", help="convert this file; several become one corpus")
     add("--out", required=True,
         help="write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for "
              "claims with evidence, whose qrels go beside it")
@@ -762,6 +841,8 @@ def main():
     add("--make-ids", action="store_true",
         help="make an id from the text of each claim or abstract where the file has no claim_id or "
              "abstract_id; equal texts get equal ids, in all files")
+    add("--drop-empty", action="store_true",
+        help="leave out rows whose claim or abstract is empty, whatever is made of the file")
     add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
         help="read our column OURS from the file's column THEIRS (default: the names above)")
     add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
@@ -771,8 +852,6 @@ def main():
     args = parser.parse_args()
     try:
         print(json.dumps(convert(args)))
-    except UnicodeDecodeError as error:
-        fail(args.file, f"not in UTF-8 ({error}); save it as CSV in UTF-8")
     except OSError as error:
         fail(error.filename or args.out, error.strerror)
 
