@@ -282,7 +282,9 @@ def open_text(path):
     """Open a text in UTF-8, which gzip may have packed."""
     with open(path, "rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
-    return (gzip.open if is_packed else open)(path, "rt", encoding="utf-8-sig")
+    if is_packed:
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return open(path, encoding="utf-8-sig")
 
 
 def first_line(path):
@@ -294,11 +296,21 @@ def first_line(path):
     return ""
 
 
+def table_of_rows(path, rows):
+    """Return a table of {line: fields}, of which the first are the names of the columns."""
+    if not rows:
+        fail(path, "an empty file; give one with rows")
+    columns = [column.strip() for column in rows.pop(min(rows))]
+    for line, fields in rows.items():
+        if len(fields) != len(columns):
+            what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
+            fail(f"{path}:{line}", what)
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
+
+
 def read_table(path):
     """Return a table of texts under the names of its columns; the index holds line numbers."""
     header = first_line(path)
-    if not header:
-        fail(path, "an empty file; give one with rows")
     with open_text(path) as file:
         text = file.read()
     lines = {}
@@ -308,18 +320,13 @@ def read_table(path):
     columns = trec_columns(next(iter(lines.values()), ""))
     if columns:
         last = len(columns) - 1
-        rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
-    else:
-        rows = dict(delimited_rows(path, text, max("\t,;", key=header.count)))
-        columns = [column.strip() for column in rows.pop(min(rows))]
-    for line, fields in rows.items():
-        if len(fields) != len(columns):
-            what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
-            fail(f"{path}:{line}", what)
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
+        fields = {number: line.split(maxsplit=last) for number, line in lines.items()}
+        return table_of_rows(path, {0: columns} | fields)
+    delimiter = max("\t,;", key=header.count)
+    return table_of_rows(path, dict(delimited_rows(path, text, delimiter)))
 
 
-def workbook_table(path):
+def read_workbook(path):
     """Return a table of texts of the first sheet of an Excel workbook; the index holds its rows."""
     try:
         sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
@@ -328,13 +335,8 @@ def workbook_table(path):
     name, *others = sheets
     if others:
         warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")
-    sheet = sheets[name]
-    sheet.index += 1
-    sheet = sheet[(sheet != "").any(axis=1)]
-    if sheet.empty:
-        fail(path, "an empty file; give one with rows")
-    columns = sheet.iloc[0].str.strip()
-    return sheet.iloc[1:].set_axis(list(columns), axis=1)
+    rows = enumerate(sheets[name].values.tolist(), 1)
+    return table_of_rows(path, {number: cells for number, cells in rows if any(cells)})
 
 
 # ---------------------------------------------------------------- Reading JSON
@@ -375,19 +377,15 @@ def nested_table(path, records, wanted):
     wanted: the kind that --kind or --out names, or None
     """
     entries = [entry for record in records for entry in record.items()]
-    numbers = [number for _, inner in entries for number in inner.values()]
-    if not all(isinstance(number, (int, float)) for number in numbers):
+    rows = [(key, "Q0", *field) for key, record in entries for field in record.items()]
+    table = pd.DataFrame(rows, columns=[*TREC_QRELS[:3], "score"], dtype=object)
+    scores = table["score"]
+    if not all(isinstance(score, (int, float)) for score in scores):
         return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
-    column = "score"
-    if numbers and wanted != "run" and all(number % 1 == 0 for number in numbers):
-        column = "relevance"
+    if wanted != "run" and all(score % 1 == 0 for score in scores):
         warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
-    rows = [
-        (claim_id, "Q0", abstract_id, number)
-        for claim_id, inner in entries
-        for abstract_id, number in inner.items()
-    ]
-    return pd.DataFrame(rows, columns=[*TREC_QRELS[:3], column], dtype=object)
+        table = table.rename(columns={"score": "relevance"})
+    return table
 
 
 def json_table(path, wanted):
@@ -407,7 +405,7 @@ def read_any(path, wanted):
         if file.read(4) == b"\xd0\xcf\x11\xe0":
             fail(path, "an old Excel workbook (.xls); save it as CSV in UTF-8")
     if zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists():
-        return workbook_table(path)
+        return read_workbook(path)
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
         return json_table(path, wanted)
@@ -488,8 +486,8 @@ def without_empty_columns(path, table):
 def without_empty_texts(path, table):
     """Return a table without the rows whose claim or abstract is empty."""
     for text in table.columns.intersection(TEXTS):
-        is_empty = table[text].map(made_id) == ""
-        table = without_rows(path, table, is_empty, f"with an empty {text}")
+        ids = table[text].map(made_id)
+        table = without_rows(path, table, ids == "", f"with an empty {text}")
     return table
 
 
@@ -790,10 +788,8 @@ def convert(args):
         used |= TAKEN
     if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
         used |= {"evidence", "cited_doc_ids"}
-        qrels = str(out.with_name(out.name.replace("claims", "qrels", 1)))
-        if qrels == args.out:
-            fail("--out", f"{out} gets claims, and qrels go beside it; name it claims.SPLIT.tsv")
-        made[qrels] = checked(path, evidence_pairs(source), "qrels", args)
+        qrels = out.with_name("qrels." + out.name.removeprefix("claims."))
+        made[str(qrels)] = checked(path, evidence_pairs(source), "qrels", args)
     for target in map(Path, made):
         check_place(target)
         if target.resolve() in [Path(file).resolve() for file in args.files]:
