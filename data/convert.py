@@ -75,15 +75,15 @@ PAIR = ["claim_id", "abstract_id"]
 TEXTS = ["claim", "abstract"]  # --make-ids makes claim_id and abstract_id of them
 PROBABILITIES = "p_supports p_refutes p_nei".split()
 WRITTEN = {  # columns that are written, where the table has them
-    "verdicts": [*PAIR, "rank", "score", "label", *PROBABILITIES],
-    "run": [*PAIR, "rank", "score"],
-    "qrels": [*PAIR, "label"],
-    "claims": ["claim_id", "claim", "language"],
+    "verdicts": "claim_id abstract_id rank score label p_supports p_refutes p_nei".split(),
+    "run": "claim_id abstract_id rank score".split(),
+    "qrels": "claim_id abstract_id label".split(),
+    "claims": "claim_id claim language".split(),
     "corpus": ["abstract_id"],  # and all others, but for those of a pair
 }
 OF_A_PAIR = "claim_id claim rank score label relevance".split() + PROBABILITIES
 OPTIONAL = ["language", "preds", *OF_A_PAIR[2:]]
-OUR_COLUMNS = {*PAIR, "claim", "abstract", "title", "evidence", "cited_doc_ids", *OPTIONAL}
+OUR_COLUMNS = {*PAIR, *TEXTS, "title", "evidence", "cited_doc_ids", *OPTIONAL}
 KNOWN_COLUMNS = (  # of any file, written as for --columns
     "abstract_id=abstract_original_index,label=annotation,"  # ClimateCheck
     "claim_id=post_id,claim=tweet_text,abstract_id=cord_uid,"  # CheckThat!
@@ -101,7 +101,8 @@ TREC_QRELS = "claim_id q0 abstract_id relevance".split()
 TREC_RUN = "claim_id q0 abstract_id position score tag".split()
 TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # in JSON, half of a character or of a pair
+GZIP = b"\x1f\x8b"
+OLD_EXCEL = b"\xd0\xcf\x11\xe0"
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 WARNINGS = []  # of this call
 
@@ -226,7 +227,7 @@ def storable(record, left_out):
 def evidence_of(record):
     """Return {abstract_id: label} of a claim of SciFact; cited without evidence is NEI."""
     labels = {as_id(abstract_id): "NEI" for abstract_id in record.get("cited_doc_ids") or ()}
-    for abstract_id, rationales in record.get("evidence", {}).items():
+    for abstract_id, rationales in (record.get("evidence") or {}).items():
         if isinstance(rationales, dict):  # SciFact-Open: one rationale
             labels[abstract_id] = rationales["label"]
         elif rationales:  # all rationales of an abstract share a label
@@ -278,11 +279,15 @@ def delimited_rows(path, text, delimiter):
         fail(f"{path}:{line}", f"{error}; fix its quotation marks")
 
 
+def first_bytes(path):
+    """Return the first four bytes of a file."""
+    with open(path, "rb") as file:
+        return file.read(4)
+
+
 def open_text(path):
     """Open a text in UTF-8, which gzip may have packed."""
-    with open(path, "rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    if is_packed:
+    if first_bytes(path).startswith(GZIP):
         return gzip.open(path, "rt", encoding="utf-8-sig")
     return open(path, encoding="utf-8-sig")
 
@@ -331,7 +336,8 @@ def read_workbook(path):
     try:
         sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
     except ImportError:
-        fail(path, "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl")
+        what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xls: xlrd)"
+        fail(path, what)
     name, *others = sheets
     if others:
         warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")
@@ -347,7 +353,7 @@ def parsed(path, number, text):
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
-    if SURROGATE.search(text):
+    if "\\u" in text:  # half of a character or of a pair?
         whole = json.dumps(value, ensure_ascii=False)
         text = whole.encode("utf-8", "replace").decode()
         if text != whole:
@@ -360,8 +366,11 @@ def read_json(path):
     """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
     with open_text(path) as file:
         if re.fullmatch(r"\{.*\}", first_line(path)):
-            lines = enumerate(file, 1)
-            found = ((number, parsed(path, number, line)) for number, line in lines if line.strip())
+            found = (
+                (number, parsed(path, number, line))
+                for number, line in enumerate(file, 1)
+                if line.strip()
+            )
         else:
             document = parsed(path, 1, file.read())
             found = enumerate(document if isinstance(document, list) else [document], 1)
@@ -401,10 +410,8 @@ def json_table(path, wanted):
 
 def read_any(path, wanted):
     """Return the table of a file of any format; wanted: as in nested_table()."""
-    with open(path, "rb") as file:
-        if file.read(4) == b"\xd0\xcf\x11\xe0":
-            fail(path, "an old Excel workbook (.xls); save it as CSV in UTF-8")
-    if zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists():
+    has_xl = zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists()
+    if has_xl or first_bytes(path) == OLD_EXCEL:
         return read_workbook(path)
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
@@ -465,10 +472,6 @@ def with_our_columns(path, table, given, make_ids):
                 f"two columns mean {ours}: {' and '.join(both)}; choose by "
                 f"--columns {ours}={both[0]}, or rename one",
             )
-    is_unnamed = table.columns == ""
-    if is_unnamed.any():
-        warn(path, f"{is_unnamed.sum()} columns without a name are left out")
-        table = table.loc[:, ~is_unnamed]
     if PAPERS & lower and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
         table = table.assign(relevance="1")
     return table
@@ -481,14 +484,6 @@ def without_empty_columns(path, table):
     if empty:
         warn(path, f"columns without any value are left out: {', '.join(empty)}")
     return table.drop(columns=empty)
-
-
-def without_empty_texts(path, table):
-    """Return a table without the rows whose claim or abstract is empty."""
-    for text in table.columns.intersection(TEXTS):
-        ids = table[text].map(made_id)
-        table = without_rows(path, table, ids == "", f"with an empty {text}")
-    return table
 
 
 def with_made_ids(table, kind):
@@ -521,10 +516,8 @@ def kind_of(path, table, wanted, make_ids):
     if make_ids:
         found |= {f"{text}_id" for text in found.intersection(TEXTS)}
     forms = FORMS
-    what = "known table"
     if wanted:
         forms = [form for form in [*FORMS, SCORED_RUN] if form.startswith(wanted)]
-        what = f"{wanted} table, which --kind or the name of --out asks for"
     for form in forms:
         kind, needed = form.split(": ")
         missing = [column for column in needed.split(", ") if column not in found]
@@ -532,9 +525,9 @@ def kind_of(path, table, wanted, make_ids):
             return kind
     fail(
         f"{path}:1",
-        f"columns {', '.join(table):.200} make no {what}; name what is missing, as --columns "
-        f"{'=THEIRS,'.join(missing)}=THEIRS (--make-ids makes ids of texts; kinds of tables and "
-        f"their columns: {'; '.join(forms)})",
+        f"columns {', '.join(table):.200} make no {wanted or 'known'} table; name what is missing, "
+        f"as --columns {'=THEIRS,'.join(missing)}=THEIRS (--make-ids makes ids of texts; --kind or "
+        f"the name of --out tells the kind; kinds and their columns: {'; '.join(forms)})",
     )
 
 
@@ -581,29 +574,28 @@ def to_floats(column):
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
-    has_null = [isinstance(ids, list) and None in ids for ids in table["preds"]]
-    reject(table, np.array(has_null), "preds holds null in place of an id")
+    has_null = table["preds"].map(lambda ids: isinstance(ids, list) and None in ids)
+    reject(table, has_null, "preds holds null in place of an id")
     table = with_texts(table, ["claim_id", "preds"])
     table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
     table = table.assign(abstract_id=lists)
     table = without_rows(path, table, lists.str.len() == 0, "without any id in preds")
     table = table.explode("abstract_id")
-    ranks = table.groupby(level=0).cumcount() + 1
-    return table.assign(rank=ranks.astype(str))
+    return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
 def with_trec_ranks(table):
     """Return a run ranked as trec_eval does it: by score in float32, ties by id, backwards."""
-    ordered = table.assign(score=to_floats(table["score"]).astype("float32"))
-    reject(table, ordered["score"].isna(), "the score is not a number")
+    scores = to_floats(table["score"])
+    reject(table, scores.isna(), "the score is not a number")
+    ordered = table.assign(score=scores.astype("float32"))
     ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
     ranks = ordered.groupby("claim_id").cumcount() + 1
     # scores that are equal in float32 get one value, as no score is above that of the rank before
-    scores = to_floats(table["score"])
     lowest = scores[ordered.index].groupby(ordered["claim_id"]).cummin()
     scores = table["score"].mask(lowest[scores.index] < scores, lowest)
-    return table.assign(rank=ranks.astype(str), score=scores)
+    return table.assign(rank=ranks, score=scores)
 
 
 def with_relevance_labels(path, table):
@@ -655,8 +647,8 @@ def with_checked_ranks(table):
     order = np.lexsort((ranks, claims))
     table = table.assign(rank=ranks.astype(int)).iloc[order]
     scores = to_floats(table["score"])
-    what = "the score is above that of the rank before, but higher is better (of a distance, give "
-    what += "minus the distance)"
+    what = """the score is above that of the rank before, but higher is better (of a distance, give
+        minus the distance)"""
     reject(table, scores > scores.groupby(table["claim_id"]).shift(), what)
     return table
 
@@ -727,7 +719,6 @@ def evidence_pairs(table):
     """Return the judged pairs of claims that hold their evidence, as SciFact's do."""
     pairs = []
     for row, record in table.to_dict("index").items():
-        record["evidence"] = record["evidence"] or {}  # null where another claim has some
         try:
             for abstract_id, label in evidence_of(record).items():
                 pairs.append((row, record["claim_id"], abstract_id, label))
@@ -745,15 +736,15 @@ def source_table(path, wanted, args):
     """
     try:
         table = read_any(path, wanted)
-    except UnicodeDecodeError as error:
-        fail(path, f"not in UTF-8 ({error}); save it as CSV in UTF-8")
-    except EOFError as error:
-        fail(path, f"{error}; download it again")
+    except (UnicodeDecodeError, EOFError) as error:  # EOFError: a part of a gzip file
+        fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)
     table = without_empty_columns(path, table)
-    if args.drop_empty:
-        table = without_empty_texts(path, table)
+    for text in table.columns.intersection(TEXTS):
+        if args.drop_empty:
+            ids = table[text].map(made_id)
+            table = without_rows(path, table, ids == "", f"with an empty {text}")
     kind = kind_of(path, table, wanted, args.make_ids)
     if table.empty:
         fail(path, "a header without rows; give a file with rows")
@@ -779,7 +770,6 @@ def convert(args):
     """Write the files as ours, and return a summary."""
     path = ", ".join(args.files)
     out = Path(args.out)
-    check_place(out)
     kind, source = source_of_all(args)
     table = checked(path, source, kind, args)
     made = {args.out: table}
@@ -800,7 +790,7 @@ def convert(args):
     else:
         for target, rows in made.items():
             write_table(target, rows)
-    unused = [column for column in source if column not in used]
+    unused = [column or "(no name)" for column in source if column not in used]
     if unused:
         warn(path, f"columns left out (no use in {kind}): {', '.join(unused)}")
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
@@ -829,21 +819,21 @@ def main():
     # fmt: off
     add("files", metavar="FILE", nargs="+", help="convert this file; several become one corpus")
     add("--out", required=True,
-        help="write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for "
-             "claims with evidence, whose qrels go beside it")
+        help="""write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for
+        claims with evidence, whose qrels go beside it""")
     add("--kind", choices=WRITTEN,
-        help="take the file for this kind of table (default: the first word of the name of --out "
-             "if it is a kind, else the first kind of the list that fits)")
+        help="""take the file for this kind of table (default: the first word of the name of --out
+        if it is a kind, else the first kind of the list that fits)""")
     add("--make-ids", action="store_true",
-        help="make an id from the text of each claim or abstract where the file has no claim_id or "
-             "abstract_id; equal texts get equal ids, in all files")
+        help="""make an id from the text of each claim or abstract where the file has no claim_id
+        or abstract_id; equal texts get equal ids, in all files""")
     add("--drop-empty", action="store_true",
         help="leave out rows whose claim or abstract is empty, whatever is made of the file")
     add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
         help="read our column OURS from the file's column THEIRS (default: the names above)")
     add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
-        help="read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand for "
-             "several (default: common spellings of supports, refutes, not enough info)")
+        help="""read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand
+        for several (default: common spellings of supports, refutes, not enough info)""")
     # fmt: on
     args = parser.parse_args()
     try:
