@@ -2,7 +2,8 @@
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
 Reads   FILE, in UTF-8: CSV or TSV with a header, JSON Lines, a JSON document (an array of records,
-        or an object {id: record}), a run or qrels of TREC, also as JSON (see below)
+        or an object {id: record}), a run or qrels of TREC, also as JSON (see below); all of these
+        packed by gzip, too; the first sheet of an Excel workbook, if openpyxl is installed
 Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
         and beside it qrels.SPLIT.tsv
 Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
@@ -12,6 +13,7 @@ Examples
     python data/convert.py posts.json --columns claim_id=index,claim=text --out claims.test.tsv
     python data/convert.py judged.csv --labels "REFUTES=false,REFUTES=wrong" --out qrels.test.tsv
     python data/convert.py run.trec --out run.tsv
+    python data/convert.py papers-2024.jsonl.gz papers-2025.jsonl.gz --out corpus.jsonl
     python data/convert.py pairs.csv --make-ids --out claims.test.tsv
 
 The name of OUT tells the kind of the table, as in claims.test.tsv, qrels.test.tsv, corpus.jsonl and
@@ -101,8 +103,6 @@ TREC_QRELS = "claim_id q0 abstract_id relevance".split()
 TREC_RUN = "claim_id q0 abstract_id position score tag".split()
 TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
-GZIP = b"\x1f\x8b"
-OLD_EXCEL = b"\xd0\xcf\x11\xe0"
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 WARNINGS = []  # of this call
 
@@ -287,7 +287,7 @@ def first_bytes(path):
 
 def open_text(path):
     """Open a text in UTF-8, which gzip may have packed."""
-    if first_bytes(path).startswith(GZIP):
+    if first_bytes(path).startswith(b"\x1f\x8b"):
         return gzip.open(path, "rt", encoding="utf-8-sig")
     return open(path, encoding="utf-8-sig")
 
@@ -308,8 +308,9 @@ def table_of_rows(path, rows):
     columns = [column.strip() for column in rows.pop(min(rows))]
     for line, fields in rows.items():
         if len(fields) != len(columns):
-            what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
-            fail(f"{path}:{line}", what)
+            fail(
+                f"{path}:{line}", f"{len(fields)} fields, the first row has {len(columns)}; fix it"
+            )
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
 
 
@@ -336,8 +337,9 @@ def read_workbook(path):
     try:
         sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
     except ImportError:
-        what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xls: xlrd)"
-        fail(path, what)
+        fail(
+            path, "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xls: xlrd)"
+        )
     name, *others = sheets
     if others:
         warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")
@@ -399,19 +401,20 @@ def nested_table(path, records, wanted):
 
 def json_table(path, wanted):
     """Return a table of JSON records, with numbers and lists as they are, None for no value."""
-    records = dict(read_json(path))
-    if all(isinstance(value, dict) for record in records.values() for value in record.values()):
-        table = nested_table(path, records.values(), wanted)
+    lines = dict(read_json(path))
+    records = list(lines.values())
+    if all(isinstance(value, dict) for record in records for value in record.values()):
+        table = nested_table(path, records, wanted)
         table.index += 1
-    else:
-        table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
-    return table
+        return table
+    return pd.DataFrame(records, index=list(lines), dtype=object)
 
 
 def read_any(path, wanted):
     """Return the table of a file of any format; wanted: as in nested_table()."""
-    has_xl = zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists()
-    if has_xl or first_bytes(path) == OLD_EXCEL:
+    is_old_workbook = first_bytes(path) == b"\xd0\xcf\x11\xe0"
+    has_sheets = zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists()
+    if is_old_workbook or has_sheets:
         return read_workbook(path)
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
@@ -469,8 +472,8 @@ def with_our_columns(path, table, given, make_ids):
             both = [column for column, name in zip(theirs, table) if name == ours]
             fail(
                 f"{path}:1",
-                f"two columns mean {ours}: {' and '.join(both)}; choose by "
-                f"--columns {ours}={both[0]}, or rename one",
+                f"""two columns mean {ours}: {" and ".join(both)}; choose by
+                --columns {ours}={both[0]}, or rename one""",
             )
     if PAPERS & lower and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
         table = table.assign(relevance="1")
@@ -525,9 +528,9 @@ def kind_of(path, table, wanted, make_ids):
             return kind
     fail(
         f"{path}:1",
-        f"columns {', '.join(table):.200} make no {wanted or 'known'} table; name what is missing, "
-        f"as --columns {'=THEIRS,'.join(missing)}=THEIRS (--make-ids makes ids of texts; --kind or "
-        f"the name of --out tells the kind; kinds and their columns: {'; '.join(forms)})",
+        f"""columns {", ".join(table):.200} make no {wanted or "known"} table; name what is missing,
+        as --columns {"=THEIRS,".join(missing)}=THEIRS (--make-ids makes ids of texts; --kind or the
+        name of --out tells the kind; kinds and their columns: {"; ".join(forms)})""",
     )
 
 
@@ -541,8 +544,7 @@ def with_texts(table, columns):
         table = table.assign(**{column: texts})
         if column in ("claim", *PAIR):
             reject(table, texts == "", f"{column} is empty")
-            what = f"{column} holds a tab or a line break"
-            reject(table, texts.str.contains(ROW_BREAK), what)
+            reject(table, texts.str.contains(ROW_BREAK), f"{column} holds a tab or a line break")
     return table
 
 
@@ -625,8 +627,8 @@ def with_our_labels(path, table, kind, meanings):
         flag = ",OURS=".join(counts.index)
         fail(
             unknown.index[0],
-            f"the label is none of {', '.join(LABELS)}; the file has {counts.to_dict()}: say what "
-            f'they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS',
+            f"""the label is none of {", ".join(LABELS)}; the file has {counts.to_dict()}: say what
+            they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS""",
         )
     if (labels == RELEVANT).any():
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
@@ -642,8 +644,8 @@ def with_checked_ranks(table):
     wanted = ranks.groupby(claims).rank("first")
     reject(table, ranks != wanted, "the ranks are not 1, 2, 3")
     for column in table.columns.intersection(["score", *PROBABILITIES]):
-        is_bad = ~np.isfinite(to_floats(table[column]))
-        reject(table, is_bad, f"{column} is not a finite number")
+        numbers = to_floats(table[column])
+        reject(table, ~np.isfinite(numbers), f"{column} is not a finite number")
     order = np.lexsort((ranks, claims))
     table = table.assign(rank=ranks.astype(int)).iloc[order]
     scores = to_floats(table["score"])
@@ -723,8 +725,8 @@ def evidence_pairs(table):
             for abstract_id, label in evidence_of(record).items():
                 pairs.append((row, record["claim_id"], abstract_id, label))
         except (AttributeError, LookupError, TypeError) as error:
-            form = "{doc_id: [{label: ...}]}"
-            fail(row, f"evidence is not of the form {form} ({error!r}); fix the line")
+            what = "evidence is not of the form {doc_id: [{label: ...}]}"
+            fail(row, f"{what} ({error!r}); fix the line")
     columns = ["row", *WRITTEN["qrels"]]
     return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("row")
 
@@ -741,8 +743,8 @@ def source_table(path, wanted, args):
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)
     table = without_empty_columns(path, table)
-    for text in table.columns.intersection(TEXTS):
-        if args.drop_empty:
+    if args.drop_empty:
+        for text in table.columns.intersection(TEXTS):
             ids = table[text].map(made_id)
             table = without_rows(path, table, ids == "", f"with an empty {text}")
     kind = kind_of(path, table, wanted, args.make_ids)
@@ -804,8 +806,9 @@ def name_pairs(text):
     for pair in re.split(r",(?=\s*\w+=)", text):  # a label may hold a comma
         ours, equals, theirs = map(str.strip, pair.partition("="))
         if not equals or theirs in names:
-            what = "is not of the form OURS=THEIRS,... with each of THEIRS once"
-            raise argparse.ArgumentTypeError(f"{text!r} {what}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not of the form OURS=THEIRS,... with each of THEIRS once"
+            )
         names[theirs] = ours
     return names
 
