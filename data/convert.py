@@ -555,7 +555,7 @@ def without_repeats(path, table, columns):
     """
     texts = table[table.columns.intersection(columns)]
     # Hashes: the texts of a whole corpus take gigabytes
-    texts = texts.map(lambda value: hash(one_line(text_of(value))))
+    texts = texts.map(lambda value: hash(one_line(joined(value) or "")))
     ids = texts.columns.intersection(PAIR)
     repeated = texts.duplicated()
     table = without_rows(path, table, repeated, "that repeat an earlier one")
@@ -725,8 +725,7 @@ def evidence_pairs(table):
             for abstract_id, label in evidence_of(record).items():
                 pairs.append((row, record["claim_id"], abstract_id, label))
         except (AttributeError, LookupError, TypeError) as error:
-            what = "evidence is not of the form {doc_id: [{label: ...}]}"
-            fail(row, f"{what} ({error!r}); fix the line")
+            fail(row, f"evidence is not {{doc_id: [{{label: ...}}]}} ({error!r}); fix the line")
     columns = ["row", *WRITTEN["qrels"]]
     return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("row")
 
@@ -838,7 +837,7 @@ def main():
         help="""read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand
         for several (default: common spellings of supports, refutes, not enough info)""")
     # fmt: on
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     try:
         print(json.dumps(convert(args)))
     except OSError as error:
