@@ -338,7 +338,7 @@ def read_workbook(path):
         sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
     except ImportError:
         fail(
-            path, "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xls: xlrd)"
+            path, "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
         )
     name, *others = sheets
     if others:

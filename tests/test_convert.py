@@ -256,7 +256,7 @@ def test_a_workbook_is_named_where_nothing_reads_it(tmp_path, monkeypatch, conve
     if name == "old.xls":
         (tmp_path / name).write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600))
     done = convert(name, None)
-    what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xls: xlrd)"
+    what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
     assert done.returncode == 2 and done.stderr == f"error: {name}: {what}\n"
 
 
