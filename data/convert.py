@@ -227,7 +227,7 @@ def storable(record, left_out):
 def evidence_of(record):
     """Return {abstract_id: label} of a claim of SciFact; cited without evidence is NEI."""
     labels = {as_id(abstract_id): "NEI" for abstract_id in record.get("cited_doc_ids") or ()}
-    for abstract_id, rationales in (record.get("evidence") or {}).items():
+    for abstract_id, rationales in record.get("evidence", {}).items():
         if isinstance(rationales, dict):  # SciFact-Open: one rationale
             labels[abstract_id] = rationales["label"]
         elif rationales:  # all rationales of an abstract share a label
@@ -400,7 +400,7 @@ def nested_table(path, records, wanted):
 
 
 def json_table(path, wanted):
-    """Return a table of JSON records, with numbers and lists as they are, None for no value."""
+    """Return a table of JSON records, with numbers and lists as they are."""
     lines = dict(read_json(path))
     records = list(lines.values())
     if all(isinstance(value, dict) for record in records for value in record.values()):
@@ -564,8 +564,7 @@ def without_repeats(path, table, columns):
     if differs.any():
         same = texts[ids] == texts.loc[differs, ids].iloc[0]
         earlier = same.all(axis=1).idxmax()
-        what = f"another row for this {' and '.join(ids)} is {earlier}"
-        reject(table, differs, what)
+        reject(table, differs, f"another row for this {' and '.join(ids)} is {earlier}")
     return table
 
 
@@ -582,8 +581,8 @@ def with_list_rows(path, table):
     table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
     table = table.assign(abstract_id=lists)
-    table = without_rows(path, table, lists.str.len() == 0, "without any id in preds")
-    table = table.explode("abstract_id")
+    is_empty = lists.str.len() == 0
+    table = without_rows(path, table, is_empty, "without any id in preds").explode("abstract_id")
     return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
@@ -618,8 +617,8 @@ def with_our_labels(path, table, kind, meanings):
     """
     table = table.assign(label=table["label"].replace(meanings).map(label_of))
     if kind == "qrels":
-        what = "without a label, or of relevance below 0,"
-        table = without_rows(path, table, table["label"] == "", what)
+        is_empty = table["label"] == ""
+        table = without_rows(path, table, is_empty, "without a label, or of relevance below 0,")
     labels = table["label"]
     unknown = labels[~labels.isin([*LABELS, RELEVANT])]
     if len(unknown):
@@ -632,7 +631,7 @@ def with_our_labels(path, table, kind, meanings):
         )
     if (labels == RELEVANT).any():
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
-    return table.assign(label=labels.replace(RELEVANT, LABELS[0]))
+    return table.assign(label=labels.replace(RELEVANT, "SUPPORTS"))
 
 
 def with_checked_ranks(table):
@@ -720,14 +719,16 @@ def is_evidence(value):
 def evidence_pairs(table):
     """Return the judged pairs of claims that hold their evidence, as SciFact's do."""
     pairs = []
+    rows = []
     for row, record in table.to_dict("index").items():
+        record["evidence"] = record["evidence"] or {}  # null where another claim has some
         try:
             for abstract_id, label in evidence_of(record).items():
-                pairs.append((row, record["claim_id"], abstract_id, label))
+                pairs.append((record["claim_id"], abstract_id, label))
+                rows.append(row)
         except (AttributeError, LookupError, TypeError) as error:
             fail(row, f"evidence is not {{doc_id: [{{label: ...}}]}} ({error!r}); fix the line")
-    columns = ["row", *WRITTEN["qrels"]]
-    return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("row")
+    return pd.DataFrame(pairs, rows, WRITTEN["qrels"], dtype=object)
 
 
 def source_table(path, wanted, args):
