@@ -2,7 +2,8 @@
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
 Reads   FILE, in UTF-8: CSV or TSV with a header, JSON Lines, a JSON document (an array of records,
-        or an object {id: record}), a run or qrels of TREC, also as JSON (see below)
+        or an object {id: record}), a run or qrels of TREC, also as JSON (see below); all of these
+        packed by gzip, too; the first sheet of an Excel workbook, if openpyxl is installed
 Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
         and beside it qrels.SPLIT.tsv
 Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
@@ -12,10 +13,11 @@ Examples
     python data/convert.py posts.json --columns claim_id=index,claim=text --out claims.test.tsv
     python data/convert.py judged.csv --labels "REFUTES=false,REFUTES=wrong" --out qrels.test.tsv
     python data/convert.py run.trec --out run.tsv
-    python data/convert.py pairs.csv --make-ids --kind claims --out claims.test.tsv
+    python data/convert.py papers-2024.jsonl.gz papers-2025.jsonl.gz --out corpus.jsonl
+    python data/convert.py pairs.csv --make-ids --out claims.test.tsv
 
-The columns tell the kind of a table. The first line of this list that fits is taken, unless --kind
-names another kind:
+The name of OUT tells the kind of the table, as in claims.test.tsv, qrels.test.tsv, corpus.jsonl and
+run.tsv. For other names --kind does, or else the first line of this list whose columns are there:
 
     kind      columns of the file
     verdicts  claim_id, abstract_id, rank, label; optional score, p_supports, p_refutes, p_nei
@@ -37,6 +39,7 @@ Errors name FILE:LINE. In a JSON document, the number is that of the record.
 import argparse
 import contextlib
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -45,6 +48,7 @@ import os
 import re
 import sys
 import unicodedata
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -63,24 +67,25 @@ FORMS = [  # the columns that a kind needs; the first form that fits is taken
     "run: claim_id, abstract_id, rank",
     "run: claim_id, preds",  # CheckThat!
     "run: claim_id, q0, abstract_id, score",  # TREC
-    "qrels: claim_id, abstract_id, label",
     "qrels: claim_id, abstract_id, relevance",
+    "qrels: claim_id, abstract_id, label",
     "corpus: abstract_id, abstract",
     "claims: claim_id, claim",
 ]
 SCORED_RUN = "run: claim_id, abstract_id, score"  # with --kind run; else they may be judgements
 PAIR = ["claim_id", "abstract_id"]
+TEXTS = ["claim", "abstract"]  # --make-ids makes claim_id and abstract_id of them
 PROBABILITIES = "p_supports p_refutes p_nei".split()
 WRITTEN = {  # columns that are written, where the table has them
-    "verdicts": [*PAIR, "rank", "score", "label", *PROBABILITIES],
-    "run": [*PAIR, "rank", "score"],
-    "qrels": [*PAIR, "label"],
-    "claims": ["claim_id", "claim", "language"],
+    "verdicts": "claim_id abstract_id rank score label p_supports p_refutes p_nei".split(),
+    "run": "claim_id abstract_id rank score".split(),
+    "qrels": "claim_id abstract_id label".split(),
+    "claims": "claim_id claim language".split(),
     "corpus": ["abstract_id"],  # and all others, but for those of a pair
 }
 OF_A_PAIR = "claim_id claim rank score label relevance".split() + PROBABILITIES
 OPTIONAL = ["language", "preds", *OF_A_PAIR[2:]]
-OUR_COLUMNS = {*PAIR, "claim", "abstract", "title", "evidence", "cited_doc_ids", *OPTIONAL}
+OUR_COLUMNS = {*PAIR, *TEXTS, "title", "evidence", "cited_doc_ids", *OPTIONAL}
 KNOWN_COLUMNS = (  # of any file, written as for --columns
     "abstract_id=abstract_original_index,label=annotation,"  # ClimateCheck
     "claim_id=post_id,claim=tweet_text,abstract_id=cord_uid,"  # CheckThat!
@@ -98,7 +103,6 @@ TREC_QRELS = "claim_id q0 abstract_id relevance".split()
 TREC_RUN = "claim_id q0 abstract_id position score tag".split()
 TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # in JSON, half of a character or of a pair
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 WARNINGS = []  # of this call
 
@@ -275,21 +279,46 @@ def delimited_rows(path, text, delimiter):
         fail(f"{path}:{line}", f"{error}; fix its quotation marks")
 
 
+def first_bytes(path):
+    """Return the first four bytes of a file."""
+    with open(path, "rb") as file:
+        return file.read(4)
+
+
+def open_text(path):
+    """Open a text in UTF-8, which gzip may have packed."""
+    if first_bytes(path).startswith(b"\x1f\x8b"):
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return open(path, encoding="utf-8-sig")
+
+
 def first_line(path):
     """Return the first line that is not blank, "" if there is none."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         for line in file:
             if line.strip():
                 return line.strip()
     return ""
 
 
+def table_of_rows(path, rows):
+    """Return a table of {line: fields}, of which the first are the names of the columns."""
+    if not rows:
+        fail(path, "an empty file; give one with rows")
+    columns = [column.strip() for column in rows.pop(min(rows))]
+    for line, fields in rows.items():
+        if len(fields) != len(columns):
+            fail(
+                f"{path}:{line}", f"{len(fields)} fields, the first row has {len(columns)}; fix it"
+            )
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
+
+
 def read_table(path):
     """Return a table of texts under the names of its columns; the index holds line numbers."""
     header = first_line(path)
-    if not header:
-        fail(path, "an empty file; give one with rows")
-    text = Path(path).read_text(encoding="utf-8-sig")
+    with open_text(path) as file:
+        text = file.read()
     lines = {}
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and line[0] not in "#;":  # a comment, in TREC's files
@@ -297,15 +326,25 @@ def read_table(path):
     columns = trec_columns(next(iter(lines.values()), ""))
     if columns:
         last = len(columns) - 1
-        rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
-    else:
-        rows = dict(delimited_rows(path, text, max("\t,;", key=header.count)))
-        columns = [column.strip() for column in rows.pop(min(rows))]
-    for line, fields in rows.items():
-        if len(fields) != len(columns):
-            what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
-            fail(f"{path}:{line}", what)
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
+        fields = {number: line.split(maxsplit=last) for number, line in lines.items()}
+        return table_of_rows(path, {0: columns} | fields)
+    delimiter = max("\t,;", key=header.count)
+    return table_of_rows(path, dict(delimited_rows(path, text, delimiter)))
+
+
+def read_workbook(path):
+    """Return a table of texts of the first sheet of an Excel workbook; the index holds its rows."""
+    try:
+        sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
+    except ImportError:
+        fail(
+            path, "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
+        )
+    name, *others = sheets
+    if others:
+        warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")
+    rows = enumerate(sheets[name].values.tolist(), 1)
+    return table_of_rows(path, {number: cells for number, cells in rows if any(cells)})
 
 
 # ---------------------------------------------------------------- Reading JSON
@@ -316,7 +355,7 @@ def parsed(path, number, text):
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
-    if SURROGATE.search(text):
+    if "\\u" in text:  # half of a character or of a pair?
         whole = json.dumps(value, ensure_ascii=False)
         text = whole.encode("utf-8", "replace").decode()
         if text != whole:
@@ -327,10 +366,13 @@ def parsed(path, number, text):
 
 def read_json(path):
     """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         if re.fullmatch(r"\{.*\}", first_line(path)):
-            lines = enumerate(file, 1)
-            found = ((number, parsed(path, number, line)) for number, line in lines if line.strip())
+            found = (
+                (number, parsed(path, number, line))
+                for number, line in enumerate(file, 1)
+                if line.strip()
+            )
         else:
             document = parsed(path, 1, file.read())
             found = enumerate(document if isinstance(document, list) else [document], 1)
@@ -343,37 +385,37 @@ def read_json(path):
 def nested_table(path, records, wanted):
     """Return the table of {claim_id: {abstract_id: number}} or of {id: record}.
 
-    wanted: the kind that --kind names, or None
+    wanted: the kind that --kind or --out names, or None
     """
     entries = [entry for record in records for entry in record.items()]
-    numbers = [number for _, inner in entries for number in inner.values()]
-    if not all(isinstance(number, (int, float)) for number in numbers):
+    rows = [(key, "Q0", *field) for key, record in entries for field in record.items()]
+    table = pd.DataFrame(rows, columns=[*TREC_QRELS[:3], "score"], dtype=object)
+    scores = table["score"]
+    if not all(isinstance(score, (int, float)) for score in scores):
         return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
-    column = "score"
-    if numbers and wanted != "run" and all(number % 1 == 0 for number in numbers):
-        column = "relevance"
+    if wanted != "run" and all(score % 1 == 0 for score in scores):
         warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
-    rows = [
-        (claim_id, "Q0", abstract_id, number)
-        for claim_id, inner in entries
-        for abstract_id, number in inner.items()
-    ]
-    return pd.DataFrame(rows, columns=[*TREC_QRELS[:3], column], dtype=object)
+        table = table.rename(columns={"score": "relevance"})
+    return table
 
 
 def json_table(path, wanted):
-    """Return a table of JSON records, with numbers and lists as they are, None for no value."""
-    records = dict(read_json(path))
-    if all(isinstance(value, dict) for record in records.values() for value in record.values()):
-        table = nested_table(path, records.values(), wanted)
+    """Return a table of JSON records, with numbers and lists as they are."""
+    lines = dict(read_json(path))
+    records = list(lines.values())
+    if all(isinstance(value, dict) for record in records for value in record.values()):
+        table = nested_table(path, records, wanted)
         table.index += 1
-    else:
-        table = pd.DataFrame(list(records.values()), index=list(records), dtype=object)
-    return table.where(table.notna(), None)
+        return table
+    return pd.DataFrame(records, index=list(lines), dtype=object)
 
 
 def read_any(path, wanted):
-    """Return the table of a file of any format; wanted: the kind that --kind names, or None."""
+    """Return the table of a file of any format; wanted: as in nested_table()."""
+    is_old_workbook = first_bytes(path) == b"\xd0\xcf\x11\xe0"
+    has_sheets = zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists()
+    if is_old_workbook or has_sheets:
+        return read_workbook(path)
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
         return json_table(path, wanted)
@@ -381,12 +423,19 @@ def read_any(path, wanted):
 
 
 # ---------------------------------------------------------------- Our columns from theirs
-def reject(path, table, is_bad, what):
+def reject(table, is_bad, what):
     """End at the first row for which is_bad (a truth value per row) holds."""
     if is_bad.any():
         row = table[is_bad].iloc[0]
         values = row.reindex(WRITTEN["verdicts"]).dropna()
-        fail(f"{path}:{row.name}", f"{what}: {' '.join(map(str, values))}; fix the row")
+        fail(row.name, f"{what}: {' '.join(map(str, values))}; fix the row")
+
+
+def without_rows(path, table, is_bad, what):
+    """Return a table without the rows for which is_bad holds; a warning counts them."""
+    if is_bad.any():
+        warn(path, f"{is_bad.sum()} rows {what} are left out")
+    return table[~is_bad]
 
 
 def our_name(column, guesses, given):
@@ -423,8 +472,8 @@ def with_our_columns(path, table, given, make_ids):
             both = [column for column, name in zip(theirs, table) if name == ours]
             fail(
                 f"{path}:1",
-                f"two columns mean {ours}: {' and '.join(both)}; choose by "
-                f"--columns {ours}={both[0]}, or rename one",
+                f"""two columns mean {ours}: {" and ".join(both)}; choose by
+                --columns {ours}={both[0]}, or rename one""",
             )
     if PAPERS & lower and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
         table = table.assign(relevance="1")
@@ -440,37 +489,53 @@ def without_empty_columns(path, table):
     return table.drop(columns=empty)
 
 
-def with_made_ids(table):
-    """Return a table with ids made of its texts, where it has texts without ids."""
-    for text, column in (("claim", "claim_id"), ("abstract", "abstract_id")):
-        if text in table and column not in table:
-            table = table.assign(**{column: table[text].map(made_id)})
+def with_made_ids(table, kind):
+    """Return a table with the ids that its kind needs, made of texts where the file has none."""
+    for text in TEXTS:
+        column = f"{text}_id"
+        if text in table and column not in table and column in WRITTEN[kind]:
+            ids = table[text].map(made_id)
+            reject(table, ids == "", f"{text} is empty (--drop-empty leaves such rows out)")
+            table = table.assign(**{column: ids})
     return table
 
 
-def kind_of(path, table, wanted):
-    """Return the kind of the first form of which all columns are there.
+def wanted_kind(kind, out):
+    """Return the kind that --kind or the name of --out says, None if neither does."""
+    named = Path(out).name.split(".")[0]
+    if named not in WRITTEN:
+        return kind
+    if kind not in (None, named):
+        fail("--kind", f"{kind}, but the name {out} says {named}; change one of them")
+    return named
 
-    wanted: the kind that --kind names, or None
+
+def kind_of(path, table, wanted, make_ids):
+    """Return the kind of the first form of which all columns are there, or can be made.
+
+    wanted: the kind that --kind or --out names, or None
     """
+    found = set(table)
+    if make_ids:
+        found |= {f"{text}_id" for text in found.intersection(TEXTS)}
     forms = FORMS
     if wanted:
         forms = [form for form in [*FORMS, SCORED_RUN] if form.startswith(wanted)]
     for form in forms:
         kind, needed = form.split(": ")
-        columns = needed.split(", ")
-        if set(columns) <= set(table):
+        missing = [column for column in needed.split(", ") if column not in found]
+        if not missing:
             return kind
     fail(
         f"{path}:1",
-        f"columns {', '.join(table):.200} make no {wanted or 'known'} table; name them, as "
-        f"--columns {'=THEIRS,'.join(columns)}=THEIRS (--make-ids makes ids of texts; kinds of "
-        f"tables and their columns: {'; '.join(forms)})",
+        f"""columns {", ".join(table):.200} make no {wanted or "known"} table; name what is missing,
+        as --columns {"=THEIRS,".join(missing)}=THEIRS (--make-ids makes ids of texts; --kind or the
+        name of --out tells the kind; kinds and their columns: {"; ".join(forms)})""",
     )
 
 
 # ---------------------------------------------------------------- The checks of a kind
-def with_texts(path, table, columns):
+def with_texts(table, columns):
     """Return a table with texts in these columns; claims and ids are not empty, and one line."""
     for column in table.columns.intersection(columns):
         texts = table[column].map(text_of).str.strip()
@@ -478,9 +543,8 @@ def with_texts(path, table, columns):
             texts = texts.map(one_line)
         table = table.assign(**{column: texts})
         if column in ("claim", *PAIR):
-            reject(path, table, texts == "", f"{column} is empty")
-            what = f"{column} holds a tab or a line break"
-            reject(path, table, texts.str.contains(ROW_BREAK), what)
+            reject(table, texts == "", f"{column} is empty")
+            reject(table, texts.str.contains(ROW_BREAK), f"{column} holds a tab or a line break")
     return table
 
 
@@ -491,19 +555,16 @@ def without_repeats(path, table, columns):
     """
     texts = table[table.columns.intersection(columns)]
     # Hashes: the texts of a whole corpus take gigabytes
-    texts = texts.map(lambda value: hash(one_line(text_of(value))))
+    texts = texts.map(lambda value: hash(one_line(joined(value) or "")))
     ids = texts.columns.intersection(PAIR)
     repeated = texts.duplicated()
-    if repeated.any():
-        warn(path, f"{repeated.sum()} rows repeat an earlier one and are left out")
+    table = without_rows(path, table, repeated, "that repeat an earlier one")
     texts = texts[~repeated]
-    table = table[~repeated]
     differs = texts.duplicated(ids)
     if differs.any():
         same = texts[ids] == texts.loc[differs, ids].iloc[0]
         earlier = same.all(axis=1).idxmax()
-        what = f"another row for this {' and '.join(ids)} is {path}:{earlier}"
-        reject(path, table, differs, what)
+        reject(table, differs, f"another row for this {' and '.join(ids)} is {earlier}")
     return table
 
 
@@ -514,30 +575,28 @@ def to_floats(column):
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
-    has_null = [isinstance(ids, list) and None in ids for ids in table["preds"]]
-    reject(path, table, np.array(has_null), "preds holds null in place of an id")
-    table = with_texts(path, table, ["claim_id", "preds"])
+    has_null = table["preds"].map(lambda ids: isinstance(ids, list) and None in ids)
+    reject(table, has_null, "preds holds null in place of an id")
+    table = with_texts(table, ["claim_id", "preds"])
     table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
+    table = table.assign(abstract_id=lists)
     is_empty = lists.str.len() == 0
-    if is_empty.any():
-        warn(path, f"{is_empty.sum()} rows without any id in preds are left out")
-    table = table.assign(abstract_id=lists)[~is_empty].explode("abstract_id")
-    ranks = table.groupby(level=0).cumcount() + 1
-    return table.assign(rank=ranks.astype(str))
+    table = without_rows(path, table, is_empty, "without any id in preds").explode("abstract_id")
+    return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
-def with_trec_ranks(path, table):
+def with_trec_ranks(table):
     """Return a run ranked as trec_eval does it: by score in float32, ties by id, backwards."""
-    ordered = table.assign(score=to_floats(table["score"]).astype("float32"))
-    reject(path, table, ordered["score"].isna(), "the score is not a number")
+    scores = to_floats(table["score"])
+    reject(table, scores.isna(), "the score is not a number")
+    ordered = table.assign(score=scores.astype("float32"))
     ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
     ranks = ordered.groupby("claim_id").cumcount() + 1
     # scores that are equal in float32 get one value, as no score is above that of the rank before
-    scores = to_floats(table["score"])
     lowest = scores[ordered.index].groupby(ordered["claim_id"]).cummin()
     scores = table["score"].mask(lowest[scores.index] < scores, lowest)
-    return table.assign(rank=ranks.astype(str), score=scores)
+    return table.assign(rank=ranks, score=scores)
 
 
 def with_relevance_labels(path, table):
@@ -545,7 +604,7 @@ def with_relevance_labels(path, table):
     grades = to_floats(table["relevance"])
     is_bad = (table["relevance"] != "") & (grades % 1 != 0)
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
-    reject(path, table, is_bad, what)
+    reject(table, is_bad, what)
     if (grades > 1).any():
         warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
     return table.assign(label=grades.map(grade_label))
@@ -556,49 +615,48 @@ def with_our_labels(path, table, kind, meanings):
 
     meanings: {label of the file: ours}, from --labels
     """
-    labels = table["label"].replace(meanings).map(label_of)
-    empty = labels == ""
-    if kind == "qrels" and empty.any():
-        warn(path, f"{empty.sum()} rows without a label, or of relevance below 0, are left out")
-        labels = labels[~empty]
-        table = table[~empty]
+    table = table.assign(label=table["label"].replace(meanings).map(label_of))
+    if kind == "qrels":
+        is_empty = table["label"] == ""
+        table = without_rows(path, table, is_empty, "without a label, or of relevance below 0,")
+    labels = table["label"]
     unknown = labels[~labels.isin([*LABELS, RELEVANT])]
     if len(unknown):
         counts = unknown.value_counts()[:20]
         flag = ",OURS=".join(counts.index)
         fail(
-            f"{path}:{unknown.index[0]}",
-            f"the label is none of {', '.join(LABELS)}; the file has {counts.to_dict()}: say what "
-            f'they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS',
+            unknown.index[0],
+            f"""the label is none of {", ".join(LABELS)}; the file has {counts.to_dict()}: say what
+            they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS""",
         )
     if (labels == RELEVANT).any():
         warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
-    return table.assign(label=labels.replace(RELEVANT, LABELS[0]))
+    return table.assign(label=labels.replace(RELEVANT, "SUPPORTS"))
 
 
-def with_checked_ranks(path, table):
+def with_checked_ranks(table):
     """Return a run by claim and rank; the ranks of a claim are 1, 2, 3, without gaps."""
     ranks = to_floats(table["rank"])
     if "score" not in table:
         table = table.assign(score=-ranks)
     claims = table["claim_id"].factorize()[0]  # the first claim of the file is 0
     wanted = ranks.groupby(claims).rank("first")
-    reject(path, table, ranks != wanted, "the ranks are not 1, 2, 3")
+    reject(table, ranks != wanted, "the ranks are not 1, 2, 3")
     for column in table.columns.intersection(["score", *PROBABILITIES]):
-        is_bad = ~np.isfinite(to_floats(table[column]))
-        reject(path, table, is_bad, f"{column} is not a finite number")
+        numbers = to_floats(table[column])
+        reject(table, ~np.isfinite(numbers), f"{column} is not a finite number")
     order = np.lexsort((ranks, claims))
     table = table.assign(rank=ranks.astype(int)).iloc[order]
     scores = to_floats(table["score"])
-    what = "the score is above that of the rank before, but higher is better (of a distance, give "
-    what += "minus the distance)"
-    reject(path, table, scores > scores.groupby(table["claim_id"]).shift(), what)
+    what = """the score is above that of the rank before, but higher is better (of a distance, give
+        minus the distance)"""
+    reject(table, scores > scores.groupby(table["claim_id"]).shift(), what)
     return table
 
 
 def checked_corpus(path, table, make_ids):
     """Return the table of a corpus, without the columns that belong to pairs."""
-    table = with_texts(path, table, ["abstract_id"])
+    table = with_texts(table, ["abstract_id"])
     columns = ["abstract_id", "abstract"]
     if not make_ids:
         columns.append("title")
@@ -615,16 +673,16 @@ def checked(path, table, kind, args):
     columns = WRITTEN[kind]
     if kind == "run" and "preds" in table:
         table = with_list_rows(path, table)
-    table = with_texts(path, table, [*columns, "relevance"])
+    table = with_texts(table, [*columns, "relevance"])
     if kind == "qrels" and "label" not in table:
         table = with_relevance_labels(path, table)
     if kind in ("qrels", "verdicts"):
         table = with_our_labels(path, table, kind, args.labels)
     table = without_repeats(path, table, columns)
     if kind == "run" and "rank" not in table:
-        table = with_trec_ranks(path, table)
+        table = with_trec_ranks(table)
     if kind in ("run", "verdicts"):
-        table = with_checked_ranks(path, table)
+        table = with_checked_ranks(table)
     return table[[column for column in columns if column in table]]
 
 
@@ -658,40 +716,63 @@ def is_evidence(value):
     return isinstance(value, dict) and str not in map(type, value.values())
 
 
-def evidence_pairs(path, table):
+def evidence_pairs(table):
     """Return the judged pairs of claims that hold their evidence, as SciFact's do."""
     pairs = []
-    for line, record in table.to_dict("index").items():
+    rows = []
+    for row, record in table.to_dict("index").items():
         record["evidence"] = record["evidence"] or {}  # null where another claim has some
         try:
             for abstract_id, label in evidence_of(record).items():
-                pairs.append((line, record["claim_id"], abstract_id, label))
+                pairs.append((record["claim_id"], abstract_id, label))
+                rows.append(row)
         except (AttributeError, LookupError, TypeError) as error:
-            form = "{doc_id: [{label: ...}]}"
-            fail(f"{path}:{line}", f"evidence is not of the form {form} ({error!r}); fix the line")
-    columns = ["line", *WRITTEN["qrels"]]
-    return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("line")
+            fail(row, f"evidence is not {{doc_id: [{{label: ...}}]}} ({error!r}); fix the line")
+    return pd.DataFrame(pairs, rows, WRITTEN["qrels"], dtype=object)
 
 
-def source_table(args):
-    """Return the table of FILE under our names of columns, with ids."""
-    path = args.file
-    table = with_our_columns(path, read_any(path, args.kind), args.columns, args.make_ids)
+def source_table(path, wanted, args):
+    """Return the kind and the table of a file, under our names of columns, with ids.
+
+    The index holds FILE:LINE.
+    """
+    try:
+        table = read_any(path, wanted)
+    except (UnicodeDecodeError, EOFError) as error:  # EOFError: a part of a gzip file
+        fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
+    table = table.set_axis([f"{path}:{line}" for line in table.index])
+    table = with_our_columns(path, table, args.columns, args.make_ids)
     table = without_empty_columns(path, table)
+    if args.drop_empty:
+        for text in table.columns.intersection(TEXTS):
+            ids = table[text].map(made_id)
+            table = without_rows(path, table, ids == "", f"with an empty {text}")
+    kind = kind_of(path, table, wanted, args.make_ids)
+    if table.empty:
+        fail(path, "a header without rows; give a file with rows")
     if args.make_ids:
-        table = with_made_ids(table)
-    return table
+        table = with_made_ids(table, kind)
+    return kind, table
+
+
+def source_of_all(args):
+    """Return the kind and the table of all files; only a corpus is made of several."""
+    wanted = wanted_kind(args.kind, args.out)
+    tables = []
+    for path in args.files:
+        kind, table = source_table(path, wanted, args)
+        if kind != "corpus" and len(args.files) > 1:
+            fail(path, f"it holds {kind}, but only a corpus is made of several files")
+        tables.append(table.astype(object))
+    source = pd.concat(tables)
+    return kind, source.where(source.notna(), None)
 
 
 def convert(args):
-    """Write FILE as ours, and return a summary."""
-    path = args.file
+    """Write the files as ours, and return a summary."""
+    path = ", ".join(args.files)
     out = Path(args.out)
-    check_place(out)
-    source = source_table(args)
-    kind = kind_of(path, source, args.kind)
-    if source.empty:
-        fail(path, "a header without rows; give a file with rows")
+    kind, source = source_of_all(args)
     table = checked(path, source, kind, args)
     made = {args.out: table}
     used = set(table)
@@ -699,13 +780,11 @@ def convert(args):
         used |= TAKEN
     if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
         used |= {"evidence", "cited_doc_ids"}
-        qrels = str(out.with_name(out.name.replace("claims", "qrels", 1)))
-        if qrels == args.out:
-            fail("--out", f"{out} gets claims, and qrels go beside it; name it claims.SPLIT.tsv")
-        made[qrels] = checked(path, evidence_pairs(path, source), "qrels", args)
+        qrels = out.with_name("qrels." + out.name.removeprefix("claims."))
+        made[str(qrels)] = checked(path, evidence_pairs(source), "qrels", args)
     for target in map(Path, made):
         check_place(target)
-        if target.resolve() == Path(path).resolve():
+        if target.resolve() in [Path(file).resolve() for file in args.files]:
             fail(target, "this command reads it; give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
@@ -727,8 +806,9 @@ def name_pairs(text):
     for pair in re.split(r",(?=\s*\w+=)", text):  # a label may hold a comma
         ours, equals, theirs = map(str.strip, pair.partition("="))
         if not equals or theirs in names:
-            what = "is not of the form OURS=THEIRS,... with each of THEIRS once"
-            raise argparse.ArgumentTypeError(f"{text!r} {what}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not of the form OURS=THEIRS,... with each of THEIRS once"
+            )
         names[theirs] = ours
     return names
 
@@ -740,26 +820,27 @@ def main():
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
     # fmt: off
-    add("file", metavar="FILE", help="convert this file")
+    add("files", metavar="FILE", nargs="+", help="convert this file; several become one corpus")
     add("--out", required=True,
-        help="write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for "
-             "claims with evidence, whose qrels go beside it")
+        help="""write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for
+        claims with evidence, whose qrels go beside it""")
     add("--kind", choices=WRITTEN,
-        help="take the file for this kind of table (default: the first in the list that fits)")
+        help="""take the file for this kind of table (default: the first word of the name of --out
+        if it is a kind, else the first kind of the list that fits)""")
     add("--make-ids", action="store_true",
-        help="make an id from the text of each claim or abstract where the file has no claim_id or "
-             "abstract_id; equal texts get equal ids, in all files")
+        help="""make an id from the text of each claim or abstract where the file has no claim_id
+        or abstract_id; equal texts get equal ids, in all files""")
+    add("--drop-empty", action="store_true",
+        help="leave out rows whose claim or abstract is empty, whatever is made of the file")
     add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
         help="read our column OURS from the file's column THEIRS (default: the names above)")
     add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
-        help="read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand for "
-             "several (default: common spellings of supports, refutes, not enough info)")
+        help="""read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand
+        for several (default: common spellings of supports, refutes, not enough info)""")
     # fmt: on
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     try:
         print(json.dumps(convert(args)))
-    except UnicodeDecodeError as error:
-        fail(args.file, f"not in UTF-8 ({error}); save it as CSV in UTF-8")
     except OSError as error:
         fail(error.filename or args.out, error.strerror)
 
