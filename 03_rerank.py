@@ -25,6 +25,7 @@ Examples
 import argparse
 import contextlib
 import csv
+import difflib
 import fcntl
 import functools
 import hashlib
@@ -542,6 +543,15 @@ START = time.monotonic()
 WARNINGS = []  # of this call; sidecars keep them
 CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
+MADE_BY = {  # what users forget to make: the job that makes it
+    "bm25": "01_index.py",
+    "dense": "01_index.py",
+    "graph": "01_index.py graph",
+    "hybrid": "02_retrieve.py",
+    "examples": "02_retrieve.py mine",
+    "rerank": "03_rerank.py",
+    "verdicts": "05_classify.py",
+}
 NOT_LOADED = r"(^|/)\.\w|^README.md$"  # of a folder: hidden files, as hf download leaves, and notes
 ONE_LINE = r"[^\t\r\n]+"
 
@@ -603,11 +613,29 @@ def digest(path):
     return total.hexdigest()
 
 
+def check_input(path, args):
+    """End if an input is not there: say what makes it, which splits there are, what names it."""
+    path = Path(path)
+    if path.exists():
+        return
+    kind = path.name.split(".")[0]
+    advice = [f"make it by {MADE_BY[kind]}"] if kind in MADE_BY else []
+    for folder in reversed(path.parents):
+        if not folder.exists() and kind not in MADE_BY:
+            fail(folder, "no such folder; fix its name, or see data/README.md")
+    splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
+    if splits:
+        advice.append(f"splits there: {', '.join(sorted(splits))}")
+    for name, value in vars(args).items():
+        if str(value) == str(path):
+            advice.append(f"name another file for {name}")
+    fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
+
+
 def task_of(args, *inputs, models=()):
     """Return what decides an output: arguments, and digests of inputs and of local models."""
     for path in inputs:
-        if not Path(path).exists():
-            fail(path, "not found; make it, fix its name, or name one by its flag, as --qrels")
+        check_input(path, args)
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
@@ -704,18 +732,30 @@ def add_shared(job, split=None):
     # fmt: on
 
 
+def with_nearest(message, flags):
+    """Return an error of argparse, and the flag that is most like an unknown one; {flag: job}."""
+    unknown = re.search(r"unrecognized arguments:.* (--[\w-]+)", message)
+    if unknown:
+        for flag in difflib.get_close_matches(unknown[1], flags, 1):
+            message += f"; {flag} is a flag of {flags[flag]}"
+    return f"{message}; see --help"
+
+
 def command_line(jobs):
     """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
+    flags = {}
     for name, function in zip(names, jobs):
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
-        parser.error = job.error = lambda message: fail(parser.prog, f"{message}; see --help")
+        parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
+            for text in flag.option_strings:
+                flags.setdefault(text, name)
             is_shown = str(flag.default) not in ("None", "False", argparse.SUPPRESS)
             if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
