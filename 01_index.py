@@ -1070,7 +1070,7 @@ def resumable(trainer):
 def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
     """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
     import torch
-    from transformers import EarlyStoppingCallback, trainer_callback
+    from transformers import EarlyStoppingCallback, logging, trainer_callback
 
     # The trainer's progress bar has no label, and no argument for one.
     # So the trainer gets a tqdm that has.
@@ -1101,6 +1101,7 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
         )
         names = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        logging.set_verbosity_error()  # a resumed training warns of steps that are the same
         training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01

@@ -17,16 +17,16 @@ from plain import finds_in, weight
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
 LIGHT = sorted(TEXTS)
 LIMITS = {  # tokens of a whole script, with its blocks
-    "01_index.py": 7950,
-    "02_retrieve.py": 7850,
-    "03_rerank.py": 8450,
-    "04_llm_rerank.py": 9250,
-    "05_classify.py": 12_550,
-    "06_evaluate.py": 7800,
+    "01_index.py": 8200,
+    "02_retrieve.py": 8100,
+    "03_rerank.py": 8750,
+    "04_llm_rerank.py": 9500,
+    "05_classify.py": 12_800,
+    "06_evaluate.py": 8000,
 }
-BLOCKS = {"helpers": 2060, "requests": 2450, "training": 1200}  # those with a limit of their own
+BLOCKS = {"helpers": 2300, "requests": 2450, "training": 1200}  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 66_500, "data/*.py": 10_500, "recipes/**/*.py": 20_500}  # tokens
+FOLDERS = {"tests/*.py": 67_500, "data/*.py": 10_500, "recipes/**/*.py": 20_500}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",

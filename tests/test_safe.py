@@ -272,6 +272,7 @@ def test_a_damaged_checkpoint_is_never_used(small, call, killed, damage):
     how(newest / name)
     done = call(*words, "--out", "model", cwd=small)
     assert facts(done)["made"] and "the checkpoint is damaged; training begins anew" in done.stderr
+    assert "do not match" not in done.stderr  # transformers compares its own arguments
     assert not Path(small / "model.parts").exists()
     for path in (small / "whole").glob("*.safetensors"):
         assert path.read_bytes() == (small / "model" / path.name).read_bytes()
