@@ -198,7 +198,27 @@ def by_classifier(run, claims, abstracts, args):
     model = open_classifier(args)
     inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
     probabilities = probabilities_of(model, inputs, args, args.adjust)
+    held_out = sidecar_of(args.model).get("held_out_shares")
+    if held_out:
+        compare_shares(probabilities, held_out, args.model)
     return probabilities, {"truncated": truncated}
+
+
+def compare_shares(probabilities, held_out, model):
+    """Print the shares of the labels of a run beside those of the held-out pairs of training."""
+    shares = label_shares(probabilities.argmax(axis=1))
+    print(f"shares of {', '.join(LABELS)}: {shares}; among held-out pairs: {held_out}")
+    if shares[2] < held_out[2]:
+        what = (
+            "it gives fewer NEI than there are among judged pairs, but most pairs of a run are NEI"
+        )
+        warn(model, f"{what}; train with NEI examples: 02_retrieve.py mine --shape labels")
+
+
+def label_shares(labels):
+    """Return the share of each of LABELS; labels: their indices."""
+    counts = np.bincount(labels, minlength=3)
+    return (counts / max(1, len(labels))).round(3).tolist()
 
 
 def classify(args):
@@ -410,7 +430,8 @@ def assess(logits, labels, out):
     if f1 <= majority_f1:
         warn(out, "held-out F1 is not above that of the majority label: verdicts are worthless")
     temperature = fit_temperature(logits, labels)
-    return {"held_out_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
+    figures = {"held_out_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
+    return figures | {"held_out_shares": label_shares(labels)}
 
 
 def train(args):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import (
     CLAIMS,
     LABELLED,
@@ -28,6 +29,7 @@ from conftest import (
     tiny_llm,
     tsv,
 )
+from safetensors.torch import load_file, save_file
 
 SCRIPT = "05_classify.py"
 KIT = load(SCRIPT)
@@ -244,6 +246,22 @@ def test_a_classifier_that_learned_nothing_is_called_out(many, call):
     made = facts(done)
     assert made["held_out_F1"] <= made["majority_F1"]
     assert "warning: useless: held-out F1" in done.stderr
+
+
+def test_shares_of_labels_stand_beside_those_of_held_out_pairs(toy, call):
+    tiny(toy / "nli", NLI)
+    words = f"{TRAIN} --epochs 1 --out m --dev-split test"
+    assert facts(call(SCRIPT, words, cwd=toy))["held_out_shares"] == [0.222, 0.444, 0.333]
+    line = "shares of SUPPORTS, REFUTES, NEI: {}; among held-out pairs: [0.222, 0.444, 0.333]"
+    heads = json.loads((toy / "m/config.json").read_text())["id2label"]
+    for label, shares in {"entailment": [1.0, 0.0, 0.0], "neutral": [0.0, 0.0, 1.0]}.items():
+        weights = load_file(toy / "m/model.safetensors")  # a head that always gives one label
+        weights["classifier.weight"][:] = 0
+        weights["classifier.bias"][:] = torch.tensor([9.0 * (heads[n] == label) for n in "012"])
+        save_file(weights, toy / "m/model.safetensors", {"format": "pt"})
+        done = call(SCRIPT, f"{HYBRID} {SHORT} --model m", cwd=toy)
+        assert line.format(shares) in done.stdout
+        assert ("train with NEI examples" in done.stderr) == (label == "entailment")
 
 
 def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
