@@ -1079,7 +1079,10 @@ def read_table(path, columns, **known):
         if is_faulty.any():
             row = is_faulty.idxmax()
             what += f": {' '.join(table.loc[row].filter(regex='_id$|^label$'))}"
-            fail(f"{path}:{row + 2}", f"{what}; fix this row, or name a file of this split")
+            advice = (
+                "fix this row (data/convert.py mends line breaks), or name a file of this split"
+            )
+            fail(f"{path}:{row + 2}", f"{what}; {advice}")
     return table.reset_index(drop=True)
 
 
