@@ -579,8 +579,8 @@ def sidecar_of(path):
     """Return the provenance of an output; {} without a sidecar, or with a torn one."""
     made = {}
     with contextlib.suppress(OSError, ValueError):
-        made = json.loads(Path(f"{Path(path)}.meta.json").read_bytes()) or {}
-    return made
+        made = json.loads(Path(f"{Path(path)}.meta.json").read_bytes())
+    return made if isinstance(made, dict) else {}
 
 
 def check_outs(*outs, inputs=(), is_folder=False):
@@ -623,8 +623,8 @@ def clear(path):
             os.kill(int(pid), 0)  # which only asks whether this process runs
         except ProcessLookupError:
             remove(left)
-        except (OSError, ValueError):
-            pass  # another user's process, or no number
+        except (OSError, ValueError, OverflowError):
+            pass  # another user's process, or not the number of one
 
 
 @contextlib.contextmanager

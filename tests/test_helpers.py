@@ -156,7 +156,7 @@ def test_an_output_appears_whole_and_the_same_task_is_not_done_again(capsys, tmp
     assert not KIT.up_to_date(ARGS, task, "sub/out")
 
 
-@pytest.mark.parametrize("torn", ["", '{"arguments": {"k"', "null"])
+@pytest.mark.parametrize("torn", ["", '{"arguments": {"k"', "null", "[1]"])
 def test_an_output_with_a_torn_sidecar_counts_as_not_made(tmp_path, monkeypatch, torn):
     monkeypatch.chdir(tmp_path)
     Path("a").write_text("whole")
@@ -175,7 +175,13 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path, monkeypatch):
         f"index.old.{dead.pid}.tmp",
         f"index.meta.json.{dead.pid}.tmp",
     ]
-    kept = [f"index.{os.getppid()}.tmp", "index.mine.tmp", "index.tmp", f"other.{dead.pid}.tmp"]
+    kept = [
+        f"index.{os.getppid()}.tmp",
+        "index.mine.tmp",
+        "index.tmp",
+        f"index.{10**30}.tmp",
+        f"other.{dead.pid}.tmp",
+    ]
     for name in names + kept:
         Path(name).mkdir()
     with KIT.written("index", {}) as new:
