@@ -820,9 +820,9 @@ def read_table(path, columns, **known):
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
         last = table.groupby("claim_id")["score"].shift()
-        faults["the score is above that of the rank before: higher is better"] = (
-            table["score"] > last
-        )
+        faults[
+            "the score is above that of the rank before: higher is better, so negate distances"
+        ] = table["score"] > last
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():

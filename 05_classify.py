@@ -675,11 +675,13 @@ def aggregate(args):
         return {"made": []}
     claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
     verdicts = read_verdicts(args.verdicts, claims, read_corpus(args.corpus))
+    counts = collections.Counter()
     with written(args.out, task) as new, new.open("w", encoding="utf-8") as file:
         for claim_id, claim in claims.items():
             record = claim_record(claim_id, claim, verdicts[verdicts["claim_id"] == claim_id])
+            counts[record["verdict"]] += 1
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return {"made": [args.out]}
+    return {"made": [args.out], "claims": counts}
 
 
 # ---------- Command line
@@ -1071,9 +1073,9 @@ def read_table(path, columns, **known):
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
         last = table.groupby("claim_id")["score"].shift()
-        faults["the score is above that of the rank before: higher is better"] = (
-            table["score"] > last
-        )
+        faults[
+            "the score is above that of the rank before: higher is better, so negate distances"
+        ] = table["score"] > last
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():

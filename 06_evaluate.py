@@ -343,7 +343,9 @@ def basis_lines(counts, evidence, path):
     if Path(path).exists():
         missing = len(set(evidence["abstract_id"]) - read_corpus(path).keys())
         if missing:
-            lines.append(f"{missing} evidence abstracts are not in {path}: no run can find them.")
+            lines.append(
+                f"{missing} evidence abstracts are not in {path}: a run of it cannot find them."
+            )
     for name, count in counts.items():
         for what in ("claims without rows", "unjudged claims"):
             if count[what]:
@@ -608,7 +610,7 @@ def evaluate(args):
     names = list(dict.fromkeys(sum(words, [])))
     texts = [args.claims, args.corpus] if args.report else []
     task = task_of(args, args.qrels, *paths.values(), *texts)
-    check_outs(*outs, inputs=task["inputs"])
+    check_outs(out, *outs, inputs=task["inputs"])  # out: of a folder, tables would stand beside it
     check_splits(args)
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
@@ -1014,9 +1016,9 @@ def read_table(path, columns, **known):
         faults["score is not a finite number"] = ~np.isfinite(table["score"])
         faults["the ranks of a claim are not 1, 2, 3, ..."] = table["rank"] != counted
         last = table.groupby("claim_id")["score"].shift()
-        faults["the score is above that of the rank before: higher is better"] = (
-            table["score"] > last
-        )
+        faults[
+            "the score is above that of the rank before: higher is better, so negate distances"
+        ] = table["score"] > last
         table = table.assign(rank=counted)  # integers; some tools write 1.0
     for what, is_faulty in faults.items():
         if is_faulty.any():

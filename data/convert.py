@@ -336,10 +336,9 @@ def read_workbook(path):
     """Return a table of texts of the first sheet of an Excel workbook; the index holds its rows."""
     try:
         sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
-    except ImportError:
-        fail(
-            path, "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
-        )
+    except (ImportError, ValueError):  # no openpyxl; a damaged workbook
+        what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
+        fail(path, what)
     name, *others = sheets
     if others:
         warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")

@@ -179,6 +179,9 @@ def pairs_of(split, table, claims, known, name):
         what = f"unknown label {row['label']!r}; see the published schema"
         fail(f"{split}, claim {row['claim_id']}", what)
     is_good = pairs["claim_id"].isin(claims) & pairs["abstract_id"].isin(known)
+    if len(pairs) and not is_good.any():
+        pair = " ".join(pairs[PAIR].iloc[0])
+        fail(name, f"no {split} pair has a known claim and abstract, as {pair}; fix the ids")
     pairs = keep(pairs, is_good, name, f"{split} pairs with an unknown claim or abstract")
     return keep(pairs, ~pairs.duplicated(PAIR), name, f"{split} pairs with two labels")
 
