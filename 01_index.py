@@ -797,22 +797,28 @@ def read_corpus(path):
 
 
 # --- splits (same in 01, 02, 03, 05 and 06)
+def claims_of(split, args):
+    """Return the ids and the words of the claims of a split; none of a split that is not there."""
+    path = Path(args.data, f"claims.{split}.tsv")
+    if not path.exists():
+        return set(), set()
+    table = read_table(path, ["claim_id", "claim"])
+    words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
+    return set(table["claim_id"]), set(words)
+
+
 def check_splits(args):
-    """Warn of claims of --split that train, dev or test has, too: figures on them are too high."""
-    claims = {}
-    for split in dict.fromkeys([args.split, "train", "dev", "test"]):
-        path = Path(args.data, f"claims.{split}.tsv")
-        if path.exists():
-            table = read_table(path, ["claim_id", "claim"])
-            words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
-            claims[split] = set(table["claim_id"]), set(words)
+    """Warn of claims of --split that another split has, too: figures on them are too high."""
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    own_ids, own_words = claims.pop(args.split, (set(), set()))
-    for split, (ids, words) in claims.items():
-        same = len(own_words & words), len(own_ids & ids)
-        if any(same) and kind in ("train", "dev", "test") and kind != split:
-            what = "{} claims with the words, {} with the id".format(*same)
-            warn(f"{args.data}, {args.split}", f"it has {what} of a claim in {split}")
+    ids, words = claims_of(args.split, args)
+    for split in ("train", "dev", "test"):
+        other_ids, other_words = claims_of(split, args)
+        same = (
+            f"{len(words & other_words)} claims with the words, {len(ids & other_ids)} with the id"
+        )
+        is_other = kind in ("train", "dev", "test") and kind != split
+        if is_other and (words & other_words or ids & other_ids):
+            warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
 
 
 # --- end of splits

@@ -334,18 +334,19 @@ def markdown(texts, basis=(), claims="claims"):
     return "\n".join([*tables, *notes_on(texts, claims), *basis])
 
 
-def basis_lines(counts, evidence, path):
-    """Return lines on what is missing in corpus and runs, and on what P, R and F1 rest.
+def judged_claims(qrels):
+    """Return the claims that means are over, in words."""
+    evidence = qrels[qrels["label"] != "NEI"]
+    return f"the {evidence['claim_id'].nunique()} of {qrels['claim_id'].nunique()} claims"
 
-    evidence: rows of the qrels; path: of the corpus, which need not be there.
-    """
+
+def basis_lines(counts, qrels, corpus):
+    """Return lines on what corpus and runs lack, and what P, R and F1 rest on; {}: no corpus."""
     lines = []
-    if Path(path).exists():
-        missing = len(set(evidence["abstract_id"]) - read_corpus(path).keys())
-        if missing:
-            lines.append(
-                f"{missing} evidence abstracts are not in {path}: a run of it cannot find them."
-            )
+    missing = set(qrels["abstract_id"][qrels["label"] != "NEI"]) - corpus.keys()
+    if corpus and missing:
+        what = f"{len(missing)} evidence abstracts are not in the corpus"
+        lines.append(f"{what}: a run of it cannot find them.")
     for name, count in counts.items():
         for what in ("claims without rows", "unjudged claims"):
             if count[what]:
@@ -535,10 +536,9 @@ def read_verdicts(path):
     return verdicts
 
 
-def rankings(args, runs, qrels, components):
+def rankings(args, runs, qrels, components, corpus):
     """Return the claims, rankings and texts of the page; runs: {run: its rows}."""
     texts = read_table(args.claims, CLAIM).set_index("claim_id")["claim"]
-    corpus = read_corpus(args.corpus)
     verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     fields = "title abstract url doi".split()
@@ -628,11 +628,10 @@ def evaluate(args):
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
     tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     contents = list(tables.values())
-    evidence = qrels[qrels["label"] != "NEI"]
-    numbers = [table["claim_id"].nunique() for table in (evidence, qrels)]
-    notes = basis_lines(counts, evidence, args.corpus), "the {} of {} claims".format(*numbers)
+    corpus = read_corpus(args.corpus) if Path(args.corpus).exists() else {}
+    notes = basis_lines(counts, qrels, corpus), judged_claims(qrels)
     if args.report:
-        data = rankings(args, runs, qrels, components)
+        data = rankings(args, runs, qrels, components, corpus)
         contents.append(report(data, cells, components, notes, args.depth))
     for path, text in zip(outs, contents):
         with written(path, task) as new:
@@ -1059,22 +1058,28 @@ def read_corpus(path):
 
 
 # --- splits (same in 01, 02, 03, 05 and 06)
+def claims_of(split, args):
+    """Return the ids and the words of the claims of a split; none of a split that is not there."""
+    path = Path(args.data, f"claims.{split}.tsv")
+    if not path.exists():
+        return set(), set()
+    table = read_table(path, ["claim_id", "claim"])
+    words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
+    return set(table["claim_id"]), set(words)
+
+
 def check_splits(args):
-    """Warn of claims of --split that train, dev or test has, too: figures on them are too high."""
-    claims = {}
-    for split in dict.fromkeys([args.split, "train", "dev", "test"]):
-        path = Path(args.data, f"claims.{split}.tsv")
-        if path.exists():
-            table = read_table(path, ["claim_id", "claim"])
-            words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
-            claims[split] = set(table["claim_id"]), set(words)
+    """Warn of claims of --split that another split has, too: figures on them are too high."""
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    own_ids, own_words = claims.pop(args.split, (set(), set()))
-    for split, (ids, words) in claims.items():
-        same = len(own_words & words), len(own_ids & ids)
-        if any(same) and kind in ("train", "dev", "test") and kind != split:
-            what = "{} claims with the words, {} with the id".format(*same)
-            warn(f"{args.data}, {args.split}", f"it has {what} of a claim in {split}")
+    ids, words = claims_of(args.split, args)
+    for split in ("train", "dev", "test"):
+        other_ids, other_words = claims_of(split, args)
+        same = (
+            f"{len(words & other_words)} claims with the words, {len(ids & other_ids)} with the id"
+        )
+        is_other = kind in ("train", "dev", "test") and kind != split
+        if is_other and (words & other_words or ids & other_ids):
+            warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
 
 
 # --- end of splits

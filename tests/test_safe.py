@@ -392,7 +392,7 @@ def test_evidence_that_the_corpus_lacks_and_shared_claims_are_told(toy, call):
     claims = toy / "data/demo/claims.test.tsv"
     claims.write_text(claims.read_text() + "c2\tmore co2 makes WHEAT less nutritious!\n")
     done = call("06_evaluate.py", HYBRID, "--report", "page.html", cwd=toy)
-    line = "1 evidence abstracts are not in data/demo/corpus.jsonl: a run of it cannot find them."
+    line = "1 evidence abstracts are not in the corpus: a run of it cannot find them."
     means = "Means are over the 3 of 3 claims with evidence."
     page = (toy / "page.html").read_text()
     for text in (line, means):
