@@ -698,17 +698,17 @@ def within(number, least, most=10**9):
 
 
 def count(text):
-    """Return a whole number from 1 on."""
+    """Return a whole number of at least 1."""
     return within(int(text), 1)
 
 
 def count_or_0(text):
-    """Return a whole number from 0 on."""
+    """Return a whole number of at least 0."""
     return within(int(text), 0)
 
 
 def amount(text):
-    """Return a number from 0 on."""
+    """Return a number of at least 0."""
     return within(float(text), 0)
 
 
@@ -730,7 +730,7 @@ def digest(path):
 
 
 def check_input(path, args):
-    """End if an input is not there: say what makes it, which splits there are, what names it."""
+    """End if an input is missing: name the job that makes it, the splits there, its argument."""
     path = Path(path)
     if path.exists():
         return
