@@ -1068,8 +1068,16 @@ def device_of(args):
     return args.device[0]
 
 
+def refuse_bin(*_, **__):
+    """Stand in for torch.load where its weights-only loader can be made to run code."""
+    raise ValueError("its weights are a .bin, which the kit reads with torch 2.10 or newer alone")
+
+
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
+    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+
+    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    """
     import torch
 
     device = device_of(args)
@@ -1078,18 +1086,45 @@ def open_model(load, name, args, dtype="fp32", **options):
         if str(device).startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-    weights = {"dtype": names[dtype], "use_safetensors": True}
-    options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
+    options |= {"device": device, "trust_remote_code": False}
+    options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    load_bin = torch.load
+    if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
+        torch.load = refuse_bin
     try:
         model = load(str(name), **options)
     except Exception as error:  # of many kinds
-        if "trust_remote_code" in str(error):
-            error = "it comes with code of its own, which the kit does not run"
-        fail(name, f"{error}; {ADVICE}; or hf download OWNER/NAME --local-dir data/models/NAME")
+        fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
+    finally:
+        torch.load = load_bin
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
         fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
+    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        model.tokenizer.pad_token = model.tokenizer.eos_token
+        model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
+
+
+def reason_of(error):
+    """Return why a model cannot be opened, and what helps."""
+    reason = str(error)
+    if "trust_remote_code" in reason:
+        return "it comes with code of its own, which the kit does not run"
+    if "model_type" in reason or "valid JSON" in reason:
+        return (
+            "it has no config.json of a model; merge an adapter into its base first, and take the "
+            "original of a GGUF file"
+        )
+    if "Weights only load failed" in reason:
+        return "its .bin holds more than weights, so it is not read"
+    if isinstance(error, MemoryError) or "allocate memory" in reason or "out of memory" in reason:
+        return (
+            "memory is too small for its weights; try --dtype bf16 or a smaller model; in training "
+            "--lora 16 --lr 2e-4 or --checkpointing"
+        )
+    return reason
 
 
 # --- end of models

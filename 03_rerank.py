@@ -45,6 +45,36 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
+# Decoder-only rerankers whose files do not say how they are asked, by a part of their names: a chat
+# template of --prompt, claim and abstract, the prompt, and the words whose logits make a score
+# (the first one's, minus the second one's). All are those of their model cards.
+PART = '{{{{ messages | selectattr("role", "eq", "{}") | map(attribute="content") | first }}}}'
+PROMPT, QUERY, DOCUMENT = [PART.format(role) for role in ("system", "query", "document")]
+QWEN3 = f"""<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: {PROMPT}
+<Query>: {QUERY}
+<Document>: {DOCUMENT}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>{{{{ "\n\n" }}}}"""
+BGE_GEMMA = f"{{{{ bos_token }}}}A: {QUERY}\nB: {DOCUMENT}\n{PROMPT}"
+CAUSAL = {
+    "qwen3-reranker": (
+        QWEN3,
+        "Given a web search query, retrieve relevant passages that answer the query",
+        ("yes", "no"),
+    ),
+    "bge-reranker-v2-gemma": (
+        BGE_GEMMA,
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction of either 'Yes' or 'No'.",
+        ("Yes", None),
+    ),
+}
 GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
 ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
@@ -113,22 +143,74 @@ def mono_t5(name, device, model_kwargs, **options):
     return CrossEncoder(modules=[module], device=device)
 
 
-def load_reranker(name, **options):
-    """Load a cross-encoder, a causal reranker or monoT5, as its config says."""
-    import torch
+def causal_reranker(name, **options):
+    """Load a decoder-only reranker as its files say, else its name; None if neither says how."""
     from sentence_transformers import CrossEncoder
+    from sentence_transformers.util import is_sentence_transformer_model
+
+    if is_sentence_transformer_model(name, local_files_only=options["local_files_only"]):
+        return CrossEncoder(name, **options)
+    for part, (template, prompt, (true, false)) in CAUSAL.items():
+        if part in name.lower():
+            options["processor_kwargs"] = {"chat_template": template}
+            options |= {"prompts": {"own": prompt}, "default_prompt_name": "own"}
+            model = CrossEncoder(name, **options)
+            number_of = model.tokenizer.get_vocab()
+            model[1].true_token_id = number_of[true]
+            model[1].false_token_id = number_of.get(false)
+            return model
+    return None
+
+
+def kind_of(name, options):
+    """Return the classes that a model's configuration names, as one text."""
     from transformers import AutoConfig
 
-    kind = str(AutoConfig.from_pretrained(name, **options).architectures)
+    config = AutoConfig.from_pretrained(
+        name, trust_remote_code=False, local_files_only=options["local_files_only"]
+    )
+    return str(config.architectures)
+
+
+def load_reranker(name, **options):
+    """Load a cross-encoder, a decoder-only reranker or monoT5, as its config says."""
+    import torch
+    from sentence_transformers import CrossEncoder
+
+    kind = kind_of(name, options)
+    model = None
     if "ConditionalGeneration" in kind:
         model = mono_t5(name, **options)
-    elif "Classification" in kind or "CausalLM" in kind:
+    elif "Classification" in kind:
         model = CrossEncoder(name, **options)
-    else:
-        fail(name, "no head that scores; train one (python 03_rerank.py train --model ...)")
+    elif "CausalLM" in kind:
+        model = causal_reranker(name, **options)
+    if not model:
+        what = "nothing in its files says how it scores a pair (a head, or modules.json)"
+        fail(name, f"{what}; train it (python 03_rerank.py train --model {name})")
     if not model.keep_in_fp32_modules:  # in half precision, abstracts get equal scores
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
         model.set_keep_in_fp32_modules(layers[-1:])
+    return model
+
+
+def load_to_train(name, **options):
+    """Load a reranker, or a model that gets a new head."""
+    from sentence_transformers import CrossEncoder
+    from transformers import logging
+
+    kind = kind_of(name, options)
+    if "CausalLM" in kind:
+        model = causal_reranker(name, **options)
+        if model:
+            return model
+        # a language model, of which CrossEncoder would score yes against no
+        options |= {"num_labels": 1, "config_kwargs": {"architectures": ["Classification"]}}
+    if "Classification" not in kind:
+        print(f"{name}: a new classification head is trained")
+    logging.set_verbosity_error()  # it reports the weights of a new head as missing
+    model = CrossEncoder(name, **options)
+    logging.set_verbosity_warning()
     return model
 
 
@@ -435,11 +517,7 @@ def train(args):
     abstracts = read_abstracts(args.corpus, args.fields)
     rows = read_examples(args.examples, claims, abstracts, args.loss)
     transformers.set_seed(args.seed)  # of a new head
-    transformers.logging.set_verbosity_error()  # it reports the weights of a new head as missing
-    model = open_reranker(cross_encoder.CrossEncoder, args, "fp32")
-    transformers.logging.set_verbosity_warning()
-    if not re.search("Classification|CausalLM", str(model.config.architectures)):
-        print(f"{args.model}: a new classification head is trained")
+    model = open_reranker(load_to_train, args, "fp32")
     table, truncated = training_table(model, rows)
     with parts_of(args.out, task) as parts:
         summary = {"rows": len(rows), "truncated": truncated} | fit(
@@ -962,8 +1040,16 @@ def device_of(args):
     return args.device[0]
 
 
+def refuse_bin(*_, **__):
+    """Stand in for torch.load where its weights-only loader can be made to run code."""
+    raise ValueError("its weights are a .bin, which the kit reads with torch 2.10 or newer alone")
+
+
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...): safetensors only, no remote code. auto: half precision on a GPU."""
+    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+
+    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    """
     import torch
 
     device = device_of(args)
@@ -972,18 +1058,45 @@ def open_model(load, name, args, dtype="fp32", **options):
         if str(device).startswith("cuda"):
             dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-    weights = {"dtype": names[dtype], "use_safetensors": True}
-    options |= {"device": device, "trust_remote_code": False, "model_kwargs": weights}
+    options |= {"device": device, "trust_remote_code": False}
+    options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    load_bin = torch.load
+    if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
+        torch.load = refuse_bin
     try:
         model = load(str(name), **options)
     except Exception as error:  # of many kinds
-        if "trust_remote_code" in str(error):
-            error = "it comes with code of its own, which the kit does not run"
-        fail(name, f"{error}; {ADVICE}; or hf download OWNER/NAME --local-dir data/models/NAME")
+        fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
+    finally:
+        torch.load = load_bin
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
         fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
+    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        model.tokenizer.pad_token = model.tokenizer.eos_token
+        model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
+
+
+def reason_of(error):
+    """Return why a model cannot be opened, and what helps."""
+    reason = str(error)
+    if "trust_remote_code" in reason:
+        return "it comes with code of its own, which the kit does not run"
+    if "model_type" in reason or "valid JSON" in reason:
+        return (
+            "it has no config.json of a model; merge an adapter into its base first, and take the "
+            "original of a GGUF file"
+        )
+    if "Weights only load failed" in reason:
+        return "its .bin holds more than weights, so it is not read"
+    if isinstance(error, MemoryError) or "allocate memory" in reason or "out of memory" in reason:
+        return (
+            "memory is too small for its weights; try --dtype bf16 or a smaller model; in training "
+            "--lora 16 --lr 2e-4 or --checkpointing"
+        )
+    return reason
 
 
 # --- end of models

@@ -1,0 +1,274 @@
+"""
+Make tiny models with random weights, each in the layout of a published one.
+
+Reads   data/models/minilm and data/models/smollm2: their tokenizers
+Writes  FOLDER/OWNER/NAME/ for each of MODELS, or for the names that are given
+
+Example
+    python tests/published.py work/hub BAAI/bge-m3 && python tests/hub.py work/hub 8009
+
+A folder has the names of its model's files, and the fields of its configuration that decide how it
+is used. Vocabularies, sizes and weights are others.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import torch
+import transformers as tf
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+
+ROOT = Path(__file__).resolve().parent.parent
+MINILM = ROOT / "data/models/minilm"
+SMOLLM2 = ROOT / "data/models/smollm2"
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "initializer_range": 0.5,
+}
+GROUPED = SIZES | {"num_key_value_heads": 1, "head_dim": 8}
+LONG = {"max_position_embeddings": 2048}
+INSTRUCTION = {"query": "Instruct: find passages that answer the query\nQuery:", "document": ""}
+GEMMA_PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
+
+
+# ---------- Parts of a folder
+def words():
+    """Return a tokenizer of words and their parts."""
+    return tf.AutoTokenizer.from_pretrained(MINILM, model_max_length=512)
+
+
+def pieces(**changes):
+    """Return a tokenizer of bytes and their pairs, which ends texts with no token."""
+    tokenizer = tf.AutoTokenizer.from_pretrained(
+        SMOLLM2, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf"
+    )
+    tokenizer.chat_template = None
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
+def save(folder, config, model_class, tokenizer, seed=0):
+    """Write a model of random weights and its tokenizer."""
+    torch.manual_seed(seed)
+    config.vocab_size = len(tokenizer)
+    model_class(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def to_bin(folder):
+    """Replace each model.safetensors below a folder by pytorch_model.bin."""
+    from safetensors.torch import load_file
+
+    for path in list(folder.rglob("model.safetensors")):
+        torch.save(load_file(path), path.with_name("pytorch_model.bin"))
+        path.unlink()
+
+
+def edit(path, **changes):
+    """Change fields of a JSON file; None removes one."""
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(
+        json.dumps({name: value for name, value in fields.items() if value is not None})
+    )
+
+
+def as_encoder(folder, pooling, *more, prompts=None):
+    """Write the files of sentence-transformers beside a model; more: modules behind the pooling."""
+    transformer = Transformer(str(folder))
+    pool = Pooling(transformer.get_embedding_dimension(), pooling)
+    encoder = SentenceTransformer(modules=[transformer, pool, *more], prompts=prompts, device="cpu")
+    encoder.save_pretrained(str(folder), create_model_card=False)
+
+
+# ---------- Encoders
+def bge_m3(folder):
+    config = tf.XLMRobertaConfig(**SIZES, max_position_embeddings=514, pad_token_id=0)
+    save(folder, config, tf.XLMRobertaModel, words())
+    as_encoder(folder, "cls", Normalize())
+    to_bin(folder)
+    for name in ("colbert_linear.pt", "sparse_linear.pt"):
+        torch.save({"weight": torch.ones(1, 16)}, folder / name)
+
+
+def e5(folder):
+    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    as_encoder(folder, "mean", Normalize())
+    (folder / "config_sentence_transformers.json").unlink()
+
+
+def multilingual_e5(folder):
+    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    prompts = {"query": "query: ", "passage": "passage: "}
+    as_encoder(folder, "mean", Normalize(), prompts=prompts)
+
+
+def qwen3_embedding(folder):
+    tokenizer = pieces(padding_side="left", pad_token="<|endoftext|>")
+    config = tf.Qwen3Config(**GROUPED, **LONG)
+    save(folder, config, tf.Qwen3ForCausalLM, tokenizer)
+    as_encoder(folder, "lasttoken", Normalize(), prompts=INSTRUCTION)
+    edit(folder / "config.json", architectures=["Qwen3ForCausalLM"])
+
+
+def gte_modernbert(folder):
+    config = tf.ModernBertConfig(
+        **SIZES, **LONG, pad_token_id=0, cls_token_id=101, sep_token_id=102
+    )
+    save(folder, config, tf.ModernBertModel, words())
+    as_encoder(folder, "cls")
+
+
+def embedding_gemma(folder):
+    config = tf.Gemma3TextConfig(
+        **GROUPED, **LONG, use_bidirectional_attention=True, layer_types=["full_attention"] * 2
+    )
+    save(folder, config, tf.Gemma3TextModel, pieces(pad_token="<|endoftext|>"))
+    torch.manual_seed(0)
+    dense = [
+        Dense(16, 32, bias=False, activation_function=torch.nn.Identity()),
+        Dense(32, 16, bias=False, activation_function=torch.nn.Identity()),
+    ]
+    as_encoder(folder, "mean", *dense, Normalize(), prompts=GEMMA_PROMPTS)
+    (folder / ".gated").touch()
+
+
+def scibert(folder):
+    save(folder, tf.BertConfig(**SIZES), tf.BertForMaskedLM, words())
+    to_bin(folder)
+    edit(folder / "config.json", architectures=None, dtype=None, transformers_version=None)
+    vocabulary = words().get_vocab()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)) + "\n")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+def static(folder):
+    torch.manual_seed(0)
+    embedding = StaticEmbedding(words(), embedding_dim=16)
+    encoder = SentenceTransformer(modules=[embedding], device="cpu")
+    encoder.save_pretrained(str(folder), create_model_card=False)
+
+
+# ---------- SPLADE
+def splade(folder):
+    save(folder, tf.BertConfig(**SIZES), tf.BertForMaskedLM, words())
+    modules = [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
+    encoder = SparseEncoder(modules=modules, device="cpu")
+    encoder.save_pretrained(str(folder), create_model_card=False)
+    (folder / ".gated").touch()
+
+
+def inference_free_splade(folder):
+    save(folder, tf.BertConfig(**SIZES), tf.BertForMaskedLM, words())
+    document = [Transformer(str(folder), transformer_task="fill-mask"), SpladePooling("max")]
+    torch.manual_seed(0)
+    query = SparseStaticEmbedding(words(), weight=torch.rand(len(words())), frozen=True)
+    router = Router.for_query_document([query], document)
+    shutil.rmtree(folder)
+    encoder = SparseEncoder(modules=[router], device="cpu")
+    encoder.save_pretrained(str(folder), create_model_card=False)
+
+
+# ---------- Cross-encoders and other classifiers
+def classifier(config_class, is_bin=False, has_files=False, outputs=("LABEL_0",), **settings):
+    """Return the maker of a sequence classifier with these outputs."""
+    model_class = getattr(tf, config_class.__name__.replace("Config", "ForSequenceClassification"))
+
+    def make(folder):
+        config = config_class(**SIZES, **settings, id2label=dict(enumerate(outputs)))
+        save(folder, config, model_class, words())
+        if is_bin:
+            to_bin(folder)
+
+    return make
+
+
+def llama_classifier(folder):
+    config = tf.LlamaConfig(**GROUPED, **LONG, num_labels=1)
+    save(folder, config, tf.LlamaForSequenceClassification, pieces(pad_token=None))
+
+
+# ---------- Decoder-only rerankers, monoT5, others
+def causal(config_class, template=None, modules=False, **changes):
+    """Return the maker of a causal language model."""
+    model_class = getattr(tf, config_class.__name__.replace("Config", "ForCausalLM"))
+
+    def make(folder):
+        tokenizer = pieces(chat_template=template, **changes)
+        save(folder, config_class(**GROUPED, **LONG), model_class, tokenizer)
+
+    return make
+
+
+def mono_t5(folder):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    config = tf.T5Config(**sizes, decoder_start_token_id=0)
+    save(folder, config, tf.T5ForConditionalGeneration, words())
+    to_bin(folder)
+
+
+CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+MODERN = {"pad_token_id": 0, "cls_token_id": 101, "sep_token_id": 102} | LONG
+XLMR = {"pad_token_id": 0, "max_position_embeddings": 514}
+MODELS = {
+    "BAAI/bge-m3": bge_m3,
+    "intfloat/e5-large-v2": e5,
+    "intfloat/multilingual-e5-large": multilingual_e5,
+    "Qwen/Qwen3-Embedding-0.6B": qwen3_embedding,
+    "Alibaba-NLP/gte-modernbert-base": gte_modernbert,
+    "google/embeddinggemma-300m": embedding_gemma,
+    "allenai/scibert_scivocab_uncased": scibert,
+    "sentence-transformers/static-retrieval-mrl-en-v1": static,
+    "naver/splade-v3": splade,
+    "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill": inference_free_splade,
+    "cross-encoder/ms-marco-MiniLM-L6-v2": classifier(tf.BertConfig),
+    "BAAI/bge-reranker-v2-m3": classifier(tf.XLMRobertaConfig, **XLMR),
+    "BAAI/bge-reranker-large": classifier(tf.XLMRobertaConfig, is_bin=True, **XLMR),
+    "Alibaba-NLP/gte-reranker-modernbert-base": classifier(tf.ModernBertConfig, **MODERN),
+    "someone/llama-classifier": llama_classifier,
+    "Qwen/Qwen3-Reranker-0.6B": causal(tf.Qwen3Config, CHATML, padding_side="left"),
+    "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),
+    "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, CHATML),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": causal(tf.LlamaConfig, CHATML),
+    "castorini/monot5-3b-msmarco-10k": mono_t5,
+    "MoritzLaurer/DeBERTa-v3-base-mnli": classifier(
+        tf.BertConfig, outputs=("entailment", "neutral", "contradiction")
+    ),
+    "cross-encoder/nli-deberta-v3-base": classifier(
+        tf.BertConfig, outputs=("contradiction", "entailment", "neutral")
+    ),
+    "FacebookAI/roberta-large-mnli": classifier(
+        tf.BertConfig, outputs=("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
+    ),
+    "MoritzLaurer/deberta-v3-large-zeroshot-v2.0": classifier(
+        tf.BertConfig, outputs=("entailment", "not_entailment")
+    ),
+    "someone/nli-without-names": classifier(
+        tf.BertConfig, outputs=("LABEL_0", "LABEL_1", "LABEL_2")
+    ),
+}
+
+
+def make(folder, names=MODELS):
+    """Write FOLDER/OWNER/NAME for each name."""
+    for name in names:
+        (Path(folder) / name).mkdir(parents=True)
+        MODELS[name](Path(folder) / name)
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], sys.argv[2:] or MODELS)
