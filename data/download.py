@@ -3,12 +3,14 @@ Download models and data sets, and write the data sets as the files that the six
 
 Reads   data/sources.json: where models and data sets are published, with digests and counts
         --from PATH: a local copy of the published files
+        model OWNER/NAME: this model of the Hugging Face hub
 Writes  data/models/NAME/   a folder that every --model of the kit takes
         data/NAME/          corpus.jsonl, claims.SPLIT.tsv, qrels.SPLIT.tsv, SOURCE.md
 Prints  the counts, with a warning where they differ from the published ones
 
 Examples
     python data/download.py models
+    python data/download.py model BAAI/bge-m3
     python data/download.py climatecheck --edition 2025
     python data/download.py scifact --from copies/scifact
     python data/download.py checkthat4b --allow-pickle
@@ -22,9 +24,12 @@ one. data/convert.py converts your own data.
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +44,15 @@ from convert import LABELS, PAIR, RELEVANT, as_id, fail, warn
 
 DATA = Path(__file__).resolve().parent
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # of a model: no code, no pickles
+TEXTS = (".json", ".txt", ".model", ".jinja", ".codes")  # of a model: settings, tokenizer
+MODULE = re.compile(r"(.+_)?\d+_[A-Z]\w*")  # a folder of sentence-transformers, as 1_Pooling
+WEIGHTS = [  # of a folder: the files of the first form that it has
+    r"(adapter_)?model\.safetensors",
+    r"model(\.safetensors)?-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json",
+    r"(pytorch|adapter)_model\.bin",
+    r"pytorch_model-\d+-of-\d+\.bin|pytorch_model\.bin\.index\.json",
+]
+TOKEN = "export HF_TOKEN=hf_... (or call: hf auth login), and run this again"
 COLUMNS = [*PAIR, "claim", "language", "codes", "label"]  # of a split's rows
 
 
@@ -89,6 +103,133 @@ def download_models(args, sources):
                 archive.extractall(folder, members)
             os.replace(folder / entry["folder"], target)
             print(f"{target}: made")
+
+
+# ---------------------------------------------------------------- Models: one of the hub
+def weights_of(files):
+    """Return the files of a folder that hold its weights, all of one form."""
+    for form in WEIGHTS:
+        found = [file for file in files if re.fullmatch(form, Path(file).name)]
+        if found:
+            return found
+    return []
+
+
+def needed(files):
+    """Return the files of a model that are loaded: weights once, settings, tokenizer, modules."""
+    folders = {}
+    for file in files:
+        folder = Path(file).parent
+        if all(map(MODULE.fullmatch, folder.parts)):
+            folders.setdefault(folder, []).append(file)
+    found = []
+    for siblings in folders.values():
+        found += weights_of(siblings)
+        found += [file for file in siblings if file.endswith(TEXTS) and ".index." not in file]
+    return found
+
+
+def check_weights(name, files):
+    """End if a model has no weights to load, or pickles that this PyTorch does not read safely."""
+    from packaging.version import Version
+
+    if not weights_of(files):
+        what = "no weights in safetensors or pytorch_model.bin; GGUF files are for "
+        fail(name, f"{what}04_llm_rerank.py or an endpoint (llama.cpp, Ollama)")
+    installed = importlib.metadata.version("torch")
+    if any(file.endswith(".bin") for file in files) and Version(installed) < Version("2.10"):
+        what = f"{installed} may run code that hides in the weights of {name}"
+        fail("torch", f"{what} (CVE-2025-32434, CVE-2026-24747); pip install -U 'torch>=2.10'")
+
+
+def lock(folder):
+    """End if another process works in a folder, else keep it out to the end of this one."""
+    try:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(folder, "another process works on it; wait for it, or give another --out")
+    except OSError:
+        pass  # a file system without locks, as a mounted drive
+
+
+def fetch_model(name, target):
+    """Fetch what is needed of a model; return its folder TARGET.COMMIT.parts."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    info = HfApi().model_info(name)
+    files = needed([file.rfilename for file in info.siblings])
+    check_weights(name, files)
+    folder = target.with_name(f"{target.name}.{info.sha}.parts")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock(folder)
+    for left in folder.rglob("*.incomplete"):  # by killed calls; whole files stay
+        left.unlink()
+    for file in files:
+        hf_hub_download(name, file, revision=info.sha, local_dir=folder)
+    return folder
+
+
+def tensors_of(path, folder):
+    """Return the weights of a pickle; end, without the folder, if it holds anything else."""
+    import torch
+
+    mapped = zipfile.is_zipfile(path)  # else an old pickle, which is read into memory
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        return {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+    except Exception as error:  # of any kind, if it is damaged or hostile
+        shutil.rmtree(folder)
+        what = f"damaged, or more than weights, as code ({type(error).__name__})"
+        fail(path.name, f"{what}; none of it was run; take another model")
+
+
+def make_safe(folder):
+    """Write the weights of pickles as safetensors, then remove the pickles."""
+    from safetensors.torch import load_file, save_file
+    from torch.testing import assert_close
+
+    for path in folder.rglob("*.bin"):
+        name = path.stem.replace("pytorch_", "")
+        safe = path.with_name(f"{name}.safetensors")
+        weights = tensors_of(path, folder)
+        save_file(weights, safe, {"format": "pt"})
+        assert_close(load_file(safe), weights, rtol=0, atol=0, equal_nan=True)
+    for path in folder.rglob("*.bin.index.json"):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r'"pytorch_(model-[^".]+)\.bin"', r'"\1.safetensors"', text)
+        path.with_name("model.safetensors.index.json").write_text(text, encoding="utf-8")
+    for path in folder.rglob("*.bin*"):  # after all of them: a killed call fetches none again
+        path.unlink()
+    shutil.rmtree(folder / ".cache")
+
+
+def download_model(args):
+    """Download a model of the hub: its weights once, as safetensors, tokenizer and settings."""
+    from huggingface_hub import errors
+
+    name = args.source
+    target = Path(args.out or DATA / "models" / name.split("/")[-1]).resolve()
+    made = source_line(args)
+    if up_to_date(target, made):
+        return
+    page = f"https://huggingface.co/{name}"
+    try:
+        folder = fetch_model(name, target)
+        make_safe(folder)
+    except errors.GatedRepoError:
+        fail(name, f"gated; ask for access at {page}, then {TOKEN}")
+    except errors.RepositoryNotFoundError:
+        fail(name, f"no such model on the hub; check the spelling. If it is private, {TOKEN}")
+    except Exception as error:  # of many kinds: network, offline, a full disk
+        what = re.sub("Bearer .*", "Bearer ...", f"{type(error).__name__}: {error}")
+        fail(name, f"download failed ({what}); check network and space, run this again")
+    commit = folder.name.split(".")[-2]
+    text = source_page(made, {"page": page, "hub": {name: commit}}, {})
+    (folder / "SOURCE.md").write_text(text, encoding="utf-8")
+    os.replace(folder, target)
+    for left in target.parent.glob(f"{target.name}.{'[0-9a-f]' * 40}.parts"):  # other commits
+        shutil.rmtree(left)
+    print(f"{target}: made")
 
 
 # ---------------------------------------------------------------- Data sets: download
@@ -355,7 +496,7 @@ def command_line(sources):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     jobs = parser.add_subparsers(required=True, dest="name", metavar="JOB")
-    functions = {"models": download_models} | published.READERS
+    functions = {"models": download_models, "model": download_model} | published.READERS
     # fmt: off
     for name, function in functions.items():
         entry = sources["data sets"].get(name, {})
@@ -366,6 +507,9 @@ def command_line(sources):
         add = job.add_argument
         if name == "join":
             add("out", metavar="OUT", help="write to this new folder")
+        elif name == "model":
+            add("source", metavar="OWNER/NAME", help="download this model of the hub")
+            add("--out", help="write to this folder (default: data/models/NAME)")
         elif name == "split":
             add("--out", help="write to this folder (default: FOLDER-split)")
         else:
@@ -410,6 +554,8 @@ def main():
     try:
         if args.name == "models":
             download_models(args, sources)
+        elif args.name == "model":
+            download_model(args)
         else:
             make_dataset(args, sources["data sets"].get(args.name, {}))
     except KeyboardInterrupt:

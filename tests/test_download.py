@@ -1,8 +1,12 @@
-"""data/download.py: right bytes or none, no code run, foreign folders kept, every schema read."""
+"""data/download.py: right bytes or none, no code run, foreign folders kept, every schema read.
+
+Models of the hub come from tests/hub.py.
+"""
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,9 +15,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import hub
 import pandas as pd
 import pytest
-from conftest import CLAIMS, KEY, QRELS, ROOT, jsonl, load, records, tsv
+import torch
+from conftest import CLAIMS, KEY, QRELS, ROOT, facts, jsonl, load, records, tiny, tsv
+from safetensors.torch import load_file
 
 SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 
@@ -73,6 +80,242 @@ def test_a_package_with_other_bytes_is_refused(kit, tmp_path):
     assert "up to date: " in kit("models").stdout
 
 
+# ---------------------------------------------------------------- Models of the hub
+@pytest.fixture
+def get(kit, tmp_path, monkeypatch):
+    """get("o/tiny"): the job model, of a hub with the folders in hub/; get.hub, get.files()."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with hub.serving(tmp_path / "hub") as server:
+
+        def run(*words, **env):
+            return kit("model", *words, **hub.online(server, tmp_path / "home") | env)
+
+        def files():
+            found = [path for method, path in server.asked if method == "GET"]
+            return {path.split("/", 5)[5] for path in found if "/resolve/" in path}
+
+        run.hub = server
+        run.files = files
+        yield run
+
+
+def pickled(path, **more):
+    """Put a pickle in place of a file of safetensors; return its tensors."""
+    weights = load_file(path) | more
+    if more:
+        weights["tied"] = next(iter(weights.values()))  # two names of one
+    torch.save(weights, path.with_name("pytorch_model.bin"))
+    path.unlink()
+    return weights
+
+
+def same(found, expected):
+    """Return whether two models have the same tensors, of the same types."""
+    return found.keys() == expected.keys() and all(
+        tensor.dtype == expected[name].dtype and tensor.equal(expected[name])
+        for name, tensor in found.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        (  # BAAI/bge-m3
+            "pytorch_model.bin 1_Pooling/config.json config.json modules.json tokenizer.json "
+            "config_sentence_transformers.json sentencepiece.bpe.model",
+            "README.md colbert_linear.pt sparse_linear.pt onnx/config.json onnx/model.onnx "
+            "onnx/tokenizer.json imgs/bkai.jpg long.jpg .gitattributes",
+        ),
+        (  # all-MiniLM-L6-v2
+            "model.safetensors config.json vocab.txt 1_Pooling/config.json",
+            "pytorch_model.bin rust_model.ot tf_model.h5 flax_model.msgpack train_script.py "
+            "openvino/openvino_model.xml openvino/config.json",
+        ),
+        (  # gpt-oss, and Mistral's
+            "model-00000-of-00002.safetensors model-00001-of-00002.safetensors merges.txt "
+            "model.safetensors.index.json chat_template.jinja",
+            "original/model.safetensors original/config.json metal/model.bin "
+            "consolidated.safetensors consolidated.00.pth pytorch_model.bin.index.json "
+            "pytorch_model-00001-of-00001.bin modeling_x.py model-Q4.gguf",
+        ),
+        (
+            "model.safetensors-00001-of-00002.safetensors config.json "
+            "model.safetensors-00002-of-00002.safetensors model.safetensors.index.json",
+            "model.fp16.safetensors model.fp16-00001-of-00001.safetensors "
+            "model.safetensors.index.fp16.json",
+        ),
+        (
+            "pytorch_model-00001-of-00002.bin pytorch_model-00002-of-00002.bin spiece.model "
+            "pytorch_model.bin.index.json",
+            "pytorch_model.fp16.bin training_args.bin optimizer.pt tf_model.h5.index.json "
+            "checkpoint-500/config.json checkpoint-500/model.safetensors",
+        ),
+        (
+            "config.json model.safetensors 2_Dense/model.safetensors 2_Dense/config.json",
+            "model-00001-of-00001.safetensors model.safetensors.index.json model.fp16.safetensors "
+            "2_Dense/pytorch_model.bin",
+        ),
+        (
+            "query_0_SparseStaticEmbedding/model.safetensors router_config.json modules.json "
+            "0_Router/document_0_MLMTransformer/pytorch_model.bin 0_StaticEmbedding/tokenizer.json",
+            "runs/Mar_1_Host/config.json coreml/model.json",
+        ),
+        ("adapter_config.json adapter_model.safetensors", "adapter_model.bin scheduler.pt"),
+    ],
+)
+def test_the_files_of_a_model_that_are_needed(kept, left):
+    needed = load("data/download.py").needed
+    assert sorted(needed(sorted(f"{kept} {left}".split()))) == sorted(kept.split())
+
+
+def test_a_model_comes_once_as_safetensors_and_works_without_network(get, tmp_path, call, toy):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+
+    transformer = Transformer(tiny(tmp_path / "bert"))
+    encoder = SentenceTransformer(modules=[transformer, Pooling(32), Dense(32, 8)], device="cpu")
+    published = tmp_path / "hub/o/tiny"
+    encoder.save(str(published))
+    weights = pickled(published / "model.safetensors", turned=torch.arange(6).view(2, 3).T)
+    pickled(published / "2_Dense/model.safetensors")
+    wanted = {path.relative_to(published).as_posix() for path in published.rglob("*.*")}
+    for name in ("onnx/model.onnx", "onnx/config.json", "sparse_linear.pt", "modeling.py"):
+        (published / name).parent.mkdir(exist_ok=True)
+        (published / name).write_text("{}")
+    folder = tmp_path / "new/tiny"  # as data/models of the toy is that of the kit
+    get.hub.cut["pytorch_model.bin"] = 1000  # a connection breaks: the library asks for the rest
+    done = get("o/tiny", "--out", folder)
+    assert done.returncode == 0 and "tiny: made" in done.stdout, done.stderr
+    assert get.files() == wanted - {"README.md"} and not get.hub.cut
+    assert same(load_file(folder / "model.safetensors"), weights)
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*.*")}
+    expected = {name.replace("pytorch_model.bin", "model.safetensors") for name in get.files()}
+    assert names == expected | {"SOURCE.md"}
+    page = (folder / "SOURCE.md").read_text("utf-8")
+    assert "page: https://huggingface.co/o/tiny" in page and re.search(r"revision: \w{40}\n", page)
+    again = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    assert (again.encode(["Seas rise."]) == encoder.encode(["Seas rise."])).all()
+    facts(call("01_index.py", "--indexes dense --dense-model", folder, cwd=toy))
+    get.hub.asked.clear()
+    assert "up to date: " in get("o/tiny", "--out", folder).stdout and not get.hub.asked
+    foreign = get("other/tiny", "--out", folder)
+    refused(foreign, "it holds: Made by data/download.py model from o/tiny.", "--out")
+
+
+def test_shards_stay_shards(get, tmp_path, call, toy):
+    published = tmp_path / "hub/o/sharded"
+    tiny(published)
+    weights = load_file(published / "model.safetensors")
+    (published / "model.safetensors").unlink()
+    shards = [{}, {}]
+    places = {}
+    for number, (name, tensor) in enumerate(weights.items()):
+        shards[number % 2][name] = tensor
+        places[name] = f"pytorch_model-0000{number % 2 + 1}-of-00002.bin"
+    for number, shard in enumerate(shards, 1):
+        torch.save(shard, published / f"pytorch_model-0000{number}-of-00002.bin")
+    index = {"metadata": {"total_size": 9}, "weight_map": places}
+    (published / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    folder = tmp_path / "new"
+    assert get("o/sharded", "--out", folder).returncode == 0
+    assert not list(folder.rglob("*.bin*")) and len(list(folder.glob("*.safetensors"))) == 2
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    for name, file in index["weight_map"].items():
+        assert load_file(folder / file)[name].equal(weights[name])
+    facts(call("03_rerank.py", "--max-length 64 --model", folder, cwd=toy))
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+def test_a_hostile_pickle_runs_no_code_and_leaves_no_folder(get, kit, tmp_path, capsys):
+    path = tmp_path / "hub/o/bad/pytorch_model.bin"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"cos\nmkdir\n(Vpwned\ntR.")
+    refused(get("o/bad"), "pytorch_model.bin", "none of it was run")
+    assert not list((kit.data / "models").iterdir())
+    for content in ({"weight": torch.ones(2), "more": Hostile()}, {"weight": "a text"}, None):
+        torch.save(content, path)
+        if content is None:
+            path.write_bytes(path.read_bytes()[:-99])
+        with pytest.raises(SystemExit):
+            load("data/download.py").make_safe(path.parent)
+        assert "pytorch_model.bin: damaged, or more than weights" in capsys.readouterr().err
+        assert not path.parent.exists()
+        path.parent.mkdir()
+    assert not list(tmp_path.rglob("pwned")) and not Path("pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "said"),
+    [
+        ("o/gated", {}, "gated; ask for access at https://huggingface.co/o/gated, then export HF_"),
+        ("o/none", {}, "no such model on the hub; check the spelling. If it is private, export HF"),
+        ("o/old", {"HF_HUB_OFFLINE": "1"}, "offline mode is enabled"),
+        ("o/old", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "Connection refused); check network"),
+        ("o/old", {"HF_TOKEN": "hf_my\vsecret"}, "Illegal header value b'Bearer ...)"),
+        ("o/old", {}, "torch: 2.9.1 may run code that hides in the weights of o/old"),
+        ("o/gguf", {}, "GGUF files are for 04_llm_rerank.py or an endpoint (llama.cpp, Ollama)"),
+        ("a/b/c", {}, "Repo id must be in the form"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_one_line(get, kit, tmp_path, name, env, said):
+    for file in (
+        "gated/.gated",
+        "gated/model.safetensors",
+        "gguf/Q4.gguf",
+        "old/pytorch_model.bin",
+    ):
+        (tmp_path / "hub/o" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub/o" / file).write_text("x")
+    (kit.data / "torch-2.9.1.dist-info").mkdir()
+    (kit.data / "torch-2.9.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.9.1\n")
+    done = get(name, **env)
+    refused(done, said)
+    assert done.stderr.count("\n") == 1 and "secret" not in done.stderr and not done.stdout
+    assert not (kit.data / "models" / name.split("/")[-1]).exists()
+
+
+def test_a_killed_download_goes_on_where_it_was(get, kit, tmp_path):
+    published = tmp_path / "hub/o/tiny"
+    tiny(published)
+    (published / "z.json").write_text("{}")
+    shutil.copy(ROOT / "data/sources.json", kit.data)
+    reached = threading.Event()
+    killed = threading.Event()
+    files = get.hub.files
+
+    def files_late(name):
+        method, path = get.hub.asked[-1]
+        if method == "GET" and path.endswith("/z.json"):
+            reached.set()
+            killed.wait(60)
+        return files(name)
+
+    get.hub.files = files_late
+    command = [sys.executable, "data/download.py", "model", "o/tiny"]
+    environment = hub.online(get.hub, tmp_path / "home")
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as first:
+        assert reached.wait(60)
+        refused(get("o/tiny"), "another process works on it")
+        first.kill()
+    killed.set()
+    [parts] = (kit.data / "models").iterdir()
+    assert re.fullmatch(r"tiny\.\w{40}\.parts", parts.name) and list(parts.rglob("*.incomplete"))
+    older = parts.with_name(f"tiny.{'0' * 40}.parts")
+    older.mkdir()
+    get.hub.asked.clear()
+    assert get("o/tiny").returncode == 0
+    assert get.files() == {"z.json"}
+    folder = kit.data / "models/tiny"
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    assert names == {*get.hub.files("o/tiny"), "SOURCE.md"}
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+# ---------------------------------------------------------------- Data sets
 EXPECTED = ROOT / "tests" / "published" / "expected"
 READER = load("02_retrieve.py")
 

@@ -26,7 +26,7 @@ LIMITS = {  # tokens of a whole script, with its blocks
 }
 BLOCKS = {"helpers": 2320, "requests": 2450, "training": 1200}  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 68_050, "data/*.py": 10_550, "recipes/**/*.py": 20_500}  # tokens
+FOLDERS = {"tests/*.py": 70_800, "data/*.py": 11_450, "recipes/**/*.py": 20_500}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",
