@@ -1112,6 +1112,10 @@ def reason_of(error):
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
+    if "gated" in reason:
+        return (
+            "it is gated; ask for access on its page, then export HF_TOKEN=hf_... with your token"
+        )
     if "model_type" in reason or "valid JSON" in reason:
         return (
             "it has no config.json of a model; merge an adapter into its base first, and take the "

@@ -108,20 +108,28 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
-@pytest.fixture(scope="session")
-def warm():
-    """A PATH whose python runs scripts in copies of a process that has imported PyTorch."""
+@contextlib.contextmanager
+def warm_python(environment=None):
+    """Give a PATH whose python runs scripts in copies of a process that has imported PyTorch."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short
         script = ROOT / "tests/warm.py"
         python = Path(folder, "python")
         socket = Path(folder, "s")
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} ask {socket} "$@"\n')
         python.chmod(0o755)
-        with subprocess.Popen([sys.executable, script, "serve", socket]) as server:
+        command = [sys.executable, script, "serve", socket]
+        with subprocess.Popen(command, env=environment) as server:
             while not socket.exists() and server.poll() is None:
                 time.sleep(0.05)
             yield f"{folder}:{os.environ['PATH']}"
             server.kill()
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """The PATH of warm_python()."""
+    with warm_python() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")

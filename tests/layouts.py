@@ -5,7 +5,7 @@ Reads   data/models/minilm and data/models/smollm2: their tokenizers
 Writes  FOLDER/OWNER/NAME/ for each of MODELS, or for the names that are given
 
 Example
-    python tests/published.py work/hub BAAI/bge-m3 && python tests/hub.py work/hub 8009
+    python tests/layouts.py work/hub BAAI/bge-m3 && python tests/hub.py work/hub 8009
 
 A folder has the names of its model's files, and the fields of its configuration that decide how it
 is used. Vocabularies, sizes and weights are others.
@@ -20,8 +20,9 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers as tf
-from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
@@ -181,7 +182,7 @@ def inference_free_splade(folder):
 
 
 # ---------- Cross-encoders and other classifiers
-def classifier(config_class, is_bin=False, has_files=False, outputs=("LABEL_0",), **settings):
+def classifier(config_class, is_bin=False, outputs=("LABEL_0",), **settings):
     """Return the maker of a sequence classifier with these outputs."""
     model_class = getattr(tf, config_class.__name__.replace("Config", "ForSequenceClassification"))
 
@@ -200,13 +201,18 @@ def llama_classifier(folder):
 
 
 # ---------- Decoder-only rerankers, monoT5, others
-def causal(config_class, template=None, modules=False, **changes):
-    """Return the maker of a causal language model."""
+def causal(config_class, template=None, words=None, **changes):
+    """Return the maker of a causal language model; words: of a reranker with its own files."""
     model_class = getattr(tf, config_class.__name__.replace("Config", "ForCausalLM"))
 
     def make(folder):
         tokenizer = pieces(chat_template=template, **changes)
         save(folder, config_class(**GROUPED, **LONG), model_class, tokenizer)
+        if words:
+            transformer = Transformer(str(folder), transformer_task="text-generation")
+            score = LogitScore(*tokenizer.convert_tokens_to_ids(words))
+            encoder = CrossEncoder(modules=[transformer, score], device="cpu")
+            encoder.save_pretrained(str(folder), create_model_card=False)
 
     return make
 
@@ -218,6 +224,28 @@ def mono_t5(folder):
     to_bin(folder)
 
 
+def adapter(folder):
+    """Write low-rank adapters of a cross-encoder, without its weights."""
+    import peft
+
+    classifier(tf.BertConfig)(folder)
+    base = tf.AutoModelForSequenceClassification.from_pretrained(folder)
+    shutil.rmtree(folder)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(target_modules="all-linear"))
+    adapted.save_pretrained(folder)
+    words().save_pretrained(folder)
+
+
+def gguf(folder):
+    shutil.copy(SMOLLM2 / "SmolLM2-135M-Instruct.Q4_1.gguf", folder / "model.Q4_1.gguf")
+
+
+PAIR = """<|im_start|>user
+query: {{ messages[-2].content }}
+document: {{ messages[-1].content }}
+Relevant (1) or not (0)?<|im_end|>
+<|im_start|>assistant
+"""
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -242,8 +270,10 @@ MODELS = {
     "someone/llama-classifier": llama_classifier,
     "Qwen/Qwen3-Reranker-0.6B": causal(tf.Qwen3Config, CHATML, padding_side="left"),
     "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),
-    "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, CHATML),
+    "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),
     "HuggingFaceTB/SmolLM2-135M-Instruct": causal(tf.LlamaConfig, CHATML),
+    "someone/adapter": adapter,
+    "someone/model-GGUF": gguf,
     "castorini/monot5-3b-msmarco-10k": mono_t5,
     "MoritzLaurer/DeBERTa-v3-base-mnli": classifier(
         tf.BertConfig, outputs=("entailment", "neutral", "contradiction")
