@@ -379,9 +379,14 @@ def ask_endpoint(waiting, args):
 @functools.cache
 def load_local(name, device):
     """Return tokenizer and model of a hub id, a folder, or a GGUF file."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options = {"trust_remote_code": False}
+    # Before torch 2.10, its weights-only loader could be made to run code of a .bin:
+    # CVE-2025-32434, CVE-2026-24747.
+    weights = {"use_safetensors": None if torch.__version__ >= "2.10" else True}
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
     files = [Path(name)] if name.endswith(".gguf") else [*Path(name).glob("*.gguf")]
     for file in files:
         name = str(file.parent)
@@ -390,11 +395,13 @@ def load_local(name, device):
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype="auto", device_map=device or "auto", use_safetensors=True, **options
+            name, dtype="auto", device_map=device or "auto", **weights, **options
         )
     except Exception as error:  # of many kinds
         if "trust_remote_code" in str(error):
             error = "it comes with code of its own, which the kit does not run"
+        elif "Weights only load failed" in str(error):
+            error = "its .bin holds more than weights, so it is not read"
         fail(name, f"cannot be loaded: {error}; see data/README.md, models")
     if len(tokenizer) < 200:  # fewer than letters: transformers makes an empty one without files
         fail(name, "the files of its tokenizer are missing; download the whole model")

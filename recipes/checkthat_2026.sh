@@ -21,7 +21,7 @@ if head -n 1 $DATA/claims.test.tsv | grep -q language; then
   TASK=checkthat2026  # a list of papers for each language
 fi
 
-stage "2  EuroLLM translates French and German posts into English (3.1; difference 32)"
+stage "2  EuroLLM translates French and German posts into English (3.1; difference 31)"
 # translate SPLIT: its posts in English. What no reply can be read for is asked once more.
 translate() {
   local split=$1 status round
@@ -40,7 +40,7 @@ translate() {
 }
 translate test
 
-stage "1, 2  Terms of near papers expand a post; BGE-M3 finds 2,000 (3.2, 3.3; differences 33, 34)"
+stage "1, 2  Terms of near papers expand a post; BGE-M3 finds 2,000 (3.2, 3.3; differences 32, 33)"
 kit 01_index.py $D --indexes dense --dense-model $BGE --out $WORK/index-bge \
   --query-prompt "Represent this sentence for searching relevant passages: "
 kit 01_index.py $D --indexes dense --dense-model $BGE_M3 --max-length 1024
@@ -55,7 +55,7 @@ retrieve() {
 }
 retrieve test
 
-stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 35 to 38)"
+stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 34 to 37)"
 DATA=$DATA WORK=$WORK bash recipes/checkthat_2026_training.sh
 
 # rerank SPLIT NAME DEPTH FLAGS: reorder the run by the posts before their expansion
@@ -85,7 +85,7 @@ rerank test qwen 100 --model $QWEN --max-length 512 --prompt "$ABOUT"
 rerank test qwen-authors 100 --model $QWEN --max-length 512 --prompt "$ABOUT" $AUTHORS
 rerank test rerank-100 100 $TRAINED
 
-stage "tables  Dev at depth 1,000; weights of BGE-M3 and reranker, fitted on it (difference 39)"
+stage "tables  Dev at depth 1,000; weights of BGE-M3 and reranker, fitted on it (difference 38)"
 FITTED=
 if [ -e $DATA/qrels.dev.tsv ]; then
   translate dev

@@ -1,5 +1,7 @@
 """
-Serve folders as models of a hub, on loopback, to huggingface_hub, which follows HF_ENDPOINT.
+Serve folders as models and data sets of a hub, on loopback.
+
+huggingface_hub follows HF_ENDPOINT to it.
 
 Reads   FOLDER/OWNER/NAME/: the files of a model, in the layout in which it is published; a file
         .gated beside them: whoever has no token is refused
@@ -24,12 +26,12 @@ import sys
 import threading
 from pathlib import Path
 
-API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/[^/]+)?(?:/(.+))?")
-FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+API = re.compile(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?(?:/(.+))?")
+FILE = re.compile(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """A server of the models below a folder.
+    """A server of the models and data sets below a folder.
 
     asked: (method, path) of all requests. cut: files of which the next reader gets this many bytes,
     before the connection breaks; {"weights.bin": 1000}.
@@ -76,13 +78,16 @@ class Answer(http.server.BaseHTTPRequestHandler):
         files = self.server.files(name)
         digests = {file: hashlib.sha1(content).hexdigest() for file, content in files.items()}
         commit = hashlib.sha1(json.dumps(digests).encode()).hexdigest()
+        revision = match[3] if API.fullmatch(path) else match[2]
+        if re.fullmatch("[0-9a-f]{40}", revision or ""):
+            commit = revision  # all commits have the same files
         is_gated = (self.server.folder / name / ".gated").exists()
         if API.fullmatch(path):
             if match[2] == "tree":
                 found = [
                     {"type": "file", "path": file, "size": len(content), "oid": digests[file]}
                     for file, content in files.items()
-                    if file.startswith(match[3] or "")
+                    if file.startswith(match[4] or "")
                 ]
                 if not found:
                     return self.send(404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)

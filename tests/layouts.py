@@ -236,6 +236,20 @@ def adapter(folder):
     words().save_pretrained(folder)
 
 
+def encoder_adapter(folder):
+    """Write low-rank adapters of BGE-M3, which lies beside them on the hub."""
+    import peft
+
+    bge_m3(folder)
+    base = tf.AutoModel.from_pretrained(folder)
+    shutil.rmtree(folder)
+    torch.manual_seed(0)
+    config = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    peft.get_peft_model(base, config).save_pretrained(folder)
+    edit(folder / "adapter_config.json", base_model_name_or_path="BAAI/bge-m3")
+    words().save_pretrained(folder)
+
+
 def gguf(folder):
     shutil.copy(SMOLLM2 / "SmolLM2-135M-Instruct.Q4_1.gguf", folder / "model.Q4_1.gguf")
 
@@ -273,9 +287,13 @@ MODELS = {
     "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),
     "HuggingFaceTB/SmolLM2-135M-Instruct": causal(tf.LlamaConfig, CHATML),
     "someone/adapter": adapter,
+    "someone/encoder-adapter": encoder_adapter,
     "someone/model-GGUF": gguf,
     "castorini/monot5-3b-msmarco-10k": mono_t5,
     "MoritzLaurer/DeBERTa-v3-base-mnli": classifier(
+        tf.BertConfig, outputs=("entailment", "neutral", "contradiction")
+    ),
+    "MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli": classifier(
         tf.BertConfig, outputs=("entailment", "neutral", "contradiction")
     ),
     "cross-encoder/nli-deberta-v3-base": classifier(

@@ -5,18 +5,26 @@ Each scores as its authors say, or is refused in one line before the first pair.
 "What loads" in data/README.md has the same table for users.
 """
 
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import hub
 import layouts
 import numpy as np
+import pandas as pd
+import peft
 import pytest
 import torch
-from conftest import ABSTRACTS, KEY, LABELS, facts, read, warm_python
+from conftest import ABSTRACTS, KEY, LABELS, facts, load, read, warm_python
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from torch.torch_version import TorchVersion
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
@@ -104,7 +112,22 @@ def by_encode_query(folder):  # as EmbeddingGemma's card has it
     return cosine
 
 
-E5_PROMPTS = ["--query-prompt", "query: ", "--document-prompt", "passage: "]
+def by_adapter(folder):  # as peft's pages have it; the mean of token vectors
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    base = AutoModel.from_pretrained(Path(folder).parent.parent / "BAAI/bge-m3")
+    model = peft.PeftModel.from_pretrained(base, folder).eval()
+
+    @torch.no_grad()
+    def vector(text):
+        return model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy()
+
+    def cosine(claim, abstract):
+        query = vector(claim)
+        return float(half(vector(abstract)) @ (query / np.linalg.norm(query)))
+
+    return cosine
+
+
 ENCODERS = {
     "BAAI/bge-m3": by_prompt_name,
     "intfloat/multilingual-e5-large": by_prefix,
@@ -113,6 +136,7 @@ ENCODERS = {
     "google/embeddinggemma-300m": by_encode_query,
     "allenai/scibert_scivocab_uncased": by_prompt_name,
     "sentence-transformers/static-retrieval-mrl-en-v1": by_prompt_name,
+    "someone/encoder-adapter": by_adapter,
 }
 
 
@@ -345,3 +369,86 @@ def test_a_decoder_only_reranker_keeps_its_template_when_it_is_trained(script, t
     facts(script(f"03_rerank.py --model {name} --out b.tsv"))
     trained, before = scores_of(toy / "a.tsv"), scores_of(toy / "b.tsv")
     assert trained != before and trained == pytest.approx(before, abs=1)
+
+
+# ---------- ClimateCheck 2026, as README enters it
+def publish_climatecheck(folder):
+    """Write the demo as the organisers publish their data: ids are numbers, labels are theirs."""
+    demo = layouts.ROOT / "data/demo"
+    spelling = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
+    papers = pd.read_json(demo / "corpus.jsonl", lines=True, dtype=False)
+    number_of = {abstract_id: number for number, abstract_id in enumerate(papers["abstract_id"])}
+    corpus = folder / "climatecheck_publications_corpus"
+    corpus.mkdir()
+    papers["abstract_id"] = papers["abstract_id"].map(number_of)
+    papers.to_parquet(corpus / "train-00000-of-00001.parquet")
+    (folder / "climatecheck").mkdir()
+    for split in ("train", "test"):
+        table = read(demo / f"claims.{split}.tsv")[["claim_id", "claim"]]
+        if split == "train":
+            table = read(demo / "qrels.train.tsv").merge(table, on="claim_id")
+            table["annotation"] = table.pop("label").map(spelling)
+            table["abstract_id"] = table["abstract_id"].map(number_of)
+        table["claim_id"] = table["claim_id"].factorize()[0]
+        table.to_parquet(folder / "climatecheck" / f"{split}-00000-of-00001.parquet")
+
+
+def test_readme_enters_climatecheck_2026(served, tmp_path):
+    (served.folder / "rabuahmad").mkdir()
+    publish_climatecheck(served.folder / "rabuahmad")
+    page = (layouts.ROOT / "README.md").read_text("utf-8")
+    (section,) = re.findall(r"## Enter ClimateCheck 2026\n(.*?)\n## ", page, re.S)
+    commands = re.search(r"```bash\n(.*?)```", section, re.S)[1].replace("\\\n", "").splitlines()
+    assert len(commands) == 6
+    shutil.copytree(
+        layouts.ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("models")
+    )
+    for path in layouts.ROOT.glob("0*.py"):
+        shutil.copy(path, tmp_path)
+    for command in commands:
+        done = subprocess.run(
+            command.split(), cwd=tmp_path, env=served.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "work").rglob("predictions.zip")
+    with zipfile.ZipFile(path) as archive:
+        (name,) = archive.namelist()
+        table = pd.read_csv(archive.open(name))
+    assert list(table.columns) == ["claim_id", "abstract_id", "rank", "label"]
+    assert table["claim_id"].nunique() == 25 and table["rank"].max() == 10
+    assert set(table["label"]) <= {"Supports", "Refutes", "Not Enough Information"}
+
+
+# ---------- Weights in a .bin
+KIT = load("03_rerank.py")
+ANY_DEVICE = SimpleNamespace(device=None)
+
+
+def test_before_torch_2_10_safetensors_alone_are_read(served, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1"))
+    for name in ("BAAI/bge-m3", "castorini/monot5-3b-msmarco-10k", "BAAI/bge-reranker-large"):
+        load_model = SentenceTransformer if name == "BAAI/bge-m3" else KIT.load_reranker
+        with pytest.raises(SystemExit, match="2"):
+            KIT.open_model(load_model, served.folder / name, ANY_DEVICE)
+        assert "torch 2.10" in capsys.readouterr().err
+    assert torch.load is not KIT.refuse_bin
+    KIT.open_model(KIT.load_reranker, served.folder / "BAAI/bge-reranker-v2-m3", ANY_DEVICE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_weights_that_do_not_fit_say_what_helps(error, capsys):
+    def load_model(*_, **__):
+        raise error
+
+    with pytest.raises(SystemExit, match="2"):
+        KIT.open_model(load_model, "OWNER/NAME", ANY_DEVICE)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "bf16" in said and "smaller model" in said and "--lora" in said
