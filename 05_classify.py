@@ -43,6 +43,7 @@ import zipfile
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -1228,15 +1229,14 @@ def open_model(load, name, args, dtype="fp32", **options):
     options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
-    load_bin = torch.load
+    guard = contextlib.nullcontext()
     if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
-        torch.load = refuse_bin
+        guard = mock.patch("torch.load", refuse_bin)
     try:
-        model = load(str(name), **options)
+        with guard:
+            model = load(str(name), **options)
     except Exception as error:  # of many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
-    finally:
-        torch.load = load_bin
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
         fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
     if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
