@@ -26,7 +26,7 @@ LIMITS = {  # tokens of a whole script, with its blocks
 }
 BLOCKS = {"helpers": 2320, "requests": 2450, "training": 1200}  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 74_800, "data/*.py": 11_450, "recipes/**/*.py": 20_500}  # tokens
+FOLDERS = {"tests/*.py": 76_000, "data/*.py": 11_450, "recipes/**/*.py": 20_500}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",
@@ -118,7 +118,7 @@ def test_shared_blocks_are_the_same_small_and_last(capsys):
 def test_a_script_imports_no_other_and_nothing_unsafe(script):
     text = TEXTS[script]
     assert not re.search(r"^\s*(from|import) (conftest|data|recipes|utils|helpers)\b", text, re.M)
-    unsafe = "pickle trust_remote_code=True allow_pickle=True exec( shell=True torch.load".split()
+    unsafe = "pickle trust_remote_code=True allow_pickle=True exec( shell=True torch.load(".split()
     assert not [word for word in [*unsafe, " eval("] if word in text]
 
 
