@@ -1042,7 +1042,12 @@ def parts_of(out, task):
             fail(parts, "another process works on it; wait for it, or give another --out")
         except OSError:
             pass  # a file system without locks, as a mounted drive
-        yield folder
+        try:
+            yield folder
+        except SystemExit:
+            if not any(map(os.path.isfile, folder.rglob("*"))):  # there is no work to keep
+                shutil.rmtree(folder if len(list(parts.iterdir())) > 2 else parts)
+            raise
     shutil.rmtree(folder)
     for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
         if time.time() - other.stat().st_mtime > KEPT:

@@ -76,7 +76,6 @@ CAUSAL = {
         ("Yes", None),
     ),
 }
-GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
 ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
 
@@ -127,20 +126,20 @@ def mono_t5(name, device, model_kwargs, **options):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     class MonoT5(torch.nn.Module):
-        def preprocess(self, pairs, prompt=None, **_):
-            texts = [(prompt or "") + MONO_T5.format(*pair) for pair in pairs]
-            return self.tokenizer(texts, padding=True, return_tensors="pt")
+        preprocess = None  # a PairReader's
 
         def forward(self, batch):
             # (batch, 1), filled with the start token
             start = batch["input_ids"][:, :1] * 0 + self.t5.config.decoder_start_token_id
-            logits = self.t5(**batch, decoder_input_ids=start).logits[:, 0]
+            inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+            logits = self.t5(**inputs, decoder_input_ids=start).logits[:, 0]
             true, false = self.tokenizer("true false", add_special_tokens=False)["input_ids"]
             return {"scores": logits[:, true] - logits[:, false]}
 
     module = MonoT5()
     module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **options, **model_kwargs)
     module.tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    module.probe = [MONO_T5.format("a", "b")]
     return CrossEncoder(modules=[module], device=device)
 
 
@@ -215,7 +214,7 @@ def load_to_train(name, **options):
     return model
 
 
-def open_reranker(load, args, dtype):
+def open_reranker(load, args, dtype, batch_size):
     """Return load's model, which scores by logits, with the length and prompt of the flags."""
     import torch
 
@@ -228,90 +227,21 @@ def open_reranker(load, args, dtype):
     if args.prompt is not None:
         model.prompts["own"] = args.prompt
         model.default_prompt_name = "own"
+    model[0].preprocess = PairReader(model, 0, batch_size)
     return model
 
 
-def add_token_ends(known, tokenizer, texts):
-    """Add {text: where its tokens end, in characters} to known, for texts that it lacks."""
-    new = [text for text in dict.fromkeys(texts) if text not in known]
-    for start in range(0, len(new), GROUP):  # the tokens of all may take gigabytes
-        some = new[start : start + GROUP]
-        coded = tokenizer(
-            some, add_special_tokens=False, verbose=False, return_offsets_mapping=True
-        )
-        for text, offsets in zip(some, coded["offset_mapping"]):
-            known[text] = np.array([end for _, end in offsets], np.int32)
-
-
-def first_tokens(text, ends, limit):
-    """Return the first tokens of a text, whose tokens end at ends."""
-    return text[: ends[limit - 1]] if len(ends) > limit else text
-
-
-def truncate(model, pairs, known):
-    """Return pairs that a model reads whole, and which are truncated; known: see add_token_ends."""
-    prompt = model.prompts.get(model.default_prompt_name)
-    room = model.max_seq_length - model.preprocess([("", "")], prompt=prompt)["input_ids"].numel()
-    if "message" in model.modalities:
-        room -= 4  # in a chat template, the ends of texts may be tokenised anew
-    if room < 2:
-        fail("--max-length", f"{room} tokens are left beside the prompt; raise it")
-    for texts in zip(*pairs):
-        add_token_ends(known, model.tokenizer, texts)
-    short = []
-    for claim, text in pairs:
-        used = min(len(known[claim]), room // 2)  # a longer claim is truncated, too
-        short_text = first_tokens(text, known[text], room - used)
-        short.append((first_tokens(claim, known[claim], used), short_text))
-    return short, [new != old for new, old in zip(short, pairs)]
-
-
 # ---------- Rerank
-def count_scores(model, inputs, output, bar):
-    """Move a progress bar by the pairs of a batch, as a forward hook; a closed bar ignores it."""
-    bar.update(len(output["scores"]))
-
-
-def open_scores(path, n):
-    """Return the stored scores of n pairs (n, 2), NaN in new files; a damaged one is made anew."""
-    try:
-        is_whole = np.load(path, mmap_mode="r").shape == (n, 2)  # "r+" fills torn files with zeros
-    except (OSError, ValueError, EOFError):
-        is_whole = False
-    if not is_whole:
-        if path.exists():
-            warn(path, "the stored scores are damaged; these pairs are scored anew")
-        new = path.with_name("new.npy")
-        np.save(new, np.full((n, 2), np.nan))
-        new.rename(path)
-    return np.load(path, mmap_mode="r+")
-
-
-def score_resumably(model, texts, args, path, pairs):
-    """Return pairs with score and is_truncated; path holds both, NaN for unfinished groups."""
-    from tqdm.auto import tqdm
-
+def scored(model, texts, args, path, pairs):
+    """Return pairs with score and is_truncated; path keeps both. texts: claims and abstracts."""
     claims, abstracts = texts
-    devices = args.device if len(args.device or ()) > 1 else None
-    size = 20 * GROUP if devices else GROUP  # predict starts processes for each group
-    scores = open_scores(path, len(pairs))
-    finished = np.isfinite(scores[:, 0]).sum()
-    if finished < len(pairs):
-        finished -= finished % size  # whole groups
-    known = {}
-    with tqdm(desc="rerank", unit=" pairs", total=len(pairs) - finished) as bar:
-        if not devices:  # else the bar moves by groups, as batches are scored elsewhere
-            model.register_forward_hook(functools.partial(count_scores, bar=bar))
-        for start in range(finished, len(pairs), size):
-            group = pairs[start : start + size]
-            inputs = [(claims[pair[0]], abstracts[pair[1]]) for pair in group[PAIR].to_numpy()]
-            inputs, is_truncated = truncate(model, inputs, known)
-            found = model.predict(inputs, batch_size=args.batch_size, device=devices)
-            if not np.isfinite(found).all():
-                fail(args.model, "a score is no finite number; use --dtype fp32")
-            scores[start : start + size] = np.column_stack([found, is_truncated])
-            bar.update(start + len(group) - finished - bar.n)
-    return pairs.assign(score=scores[:, 0], is_truncated=scores[:, 1] > 0)
+
+    def read_pairs(start, end):
+        ids = pairs[PAIR].iloc[start:end].to_numpy()
+        return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
+
+    scores, is_truncated = score_resumably(model, read_pairs, len(pairs), path, args)
+    return pairs.assign(score=scores[:, 0], is_truncated=is_truncated)
 
 
 def with_neighbours(score, table, graph, parts, args):
@@ -356,8 +286,8 @@ def score_pairs(pairs, texts, graph, parts, args):
     if "score" in pairs:
         table = pairs.assign(is_truncated=False)
     else:
-        model = open_reranker(load_reranker, args, args.dtype)
-        score = functools.partial(score_resumably, model, texts, args)
+        model = open_reranker(load_reranker, args, args.dtype, batch_size_of(args))
+        score = functools.partial(scored, model, texts, args)
         table = score(parts / "scores.npy", pairs)
         if graph:
             table = with_neighbours(score, table, graph, parts, args)
@@ -451,12 +381,10 @@ def training_table(model, rows):
     """Return {column: values} of rows, and how many of their pairs are truncated."""
     claims, *columns, labels = zip(*rows)
     table = {"claim": claims}
-    known = {}
     truncated = 0
     for number, texts in enumerate(columns):
-        short, is_truncated = truncate(model, list(zip(claims, texts)), known)
-        table["claim"], table[f"text_{number}"] = zip(*short)
-        truncated += sum(is_truncated)
+        table[f"text_{number}"] = texts
+        truncated += sum(model[0].preprocess.read(pair)[1] for pair in zip(claims, texts))
     return table | {"label": labels}, truncated
 
 
@@ -476,7 +404,7 @@ def loss_of(model, args):
     return loss
 
 
-def dev_evaluator(model, paths, abstracts, depth):
+def dev_evaluator(paths, abstracts, depth):
     """Return an evaluator: nDCG@10 of claims with evidence; ideal: that among candidates."""
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
@@ -486,15 +414,13 @@ def dev_evaluator(model, paths, abstracts, depth):
     run = read_table(paths[2], RUN, **known)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
-    ends = {}
     samples = []
     for claim_id, relevant in evidence.items():
         found = candidates.get(claim_id, [""])  # a claim without candidates counts 0
-        pairs = [(claims[claim_id], abstracts.get(abstract_id, "")) for abstract_id in found]
-        short, _ = truncate(model, pairs, ends)
-        documents = [text for _, text in short]
+        documents = [abstracts.get(abstract_id, "") for abstract_id in found]
         positive = [text for key, text in zip(found, documents) if key in relevant]
-        samples.append({"query": short[0][0], "positive": positive, "documents": documents})
+        sample = {"query": claims[claim_id], "positive": positive, "documents": documents}
+        samples.append(sample)
     return CrossEncoderRerankingEvaluator(
         samples, name="dev", always_rerank_positives=False, show_progress_bar=True
     )
@@ -518,7 +444,7 @@ def train(args):
     abstracts = read_abstracts(args.corpus, args.fields)
     rows = read_examples(args.examples, claims, abstracts, args.loss)
     transformers.set_seed(args.seed)  # of a new head
-    model = open_reranker(load_to_train, args, "fp32")
+    model = open_reranker(load_to_train, args, "fp32", 32)
     table, truncated = training_table(model, rows)
     with parts_of(args.out, task) as parts:
         summary = {"rows": len(rows), "truncated": truncated} | fit(
@@ -529,7 +455,7 @@ def train(args):
             model=model,
             data=Dataset.from_dict(table),
             loss=loss_of(model, args),
-            evaluator=dev_evaluator(model, dev, abstracts, args.dev_depth) if dev else None,
+            evaluator=dev_evaluator(dev, abstracts, args.dev_depth) if dev else None,
             measure="dev_ndcg@10",
             prompts=model.prompts.get(model.default_prompt_name),
             weight_decay=0.01,  # Kiepura & Lam 2025
@@ -565,7 +491,8 @@ def add_rerank(job):
     add("--model", default="{work}/models/reranker", help="""score by this reranker, a folder or a
         name on the hub; or take the scores of a run, FILE.tsv""")
     add_length(add)
-    add("--batch-size", type=count, default=32, help="score this many pairs at once")
+    add("--batch-size", type=count, help="""score this many pairs of --max-length tokens at once, or
+        more shorter ones (default: 32, on a GPU 128)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs="+", help="score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a GPU)")
@@ -1147,6 +1074,195 @@ def check_fields(config, name, args):
 # --- end of checks
 
 
+# --- pairs (same in 03 and 05)
+GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
+
+
+class PairReader:
+    """Turns pairs of texts into tensors, as a model's preprocess does, but reads a text only once.
+
+    A claim and an abstract are in many pairs. Where both do not fit, the claim keeps at most half
+    of the tokens, and the other text is cut to what is left.
+
+    claim_at: 0 or 1, the claim's place in a pair. batch_size: pairs of --max-length tokens.
+    """
+
+    def __init__(self, model, claim_at, batch_size):
+        self.tokenizer = model.tokenizer
+        self.library = model[0].preprocess
+        self.claim_at = claim_at
+        self.batch_size = batch_size
+        self.tokens = batch_size * model.max_seq_length  # of a batch, at most
+        self.known = {}  # {text: its token ids}
+        self.prompt = model.prompts.get(model.default_prompt_name) or ""
+        self.is_chat = "message" in model.modalities  # it stays with the library
+        prompt_length = 0
+        if self.is_chat:
+            around = self.library([("", "")], prompt=self.prompt)["input_ids"].numel()
+            around += 4  # the ends of texts may be tokenised anew
+        else:
+            # Two texts of one token show which tokens stand around all pairs.
+            self.probe = self.tokenizer(*getattr(model[0], "probe", ("a", "b")))
+            self.places = [self.probe["input_ids"].index(self.ids_of(text)[0]) for text in "ab"]
+            around = len(self.probe["input_ids"]) - 2
+            prompt_length = len(self.ids_of(self.prompt))
+        self.room = model.max_seq_length - around
+        self.most = (self.room - prompt_length) // 2  # tokens of a claim
+        if self.most < 1:
+            fail("--max-length", "no tokens are left beside the prompt; raise it")
+        if claim_at == 0:
+            self.most += prompt_length
+
+    def ids_of(self, text):
+        """Return the token ids of a text, without special tokens."""
+        if text not in self.known:
+            backend = self.tokenizer.backend_tokenizer
+            backend.no_truncation()
+            (coded,) = backend.encode_batch_fast([text], add_special_tokens=False)
+            self.known[text] = np.array(coded.ids, np.int32)
+        return self.known[text]
+
+    def read(self, pair):
+        """Return the token ids of both texts of a pair, cut, and whether it was cut."""
+        prompt = "" if self.is_chat else self.prompt
+        whole = [self.ids_of(prompt + pair[0]), self.ids_of(pair[1])]
+        claim = whole[self.claim_at][: self.most]
+        other = whole[1 - self.claim_at][: self.room - len(claim)]
+        ids = [claim, other] if self.claim_at == 0 else [other, claim]
+        return ids, sum(map(len, ids)) < sum(map(len, whole))
+
+    def cut_texts(self, pair):
+        """Return the texts of a pair, as far as they are read."""
+        texts = []
+        for text, ids in zip(pair, self.read(pair)[0]):
+            if len(ids) < len(self.ids_of(text)):
+                coded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+                text = text[: coded.offsets[len(ids) - 1][1]]
+            texts.append(text)
+        return tuple(texts)
+
+    def __call__(self, pairs, prompt=None, **options):
+        """Return the tensors of pairs; prompt: that of the model."""
+        if self.is_chat:
+            return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
+        rows = []
+        for pair in pairs:
+            ids, _ = self.read(pair)
+            lengths = np.ones(len(self.probe["input_ids"]), int)
+            lengths[self.places] = [len(part) for part in ids]
+            row = {name: np.repeat(values, lengths) for name, values in self.probe.items()}
+            ends = lengths.cumsum()
+            for place, part in zip(self.places, ids):
+                row["input_ids"][ends[place] - len(part) : ends[place]] = part
+            rows.append(row)
+        return self.padded(rows)
+
+    def padded(self, rows):
+        """Return tensors (rows, longest) of the fields of rows."""
+        import torch
+
+        fills = {
+            "input_ids": self.tokenizer.pad_token_id,
+            "token_type_ids": self.tokenizer.pad_token_type_id,
+        }
+        tensors = {}
+        for name in rows[0]:
+            parts = [torch.from_numpy(row[name]) for row in rows]
+            tensors[name] = torch.nn.utils.rnn.pad_sequence(
+                parts,
+                batch_first=True,
+                padding_value=fills.get(name, 0),
+                padding_side=self.tokenizer.padding_side,
+            )
+        return tensors
+
+
+def outputs_of(model, pairs, bar=None):
+    """Return a model's outputs (pairs, labels), computed in batches of pairs of similar lengths."""
+    import torch
+
+    reader = model[0].preprocess
+    lengths = [sum(map(len, reader.read(pair)[0])) for pair in pairs]
+    order = np.argsort(lengths, kind="stable")[::-1]
+    outputs = np.zeros((len(pairs), model.num_labels))
+    start = 0
+    while start < len(order):
+        longest = lengths[order[start]] + model.max_seq_length - reader.room
+        batch = order[start : start + max(1, reader.tokens // longest)]
+        texts = [pairs[index] for index in batch]
+        try:
+            found = model.predict(texts, batch_size=len(batch), activation_fn=torch.nn.Identity())
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+            reader.tokens = longest * len(batch) // 2
+            warn("--batch-size", f"{len(batch)} pairs of {longest} tokens fill the GPU; now half")
+            continue
+        outputs[batch] = found.reshape(len(batch), -1)
+        start += len(batch)
+        if bar is not None:
+            bar.update(len(batch))
+    return outputs
+
+
+def open_scores(path, shape):
+    """Return stored numbers of this shape, NaN in new files; a damaged one is made anew."""
+    try:
+        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" fills torn files with zeros
+    except (OSError, ValueError, EOFError):
+        is_whole = False
+    if not is_whole:
+        if path.exists():
+            warn(path, "the stored scores are damaged; these pairs are scored anew")
+        new = path.with_name("new.npy")
+        np.save(new, np.full(shape, np.nan))
+        new.rename(path)
+    return np.load(path, mmap_mode="r+")
+
+
+def score_resumably(model, read_pairs, n, path, args):
+    """Return a model's outputs for n pairs (n, labels), and which of them are truncated.
+
+    path holds both, NaN for unfinished groups. read_pairs(start, end): returns pairs of texts.
+    """
+    from tqdm.auto import tqdm
+
+    reader = model[0].preprocess
+    devices = args.device if len(args.device or ()) > 1 else None
+    size = GROUP
+    if devices:
+        size = 20 * GROUP  # predict starts processes for each group
+        model[0].preprocess = reader.library  # which they can be given
+    stored = open_scores(path, (n, model.num_labels + 1))
+    finished = np.isfinite(stored[:, 0]).sum()
+    if finished < n:
+        finished -= finished % size  # whole groups
+    with tqdm(desc="score", unit=" pairs", total=n - finished) as bar:
+        for start in range(finished, n, size):
+            pairs = read_pairs(start, start + size)
+            is_truncated = [reader.read(pair)[1] for pair in pairs]
+            if devices:
+                found = model.predict(pairs, batch_size=reader.batch_size, device=devices)
+                bar.update(len(pairs))
+            else:
+                found = outputs_of(model, pairs, bar)
+            if not np.isfinite(found).all():
+                what = "a score is no finite number; use --dtype fp32, in half the speed"
+                fail(args.model, f"{what} and twice the memory")
+            stored[start : start + size] = np.column_stack([found, is_truncated])
+    return stored[:, :-1], stored[:, -1] > 0
+
+
+def batch_size_of(args):
+    """Return --batch-size; without it, what is fast on the device."""
+    if args.batch_size:
+        return args.batch_size
+    return 128 if str(device_of(args)).startswith("cuda") else 32
+
+
+# --- end of pairs
+
+
 # --- training (same in 01, 03 and 05)
 KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
 
@@ -1169,7 +1285,12 @@ def parts_of(out, task):
             fail(parts, "another process works on it; wait for it, or give another --out")
         except OSError:
             pass  # a file system without locks, as a mounted drive
-        yield folder
+        try:
+            yield folder
+        except SystemExit:
+            if not any(map(os.path.isfile, folder.rglob("*"))):  # there is no work to keep
+                shutil.rmtree(folder if len(list(parts.iterdir())) > 2 else parts)
+            raise
     shutil.rmtree(folder)
     for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
         if time.time() - other.stat().st_mtime > KEPT:

@@ -108,49 +108,21 @@ def open_classifier(args):
         fail(args.model, f"its {model.num_labels} outputs are not {LABELS}; train it")
     check_fields(model.config, args.model, args)
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
+    read_pairs_by(model, batch_size_of(args))
     return model
 
 
-@functools.cache
-def token_count(tokenizer, text):
-    """Return the number of tokens of a text; a claim and an abstract are in many pairs."""
-    return len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+def in_order(model, pairs):
+    """Return pairs (claim, text) in a model's order: NLI models read the text first."""
+    if getattr(model.config, "stance_claim_first", False):
+        return pairs
+    return [(text, claim) for claim, text in pairs]
 
 
-def inputs_of(model, pairs):
-    """Return pairs (claim, text) in a model's order, and how many of them are truncated.
-
-    A claim is cut to half of the tokens, so that the tokenizer, which truncates the longer part
-    of a pair, truncates the text alone.
-    """
-    room = model.max_seq_length - model.tokenizer.num_special_tokens_to_add(pair=True)
-    is_claim_first = getattr(model.config, "stance_claim_first", False)  # NLI: the text first
-    inputs = []
-    truncated = 0
-    for claim, text in pairs:
-        length = token_count(model.tokenizer, claim)
-        truncated += length + token_count(model.tokenizer, text) > room
-        if length > room // 2:
-            coded = model.tokenizer(claim, add_special_tokens=False, verbose=False)
-            claim = claim[: coded.token_to_chars(room // 2 - 1).end]
-        inputs.append((claim, text) if is_claim_first else (text, claim))
-    return inputs, truncated
-
-
-def logits_of(model, inputs, args):
-    """Return logits (pairs, 3) in the order of LABELS."""
-    import torch
-
-    logits = model.predict(
-        inputs,
-        activation_fn=torch.nn.Identity(),
-        show_progress_bar=True,
-        batch_size=getattr(args, "batch_size", 32),  # train has batch
-    )
-    logits = np.array(logits, float).reshape(-1, 3)
-    if not np.isfinite(logits).all():
-        fail(args.job, "logits are not finite; see --dtype, --lr")
-    return logits[:, head_order(model.config)]
+def read_pairs_by(model, batch_size):
+    """Let a model read pairs by token ids."""
+    claim_at = 0 if getattr(model.config, "stance_claim_first", False) else 1
+    model[0].preprocess = PairReader(model, claim_at, batch_size)
 
 
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
@@ -160,10 +132,11 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
 
 
-def label_run(args, predict, *inputs):
+def label_run(args, predict, *inputs, keep=None):
     """Label the pairs of a run.
 
-    predict(run, claims, abstracts, args): returns probabilities (pairs, 3) and a summary.
+    predict(run, texts, parts, args): returns probabilities (pairs, 3) and a summary; texts: claims
+    and abstracts. keep: parts_of, if predict keeps unfinished work in the folder parts.
     """
     path = run_of(args)
     task = task_of(args, path, args.claims, args.corpus, *inputs, models=[args.model])
@@ -173,36 +146,42 @@ def label_run(args, predict, *inputs):
     run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
     run = run[run["rank"] <= (args.top_k or len(run))]
     run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
-    probabilities, found = predict(run, claims, abstracts, args)
-    probabilities = np.reshape(probabilities, (-1, 3))
-    labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
-    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
-    counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
-    summary = {"made": [args.out], "pairs": len(run), "labels": counts, **found}
-    with written(args.out, with_replies(task, args, is_made=True), **summary) as new:
-        write_table(verdicts, new)
+    with keep(args.out, task) if keep else contextlib.nullcontext() as parts:
+        probabilities, found = predict(run, (claims, abstracts), parts, args)
+        probabilities = np.reshape(probabilities, (-1, 3))
+        labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
+        verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
+        counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
+        summary = {"made": [args.out], "pairs": len(run), "labels": counts, **found}
+        with written(args.out, with_replies(task, args, is_made=True), **summary) as new:
+            write_table(verdicts, new)
     return summary
 
 
-def probabilities_of(model, inputs, args, adjust=0.0):
-    """Return probabilities (pairs, 3) in the order of LABELS."""
+def probabilities_of(model, outputs, adjust=0.0):
+    """Return probabilities (pairs, 3) in the order of LABELS, of a model's outputs."""
     temperature = getattr(model.config, "stance_temperature", 1.0)
-    shares = getattr(model.config, "stance_shares", [0]) if adjust else (1, 1, 1)
-    if not all(shares):
-        fail("--adjust", "it needs class shares: train with pairs of all three labels")
-    return calibrated(logits_of(model, inputs, args), temperature, shares, adjust)
+    shares = model.config.stance_shares if adjust else (1, 1, 1)
+    return calibrated(outputs[:, head_order(model.config)], temperature, shares, adjust)
 
 
-def by_classifier(run, claims, abstracts, args):
+def by_classifier(run, texts, parts, args):
     """Return probabilities (pairs, 3) by --model, and a summary."""
     check_model(args.model)
     model = open_classifier(args)
-    inputs, truncated = inputs_of(model, pairs_of(run, claims, abstracts))
-    probabilities = probabilities_of(model, inputs, args, args.adjust)
+    if args.adjust and not all(getattr(model.config, "stance_shares", [0])):
+        fail("--adjust", "it needs class shares: train with pairs of all three labels")
+
+    def read_pairs(start, end):
+        return in_order(model, pairs_of(run.iloc[start:end], *texts))
+
+    path = parts / "outputs.npy"
+    outputs, is_truncated = score_resumably(model, read_pairs, len(run), path, args)
+    probabilities = probabilities_of(model, outputs, args.adjust)
     held_out = sidecar_of(args.model).get("held_out_shares")
     if held_out:
         compare_shares(probabilities, held_out, args.model)
-    return probabilities, {"truncated": truncated}
+    return probabilities, {"truncated": int(is_truncated.sum())}
 
 
 def compare_shares(probabilities, held_out, model):
@@ -224,7 +203,7 @@ def label_shares(labels):
 
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
-    return label_run(args, by_classifier)
+    return label_run(args, by_classifier, keep=parts_of)
 
 
 # ---------- Train
@@ -455,7 +434,9 @@ def train(args):
     model = open_model(with_head, args.model, args)
     freeze(model.model, args.freeze)
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
-    table["input"], truncated = inputs_of(model, table["pair"])
+    read_pairs_by(model, 32)
+    table["input"] = in_order(model, list(table["pair"]))
+    truncated = sum(model[0].preprocess.read(pair)[1] for pair in table["input"])
     table["gold"] = table["label"].map(LABELS.index)
     table["output"] = np.array(head_order(model.config))[table["gold"]]
     held_out = table[table["is_held_out"]]
@@ -467,7 +448,10 @@ def train(args):
     with parts_of(args.out, task) as parts:
         summary |= learn(model, trained, held_out, parts, args)
         if len(held_out):
-            logits = logits_of(model, list(held_out["input"]), args)
+            outputs = outputs_of(model, list(held_out["input"]))
+            if not np.isfinite(outputs).all():
+                fail("--lr", "the model's outputs are not finite numbers; lower it")
+            logits = outputs[:, head_order(model.config)]
             summary |= assess(logits, held_out["gold"], args.out)
         model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = summary.get("temperature", 1.0)
@@ -608,12 +592,12 @@ STRATEGIES = {  # function: {label: probability} as LABELS, or None, per pair; p
 }
 
 
-def by_language_model(run, claims, abstracts, args):
+def by_language_model(run, texts, _, args):
     """Return probabilities (pairs, 3) by --strategy, and a summary."""
     ask, _, names = STRATEGIES[args.strategy]
     prompts = [read_prompt(prompt, *names) for prompt in args.prompt] or [PROMPT]
-    turns = example_turns(prompts[0], abstracts, args) if args.fewshot else []
-    rows = ask(prompts, pairs_of(run, claims, abstracts), turns, args)
+    turns = example_turns(prompts[0], texts[1], args) if args.fewshot else []
+    rows = ask(prompts, pairs_of(run, *texts), turns, args)
     unusable = rows.count(None)
     if unusable:
         warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
@@ -720,7 +704,8 @@ def add_classify(job):
     add_length(add)
     add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
         probability by the share of its label in the training batches, to this power; 0 is off""")
-    add("--batch-size", type=count, default=32, help="label this many pairs at once")
+    add("--batch-size", type=count, help="""label this many pairs of --max-length tokens at once, or
+        more shorter ones (default: 32, on a GPU 128)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
@@ -1300,6 +1285,195 @@ def check_fields(config, name, args):
 # --- end of checks
 
 
+# --- pairs (same in 03 and 05)
+GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
+
+
+class PairReader:
+    """Turns pairs of texts into tensors, as a model's preprocess does, but reads a text only once.
+
+    A claim and an abstract are in many pairs. Where both do not fit, the claim keeps at most half
+    of the tokens, and the other text is cut to what is left.
+
+    claim_at: 0 or 1, the claim's place in a pair. batch_size: pairs of --max-length tokens.
+    """
+
+    def __init__(self, model, claim_at, batch_size):
+        self.tokenizer = model.tokenizer
+        self.library = model[0].preprocess
+        self.claim_at = claim_at
+        self.batch_size = batch_size
+        self.tokens = batch_size * model.max_seq_length  # of a batch, at most
+        self.known = {}  # {text: its token ids}
+        self.prompt = model.prompts.get(model.default_prompt_name) or ""
+        self.is_chat = "message" in model.modalities  # it stays with the library
+        prompt_length = 0
+        if self.is_chat:
+            around = self.library([("", "")], prompt=self.prompt)["input_ids"].numel()
+            around += 4  # the ends of texts may be tokenised anew
+        else:
+            # Two texts of one token show which tokens stand around all pairs.
+            self.probe = self.tokenizer(*getattr(model[0], "probe", ("a", "b")))
+            self.places = [self.probe["input_ids"].index(self.ids_of(text)[0]) for text in "ab"]
+            around = len(self.probe["input_ids"]) - 2
+            prompt_length = len(self.ids_of(self.prompt))
+        self.room = model.max_seq_length - around
+        self.most = (self.room - prompt_length) // 2  # tokens of a claim
+        if self.most < 1:
+            fail("--max-length", "no tokens are left beside the prompt; raise it")
+        if claim_at == 0:
+            self.most += prompt_length
+
+    def ids_of(self, text):
+        """Return the token ids of a text, without special tokens."""
+        if text not in self.known:
+            backend = self.tokenizer.backend_tokenizer
+            backend.no_truncation()
+            (coded,) = backend.encode_batch_fast([text], add_special_tokens=False)
+            self.known[text] = np.array(coded.ids, np.int32)
+        return self.known[text]
+
+    def read(self, pair):
+        """Return the token ids of both texts of a pair, cut, and whether it was cut."""
+        prompt = "" if self.is_chat else self.prompt
+        whole = [self.ids_of(prompt + pair[0]), self.ids_of(pair[1])]
+        claim = whole[self.claim_at][: self.most]
+        other = whole[1 - self.claim_at][: self.room - len(claim)]
+        ids = [claim, other] if self.claim_at == 0 else [other, claim]
+        return ids, sum(map(len, ids)) < sum(map(len, whole))
+
+    def cut_texts(self, pair):
+        """Return the texts of a pair, as far as they are read."""
+        texts = []
+        for text, ids in zip(pair, self.read(pair)[0]):
+            if len(ids) < len(self.ids_of(text)):
+                coded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+                text = text[: coded.offsets[len(ids) - 1][1]]
+            texts.append(text)
+        return tuple(texts)
+
+    def __call__(self, pairs, prompt=None, **options):
+        """Return the tensors of pairs; prompt: that of the model."""
+        if self.is_chat:
+            return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
+        rows = []
+        for pair in pairs:
+            ids, _ = self.read(pair)
+            lengths = np.ones(len(self.probe["input_ids"]), int)
+            lengths[self.places] = [len(part) for part in ids]
+            row = {name: np.repeat(values, lengths) for name, values in self.probe.items()}
+            ends = lengths.cumsum()
+            for place, part in zip(self.places, ids):
+                row["input_ids"][ends[place] - len(part) : ends[place]] = part
+            rows.append(row)
+        return self.padded(rows)
+
+    def padded(self, rows):
+        """Return tensors (rows, longest) of the fields of rows."""
+        import torch
+
+        fills = {
+            "input_ids": self.tokenizer.pad_token_id,
+            "token_type_ids": self.tokenizer.pad_token_type_id,
+        }
+        tensors = {}
+        for name in rows[0]:
+            parts = [torch.from_numpy(row[name]) for row in rows]
+            tensors[name] = torch.nn.utils.rnn.pad_sequence(
+                parts,
+                batch_first=True,
+                padding_value=fills.get(name, 0),
+                padding_side=self.tokenizer.padding_side,
+            )
+        return tensors
+
+
+def outputs_of(model, pairs, bar=None):
+    """Return a model's outputs (pairs, labels), computed in batches of pairs of similar lengths."""
+    import torch
+
+    reader = model[0].preprocess
+    lengths = [sum(map(len, reader.read(pair)[0])) for pair in pairs]
+    order = np.argsort(lengths, kind="stable")[::-1]
+    outputs = np.zeros((len(pairs), model.num_labels))
+    start = 0
+    while start < len(order):
+        longest = lengths[order[start]] + model.max_seq_length - reader.room
+        batch = order[start : start + max(1, reader.tokens // longest)]
+        texts = [pairs[index] for index in batch]
+        try:
+            found = model.predict(texts, batch_size=len(batch), activation_fn=torch.nn.Identity())
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+            reader.tokens = longest * len(batch) // 2
+            warn("--batch-size", f"{len(batch)} pairs of {longest} tokens fill the GPU; now half")
+            continue
+        outputs[batch] = found.reshape(len(batch), -1)
+        start += len(batch)
+        if bar is not None:
+            bar.update(len(batch))
+    return outputs
+
+
+def open_scores(path, shape):
+    """Return stored numbers of this shape, NaN in new files; a damaged one is made anew."""
+    try:
+        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" fills torn files with zeros
+    except (OSError, ValueError, EOFError):
+        is_whole = False
+    if not is_whole:
+        if path.exists():
+            warn(path, "the stored scores are damaged; these pairs are scored anew")
+        new = path.with_name("new.npy")
+        np.save(new, np.full(shape, np.nan))
+        new.rename(path)
+    return np.load(path, mmap_mode="r+")
+
+
+def score_resumably(model, read_pairs, n, path, args):
+    """Return a model's outputs for n pairs (n, labels), and which of them are truncated.
+
+    path holds both, NaN for unfinished groups. read_pairs(start, end): returns pairs of texts.
+    """
+    from tqdm.auto import tqdm
+
+    reader = model[0].preprocess
+    devices = args.device if len(args.device or ()) > 1 else None
+    size = GROUP
+    if devices:
+        size = 20 * GROUP  # predict starts processes for each group
+        model[0].preprocess = reader.library  # which they can be given
+    stored = open_scores(path, (n, model.num_labels + 1))
+    finished = np.isfinite(stored[:, 0]).sum()
+    if finished < n:
+        finished -= finished % size  # whole groups
+    with tqdm(desc="score", unit=" pairs", total=n - finished) as bar:
+        for start in range(finished, n, size):
+            pairs = read_pairs(start, start + size)
+            is_truncated = [reader.read(pair)[1] for pair in pairs]
+            if devices:
+                found = model.predict(pairs, batch_size=reader.batch_size, device=devices)
+                bar.update(len(pairs))
+            else:
+                found = outputs_of(model, pairs, bar)
+            if not np.isfinite(found).all():
+                what = "a score is no finite number; use --dtype fp32, in half the speed"
+                fail(args.model, f"{what} and twice the memory")
+            stored[start : start + size] = np.column_stack([found, is_truncated])
+    return stored[:, :-1], stored[:, -1] > 0
+
+
+def batch_size_of(args):
+    """Return --batch-size; without it, what is fast on the device."""
+    if args.batch_size:
+        return args.batch_size
+    return 128 if str(device_of(args)).startswith("cuda") else 32
+
+
+# --- end of pairs
+
+
 # --- training (same in 01, 03 and 05)
 KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
 
@@ -1322,7 +1496,12 @@ def parts_of(out, task):
             fail(parts, "another process works on it; wait for it, or give another --out")
         except OSError:
             pass  # a file system without locks, as a mounted drive
-        yield folder
+        try:
+            yield folder
+        except SystemExit:
+            if not any(map(os.path.isfile, folder.rglob("*"))):  # there is no work to keep
+                shutil.rmtree(folder if len(list(parts.iterdir())) > 2 else parts)
+            raise
     shutil.rmtree(folder)
     for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
         if time.time() - other.stat().st_mtime > KEPT:

@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
+import layouts
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +14,7 @@ import torch
 from conftest import ABSTRACTS, RUN, facts, jsonl, kill_before, load, read, tiny, tiny_llm, tsv
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder
-from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer, BertConfig, T5Config, T5ForConditionalGeneration
 
 SCRIPT = "03_rerank.py"
 GRAPH = "work/demo/index/graph"
@@ -29,11 +30,11 @@ def scorer(folder, dtype="fp32", **own):
     """The script's model, and its function from pairs to scores and truncation flags."""
     own = {"max_length": 512, "prompt": None, "fields": "abstract"} | own
     args = Namespace(device=["cpu"], model=folder, **own)
-    model = KIT.open_reranker(KIT.load_reranker, args, dtype)
+    model = KIT.open_reranker(KIT.load_reranker, args, dtype, batch_size=2)
 
     def score(pairs):
-        short, cut = KIT.truncate(model, pairs, {})
-        return model.predict(short, batch_size=2), cut
+        cut = [model[0].preprocess.read(pair)[1] for pair in pairs]
+        return KIT.outputs_of(model, pairs)[:, 0], cut
 
     return model, score
 
@@ -69,10 +70,15 @@ def test_a_claim_keeps_at_most_half_of_the_tokens(models, tmp_path):
         ("sun " * 20, "ice " * 20),
         ("sun", ""),
     ]
-    short, cut = KIT.truncate(model, pairs, {})
-    words = [(claim.split().count("sun"), text.split().count("ice")) for claim, text in short]
-    assert words == [(20, 20), (20, 1), (1, 39), (20, 20), (1, 0)]
-    assert cut == [True, True, True, False, False]
+    read = [model[0].preprocess.read(pair) for pair in pairs]
+    assert [tuple(map(len, ids)) for ids, _ in read] == [
+        (20, 20),
+        (20, 1),
+        (1, 39),
+        (20, 20),
+        (1, 0),
+    ]
+    assert [is_cut for _, is_cut in read] == [True, True, True, False, False]
 
 
 def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
@@ -90,8 +96,8 @@ def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     pair = ("Up?", "Sea.")
     encoder, score = scorer(tmp_path, max_length=130)
     found, cut = score([long, pair])
-    [(_, text)], _ = KIT.truncate(encoder, [long], {})
-    coded = encoder.preprocess([(long[0], text)], prompt="Judge it.")["input_ids"][0]
+    _, text = encoder[0].preprocess.cut_texts(long)
+    coded = encoder.preprocess([long], prompt="Judge it.")["input_ids"][0]
     seen = encoder.tokenizer.decode(coded)
     assert isinstance(encoder[1], LogitScore) and cut == [1, 0] and len(coded) in range(124, 131)
     assert seen.startswith("<|im_start|>Judge it.\n") and long[1].startswith(text) and text
@@ -224,7 +230,7 @@ def test_neighbours_by_01_join(toy, call, refused):
     refused(toy, SCRIPT, *words, "--model", "new.tsv", said="--graph: not with --verdicts")
     with open(toy / "data/demo/corpus.jsonl", "a") as file:
         file.write('{"abstract_id": "0013", "abstract": "snow"}\n')
-    refused(toy, SCRIPT, *words, said=f"{GRAPH}: the corpus has changed", kept=".parts")
+    refused(toy, SCRIPT, *words, said=f"{GRAPH}: the corpus has changed")
 
 
 def test_kill_9_in_the_middle_changes_no_byte(toy, call, killed):
@@ -232,14 +238,14 @@ def test_kill_9_in_the_middle_changes_no_byte(toy, call, killed):
     words = ("--model", "tiny", "--first-stage", 0.5)
     small = {"GROUP = 1024": "GROUP = 4"}  # five groups
     facts(call(SCRIPT, *words, "--out", "whole.tsv", cwd=toy, edits=small))
-    kill = kill_before("found = model.predict(", 3)
+    kill = kill_before("stored[start : start + size] =", 3)
     assert killed(SCRIPT, *words, "--out", "killed.tsv", cwd=toy, edits=small | kill)
     [path] = toy.glob("killed.tsv.parts/*/scores.npy")
     scores = np.load(path, mmap_mode="r+")
     assert np.isfinite(scores).sum() == 2 * 8 and not (toy / "killed.tsv").exists()
     scores[6:8] = np.nan  # the second group is torn
     del scores
-    never = kill_before("found = model.predict(", 5, by="sys.exit('done again')")
+    never = kill_before("stored[start : start + size] =", 5, by="sys.exit('done again')")
     facts(call(SCRIPT, *words, "--out", "killed.tsv", cwd=toy, edits=small | never))
     assert (toy / "killed.tsv").read_bytes() == (toy / "whole.tsv").read_bytes()
     assert not (toy / "killed.tsv.parts").exists()
@@ -249,14 +255,53 @@ def test_finished_pairs_are_not_scored_again_though_the_last_group_is_small(toy,
     tiny(toy / "tiny")
     words = ("--model", "tiny", "--out", "new.tsv")
     assert killed(SCRIPT, *words, cwd=toy, edits=kill_before("return pairs.assign(score", 1))
-    never = kill_before("found = model.predict(", 1, by="sys.exit('done again')")
+    never = kill_before("stored[start : start + size] =", 1, by="sys.exit('done again')")
     facts(call(SCRIPT, *words, cwd=toy, edits=never))
 
 
 def test_a_prompt_must_leave_room(toy, refused):
     tiny(toy / "tiny")
     words = ("--model", "tiny", "--max-length", 8, "--prompt", "ice ice ice ice")
-    refused(toy, SCRIPT, *words, said="--max-length: 1 tokens are left", kept=".parts")
+    refused(toy, SCRIPT, *words, said="--max-length: no tokens are left")
+
+
+def test_tensors_are_those_of_the_tokenizer(models, tmp_path):
+    rng = np.random.default_rng(1)
+    texts = [" ".join(rng.choice(list(ABSTRACTS.values()), 2)) for _ in range(9)]
+    pairs = [(claim, text) for claim in ("It's the sun, stupid", "Größe [SEP]") for text in texts]
+    for maker in (layouts.classifier(BertConfig), layouts.llama_classifier):
+        folder = tmp_path / str(maker)
+        folder.mkdir()
+        maker(folder)
+        model, _ = scorer(str(folder))
+        found = model.preprocess(pairs)
+        wanted = model.tokenizer(pairs, padding=True, return_tensors="pt")
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in found)
+
+
+def test_a_batch_has_as_many_tokens_as_fit_and_half_of_them_where_memory_is_small(
+    models, tmp_path, monkeypatch, capsys
+):
+    model, score = scorer(tiny(tmp_path / "tiny"), max_length=64)
+    pairs = [("sun", "ice " * number) for number in (1, 60, 2, 30, 3, 1)]
+    sizes = []
+    predict = model.predict
+
+    def small(batch, **options):
+        sizes.append(len(batch))
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return predict(batch, **options)
+
+    wanted = score(pairs)[0]
+    monkeypatch.setattr(model, "predict", small)
+    np.testing.assert_allclose(score(pairs)[0], wanted, atol=1e-6)
+    assert sizes[:2] == [2, 1] and sizes.count(1) == 6
+    assert "--batch-size: 2 pairs of 64 tokens fill the GPU; now half" in capsys.readouterr().err
+    monkeypatch.setattr(model, "predict", lambda *_, **__: small([1, 2]))
+    with pytest.raises(torch.OutOfMemoryError):
+        score(pairs)
 
 
 # ---------------------------------------------------------------- Training

@@ -194,7 +194,22 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     assert not model.config.stance_claim_first
     model = KIT.open_model(KIT.with_head, tiny(tmp_path / "new"), arguments(), "fp32")
     assert model.config.stance_claim_first
-    assert KIT.inputs_of(model, [("c", "a")]) == ([("c", "a")], 0)
+    assert KIT.in_order(model, [("c", "a")]) == [("c", "a")]
+
+
+def test_a_killed_labelling_goes_on_where_it_was(toy, call, killed):
+    tiny(toy / "nli", NLI)
+    small = {"GROUP = 1024": "GROUP = 4"}  # five groups
+    words = "--model nli --out"
+    facts(call(SCRIPT, f"{words} whole.tsv", cwd=toy, edits=small))
+    kill = kill_before("stored[start : start + size] =", 3)
+    assert killed(SCRIPT, f"{words} killed.tsv", cwd=toy, edits=small | kill)
+    [path] = toy.glob("killed.tsv.parts/*/outputs.npy")
+    assert np.isfinite(np.load(path)).all(1).sum() == 8 and not (toy / "killed.tsv").exists()
+    never = kill_before("stored[start : start + size] =", 4, by="sys.exit('done again')")
+    facts(call(SCRIPT, f"{words} killed.tsv", cwd=toy, edits=small | never))
+    assert (toy / "killed.tsv").read_bytes() == (toy / "whole.tsv").read_bytes()
+    assert not (toy / "killed.tsv.parts").exists()
 
 
 @pytest.fixture

@@ -17,16 +17,16 @@ from plain import finds_in, weight
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
 LIGHT = sorted(TEXTS)
 LIMITS = {  # tokens of a whole script, with its blocks
-    "01_index.py": 8350,
+    "01_index.py": 8400,
     "02_retrieve.py": 8250,
-    "03_rerank.py": 9200,
+    "03_rerank.py": 10_000,
     "04_llm_rerank.py": 9550,
-    "05_classify.py": 13_100,
+    "05_classify.py": 14_600,
     "06_evaluate.py": 8050,
 }
-BLOCKS = {"helpers": 2320, "requests": 2450, "training": 1200}  # those with a limit of their own
+BLOCKS = {"helpers": 2320, "requests": 2450, "training": 1250}  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 76_000, "data/*.py": 11_450, "recipes/**/*.py": 20_500}  # tokens
+FOLDERS = {"tests/*.py": 76_800, "data/*.py": 11_450, "recipes/**/*.py": 20_500}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",

@@ -21,7 +21,6 @@ Example
     python recipes/tools/sentences.py work/demo/test/verdicts.jsonl
 """
 
-import itertools
 import json
 import re
 from types import SimpleNamespace
@@ -62,10 +61,12 @@ def read_evidence(path, corpus):
 def choose(evidence, args):
     """Add the field sentence to the entries of evidence."""
     flags = vars(args) | {"max_length": 512, "dtype": "auto", "fields": "abstract"}
+    flags |= {"batch_size": None}
     flags = SimpleNamespace(**flags)
     model = CLASSIFY.open_classifier(flags)
-    inputs, _ = CLASSIFY.inputs_of(model, itertools.chain(*(pairs for _, pairs in evidence)))
-    probabilities = CLASSIFY.probabilities_of(model, inputs, flags)
+    everything = [pair for _, pairs in evidence for pair in pairs]
+    outputs = CLASSIFY.outputs_of(model, CLASSIFY.in_order(model, everything))
+    probabilities = CLASSIFY.probabilities_of(model, outputs)
     for entry, pairs in evidence:
         own = probabilities[: len(pairs), LABELS.index(entry["label"])]
         probabilities = probabilities[len(pairs) :]

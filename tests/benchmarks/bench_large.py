@@ -83,20 +83,21 @@ class Free:
     max_seq_length = 512
     modalities = ()
     is_asked = False
+    num_labels = 1
+    max_seq_length = 512
+    default_prompt_name = None
+    modalities = ("text",)
 
     def __init__(self):
         from transformers import AutoTokenizer
 
         self.tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm")
+        self.prompts = {}
+        self.preprocess = None
 
-    def preprocess(self, pairs, prompt=None):
-        """Return the three special tokens of a pair."""
-        import torch
-
-        return {"input_ids": torch.zeros(3)}
-
-    def register_forward_hook(self, hook):
-        """Have no forward pass."""
+    def __getitem__(self, _):
+        """Return the only module, which is the model."""
+        return self
 
     def predict(self, inputs, **_):
         """Return a score for each pair, and say when the first is asked for."""
@@ -114,7 +115,9 @@ def rerank_without_model(folder, depth, top_k):
         words += ["--top-k", str(top_k)]
     sys.argv = [str(ROOT / "03_rerank.py"), *words]
     names = runpy.run_path(sys.argv[0])["main"].__globals__
-    names["open_reranker"] = lambda *_: Free()
+    model = Free()
+    model.preprocess = names["PairReader"](model, 0, 32)
+    names["open_reranker"] = lambda *_: model
     begun = time.monotonic()
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     names["main"]()
