@@ -1444,6 +1444,8 @@ def score_resumably(model, read_pairs, n, path, args):
     if devices:
         size = 20 * GROUP  # predict starts processes for each group
         model[0].preprocess = reader.library  # which they can be given
+        if not reader.library:
+            fail("--device", "monoT5 takes one")
     stored = open_scores(path, (n, model.num_labels + 1))
     finished = np.isfinite(stored[:, 0]).sum()
     if finished < n:

@@ -11,6 +11,7 @@ Prints  pairs per second of the stage (truncation, groups, checks), of one predi
 Examples
     python tests/benchmarks/bench_rerank.py
     python tests/benchmarks/bench_rerank.py --claims 10 --depth 20
+    python tests/benchmarks/bench_rerank.py --claims 100 --depth 20 --shared 10 --free
 """
 
 import argparse
@@ -56,13 +57,16 @@ def make_model(folder, sizes):
     AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder)
 
 
-def make_texts(claims, depth):
-    """Return {claim_id: claim}, {abstract_id: abstract} and {claim_id: [abstract_id]}."""
+def make_texts(claims, depth, shared=1):
+    """Return {claim_id: claim}, {abstract_id: abstract} and {claim_id: [abstract_id]}.
+
+    shared: how many claims each abstract is a candidate of.
+    """
     rng = np.random.default_rng(13)
     words = np.array((ROOT / "README.md").read_text(encoding="utf-8").split(), dtype=object)
-    lengths = script(HERE / "make_corpus.py")["lengths_of"](rng, claims * depth)
+    lengths = script(HERE / "make_corpus.py")["lengths_of"](rng, claims * depth // shared)
     abstracts = {str(row): " ".join(rng.choice(words, size)) for row, size in enumerate(lengths)}
-    abstract_ids = np.array(list(abstracts)).reshape(claims, depth).tolist()
+    abstract_ids = np.tile(list(abstracts), shared).reshape(claims, depth).tolist()
     queries = {f"c{row}": " ".join(rng.choice(words, 15)) for row in range(claims)}
     return queries, abstracts, dict(zip(queries, abstract_ids))
 
@@ -159,6 +163,8 @@ def main():
     parser.add_argument("--claims", type=int, default=30)
     parser.add_argument("--depth", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--shared", type=int, default=1, help="claims that share an abstract")
+    parser.add_argument("--free", action="store_true", help="measure beside a free network alone")
     args = parser.parse_args()
     import torch
 
@@ -168,11 +174,16 @@ def main():
         sizes = LARGE
         dtypes["bf16"] = torch.bfloat16
     names = script(ROOT / "03_rerank.py")
-    texts = make_texts(args.claims, args.depth)
+    texts = make_texts(args.claims, args.depth, args.shared)
     pairs = pairs_of(*texts)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder, sizes)
+        if args.free:
+            stage_seconds, predict_seconds = preparing(names, folder, args.batch_size, pairs)
+            measured = {"stage": stage_seconds, "predict": predict_seconds}
+            print(json.dumps(measured | {"ratio": stage_seconds / predict_seconds}))
+            return
         for dtype, torch_dtype in dtypes.items():
             size = args.batch_size
             found, ours, memory = stage(names, folder, dtype, size, *texts)
