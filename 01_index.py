@@ -39,6 +39,8 @@ import sys
 import time
 import unicodedata
 import zipfile
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -56,6 +58,8 @@ FLAGS = {  # what decides an index, beside the texts
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese put no blanks between words.
 NO_BLANKS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
 SHARD = 4096  # abstracts
+SAMPLE = ["Sea ice melts.", "Ice"]  # what the library makes of it tells what it makes of others
+TENSORS = ("input_ids", "attention_mask", "token_type_ids")  # texts x tokens
 OVERLAP = 50  # tokens that neighbouring windows share: AIRwaves 2025, section 3
 DEV_POOL = 1000  # abstracts that dev claims rank beside judged ones
 ADVICE = "name another, or fetch the small ones: python data/download.py models"
@@ -145,6 +149,159 @@ def pool_windows(encoder, _, features):
     return features | {"sentence_embedding": torch.stack(pooled)}
 
 
+def pool_maxima(encoder, activation):
+    """Let a SPLADE encoder of the common kind pool as pool_logits() does; return whether it is."""
+    common = {"pooling_strategy": "max", "activation_function": "relu"}
+    if not common.items() <= vars(encoder[-1]).items():
+        return False
+    encoder[-1].forward = functools.partial(pool_logits, activation)
+    return True
+
+
+def pool_logits(activation, features):
+    """Pool the logits of tokens to weights of terms: texts x vocabulary (Formal et al. 2021).
+
+    As log(1 + ReLU(x)) grows with x, the maximum over tokens may come before it, and does: it
+    leaves one row in place of hundreds.
+    """
+    logits = features["token_embeddings"]  # texts x tokens x vocabulary
+    logits[features["attention_mask"] == 0] = 0  # so padding adds no term
+    weights = logits.amax(dim=1).relu()
+    if activation == "log1p_relu":
+        weights = weights.log1p()
+    return features | {"sentence_embedding": weights}
+
+
+# ---------- Vectors of shards
+def token_ids(encoder, texts):
+    """Return the ids of texts with the prompt of documents, cut to the limit: [int32 array].
+
+    A word has a token, so of thousands of words the first ones are enough.
+    """
+    tokenizer = encoder.tokenizer.backend_tokenizer
+    limit = tokenizer.truncation["max_length"]
+    texts = [encoder.prompts["document"] + text for text in texts]
+    starts = [" ".join(text.split(" ", limit)[:limit]) for text in texts]
+    ids = []
+    for text, start, coded in zip(texts, starts, tokenizer.encode_batch_fast(starts)):
+        if len(coded) < limit and start != text:  # words without tokens, as between two blanks
+            coded = tokenizer.encode(text)
+        ids.append(np.array(coded.ids, dtype=np.int32))
+    return ids
+
+
+def ahead(make, items):
+    """Yield make(item) for each item; a thread makes the next two in the meantime."""
+    waiting = deque()
+    with ThreadPoolExecutor(1) as thread:
+        for item in items:
+            waiting.append(thread.submit(make, item))
+            if len(waiting) > 2:
+                yield waiting.popleft().result()
+        for made in waiting:
+            yield made.result()
+
+
+def batches_of(lengths, batch_size):
+    """Return the rows of texts in batches, the longest first.
+
+    A batch, padded, has at most as many tokens as batch_size texts of the greatest length.
+    """
+    rows = np.argsort(-lengths, kind="stable")
+    batches = []
+    start = 0
+    while start < len(rows):
+        size = batch_size * lengths.max() // lengths[rows[start]]
+        batches.append(rows[start : start + size])
+        start += size
+    return batches
+
+
+def features_of(ids, encoder, like):
+    """Return what the library's preprocess() makes of texts, from their ids; like: an example."""
+    import torch
+
+    lengths = np.array([len(row) for row in ids])
+    columns = np.arange(max(1, *lengths))
+    if encoder.tokenizer.padding_side == "left":
+        columns = columns[::-1]
+    is_token = columns < lengths[:, None]
+    padded = np.full(is_token.shape, encoder.tokenizer.pad_token_id, dtype=np.int32)
+    padded[is_token] = np.concatenate(ids)
+    arrays = torch.from_numpy(np.stack([padded, is_token, np.zeros_like(padded)]))
+    if encoder.device.type == "cuda":
+        arrays = arrays.pin_memory()  # so that the GPU copies them while it computes
+    tensors = arrays.to(encoder.device, non_blocking=arrays.is_pinned()).long()
+    return like | {name: made for name, made in zip(TENSORS, tensors) if name in like}
+
+
+def plain_features(encoder):
+    """Return the library's features of SAMPLE if features_of() makes the same, else None.
+
+    The library's call sets how the tokenizer truncates.
+    """
+    tokenizer = getattr(encoder.tokenizer, "backend_tokenizer", None)
+    settings = getattr(encoder[0], "processing_kwargs", True)  # {} of a Transformer without any
+    if tokenizer is None or settings or getattr(encoder, "max_active_dims", None):
+        return None
+    like = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
+    tokenizer.no_padding()
+    is_cut = (tokenizer.truncation or {}).get("direction") == "right"
+    if not is_cut or not like.keys() <= {*TENSORS, "modality", "prompt_length"}:
+        return None
+    made = features_of(token_ids(encoder, SAMPLE), encoder, like)
+    is_same = [made[name].tolist() == like[name].tolist() for name in like.keys() & TENSORS]
+    return like if all(is_same) else None
+
+
+def encode(ids, encoder, like, batch_size):
+    """Return the vectors of texts (texts x dimensions) from their ids, as encode_document does."""
+    import torch
+    from sentence_transformers import SparseEncoder
+    from tqdm.auto import tqdm
+
+    is_sparse = isinstance(encoder, SparseEncoder)
+    batches = batches_of(np.array([max(1, len(row)) for row in ids]), batch_size)
+    found = []
+    for rows in tqdm(batches, "batches"):
+        features = features_of([ids[row] for row in rows], encoder, like)
+        with torch.inference_mode():
+            vectors = encoder(features, task="document")["sentence_embedding"]
+            found.append(vectors.to_sparse() if is_sparse else vectors[:, : encoder.truncate_dim])
+    row_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))
+    return torch.cat(found).float().cpu().index_select(0, row_of_text)
+
+
+def encode_ahead(shards, encoder, like, batch_size):
+    """Yield the vectors of shards; halve the batches where the memory of a GPU is too small."""
+    import torch
+
+    encoder.eval()
+    size = batch_size
+    for ids in ahead(functools.partial(token_ids, encoder), shards):
+        vectors = None
+        while vectors is None:
+            try:
+                vectors = encode(ids, encoder, like, size)
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                if size == batch_size:
+                    warn("--batch-size", "too large for the GPU's memory; halved until it fits")
+                size //= 2
+        yield vectors
+
+
+def encode_by_library(shards, encoder, batch_size, devices):
+    """Yield the vectors of shards as encode_document makes them."""
+    pool = encoder.start_multi_process_pool(devices) if len(devices or ()) > 1 else None
+    options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
+    for shard in shards:
+        yield encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
+    if pool:
+        encoder.stop_multi_process_pool(pool)
+
+
 def save_shard(path, vectors):
     """Save sparse vectors, or dense ones scaled to length 1, in half precision."""
     from scipy import sparse
@@ -161,24 +318,23 @@ def save_shard(path, vectors):
 
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Return the paths of shards, encoded unless they are in parts."""
-    pool = encoder.start_multi_process_pool(args.device) if len(args.device or ()) > 1 else None
-    options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
-    paths = []
+    shards = {}
     for start in range(0, len(texts), SHARD):
-        paths.append(parts / f"{start}.npz")
-        if is_intact(paths[-1]):
-            continue
-        if paths[-1].exists():
-            warn(paths[-1], "the shard is damaged; it is made anew")
-        shard = texts[start : start + SHARD]
-        vectors = encoder.encode_document(shard, convert_to_tensor=True, **options).float().cpu()
+        shards[parts / f"{start}.npz"] = texts[start : start + SHARD]
+    missing = {path: shard for path, shard in shards.items() if not is_intact(path)}
+    for path in filter(Path.exists, missing):
+        warn(path, "the shard is damaged; it is made anew")
+    like = plain_features(encoder)
+    if like and len(args.device or ()) < 2:
+        encoded = encode_ahead(missing.values(), encoder, like, batch_size)
+    else:
+        encoded = encode_by_library(missing.values(), encoder, batch_size, args.device)
+    for vectors, path in zip(encoded, missing):
         if not vectors.sum().isfinite():
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
         save_shard(parts / "new.npz", vectors)
-        (parts / "new.npz").rename(paths[-1])
-    if pool:
-        encoder.stop_multi_process_pool(pool)
-    return paths
+        (parts / "new.npz").rename(path)
+    return list(shards)
 
 
 def index_dense(texts, folder, args):
@@ -186,7 +342,7 @@ def index_dense(texts, folder, args):
     from sentence_transformers import SentenceTransformer
 
     encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
-    shards = encode_shards(encoder, texts, args.batch_size, args, folder.parent)
+    shards = encode_shards(encoder, texts, batch_size_of(args), args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
     limit = encoder.max_seq_length
     return {"max_length": limit if limit < np.inf else None}
@@ -198,10 +354,11 @@ def index_splade(texts, folder, args):
     from sentence_transformers import SparseEncoder
 
     encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, is_dense=False)
-    batch_size = max(1, args.batch_size // 4)  # logits of 8 x 512 tokens take 0.5 GB
+    is_pooled = pool_maxima(encoder, args.activation)
+    batch_size = max(1, batch_size_of(args) // 4)  # logits of 8 x 512 tokens take 0.5 GB
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
-    if args.activation == "relu":
+    if args.activation == "relu" and not is_pooled:
         weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
     return {"max_length": encoder.max_seq_length, "query_prompt": None}
@@ -428,7 +585,8 @@ def add_index(job):
         help="term weights of SPLADE from logits: log(1 + ReLU) as in SPLADE-v3, or ReLU alone")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the models; auto takes half precision on a GPU, else fp32")
-    add("--batch-size", type=count, default=32, help="encode this many at once (SPLADE: a quarter)")
+    add("--batch-size", type=count, help="""encode this many of the longest texts at once (SPLADE:
+        a quarter), or more shorter ones (default: 32, on a GPU 128)""")
     add("--device", nargs="+", help="cpu, mps, cuda, or several, as cuda:0 cuda:1 (default: a GPU)")
     add_shared(job)
 
@@ -912,6 +1070,13 @@ def device_of(args):
     if args.device[0].startswith("cuda") and not has_gpu:
         fail(f"--device {args.device[0]}", "no GPU is visible; leave out --device, or give cpu")
     return args.device[0]
+
+
+def batch_size_of(args):
+    """Return --batch-size; without it, what is fast on the device."""
+    if args.batch_size:
+        return args.batch_size
+    return 128 if str(device_of(args)).startswith("cuda") else 32
 
 
 def refuse_bin(*_, **__):

@@ -1069,6 +1069,13 @@ def device_of(args):
     return args.device[0]
 
 
+def batch_size_of(args):
+    """Return --batch-size; without it, what is fast on the device."""
+    if args.batch_size:
+        return args.batch_size
+    return 128 if str(device_of(args)).startswith("cuda") else 32
+
+
 def refuse_bin(*_, **__):
     """Stand in for torch.load where its weights-only loader can be made to run code."""
     raise ValueError("its weights are a .bin, which the kit reads with torch 2.10 or newer alone")

@@ -1192,6 +1192,13 @@ def device_of(args):
     return args.device[0]
 
 
+def batch_size_of(args):
+    """Return --batch-size; without it, what is fast on the device."""
+    if args.batch_size:
+        return args.batch_size
+    return 128 if str(device_of(args)).startswith("cuda") else 32
+
+
 def refuse_bin(*_, **__):
     """Stand in for torch.load where its weights-only loader can be made to run code."""
     raise ValueError("its weights are a .bin, which the kit reads with torch 2.10 or newer alone")
@@ -1464,13 +1471,6 @@ def score_resumably(model, read_pairs, n, path, args):
                 fail(args.model, f"{what} and twice the memory")
             stored[start : start + size] = np.column_stack([found, is_truncated])
     return stored[:, :-1], stored[:, -1] > 0
-
-
-def batch_size_of(args):
-    """Return --batch-size; without it, what is fast on the device."""
-    if args.batch_size:
-        return args.batch_size
-    return 128 if str(device_of(args)).startswith("cuda") else 32
 
 
 # --- end of pairs

@@ -7,13 +7,15 @@ import subprocess
 import sys
 
 import bm25s
+import layouts
 import numpy as np
 import pytest
 import torch
 from conftest import ABSTRACTS, KEY, ROOT, facts, jsonl, kill_before, load, read, tiny, tsv
 from safetensors.torch import load_file
 from scipy import sparse
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SparseEncoder
+from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 SCRIPT = "01_index.py"
 INDEX = "work/demo/index"
@@ -163,6 +165,128 @@ def test_vectors_are_those_of_the_library_and_shards_change_nothing(toy, call):
     ) == list(ABSTRACTS)
 
 
+LONG = ["ice melts " * 3000, " " * 9000 + "snow", "\u200b " * 700 + "ice", "", "rain\n" * 2000]
+TEXTS = [*ABSTRACTS.values(), *LONG]
+
+
+def from_ids(encoder, texts, batch_size=3):
+    """Return the vectors of texts as the script makes them, beside those of the library."""
+    theirs = encoder.encode_document(texts, convert_to_tensor=True)
+    like = KIT.plain_features(encoder)
+    found = list(KIT.encode_ahead([texts[:4], texts[4:]], encoder, like, batch_size))
+    return torch.cat(found).to_dense(), theirs.to_dense()
+
+
+@pytest.mark.parametrize("includes_prompt", [True, False])
+@pytest.mark.parametrize("name", ["intfloat/multilingual-e5-large", "Qwen/Qwen3-Embedding-0.6B"])
+def test_vectors_from_ids_are_those_of_the_library(tmp_path, models, name, includes_prompt):
+    layouts.make(tmp_path, [name])
+    encoder = SentenceTransformer(str(tmp_path / name), device="cpu", truncate_dim=12)
+    encoder.prompts["document"] = "passage: "
+    encoder.set_pooling_include_prompt(includes_prompt)
+    encoder.max_seq_length = 64
+    found, theirs = from_ids(encoder, TEXTS)
+    torch.testing.assert_close(found, theirs, atol=1e-6, rtol=0)
+    assert found.shape == (len(TEXTS), 12)
+
+
+@pytest.mark.parametrize("limit", [8, 256])
+def test_of_thousands_of_words_the_first_ones_make_the_same_ids(models, limit):
+    encoder = SentenceTransformer(str(models / "minilm"), device="cpu")
+    encoder.max_seq_length = limit
+    assert KIT.plain_features(encoder)
+    found = KIT.token_ids(encoder, TEXTS)
+    for ids, text in zip(found, TEXTS):
+        assert ids.tolist() == encoder.preprocess([text])["input_ids"][0].tolist()
+        encoder.tokenizer.backend_tokenizer.no_padding()
+
+
+def test_the_maximum_of_logits_comes_before_the_logarithm():
+    torch.manual_seed(0)
+    logits = torch.randn(4, 50, 1000) * 4 - 6
+    mask = (torch.arange(50) < torch.tensor([[50], [7], [1], [0]])).long()
+    features = {"token_embeddings": logits, "attention_mask": mask}
+    copies = [features | {"token_embeddings": logits.clone()} for _ in range(3)]
+    theirs = SpladePooling("max").eval()(copies[0])["sentence_embedding"]
+    ours, relu = (
+        KIT.pool_logits(activation, copy)["sentence_embedding"]
+        for activation, copy in zip(("log1p_relu", "relu"), copies[1:])
+    )
+    assert torch.equal(ours, theirs)
+    torch.testing.assert_close(relu, theirs.expm1(), atol=0, rtol=1e-6)
+
+
+def test_splade_from_ids_has_the_terms_of_the_library(models):
+    encoder = SparseEncoder(str(models / "splade-tiny"), device="cpu")
+    theirs = encoder.encode_document(TEXTS, convert_to_tensor=True).to_dense()
+    assert KIT.pool_maxima(encoder, "log1p_relu")
+    found, _ = from_ids(encoder, TEXTS)
+    torch.testing.assert_close(found, theirs, atol=1e-5, rtol=0)  # theirs moves so with the batch
+    assert torch.equal(found != 0, theirs != 0)
+
+
+def test_what_is_not_plain_is_left_to_the_library(tmp_path, models):
+    router = "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill"
+    static = "sentence-transformers/static-retrieval-mrl-en-v1"
+    layouts.make(tmp_path, [router, static])
+    routed = SparseEncoder(str(tmp_path / router), device="cpu")
+    assert not KIT.plain_features(routed) and not KIT.pool_maxima(routed, "relu")
+    assert not KIT.plain_features(SentenceTransformer(str(tmp_path / static), device="cpu"))
+    encoder = SentenceTransformer(str(models / "minilm"), device="cpu")
+    encoder.tokenizer.truncation_side = "left"
+    assert not KIT.plain_features(encoder)
+    encoder.tokenizer.truncation_side = "right"
+    assert KIT.plain_features(encoder)
+    KIT.pool_chunks(encoder)
+    assert not KIT.plain_features(encoder)
+    splade = SparseEncoder(str(models / "splade-tiny"), device="cpu")
+    splade[1].pooling_strategy = "sum"
+    assert not KIT.pool_maxima(splade, "relu")
+    found, theirs = from_ids(splade, TEXTS)
+    torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_batches_have_as_many_tokens_as_so_many_of_the_longest():
+    batches = KIT.batches_of(np.array([5, 1, 10, 2, 9]), 2)
+    assert [rows.tolist() for rows in batches] == [[2, 4], [0, 3, 1]]
+
+
+def test_a_thread_makes_two_in_advance_and_its_error_is_raised():
+    begun = []
+
+    def make(item):
+        begun.append(item)
+        return 1 / (5 - item)
+
+    items = KIT.ahead(make, range(9))
+    assert next(items) == 0.2 and max(begun) <= 2
+    with pytest.raises(ZeroDivisionError):
+        list(items)
+
+
+def test_batches_are_halved_where_memory_is_too_small(models, capsys):
+    encoder = SentenceTransformer(str(models / "minilm"), device="cpu")
+    encoder.max_seq_length = 8  # all texts are longer
+    texts = list(ABSTRACTS.values())
+    sizes = []
+    most = 1
+
+    def fill_memory(_, args):
+        sizes.append(len(args[0]["input_ids"]))
+        if sizes[-1] > most:
+            raise torch.OutOfMemoryError
+
+    theirs = encoder.encode_document(texts, convert_to_tensor=True)
+    encoder.register_forward_pre_hook(fill_memory)
+    found = list(KIT.encode_ahead([texts[:6], texts[6:]], encoder, KIT.plain_features(encoder), 8))
+    assert sizes[:4] == [6, 4, 2, 1] and set(sizes[3:]) == {1}
+    torch.testing.assert_close(torch.cat(found), theirs, atol=1e-6, rtol=0)
+    assert capsys.readouterr().err.count("warning: --batch-size: ") == 1
+    most = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        next(KIT.encode_ahead([texts], encoder, KIT.plain_features(encoder), 2))
+
+
 def test_prompts_stand_before_claims_and_abstracts(toy, call):
     words = ("--indexes", "dense", "--query-prompt", "query: ", "--document-prompt", "passage: ")
     facts(call(SCRIPT, *words, cwd=toy))
@@ -205,11 +329,11 @@ def test_another_flag_makes_only_the_index_that_it_decides(toy, call):
 def test_kill_9_in_the_middle_of_encoding_changes_no_byte(toy, call, killed, kind):
     words = ("--indexes", kind, "--max-length", 24)
     facts(call(SCRIPT, *words, "--out", "whole", cwd=toy, edits=SMALL))
-    kill = kill_before('(parts / "new.npz").rename(paths[-1])', 3)
+    kill = kill_before('(parts / "new.npz").rename(path)', 3)
     assert killed(SCRIPT, *words, "--out", "killed", cwd=toy, edits=SMALL | kill)
     parts = toy / f"killed/{kind}.parts"
     assert sorted(path.name for path in parts.glob("*/[0-9]*.npz")) == ["0.npz", "5.npz"]
-    never = kill_before('(parts / "new.npz").rename(paths[-1])', 2, by="sys.exit('done again')")
+    never = kill_before('(parts / "new.npz").rename(path)', 2, by="sys.exit('done again')")
     facts(call(SCRIPT, *words, "--out", "killed", cwd=toy, edits=SMALL | never))
     for path in (toy / f"whole/{kind}").iterdir():
         assert path.read_bytes() == (toy / f"killed/{kind}" / path.name).read_bytes(), path.name

@@ -17,7 +17,7 @@ from plain import finds_in, weight
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
 LIGHT = sorted(TEXTS)
 LIMITS = {  # tokens of a whole script, with its blocks
-    "01_index.py": 8400,
+    "01_index.py": 9600,
     "02_retrieve.py": 8250,
     "03_rerank.py": 10_000,
     "04_llm_rerank.py": 9550,
@@ -26,7 +26,7 @@ LIMITS = {  # tokens of a whole script, with its blocks
 }
 BLOCKS = {"helpers": 2320, "requests": 2450, "training": 1250}  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 76_800, "data/*.py": 11_450, "recipes/**/*.py": 20_500}  # tokens
+FOLDERS = {"tests/*.py": 78_200, "data/*.py": 11_450, "recipes/**/*.py": 20_500}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",

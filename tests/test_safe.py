@@ -238,7 +238,7 @@ def test_damaged_shards_are_made_anew(small, call, killed, kind):
     words = (*words, "--splade-model", "splade")
     edits = {"SHARD = 4096": "SHARD = 5"}
     facts(call(*words, "--out", "whole", cwd=small, edits=edits))
-    kill = kill_before('(parts / "new.npz").rename(paths[-1])', 3)
+    kill = kill_before('(parts / "new.npz").rename(path)', 3)
     assert killed(*words, "--out", "new", cwd=small, edits=edits | kill)
     first, second = sorted(small.glob(f"new/{kind}.parts/*/[05].npz"))
     halve(first)
