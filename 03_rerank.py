@@ -1246,7 +1246,7 @@ def score_resumably(model, read_pairs, n, path, args):
     finished = np.isfinite(stored[:, 0]).sum()
     if finished < n:
         finished -= finished % size  # whole groups
-    with tqdm(desc="score", unit=" pairs", total=n - finished) as bar:
+    with tqdm(desc=args.job, unit=" pairs", total=n - finished) as bar:
         for start in range(finished, n, size):
             pairs = read_pairs(start, start + size)
             is_truncated = [reader.read(pair)[1] for pair in pairs]

@@ -186,7 +186,7 @@ def test_an_output_that_was_cut_or_lost_a_file_is_made_again(small, call):
 def test_unfinished_work_of_another_model_stays_until_it_is_old(small, call, killed):
     words = ("--out", "r.tsv", "--depth", 6)
     edits = {"GROUP = 1024": "GROUP = 8"}
-    kill = kill_before("bar.update(start + len(group)", 2)
+    kill = kill_before("stored[start : start + size] =", 2)
     command = ("03_rerank.py", "--model", "tiny", *words)
     assert killed(*command, cwd=small, edits=edits | kill)
     [unfinished] = small.glob("r.tsv.parts/*/scores.npy")
@@ -222,7 +222,7 @@ def test_damaged_scores_are_made_anew(small, call, killed, damage):
     words = ("03_rerank.py", "--model", "tiny", "--out", "r.tsv")
     edits = {"GROUP = 1024": "GROUP = 8"}
     facts(call(*words, "--out", "whole.tsv", cwd=small, edits=edits))
-    kill = kill_before("bar.update(start + len(group)", 2)
+    kill = kill_before("stored[start : start + size] =", 2)
     assert killed(*words, cwd=small, edits=edits | kill)
     [path] = small.glob("r.tsv.parts/*/scores.npy")
     damage(path)

@@ -91,6 +91,7 @@ def stage(names, folder, dtype, batch_size, claims, abstracts, candidates):
         prompt=None,
         model=folder,
         fields="title,abstract",
+        job="rerank",
     )
     model = names["open_reranker"](names["load_reranker"], args, dtype, batch_size)
     model.predict([("a claim", "an abstract")] * 64)  # warms up
