@@ -571,7 +571,7 @@ def add_index(job):
         and no single letters; words: lower case, no word left out, with - . / , inside; cased: the
         same, not lower-cased""")
     add("--language", choices=LANGUAGES, default="english",
-        help="language of the analyser's stopwords and stems")
+        help="language of the analyser's stopwords and stems; for others take --analyser words")
     add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
         help="variant of idf; in robertson, terms of more than half of the texts count nothing")
     add("--k1", type=amount, default=1.5, help="saturation; with more, repeated terms count more")

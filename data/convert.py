@@ -795,6 +795,8 @@ def convert(args):
     if unused:
         warn(path, f"columns left out (no use in {kind}): {', '.join(unused)}")
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
+    if kind == "qrels":
+        print(f"labels: {table['label'].value_counts().to_dict()}")
     return {"made": list(made), "kind": kind, "rows": len(table)}
 
 
