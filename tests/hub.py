@@ -17,6 +17,7 @@ files, their sizes, and the files themselves, whole or from a byte on.
 """
 
 import contextlib
+import functools
 import hashlib
 import http.server
 import json
@@ -45,12 +46,18 @@ class Hub(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def files(self, name):
-        """Return {path: bytes} of a model."""
+        """Return {name in the model: path} of its files."""
         folder = self.folder / name
         paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         files = {path.relative_to(folder).as_posix(): path for path in paths}
         files.pop(".gated", None)
-        return {path: file.read_bytes() for path, file in files.items()}
+        return files
+
+
+@functools.cache
+def digest_of(path, changed):
+    """Return the SHA-1 of a file; changed: when it was written last."""
+    return hashlib.sha1(path.read_bytes()).hexdigest()
 
 
 class Answer(http.server.BaseHTTPRequestHandler):
@@ -76,7 +83,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if not match or not (self.server.folder / name).is_dir():
             return self.send(404, X_Error_Code="RepoNotFound")
         files = self.server.files(name)
-        digests = {file: hashlib.sha1(content).hexdigest() for file, content in files.items()}
+        digests = {file: digest_of(path, path.stat().st_mtime_ns) for file, path in files.items()}
         commit = hashlib.sha1(json.dumps(digests).encode()).hexdigest()
         revision = match[3] if API.fullmatch(path) else match[2]
         if re.fullmatch("[0-9a-f]{40}", revision or ""):
@@ -85,8 +92,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if API.fullmatch(path):
             if match[2] == "tree":
                 found = [
-                    {"type": "file", "path": file, "size": len(content), "oid": digests[file]}
-                    for file, content in files.items()
+                    {
+                        "type": "file",
+                        "path": file,
+                        "size": found.stat().st_size,
+                        "oid": digests[file],
+                    }
+                    for file, found in files.items()
                     if file.startswith(match[4] or "")
                 ]
                 if not found:
@@ -101,7 +113,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return self.send(401, X_Error_Code="GatedRepo")
         if file not in files:
             return self.send(404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit)
-        content = files[file]
+        content = files[file].read_bytes()
         known = {"ETag": f'"{digests[file]}"', "X_Repo_Commit": commit, "Accept_Ranges": "bytes"}
         start = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if start:

@@ -114,6 +114,11 @@ def multilingual_e5(folder):
     as_encoder(folder, "mean", Normalize(), prompts=prompts)
 
 
+def gated(folder):
+    e5(folder)
+    (folder / ".gated").touch()
+
+
 def qwen3_embedding(folder):
     tokenizer = pieces(padding_side="left", pad_token="<|endoftext|>")
     config = tf.Qwen3Config(**GROUPED, **LONG)
@@ -251,7 +256,7 @@ def encoder_adapter(folder):
 
 
 def gguf(folder):
-    shutil.copy(SMOLLM2 / "SmolLM2-135M-Instruct.Q4_1.gguf", folder / "model.Q4_1.gguf")
+    (folder / "model.Q4_1.gguf").write_bytes(b"GGUF")
 
 
 PAIR = """<|im_start|>user
@@ -286,6 +291,7 @@ MODELS = {
     "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),
     "mixedbread-ai/mxbai-rerank-base-v2": causal(tf.Qwen2Config, PAIR, words=["1", "0"]),
     "HuggingFaceTB/SmolLM2-135M-Instruct": causal(tf.LlamaConfig, CHATML),
+    "someone/gated": gated,
     "someone/adapter": adapter,
     "someone/encoder-adapter": encoder_adapter,
     "someone/model-GGUF": gguf,
