@@ -1313,15 +1313,17 @@ class PairReader:
         self.tokens = batch_size * model.max_seq_length  # of a batch, at most
         self.known = {}  # {text: its token ids}
         self.prompt = model.prompts.get(model.default_prompt_name) or ""
-        self.is_chat = "message" in model.modalities  # it stays with the library
+        self.by_library = "message" in model.modalities  # a chat template
+        if not self.by_library:
+            # Two short texts show which tokens stand around all pairs.
+            self.probe = self.tokenizer(*getattr(model[0], "probe", ("a", "b")))
+            self.places = [self.place_of(text) for text in "ab"]
+            self.by_library = None in self.places
         prompt_length = 0
-        if self.is_chat:
+        if self.by_library:
             around = self.library([("", "")], prompt=self.prompt)["input_ids"].numel()
             around += 4  # the ends of texts may be tokenised anew
         else:
-            # Two texts of one token show which tokens stand around all pairs.
-            self.probe = self.tokenizer(*getattr(model[0], "probe", ("a", "b")))
-            self.places = [self.probe["input_ids"].index(self.ids_of(text)[0]) for text in "ab"]
             around = len(self.probe["input_ids"]) - 2
             prompt_length = len(self.ids_of(self.prompt))
         self.room = model.max_seq_length - around
@@ -1330,6 +1332,17 @@ class PairReader:
             fail("--max-length", "no tokens are left beside the prompt; raise it")
         if claim_at == 0:
             self.most += prompt_length
+
+    def place_of(self, text):
+        """Return where the probe has a text, and leave one token of it there; None without it."""
+        part = self.ids_of(text).tolist()
+        ids = self.probe["input_ids"]
+        for place in range(len(ids)):
+            if ids[place : place + len(part)] == part:
+                for values in self.probe.values():
+                    del values[place + 1 : place + len(part)]
+                return place
+        return None
 
     def ids_of(self, text):
         """Return the token ids of a text, without special tokens."""
@@ -1342,7 +1355,7 @@ class PairReader:
 
     def read(self, pair):
         """Return the token ids of both texts of a pair, cut, and whether it was cut."""
-        prompt = "" if self.is_chat else self.prompt
+        prompt = "" if self.by_library else self.prompt
         whole = [self.ids_of(prompt + pair[0]), self.ids_of(pair[1])]
         claim = whole[self.claim_at][: self.most]
         other = whole[1 - self.claim_at][: self.room - len(claim)]
@@ -1361,7 +1374,7 @@ class PairReader:
 
     def __call__(self, pairs, prompt=None, **options):
         """Return the tensors of pairs; prompt: that of the model."""
-        if self.is_chat:
+        if self.by_library:
             return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
         rows = []
         for pair in pairs:

@@ -25,6 +25,8 @@ from sentence_transformers.base.modules import Dense, Normalize, Router, Transfo
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers.models import Unigram
 
 ROOT = Path(__file__).resolve().parent.parent
 MINILM = ROOT / "data/models/minilm"
@@ -38,6 +40,7 @@ SIZES = {
 }
 GROUPED = SIZES | {"num_key_value_heads": 1, "head_dim": 8}
 LONG = {"max_position_embeddings": 2048}
+ABSTRACT_WORDS = "the of and polar bears ice sea warm cold study"
 INSTRUCTION = {"query": "Instruct: find passages that answer the query\nQuery:", "document": ""}
 GEMMA_PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
 
@@ -225,8 +228,22 @@ def causal(config_class, template=None, words=None, **changes):
 def mono_t5(folder):
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     config = tf.T5Config(**sizes, decoder_start_token_id=0)
-    save(folder, config, tf.T5ForConditionalGeneration, words())
+    save(folder, config, tf.T5ForConditionalGeneration, t5_pieces())
     to_bin(folder)
+
+
+def t5_pieces():
+    """Return a tokenizer as T5's: a word that it does not know, as "b", begins with a blank."""
+    known = ["Query", "Document", "Relevant", "true", "false", *ABSTRACT_WORDS.split()]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    pieces += [(f"▁{word}", -3.0) for word in known]
+    pieces += [(chr(code), -5.0) for code in range(33, 384)]
+    unigram = Tokenizer(Unigram(pieces, unk_id=2))
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    return tf.PreTrainedTokenizerFast(
+        tokenizer_object=unigram, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    )
 
 
 def adapter(folder):

@@ -240,7 +240,7 @@ def by_gemma(folder):
 def by_mono_t5(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    true, false = tokenizer.convert_tokens_to_ids(["true", "false"])
+    true, false = tokenizer.convert_tokens_to_ids(["▁true", "▁false"])
 
     @torch.no_grad()
     def logit(claim, abstract):
