@@ -11,6 +11,8 @@ A folder has the names of its model's files, and the fields of its configuration
 is used. Vocabularies, sizes and weights are others.
 """
 
+import copy
+import functools
 import json
 import os
 import shutil
@@ -51,11 +53,16 @@ def words():
     return tf.AutoTokenizer.from_pretrained(MINILM, model_max_length=512)
 
 
+@functools.cache  # a GGUF file is slow to read
+def smollm2():
+    """Return SmolLM2's tokenizer."""
+    file = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return tf.AutoTokenizer.from_pretrained(SMOLLM2, gguf_file=file)
+
+
 def pieces(**changes):
     """Return a tokenizer of bytes and their pairs, which ends texts with no token."""
-    tokenizer = tf.AutoTokenizer.from_pretrained(
-        SMOLLM2, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf"
-    )
+    tokenizer = copy.deepcopy(smollm2())
     tokenizer.chat_template = None
     for name, value in changes.items():
         setattr(tokenizer, name, value)
