@@ -1110,8 +1110,8 @@ class PairReader:
             self.by_library = None in self.places
         prompt_length = 0
         if self.by_library:
-            around = self.library([("", "")], prompt=self.prompt)["input_ids"].numel()
-            around += 4  # the ends of texts may be tokenised anew
+            empty = self.library([("", "")], prompt=self.prompt)["input_ids"]
+            around = empty.numel() + 4  # the ends of texts may be tokenised anew
         else:
             around = len(self.probe["input_ids"]) - 2
             prompt_length = len(self.ids_of(self.prompt))
@@ -1163,6 +1163,8 @@ class PairReader:
 
     def __call__(self, pairs, prompt=None, **options):
         """Return the tensors of pairs; prompt: that of the model."""
+        import torch
+
         if self.by_library:
             return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
         rows = []
@@ -1175,23 +1177,12 @@ class PairReader:
             for place, part in zip(self.places, ids):
                 row["input_ids"][ends[place] - len(part) : ends[place]] = part
             rows.append(row)
-        return self.padded(rows)
-
-    def padded(self, rows):
-        """Return tensors (rows, longest) of the fields of rows."""
-        import torch
-
-        fills = {
-            "input_ids": self.tokenizer.pad_token_id,
-            "token_type_ids": self.tokenizer.pad_token_type_id,
-        }
         tensors = {}
-        for name in rows[0]:
-            parts = [torch.from_numpy(row[name]) for row in rows]
+        for name in self.probe:
             tensors[name] = torch.nn.utils.rnn.pad_sequence(
-                parts,
+                [torch.from_numpy(row[name]) for row in rows],
                 batch_first=True,
-                padding_value=fills.get(name, 0),
+                padding_value=self.tokenizer.pad_token_id if name == "input_ids" else 0,
                 padding_side=self.tokenizer.padding_side,
             )
         return tensors
@@ -1269,8 +1260,8 @@ def score_resumably(model, read_pairs, n, path, args):
             else:
                 found = outputs_of(model, pairs, bar)
             if not np.isfinite(found).all():
-                what = "a score is no finite number; use --dtype fp32, in half the speed"
-                fail(args.model, f"{what} and twice the memory")
+                what = "a score is no finite number; use --dtype fp32, which takes twice as long"
+                fail(args.model, what)
             stored[start : start + size] = np.column_stack([found, is_truncated])
     return stored[:, :-1], stored[:, -1] > 0
 
