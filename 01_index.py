@@ -464,14 +464,14 @@ def dev_evaluator(paths, texts, seed):
     """Return an evaluator: nDCG@10 over judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    claims = read_table(paths[0], ["claim_id", "claim"]).set_index("claim_id")["claim"]
-    known = {"claim_id": claims.index, "abstract_id": texts, "label": LABELS}
+    claims = read_claims(paths[0])
+    known = {"claim_id": claims, "abstract_id": texts, "label": LABELS}
     qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"], **known)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     drawn = np.random.default_rng(seed).permutation(list(texts))[:DEV_POOL]
     pool = {*drawn, *qrels["abstract_id"]}
     return InformationRetrievalEvaluator(
-        claims.to_dict(),
+        claims,
         {abstract_id: texts[abstract_id] for abstract_id in texts if abstract_id in pool},
         evidence.to_dict(),
         name="dev",
@@ -505,7 +505,7 @@ def train(args):
     from datasets import Dataset
     from transformers import set_seed
 
-    claims = read_table(args.claims, ["claim_id", "claim"]).set_index("claim_id")["claim"]
+    claims = read_claims(args.claims)
     texts = read_abstracts(args.corpus, args.fields, args.separator)
     tuples = read_tuples(args.examples, claims, texts)
     rows = rows_of(tuples, args.loss)
@@ -522,7 +522,7 @@ def train(args):
     prompts["claim"] = encoder.prompts["query"]
     with parts_of(args.out, task) as parts:
         summary = {"examples": len(tuples), "rows": len(rows)}
-        summary |= fit(
+        summary |= fine_tune(
             parts,
             args,
             trainer=st.SentenceTransformerTrainer,
@@ -617,7 +617,7 @@ def add_train(job):
         """)
     add("--epochs", type=positive, default=2, help="train for this many passes over the examples")
     add("--lr", type=amount, default=7e-6, help="learning rate after a warm-up of a tenth of steps")
-    add("--batch-size", type=count, default=64, dest="batch", help="""train on this many rows
+    add("--batch-size", type=count, default=64, help="""train on this many rows
         (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
         qrels of this split, among judged and 1,000 drawn abstracts; without them the last""")
@@ -628,13 +628,13 @@ def add_train(job):
 
 
 def main():
-    run(command_line({index: add_index, graph: add_graph, train: add_train}))
+    run_job(command_line({index: add_index, graph: add_graph, train: add_train}))
 
 
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # of this call; sidecars keep them
-CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 MADE_BY = {  # what users forget to make: the job that makes it
     "bm25": "01_index.py",
@@ -725,12 +725,16 @@ def check_input(path, args):
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
-def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models."""
+def task_of(args, *inputs, models=(), without=()):
+    """Return what decides an output: arguments, and digests of inputs and of local models.
+
+    without: names of arguments that change no output of this job.
+    """
     for path in inputs:
         check_input(path, args)
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
+    left_out = CHANGE_NO_OUTPUT.union(without)
+    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
@@ -864,7 +868,7 @@ def command_line(jobs):
     return args
 
 
-def run(args):
+def run_job(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
@@ -928,8 +932,14 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    table = read_table(path, ["claim_id", "claim"])
+    return dict(zip(table["claim_id"], table["claim"]))
+
+
 def read_corpus(path):
-    """Read {abstract_id: record}."""
+    """Return {abstract_id: record}."""
     corpus = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -952,18 +962,45 @@ def read_corpus(path):
     return corpus
 
 
-# --- end of helpers
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
-# --- splits (same in 01, 02, 03, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
+
+
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
+    fields = fields.split(",")
+    records = read_corpus(path)
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, separator) for key, record in records.items()}
+
+
 def claims_of(split, args):
     """Return the ids and the words of the claims of a split; none of a split that is not there."""
     path = Path(args.data, f"claims.{split}.tsv")
-    if not path.exists():
-        return set(), set()
-    table = read_table(path, ["claim_id", "claim"])
-    words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
-    return set(table["claim_id"]), set(words)
+    claims = read_claims(path) if path.exists() else {}
+    words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
+    return set(claims), words
 
 
 def check_splits(args):
@@ -980,23 +1017,7 @@ def check_splits(args):
             warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
 
 
-# --- end of splits
-
-
-# --- texts (same in 01, 03, 04, 05 and 06)
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
-    texts = []
-    for field in fields:
-        value = record.get(field)
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]
-        between = " " if field == "abstract" else ", "  # sentences; names of authors
-        texts.append(between.join(filter(None, known)))
-    return separator.join(filter(None, texts))
-
-
-# --- end of texts
+# --- end of helpers
 
 
 # --- analyser (same in 01 and 02)
@@ -1023,37 +1044,6 @@ def normalised(text, form):
 
 
 # --- end of analyser
-
-
-# --- abstracts (same in 01, 03, 04 and 05)
-def field_names(text):
-    """Return names of fields without the blanks around their commas."""
-    return re.sub(r"\s*,\s*", ",", text.strip())
-
-
-def read_abstracts(path, fields, separator=" "):
-    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
-    fields = fields.split(",")
-    records = read_corpus(path)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
-    if unknown:
-        tell = warn if unknown < set(fields) else fail
-        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
-    return {key: text_of(record, fields, separator) for key, record in records.items()}
-
-
-# --- end of abstracts
-
-
-# --- index (same in 01, 02 and 03)
-def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
-    if sidecar_of(folder).get("sha256") != sha256:
-        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
-    return json.loads(Path(folder, "meta.json").read_bytes())
-
-
-# --- end of index
 
 
 # --- models (same in 01, 02, 03 and 05)
@@ -1141,23 +1131,6 @@ def reason_of(error):
     return reason
 
 
-# --- end of models
-
-
-# --- dev (same in 01 and 03)
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
-
-
-# --- end of dev
-
-
-# --- checks (same in 01, 03 and 05)
 def length(text):
     """Return a number of tokens that has room for texts beside special tokens."""
     return within(int(text), 8)
@@ -1182,7 +1155,14 @@ def check_fields(config, name, args):
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
-# --- end of checks
+def read_meta(folder, sha256):
+    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    if sidecar_of(folder).get("sha256") != sha256:
+        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
+    return json.loads(Path(folder, "meta.json").read_bytes())
+
+
+# --- end of models
 
 
 # --- training (same in 01, 03 and 05)
@@ -1285,7 +1265,9 @@ def resumable(trainer):
     return Resumable
 
 
-def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
+def fine_tune(
+    folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
+):
     """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
@@ -1293,27 +1275,38 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     # The trainer's progress bar has no label, and no argument for one.
     # So the trainer gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
-    is_gpu = model.device.type == "cuda"
-    half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
-    curve = []
-    callbacks = []
     strategy = "epoch" if evaluator else "steps"
+    is_gpu = model.device.type == "cuda"
+    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(False)
+    settings |= {
+        "num_train_epochs": args.epochs,
+        "per_device_train_batch_size": args.batch_size,
+        "gradient_accumulation_steps": args.accumulate,
+        "gradient_checkpointing": args.checkpointing,
+        "learning_rate": args.lr,
+        "seed": args.seed,
+        "use_cpu": model.device.type == "cpu",
+        "bf16": has_bf16,
+        "fp16": is_gpu and not has_bf16,
+        "save_strategy": strategy,
+        "save_steps": args.save_steps,
+        "save_total_limit": 2,
+        "restore_callback_states_from_checkpoint": True,
+        "logging_strategy": strategy,
+        "logging_steps": args.save_steps,
+        "logging_nan_inf_filter": False,
+        "metric_for_best_model": measure,
+    }
+    callbacks = []
+    if evaluator:
+        settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
+        callbacks.append(EarlyStoppingCallback(args.patience))
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
+    curve = []
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
-            callbacks.append(EarlyStoppingCallback(args.patience))
-            settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-        settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
-        settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
-        settings |= {"use_cpu": model.device.type == "cpu", half: is_gpu, "seed": args.seed}
-        settings |= {"save_strategy": strategy, "save_steps": args.save_steps}
-        settings |= {"logging_strategy": strategy, "logging_steps": args.save_steps}
-        settings |= {"logging_nan_inf_filter": False, "metric_for_best_model": measure}
-        settings |= {"restore_callback_states_from_checkpoint": True, "save_total_limit": 2}
-        if args.checkpointing:
-            settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
         training = resumable(trainer)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
@@ -1361,6 +1354,17 @@ def add_training(add):
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
+
+
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
 # --- end of training
 
 if __name__ == "__main__":

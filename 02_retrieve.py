@@ -26,6 +26,7 @@ import contextlib
 import csv
 import difflib
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -652,13 +653,13 @@ def add_mine(job):
 
 
 def main():
-    run(command_line({retrieve: add_retrieve, fuse: add_fuse, fit: add_fit, mine: add_mine}))
+    run_job(command_line({retrieve: add_retrieve, fuse: add_fuse, fit: add_fit, mine: add_mine}))
 
 
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # of this call; sidecars keep them
-CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 MADE_BY = {  # what users forget to make: the job that makes it
     "bm25": "01_index.py",
@@ -749,12 +750,16 @@ def check_input(path, args):
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
-def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models."""
+def task_of(args, *inputs, models=(), without=()):
+    """Return what decides an output: arguments, and digests of inputs and of local models.
+
+    without: names of arguments that change no output of this job.
+    """
     for path in inputs:
         check_input(path, args)
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
+    left_out = CHANGE_NO_OUTPUT.union(without)
+    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
@@ -888,7 +893,7 @@ def command_line(jobs):
     return args
 
 
-def run(args):
+def run_job(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
@@ -952,8 +957,14 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    table = read_table(path, ["claim_id", "claim"])
+    return dict(zip(table["claim_id"], table["claim"]))
+
+
 def read_corpus(path):
-    """Read {abstract_id: record}."""
+    """Return {abstract_id: record}."""
     corpus = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -976,18 +987,45 @@ def read_corpus(path):
     return corpus
 
 
-# --- end of helpers
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
-# --- splits (same in 01, 02, 03, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
+
+
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
+    fields = fields.split(",")
+    records = read_corpus(path)
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, separator) for key, record in records.items()}
+
+
 def claims_of(split, args):
     """Return the ids and the words of the claims of a split; none of a split that is not there."""
     path = Path(args.data, f"claims.{split}.tsv")
-    if not path.exists():
-        return set(), set()
-    table = read_table(path, ["claim_id", "claim"])
-    words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
-    return set(table["claim_id"]), set(words)
+    claims = read_claims(path) if path.exists() else {}
+    words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
+    return set(claims), words
 
 
 def check_splits(args):
@@ -1004,16 +1042,7 @@ def check_splits(args):
             warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
 
 
-# --- end of splits
-
-
-# --- tables (same in 02, 03, 04 and 05)
-def write_table(table, path):
-    """Write a table as read_table reads it: quotation marks mean nothing."""
-    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
-
-
-# --- end of tables
+# --- end of helpers
 
 
 # --- analyser (same in 01 and 02)
@@ -1040,17 +1069,6 @@ def normalised(text, form):
 
 
 # --- end of analyser
-
-
-# --- index (same in 01, 02 and 03)
-def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
-    if sidecar_of(folder).get("sha256") != sha256:
-        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
-    return json.loads(Path(folder, "meta.json").read_bytes())
-
-
-# --- end of index
 
 
 # --- models (same in 01, 02, 03 and 05)
@@ -1136,6 +1154,37 @@ def reason_of(error):
             "--lora 16 --lr 2e-4 or --checkpointing"
         )
     return reason
+
+
+def length(text):
+    """Return a number of tokens that has room for texts beside special tokens."""
+    return within(int(text), 8)
+
+
+def check_model(name):
+    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    from packaging.version import Version
+
+    installed = importlib.metadata.version("sentence-transformers")
+    if Version(installed) < Version("6.2"):
+        what = f"{installed} is older than 6.2; pip install -U 'sentence-transformers>=6.2'"
+        fail("sentence-transformers", what)
+    if not Path(name).exists() and name.count("/") > 1:
+        fail(name, f"no such model; {ADVICE}")
+
+
+def check_fields(config, name, args):
+    """Warn if a model was trained on other fields of abstracts than it gets."""
+    trained = getattr(config, "trained_fields", args.fields)
+    if trained != args.fields:
+        warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
+
+
+def read_meta(folder, sha256):
+    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    if sidecar_of(folder).get("sha256") != sha256:
+        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
+    return json.loads(Path(folder, "meta.json").read_bytes())
 
 
 # --- end of models

@@ -44,7 +44,6 @@ ALPHA = 0.4  # weight of the score before the LLM, Kiepura & Lam 2025, eq. 5
 WINDOW = 20  # abstracts per prompt, Sun et al. 2023 (RankGPT), section 3.2
 STEP = 10  # stride of the window, the same
 RETRIES = 6  # of a call, by the openai package, with growing pauses
-CLAIM = ["claim_id", "claim"]
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -494,11 +493,11 @@ def rerank(args):
     inputs = [args.run, args.claims, args.corpus, *fewshot_files(args)]
     if args.prompt:
         inputs.append(args.prompt)
-    task = task_of(args, *inputs, models=[args.model])
+    task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
     if not args.retry_errors and up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
-    claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
+    claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
     run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
@@ -584,13 +583,13 @@ def add_ask(job):
 
 
 def main():
-    run(with_backend(command_line({rerank: add_rerank, ask: add_ask})))
+    run_job(with_backend(command_line({rerank: add_rerank, ask: add_ask})))
 
 
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # of this call; sidecars keep them
-CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 MADE_BY = {  # what users forget to make: the job that makes it
     "bm25": "01_index.py",
@@ -681,12 +680,16 @@ def check_input(path, args):
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
-def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models."""
+def task_of(args, *inputs, models=(), without=()):
+    """Return what decides an output: arguments, and digests of inputs and of local models.
+
+    without: names of arguments that change no output of this job.
+    """
     for path in inputs:
         check_input(path, args)
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
+    left_out = CHANGE_NO_OUTPUT.union(without)
+    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
@@ -820,7 +823,7 @@ def command_line(jobs):
     return args
 
 
-def run(args):
+def run_job(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
@@ -884,8 +887,14 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    table = read_table(path, ["claim_id", "claim"])
+    return dict(zip(table["claim_id"], table["claim"]))
+
+
 def read_corpus(path):
-    """Read {abstract_id: record}."""
+    """Return {abstract_id: record}."""
     corpus = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -908,19 +917,23 @@ def read_corpus(path):
     return corpus
 
 
-# --- end of helpers
-
-
-# --- tables (same in 02, 03, 04 and 05)
 def write_table(table, path):
     """Write a table as read_table reads it: quotation marks mean nothing."""
     table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
-# --- end of tables
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
 
 
-# --- abstracts (same in 01, 03, 04 and 05)
 def field_names(text):
     """Return names of fields without the blanks around their commas."""
     return re.sub(r"\s*,\s*", ",", text.strip())
@@ -937,26 +950,33 @@ def read_abstracts(path, fields, separator=" "):
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
-# --- end of abstracts
+def claims_of(split, args):
+    """Return the ids and the words of the claims of a split; none of a split that is not there."""
+    path = Path(args.data, f"claims.{split}.tsv")
+    claims = read_claims(path) if path.exists() else {}
+    words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
+    return set(claims), words
 
 
-# --- texts (same in 01, 03, 04, 05 and 06)
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
-    texts = []
-    for field in fields:
-        value = record.get(field)
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]
-        between = " " if field == "abstract" else ", "  # sentences; names of authors
-        texts.append(between.join(filter(None, known)))
-    return separator.join(filter(None, texts))
+def check_splits(args):
+    """Warn of claims of --split that another split has, too: figures on them are too high."""
+    kind = args.split.split("-")[0]  # train-cited has the claims of train
+    ids, words = claims_of(args.split, args)
+    for split in ("train", "dev", "test"):
+        other_ids, other_words = claims_of(split, args)
+        same = (
+            f"{len(words & other_words)} claims with the words, {len(ids & other_ids)} with the id"
+        )
+        is_other = kind in ("train", "dev", "test") and kind != split
+        if is_other and (words & other_words or ids & other_ids):
+            warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
 
 
-# --- end of texts
+# --- end of helpers
 
 
-# --- prompts (same in 04 and 05)
+# --- language models (same in 04 and 05)
+# A script defines what this block calls: RETRY_SUFFIX and answer_requests(requests, args).
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
@@ -990,17 +1010,13 @@ def fewshot_files(args):
 def read_fewshot(abstracts, args):
     """Return (claim, its judgements) of --fewshot, in the order of the file."""
     path, claims_path = fewshot_files(args)
-    claims = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
+    claims = read_claims(claims_path)
     judged = read_table(
         path, [*PAIR, "label"], claim_id=claims, abstract_id=abstracts, label=LABELS
     )
     return [(claims[claim_id], rows) for claim_id, rows in judged.groupby("claim_id", sort=False)]
 
 
-# --- end of prompts
-
-
-# --- requests (same in 04 and 05, which define RETRY_SUFFIX and answer_requests(requests, args))
 SPELLINGS = {  # of labels, beside their names
     "SUPPORTS": "support|supported|entailment",
     "REFUTES": "refute|refuted|contradiction",
@@ -1021,7 +1037,7 @@ REPLY_FAULTS = {
     "unread": """they are in another form than was asked for; of thoughts without an answer: raise
         --max-tokens, or serve the model without a reasoning parser""",
 }
-CHANGE_NO_OUTPUT.update("base_url concurrency replies requests retry_errors timeout".split())
+ASKING = "base_url concurrency replies requests retry_errors timeout".split()  # change no output
 
 
 class Question(NamedTuple):
@@ -1332,7 +1348,9 @@ def add_model(job):
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
     add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on
-# --- end of requests
+
+
+# --- end of language models
 
 if __name__ == "__main__":
     main()

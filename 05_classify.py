@@ -47,7 +47,6 @@ from unittest import mock
 
 import numpy as np
 
-CLAIM = ["claim_id", "claim"]
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
@@ -78,8 +77,7 @@ def run_of(args):
 
 def read_texts(args):
     """Return {claim_id: claim} and {abstract_id: its fields in one text}."""
-    claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
-    return claims, read_abstracts(args.corpus, args.fields)
+    return read_claims(args.claims), read_abstracts(args.corpus, args.fields)
 
 
 def pairs_of(table, claims, abstracts):
@@ -139,7 +137,8 @@ def label_run(args, predict, *inputs, keep=None):
     and abstracts. keep: parts_of, if predict keeps unfinished work in the folder parts.
     """
     path = run_of(args)
-    task = task_of(args, path, args.claims, args.corpus, *inputs, models=[args.model])
+    inputs = [path, args.claims, args.corpus, *inputs]
+    task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
     if not vars(args).get("retry_errors") and up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     claims, abstracts = read_texts(args)
@@ -264,7 +263,7 @@ def read_judged(args, dev):
     table["pair"] = pairs_of(table, claims, abstracts)
     if not dev:
         return table.assign(is_held_out=hold_out(table, args))
-    claims = dict(read_table(dev[0], CLAIM)[CLAIM].to_numpy())
+    claims = read_claims(dev[0])
     dev_table = read_table(dev[1], QRELS, claim_id=claims, **known)
     dev_table["pair"] = pairs_of(dev_table, claims, abstracts)
     return pd.concat([table.assign(is_held_out=False), dev_table.assign(is_held_out=True)])
@@ -372,7 +371,7 @@ def learn(model, trained, held_out, parts, args):
             write_csv=False,
             show_progress_bar=True,
         )
-    return fit(
+    return fine_tune(
         parts,
         args,
         trainer=cross_encoder.CrossEncoderTrainer,
@@ -660,7 +659,7 @@ def aggregate(args):
     task = task_of(args, args.verdicts, args.claims, args.corpus)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    claims = dict(read_table(args.claims, CLAIM)[CLAIM].to_numpy())
+    claims = read_claims(args.claims)
     verdicts = read_verdicts(args.verdicts, claims, read_corpus(args.corpus))
     counts = collections.Counter()
     with written(args.out, task) as new, new.open("w", encoding="utf-8") as file:
@@ -736,7 +735,7 @@ def add_train(job):
     add("--lr", type=amount, default=5e-5, help="learning rate at the start, see --schedule")
     add("--schedule", choices=("constant", "linear"), default="constant",
         help="keep the learning rate, or let it fall to 0 linearly")
-    add("--batch-size", type=count, default=32, dest="batch", help="train on batches of so many")
+    add("--batch-size", type=count, default=32, help="train on batches of so many")
     add("--held-out", type=share, default=0.1, help="""hold this share of the pairs out of training,
         0 is none; the epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
@@ -776,13 +775,13 @@ def main():
     )
     if args.job == "llm":
         args = with_backend(args)
-    run(args)
+    run_job(args)
 
 
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # of this call; sidecars keep them
-CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 MADE_BY = {  # what users forget to make: the job that makes it
     "bm25": "01_index.py",
@@ -873,12 +872,16 @@ def check_input(path, args):
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
-def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models."""
+def task_of(args, *inputs, models=(), without=()):
+    """Return what decides an output: arguments, and digests of inputs and of local models.
+
+    without: names of arguments that change no output of this job.
+    """
     for path in inputs:
         check_input(path, args)
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
+    left_out = CHANGE_NO_OUTPUT.union(without)
+    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
@@ -1012,7 +1015,7 @@ def command_line(jobs):
     return args
 
 
-def run(args):
+def run_job(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
@@ -1076,8 +1079,14 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    table = read_table(path, ["claim_id", "claim"])
+    return dict(zip(table["claim_id"], table["claim"]))
+
+
 def read_corpus(path):
-    """Read {abstract_id: record}."""
+    """Return {abstract_id: record}."""
     corpus = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -1100,47 +1109,11 @@ def read_corpus(path):
     return corpus
 
 
-# --- end of helpers
-
-
-# --- splits (same in 01, 02, 03, 05 and 06)
-def claims_of(split, args):
-    """Return the ids and the words of the claims of a split; none of a split that is not there."""
-    path = Path(args.data, f"claims.{split}.tsv")
-    if not path.exists():
-        return set(), set()
-    table = read_table(path, ["claim_id", "claim"])
-    words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
-    return set(table["claim_id"]), set(words)
-
-
-def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high."""
-    kind = args.split.split("-")[0]  # train-cited has the claims of train
-    ids, words = claims_of(args.split, args)
-    for split in ("train", "dev", "test"):
-        other_ids, other_words = claims_of(split, args)
-        same = (
-            f"{len(words & other_words)} claims with the words, {len(ids & other_ids)} with the id"
-        )
-        is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and (words & other_words or ids & other_ids):
-            warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
-
-
-# --- end of splits
-
-
-# --- tables (same in 02, 03, 04 and 05)
 def write_table(table, path):
     """Write a table as read_table reads it: quotation marks mean nothing."""
     table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
-# --- end of tables
-
-
-# --- texts (same in 01, 03, 04, 05 and 06)
 def text_of(record, fields=("title", "abstract"), separator=" "):
     """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
     texts = []
@@ -1153,10 +1126,6 @@ def text_of(record, fields=("title", "abstract"), separator=" "):
     return separator.join(filter(None, texts))
 
 
-# --- end of texts
-
-
-# --- abstracts (same in 01, 03, 04 and 05)
 def field_names(text):
     """Return names of fields without the blanks around their commas."""
     return re.sub(r"\s*,\s*", ",", text.strip())
@@ -1173,7 +1142,29 @@ def read_abstracts(path, fields, separator=" "):
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
-# --- end of abstracts
+def claims_of(split, args):
+    """Return the ids and the words of the claims of a split; none of a split that is not there."""
+    path = Path(args.data, f"claims.{split}.tsv")
+    claims = read_claims(path) if path.exists() else {}
+    words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
+    return set(claims), words
+
+
+def check_splits(args):
+    """Warn of claims of --split that another split has, too: figures on them are too high."""
+    kind = args.split.split("-")[0]  # train-cited has the claims of train
+    ids, words = claims_of(args.split, args)
+    for split in ("train", "dev", "test"):
+        other_ids, other_words = claims_of(split, args)
+        same = (
+            f"{len(words & other_words)} claims with the words, {len(ids & other_ids)} with the id"
+        )
+        is_other = kind in ("train", "dev", "test") and kind != split
+        if is_other and (words & other_words or ids & other_ids):
+            warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
+
+
+# --- end of helpers
 
 
 # --- models (same in 01, 02, 03 and 05)
@@ -1261,10 +1252,6 @@ def reason_of(error):
     return reason
 
 
-# --- end of models
-
-
-# --- checks (same in 01, 03 and 05)
 def length(text):
     """Return a number of tokens that has room for texts beside special tokens."""
     return within(int(text), 8)
@@ -1289,7 +1276,14 @@ def check_fields(config, name, args):
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
-# --- end of checks
+def read_meta(folder, sha256):
+    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    if sidecar_of(folder).get("sha256") != sha256:
+        fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
+    return json.loads(Path(folder, "meta.json").read_bytes())
+
+
+# --- end of models
 
 
 # --- pairs (same in 03 and 05)
@@ -1580,7 +1574,9 @@ def resumable(trainer):
     return Resumable
 
 
-def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings):
+def fine_tune(
+    folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
+):
     """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
@@ -1588,27 +1584,38 @@ def fit(folder, args, *, trainer, arguments, model, data, loss, evaluator, measu
     # The trainer's progress bar has no label, and no argument for one.
     # So the trainer gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
-    is_gpu = model.device.type == "cuda"
-    half = "bf16" if is_gpu and torch.cuda.is_bf16_supported(False) else "fp16"
-    curve = []
-    callbacks = []
     strategy = "epoch" if evaluator else "steps"
+    is_gpu = model.device.type == "cuda"
+    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(False)
+    settings |= {
+        "num_train_epochs": args.epochs,
+        "per_device_train_batch_size": args.batch_size,
+        "gradient_accumulation_steps": args.accumulate,
+        "gradient_checkpointing": args.checkpointing,
+        "learning_rate": args.lr,
+        "seed": args.seed,
+        "use_cpu": model.device.type == "cpu",
+        "bf16": has_bf16,
+        "fp16": is_gpu and not has_bf16,
+        "save_strategy": strategy,
+        "save_steps": args.save_steps,
+        "save_total_limit": 2,
+        "restore_callback_states_from_checkpoint": True,
+        "logging_strategy": strategy,
+        "logging_steps": args.save_steps,
+        "logging_nan_inf_filter": False,
+        "metric_for_best_model": measure,
+    }
+    callbacks = []
+    if evaluator:
+        settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
+        callbacks.append(EarlyStoppingCallback(args.patience))
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
+    curve = []
     with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
         if evaluator:
             curve.append(evaluator(model)[measure])
-            callbacks.append(EarlyStoppingCallback(args.patience))
-            settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-        settings |= {"num_train_epochs": args.epochs, "per_device_train_batch_size": args.batch}
-        settings |= {"gradient_accumulation_steps": args.accumulate, "learning_rate": args.lr}
-        settings |= {"use_cpu": model.device.type == "cpu", half: is_gpu, "seed": args.seed}
-        settings |= {"save_strategy": strategy, "save_steps": args.save_steps}
-        settings |= {"logging_strategy": strategy, "logging_steps": args.save_steps}
-        settings |= {"logging_nan_inf_filter": False, "metric_for_best_model": measure}
-        settings |= {"restore_callback_states_from_checkpoint": True, "save_total_limit": 2}
-        if args.checkpointing:
-            settings["gradient_checkpointing"] = True
         arguments = arguments(str(folder), **settings)
         training = resumable(trainer)(
             model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
@@ -1656,10 +1663,22 @@ def add_training(add):
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
 # fmt: on
+
+
+def dev_files(paths):
+    """Return the files that a dev evaluation needs if all are there, else none."""
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
 # --- end of training
 
 
-# --- prompts (same in 04 and 05)
+# --- language models (same in 04 and 05)
+# A script defines what this block calls: RETRY_SUFFIX and answer_requests(requests, args).
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
@@ -1693,17 +1712,13 @@ def fewshot_files(args):
 def read_fewshot(abstracts, args):
     """Return (claim, its judgements) of --fewshot, in the order of the file."""
     path, claims_path = fewshot_files(args)
-    claims = dict(read_table(claims_path, CLAIM)[CLAIM].to_numpy())
+    claims = read_claims(claims_path)
     judged = read_table(
         path, [*PAIR, "label"], claim_id=claims, abstract_id=abstracts, label=LABELS
     )
     return [(claims[claim_id], rows) for claim_id, rows in judged.groupby("claim_id", sort=False)]
 
 
-# --- end of prompts
-
-
-# --- requests (same in 04 and 05, which define RETRY_SUFFIX and answer_requests(requests, args))
 SPELLINGS = {  # of labels, beside their names
     "SUPPORTS": "support|supported|entailment",
     "REFUTES": "refute|refuted|contradiction",
@@ -1724,7 +1739,7 @@ REPLY_FAULTS = {
     "unread": """they are in another form than was asked for; of thoughts without an answer: raise
         --max-tokens, or serve the model without a reasoning parser""",
 }
-CHANGE_NO_OUTPUT.update("base_url concurrency replies requests retry_errors timeout".split())
+ASKING = "base_url concurrency replies requests retry_errors timeout".split()  # change no output
 
 
 class Question(NamedTuple):
@@ -2035,7 +2050,9 @@ def add_model(job):
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
     add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
 # fmt: on
-# --- end of requests
+
+
+# --- end of language models
 
 if __name__ == "__main__":
     main()

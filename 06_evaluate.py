@@ -37,7 +37,6 @@ import numpy as np
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
-CLAIM = ["claim_id", "claim"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
 MEASURES = {
@@ -538,7 +537,7 @@ def read_verdicts(path):
 
 def rankings(args, runs, qrels, components, corpus):
     """Return the claims, rankings and texts of the page; runs: {run: its rows}."""
-    texts = read_table(args.claims, CLAIM).set_index("claim_id")["claim"]
+    texts = read_claims(args.claims)
     verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
     fields = "title abstract url doi".split()
@@ -664,7 +663,7 @@ def submission(args):
     task = task_of(args, args.run, args.claims, args.corpus, *narratives)
     if up_to_date(args, task, *outs):
         return {"made": []}
-    claims = read_table(args.claims, CLAIM)["claim_id"]
+    claims = read_table(args.claims, ["claim_id", "claim"])["claim_id"]
     known = {"claim_id": claims, "abstract_id": read_corpus(args.corpus), "label": LABELS}
     run = read_table(args.run, RUN, **known)
     run = claims.to_frame().merge(run[run["rank"] <= top_k])
@@ -730,13 +729,13 @@ def add_submission(job):
 
 
 def main():
-    run(command_line({evaluate: add_evaluate, submission: add_submission}))
+    run_job(command_line({evaluate: add_evaluate, submission: add_submission}))
 
 
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # of this call; sidecars keep them
-CHANGE_NO_OUTPUT = {"force", "out", "device", "batch_size", "function"}  # arguments
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
 MADE_BY = {  # what users forget to make: the job that makes it
     "bm25": "01_index.py",
@@ -827,12 +826,16 @@ def check_input(path, args):
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
-def task_of(args, *inputs, models=()):
-    """Return what decides an output: arguments, and digests of inputs and of local models."""
+def task_of(args, *inputs, models=(), without=()):
+    """Return what decides an output: arguments, and digests of inputs and of local models.
+
+    without: names of arguments that change no output of this job.
+    """
     for path in inputs:
         check_input(path, args)
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
-    arguments = {name: value for name, value in vars(args).items() if name not in CHANGE_NO_OUTPUT}
+    left_out = CHANGE_NO_OUTPUT.union(without)
+    arguments = {name: value for name, value in vars(args).items() if name not in left_out}
     return {"arguments": arguments, "inputs": {path: digest(path) for path in paths}}
 
 
@@ -966,7 +969,7 @@ def command_line(jobs):
     return args
 
 
-def run(args):
+def run_job(args):
     """Run the job, and print its result as JSON."""
     try:
         print(json.dumps(args.function(args)))
@@ -1030,8 +1033,14 @@ def read_table(path, columns, **known):
     return table.reset_index(drop=True)
 
 
+def read_claims(path):
+    """Return {claim_id: claim}."""
+    table = read_table(path, ["claim_id", "claim"])
+    return dict(zip(table["claim_id"], table["claim"]))
+
+
 def read_corpus(path):
-    """Read {abstract_id: record}."""
+    """Return {abstract_id: record}."""
     corpus = {}
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -1054,18 +1063,45 @@ def read_corpus(path):
     return corpus
 
 
-# --- end of helpers
+def write_table(table, path):
+    """Write a table as read_table reads it: quotation marks mean nothing."""
+    table.to_csv(path, sep="\t", index=False, float_format="%.9g", quoting=csv.QUOTE_NONE)
 
 
-# --- splits (same in 01, 02, 03, 05 and 06)
+def text_of(record, fields=("title", "abstract"), separator=" "):
+    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
+    texts = []
+    for field in fields:
+        value = record.get(field)
+        items = value if isinstance(value, list) else [value]
+        known = [str(item).strip() for item in items if item is not None and item == item]
+        between = " " if field == "abstract" else ", "  # sentences; names of authors
+        texts.append(between.join(filter(None, known)))
+    return separator.join(filter(None, texts))
+
+
+def field_names(text):
+    """Return names of fields without the blanks around their commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
+def read_abstracts(path, fields, separator=" "):
+    """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
+    fields = fields.split(",")
+    records = read_corpus(path)
+    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    if unknown:
+        tell = warn if unknown < set(fields) else fail
+        tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
+    return {key: text_of(record, fields, separator) for key, record in records.items()}
+
+
 def claims_of(split, args):
     """Return the ids and the words of the claims of a split; none of a split that is not there."""
     path = Path(args.data, f"claims.{split}.tsv")
-    if not path.exists():
-        return set(), set()
-    table = read_table(path, ["claim_id", "claim"])
-    words = table["claim"].str.lower().str.findall(r"\w+").str.join(" ")
-    return set(table["claim_id"]), set(words)
+    claims = read_claims(path) if path.exists() else {}
+    words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
+    return set(claims), words
 
 
 def check_splits(args):
@@ -1082,23 +1118,7 @@ def check_splits(args):
             warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
 
 
-# --- end of splits
-
-
-# --- texts (same in 01, 03, 04, 05 and 06)
-def text_of(record, fields=("title", "abstract"), separator=" "):
-    """Join the fields of a record that hold texts, numbers or lists; null and NaN hold nothing."""
-    texts = []
-    for field in fields:
-        value = record.get(field)
-        items = value if isinstance(value, list) else [value]
-        known = [str(item).strip() for item in items if item is not None and item == item]
-        between = " " if field == "abstract" else ", "  # sentences; names of authors
-        texts.append(between.join(filter(None, known)))
-    return separator.join(filter(None, texts))
-
-
-# --- end of texts
+# --- end of helpers
 
 if __name__ == "__main__":
     main()

@@ -241,7 +241,7 @@ def add_score(add):
 
 
 def main():
-    kit.run(kit.arguments(__doc__, {score: add_score}))
+    kit.run_job(kit.arguments(__doc__, {score: add_score}))
 
 
 if __name__ == "__main__":

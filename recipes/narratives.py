@@ -447,7 +447,7 @@ def add_evaluate(add):
 
 def main():
     jobs = {llm: add_llm, train: add_train, classify: add_classify, evaluate: add_evaluate}
-    kit.run(kit.arguments(__doc__, jobs))
+    kit.run_job(kit.arguments(__doc__, jobs))
 
 
 if __name__ == "__main__":

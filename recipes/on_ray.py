@@ -347,7 +347,7 @@ def main():
     jobs = {index: add_flags, retrieve: add_flags, rerank: add_rerank, classify: add_classify}
     args = kit.arguments(__doc__, jobs)
     prepare(args, words)
-    kit.run(args)
+    kit.run_job(args)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def main():
     args.out = args.out or f"{args.work}/{args.split}/claims.{args.view}.tsv"
     args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
-    kit.run(args)
+    kit.run_job(args)
 
 
 if __name__ == "__main__":

@@ -319,5 +319,5 @@ def test_faults_of_the_machine_are_one_line(capsys, error, said):
         raise error
 
     assert said in refusal(
-        capsys, KIT.run, SimpleNamespace(function=fault, job="mine", data="data/demo")
+        capsys, KIT.run_job, SimpleNamespace(function=fault, job="mine", data="data/demo")
     )

@@ -68,4 +68,4 @@ def add_fewshot(add):
 
 
 if __name__ == "__main__":
-    kit.run(kit.arguments(__doc__, {fewshot: add_fewshot}))
+    kit.run_job(kit.arguments(__doc__, {fewshot: add_fewshot}))

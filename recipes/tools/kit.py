@@ -35,13 +35,13 @@ positive = CLASSIFY.positive
 read_table = SCRIPT.read_table
 read_corpus = SCRIPT.read_corpus
 digest = SCRIPT.digest
-task_of = SCRIPT.task_of
+task_of = functools.partial(SCRIPT.task_of, without=SCRIPT.ASKING)
 sidecar_of = SCRIPT.sidecar_of
 check_outs = SCRIPT.check_outs
 up_to_date = SCRIPT.up_to_date
 written = SCRIPT.written
 words_of = SCRIPT.words_of
-run = SCRIPT.run
+run_job = SCRIPT.run_job
 TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # of prompts
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 

@@ -203,4 +203,4 @@ if __name__ == "__main__":
     stem = args.requests.removesuffix(".jsonl").removesuffix(".requests")
     args.replies = args.replies or f"{stem}.replies.jsonl"
     args.batches = Path(f"{args.replies.removesuffix('.jsonl')}.batches.json")
-    kit.run(args)
+    kit.run_job(args)

@@ -104,4 +104,4 @@ def add_merge(add):
 
 
 if __name__ == "__main__":
-    kit.run(kit.arguments(__doc__, {pool: add_pool, merge: add_merge}))
+    kit.run_job(kit.arguments(__doc__, {pool: add_pool, merge: add_merge}))

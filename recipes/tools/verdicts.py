@@ -107,4 +107,4 @@ def add_mean(add):
 
 
 if __name__ == "__main__":
-    kit.run(kit.arguments(__doc__, {compare: add_compare, mean: add_mean}))
+    kit.run_job(kit.arguments(__doc__, {compare: add_compare, mean: add_mean}))
