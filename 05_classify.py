@@ -780,10 +780,10 @@ def main():
 
 # --- helpers (same in all six scripts)
 START = time.monotonic()
-WARNINGS = []  # of this call; sidecars keep them
+WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # what users forget to make: the job that makes it
+MADE_BY = {  # {first word of a missing file or folder: the job that makes it}
     "bm25": "01_index.py",
     "dense": "01_index.py",
     "graph": "01_index.py graph",
@@ -792,8 +792,9 @@ MADE_BY = {  # what users forget to make: the job that makes it
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
 }
-NOT_LOADED = r"(^|/)\.\w|^README.md$"  # of a folder: hidden files, as hf download leaves, and notes
-ONE_LINE = r"[^\t\r\n]+"
+# Files of a folder that no model or index needs: README.md, hidden ones (hf download leaves some)
+NOT_LOADED = r"(^|/)\.\w|^README.md$"
+ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
 
 
 def shown(text):
@@ -803,7 +804,7 @@ def shown(text):
 
 
 def warn(where, what):
-    """Print a warning on stderr."""
+    """Print a warning on stderr, and keep it for the sidecars."""
     WARNINGS.append(shown(f"warning: {where}: {what}"))
     print(WARNINGS[-1], file=sys.stderr)
 
@@ -815,7 +816,7 @@ def fail(where, what):
 
 
 def within(number, least, most=10**9):
-    """Return a number of a flag; argparse refuses one out of its range."""
+    """Return the number if it is in this range; argparse shows the error to the user."""
     if not least <= number <= most:
         raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
     return number
@@ -977,7 +978,10 @@ def add_shared(job, split=None):
 
 
 def with_nearest(message, flags):
-    """Return an error of argparse, and the flag that is most like an unknown one; {flag: job}."""
+    """Return an error of argparse with the known flag that is most like an unknown one.
+
+    flags: {flag: the job that has it}.
+    """
     unknown = re.search(r"unrecognized arguments:.* (--[\w-]+)", message)
     if unknown:
         for flag in difflib.get_close_matches(unknown[1], flags, 1):
@@ -986,7 +990,10 @@ def with_nearest(message, flags):
 
 
 def command_line(jobs):
-    """Return the arguments; jobs: {function: what adds its flags}, the default job first."""
+    """Return the parsed arguments; jobs: {function: what adds its flags}, the default job first.
+
+    In defaults, {data}, {work} and {split} stand for the values of these flags.
+    """
     names = [function.__name__ for function in jobs]
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
@@ -1143,7 +1150,7 @@ def read_abstracts(path, fields, separator=" "):
 
 
 def claims_of(split, args):
-    """Return the ids and the words of the claims of a split; none of a split that is not there."""
+    """Return the ids and the words of the claims of a split; nothing if it does not exist."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
     words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
