@@ -19,7 +19,7 @@ Prints  the run that is labelled, and F1 of the classifier in training; the last
 Examples
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli --top-k 10
     python 05_classify.py train --epochs 3 --model work/demo/models/reranker
-    python 05_classify.py llm --model gpt-4.1 --prompt recipes/prompts/hybrid.txt
+    python 05_classify.py llm --model gpt-4.1 --prompt recipes/systems/prompts/hybrid.txt
 """
 
 import argparse
@@ -608,7 +608,7 @@ def llm(args):
     """Label the pairs of a run with a language model."""
     _, wanted, _ = STRATEGIES[args.strategy]
     if len(args.prompt) != wanted and (args.prompt or args.strategy != "one-step"):
-        fail("--prompt", f"{args.strategy} wants {wanted}, as those in recipes/prompts")
+        fail("--prompt", f"{args.strategy} wants {wanted}, as those in recipes/systems/prompts")
     if args.fewshot and args.strategy != "one-step":
         fail("--fewshot", "its examples are labels; take --strategy one-step, or no --fewshot")
     return label_run(args, by_language_model, *args.prompt, *fewshot_files(args))
@@ -751,7 +751,7 @@ def add_llm(job):
     add("--strategy", choices=STRATEGIES, default="one-step", help="""ask for the label of a pair;
         for evidence, then its direction; or for the labels of many pairs by one prompt""")
     add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask by these prompts, as those in
-        recipes/prompts: two-step wants two (default: the script's own, for one-step)""")
+        recipes/systems/prompts: two-step wants two (default: the script's own, for one-step)""")
     add("--pairs-per-prompt", type=count, default=50, help="batch: show this many pairs at once")
     add("--fewshot", metavar="FILE", help="""one-step: show the labels of these train pairs first,
         which recipes/tools/fewshot.py draws""")

@@ -21,7 +21,7 @@
 # Models that need code of their own (trust_remote_code) are left out, as the kit never runs it:
 # llama-nemotron-rerank-1b-v2, the best reranker of Retrix at CheckThat! 2026, is one.
 EDITION=${EDITION:-2026}
-. "$(dirname "$0")/common.sh" climatecheck$EDITION
+. "$(dirname "$0")/systems/common.sh" climatecheck$EDITION
 
 TASK="Given a claim from social media, retrieve abstracts of studies that support or refute it"
 QUERY_PROMPT=${QUERY_PROMPT-"Instruct: $TASK"$'\nQuery:'}

@@ -18,7 +18,7 @@
 #   FLAGS="FLAGS"       of 01_index.py and 03_rerank.py, as --device cuda:0 cuda:1 --max-length 1024
 if [ -z "${DATA:-}" ]; then
   OWN=${WORK:-}${FROM:-}
-  . "$(dirname "$0")/common.sh" demo
+  . "$(dirname "$0")/systems/common.sh" demo
   if [ -n "$OWN" ]; then
     refuse "WORK, FROM: three data sets cannot share '$OWN'; give DATA, too"
   fi
@@ -30,7 +30,7 @@ if [ -z "${DATA:-}" ]; then
   DATA=data/climate-fever bash recipes/compare.sh
   exit
 fi
-. "$(dirname "$0")/common.sh" demo
+. "$(dirname "$0")/systems/common.sh" demo
 SPLIT=${SPLIT:-test}
 T=$WORK/$SPLIT
 if [ ! -e $DATA/qrels.$SPLIT.tsv ]; then

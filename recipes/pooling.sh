@@ -13,7 +13,7 @@
 # labelled.tsv beside it, and call again; another week, give another folder by WORK, and the
 # judgements of the last one by QRELS.
 GIVEN=${QRELS:-}
-. "$(dirname "$0")/common.sh" demo
+. "$(dirname "$0")/systems/common.sh" demo
 QRELS=${GIVEN:-$QRELS}
 if [ $# = 0 ]; then
   refuse "no runs; name the runs of all systems"

@@ -18,7 +18,7 @@ case $NAME in
   check-covid | climate-fever) set=$NAME ;;
   *) DATA=$NAME ;;
 esac
-. "$(dirname "$0")/common.sh" "${set:-}"
+. "$(dirname "$0")/systems/common.sh" "${set:-}"
 fetch $NAME
 python data/download.py models
 

@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(items):
 def warm_python(environment=None):
     """Give a PATH whose python runs scripts in copies of a process that has imported PyTorch."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short
-        script = ROOT / "tests/warm.py"
+        script = ROOT / "tests/tools/warm.py"
         python = Path(folder, "python")
         socket = Path(folder, "s")
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} ask {socket} "$@"\n')

@@ -373,7 +373,7 @@ def test_other_replies_are_labelled_anew_and_the_same_ones_are_not_asked_for(toy
         ("--concurrency 0", "--concurrency: 0"),
         ("--max-tokens -1", "--max-tokens: -1"),
         ("--timeout 0", "--timeout: 0.0"),
-        ("--strategy two-step", "--prompt: two-step wants 2, as those in recipes/prompts"),
+        ("--strategy two-step", "--prompt: two-step wants 2, as those in recipes/systems/prompts"),
         (
             f"--strategy batch --prompt {PROMPTS}/batch.txt --fewshot data/demo/qrels.train.tsv",
             "--fewshot: its examples are labels; take --strategy one-step",

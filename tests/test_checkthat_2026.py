@@ -1,4 +1,4 @@
-"""recipes/checkthat_2026.sh on the toy in three languages; its expansion and languages alone."""
+"""checkthat_2026.sh on the toy in three languages; its expansion and languages alone."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def test_posts_in_three_languages_up_to_their_tables_and_the_submission(toy, end
         "PATH": warm,
     }
     done = subprocess.run(
-        ["bash", ROOT / "recipes/checkthat_2026.sh", "tables"],
+        ["bash", ROOT / "recipes/systems/checkthat_2026.sh", "tables"],
         env=os.environ | how,
         capture_output=True,
         text=True,

@@ -20,6 +20,13 @@ SYSTEMS = (
 )
 
 
+def path_of(name):
+    """Return the path of a recipe below the root."""
+    if name in SYSTEMS:
+        return f"recipes/systems/{name}.sh"
+    return f"recipes/{name}.sh"
+
+
 def answer(prompt):
     """What a language model could say to any question of stages 4 and 5."""
     if "YES or NO" in prompt:
@@ -37,7 +44,7 @@ def shell(warm):
     def run_recipe(name, word="", **settings):
         env = os.environ | {"PATH": warm} | settings
         return subprocess.run(
-            ["bash", str(ROOT / "recipes" / f"{name}.sh"), word],
+            ["bash", str(ROOT / path_of(name)), word],
             env=env,
             capture_output=True,
             text=True,
@@ -93,7 +100,7 @@ def test_todays_models_in_small(toy, endpoint, shell):
 def test_vllm_answers_pieces_until_nothing_waits(toy, warm):
     """It dies in the second piece, and a second call asks the rest."""
     script = (
-        ". recipes/common.sh demo; JUDGE=toy; ask $T/llm python 04_llm_rerank.py $D "
+        ". recipes/systems/common.sh demo; JUDGE=toy; ask $T/llm python 04_llm_rerank.py $D "
         "--run $T/hybrid.tsv --backend none --model toy --window 4 --step 2"
     )
     how = {
@@ -126,7 +133,7 @@ def test_vllm_answers_pieces_until_nothing_waits(toy, warm):
     ],
 )
 def test_a_rehearsal_spends_only_on_a_model_that_the_user_names(settings, flags):
-    script = f"export {settings}; . recipes/common.sh demo; llm gpt-4.1"
+    script = f"export {settings}; . recipes/systems/common.sh demo; llm gpt-4.1"
     shown = subprocess.check_output(["bash", "-c", script], cwd=ROOT, text=True)
     assert shown.splitlines()[-1].startswith(flags)
 
@@ -241,7 +248,7 @@ def rehearsed(toy):
     (toy / "bin").mkdir()
     (toy / "bin/python").write_text(REHEARSAL)
     (toy / "bin/python").chmod(0o755)
-    shutil.copytree(ROOT / "recipes", toy / "recipes")  # a recipe works in the folder above its own
+    shutil.copytree(ROOT / "recipes", toy / "recipes")  # a recipe works in the folder above it
     demo = toy / "data/demo"
     for file in ("claims.dev", "qrels.dev", "qrels.all", "qrels.citation", "qrels.pooling"):
         (demo / f"{file}.tsv").touch()
@@ -270,7 +277,7 @@ def rehearsed(toy):
             "LLM_BASE_URL": "http://none",
             "PATH": f"{toy}/bin:{os.environ['PATH']}",
         }
-        command = ["bash", f"{toy}/recipes/{name}.sh", word]
+        command = ["bash", f"{toy}/{path_of(name)}", word]
         done = subprocess.run(
             command, env=os.environ | how | settings, capture_output=True, text=True, check=False
         )
@@ -348,7 +355,7 @@ def test_a_published_row_is_a_run_of_the_recipe_or_says_why_not(name, rehearsed)
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_recipe_is_short(name):
-    text = (ROOT / "recipes" / f"{name}.sh").read_text(encoding="utf-8")
+    text = (ROOT / path_of(name)).read_text(encoding="utf-8")
     main, *further = text.split('\nfurther "${1:-}"')
     assert len(further) == 1 and 'stage "tables' in further[0]
     assert len(main.splitlines()) <= 75
@@ -363,7 +370,7 @@ HAVE_A_SYSTEM = "expert hybrid one-step ranking two-step-direction two-step-evid
 def test_a_prompt_shows_the_user_what_is_judged_and_ends_with_the_form_of_a_reply():
     kit = load("05_classify.py")
     with_system = []
-    for path in sorted(ROOT.glob("recipes/prompts/*.txt")):
+    for path in sorted(ROOT.glob("recipes/systems/prompts/*.txt")):
         names = SHOWN.get(path.stem, ("claim", "abstract"))
         template = kit.read_prompt(path)
         *system, user = kit.messages_of(template)

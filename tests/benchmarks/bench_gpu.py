@@ -37,7 +37,7 @@ CLAIMS = 32
 DEPTH = 256  # candidates a claim
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 INSTRUCTION = "Judge whether the document is evidence about the query. Answer yes or no."
-BUDGET = runpy.run_path(str(HERE / "budget.py"))
+BUDGET = runpy.run_path(str(ROOT / "recipes/tools/budget.py"))
 
 
 class Step(NamedTuple):

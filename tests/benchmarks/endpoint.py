@@ -10,7 +10,7 @@ Prints  when it is stopped (Ctrl-C), one line of JSON: requests, words of prompt
 
 Examples
     python tests/benchmarks/endpoint.py --port 8000 --delay 0.01
-    LLM_BASE_URL=http://localhost:8000/v1 LLM_MODEL=scripted bash recipes/pranav.sh
+    LLM_BASE_URL=http://localhost:8000/v1 LLM_MODEL=scripted bash recipes/systems/pranav.sh
 """
 
 import argparse

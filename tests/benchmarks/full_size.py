@@ -2,7 +2,7 @@
 Run a recipe at full size with tiny models, and measure each of its commands.
 
 All that is not arithmetic of a network has its real size: corpus, claims, depths, requests. Models
-have one layer of 8 (TINY=1 in recipes/common.sh), and endpoint.py answers for language models.
+have one layer of 8 (TINY=1 in common.sh), and endpoint.py answers for language models.
 A recipe that was stopped goes on where it was; finished commands keep what they took.
 
 Reads   a data folder by make_corpus.py
@@ -79,7 +79,7 @@ def run_recipe(args):
         stdout=subprocess.DEVNULL,
     )
     try:
-        command = ["bash", str(ROOT / "recipes" / f"{args.recipe}.sh")]
+        command = ["bash", str(ROOT / "recipes/systems" / f"{args.recipe}.sh")]
         return subprocess.run(command, env=os.environ | settings, check=False).returncode
     finally:
         server.terminate()

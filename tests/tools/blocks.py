@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [*sorted(ROOT.glob("0[1-6]_*.py")), ROOT / "recipes/tools/kit.py"]
 BLOCK = re.compile(r"^# --- (.+) \(same in .+\)\n.*?^# --- end of \1\n", re.DOTALL | re.MULTILINE)
 

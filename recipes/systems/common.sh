@@ -1,6 +1,6 @@
-# Shared by the recipes; each begins with: . "$(dirname "$0")/common.sh" DATASET
-# Each makes the run that was submitted, or that its paper calls best; bash recipes/X.sh tables
-# goes on with further rows of the paper's tables.
+# Shared by the recipes; each reads this file first, with the name of its data set.
+# Each makes the run that was submitted, or that its paper calls best; its word tables goes
+# on with further rows of the paper's tables.
 # Relative paths count from the repository's root.
 #
 #   DATA=FOLDER     another data set (default: the system's own)
@@ -14,7 +14,7 @@
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
 #   PIECE=N         requests that vLLM answers in a call (default: 500)
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 refuse() {
   echo "error: $*" >&2

@@ -4,7 +4,7 @@
 # Nothing is trained. For any GPU; the hub wants the terms of naver/splade-v3 accepted, and
 # HF_TOKEN; Gemini at its own endpoint:
 #   export LLM_BASE_URL=https://generativelanguage.googleapis.com/v1beta/openai/ OPENAI_API_KEY=...
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/pranav.sh tables
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/pranav.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
@@ -24,7 +24,7 @@ stage "4  Gemini 2.0 Flash sees all 40 whole abstracts and names the ten best (7
 order() {
   local run=$1 depth=$2 name=$3
   kit 04_llm_rerank.py $D --run $T/$run.tsv --depth $depth --window $depth --best 10 --alpha 0 \
-    --top-k 10 --extra '{"seed": null}' --prompt recipes/prompts/ten-best.txt $GEMINI \
+    --top-k 10 --extra '{"seed": null}' --prompt recipes/systems/prompts/ten-best.txt $GEMINI \
     --out $T/$name.tsv
 }
 order splade 40 llm

@@ -1,7 +1,7 @@
 """
 Find the lines that a reader has to decode, and count what a file weighs.
 
-python tests/plain.py FILE... prints the finds and the weight of each file: its tokens (names,
+python tests/tools/plain.py FILE... prints the finds and the weight of each file: its tokens (names,
 operators, numbers, strings). Shorter names or joined lines do not change the weight, comments and
 docstrings hardly do.
 """

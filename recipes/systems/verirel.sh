@@ -2,9 +2,9 @@
 # Deng, Wang and Stevenson, "+VeriRel: Verification Feedback to Enhance Document Retrieval for
 # Scientific Fact Checking" (CIKM 2025; https://github.com/xingyu-deng/VeriRel).
 # For one A100.
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/verirel.sh tables
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/verirel.sh tables
 . "$(dirname "$0")/common.sh" scifact
-. recipes/verirel_steps.sh
+. recipes/systems/verirel_steps.sh
 
 MONO_T5=$(model castorini/monot5-3b-msmarco-10k $T5)
 VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS

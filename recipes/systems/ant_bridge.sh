@@ -4,7 +4,7 @@
 # Ant Bridge, first in both subtasks of ClimateCheck 2025.
 # For one A100; Gemini at its own endpoint:
 #   export LLM_BASE_URL=https://generativelanguage.googleapis.com/v1beta/openai/ OPENAI_API_KEY=...
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/ant_bridge.sh tables
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/ant_bridge.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
@@ -55,7 +55,7 @@ stage "5  Stance: Gemini 2.5 Pro as an expert, 50 pairs a prompt, a digit each (
 label() {
   local pairs=$1 name=$2
   kit 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt $pairs \
-    --prompt recipes/prompts/batch.txt --max-tokens 20000 --timeout 600 \
+    --prompt recipes/systems/prompts/batch.txt --max-tokens 20000 --timeout 600 \
     --extra '{"seed": null}' $GEMINI --out $T/$name.tsv
 }
 label 50 verdicts

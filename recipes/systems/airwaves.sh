@@ -7,9 +7,9 @@
 # as a pickle, which is read on your word alone:
 #   pip install spacy gensim && python -m spacy download en_core_web_sm
 #   python data/download.py checkthat4b --allow-pickle
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/airwaves.sh tables
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/airwaves.sh tables
 . "$(dirname "$0")/common.sh" checkthat4b
-. recipes/airwaves_steps.sh
+. recipes/systems/airwaves_steps.sh
 
 E5=$(model intfloat/e5-large-v2 $MINILM)
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)

@@ -3,8 +3,8 @@
 # https://github.com/XplaiNLP/climatecheck-submission): BM25, a tuned E5 and a cross-encoder; stance
 # by Qwen3-14B (submitted) or DeBERTa. For one A100, with Qwen3-14B behind an endpoint such as
 # vLLM's:
-#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/efc.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/efc.sh tables
+#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/systems/efc.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/efc.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 
 E5=$(model intfloat/e5-large-v2 $MINILM)
@@ -44,7 +44,7 @@ rerank() {
 rerank dense rerank
 
 stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning (7.4; difference 1)"
-kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/reasoning.txt \
+kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/systems/prompts/reasoning.txt \
   --max-tokens 4096 --timeout 600 $QWEN --out $T/verdicts.tsv
 
 stage "6  The table and the submission"

@@ -2,8 +2,8 @@
 # Abu Ahmad, Usmanova and Rehm, "The ClimateCheck Shared Task" (SDP 2025; baseline/ of
 # https://github.com/ryabhmd/climatecheck): the organisers' baseline.
 # Nothing is trained. For any GPU, with Yi-1.5 behind an endpoint such as vLLM's:
-#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/baseline_2025.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/baseline_2025.sh tables
+#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/systems/baseline_2025.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/baseline_2025.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 
 DENSE=$(model sentence-transformers/msmarco-MiniLM-L12-v3 $MINILM)
@@ -33,7 +33,7 @@ stage "5  Stance: Yi-1.5-9B-Chat-16K as an expert, zero-shot (6; difference 1)"
 # label PROMPT NAME
 label() {
   local prompt=$1 name=$2
-  kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/prompts/$prompt.txt $YI \
+  kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/systems/prompts/$prompt.txt $YI \
     --out $T/$name.tsv
 }
 label expert verdicts

@@ -3,8 +3,8 @@
 # Which of 10,000 papers is a post in English, French or German about? For one A100, with peft; the
 # data on request, translations from an endpoint; checkthat_2026_training.sh trains the reranker:
 #   python data/download.py checkthat2026 --from FOLDER
-#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/checkthat_2026.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/checkthat_2026.sh tables
+#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/systems/checkthat_2026.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/checkthat_2026.sh tables
 #   RERANKER=NAME   the reranker to start from (default: Alibaba-NLP/gte-reranker-modernbert-base)
 #   EARLIER=FOLDER  posts of 2025, as data/download.py makes them (default: data/checkthat4b)
 . "$(dirname "$0")/common.sh" checkthat2026
@@ -56,7 +56,7 @@ retrieve() {
 retrieve test
 
 stage "3  A reranker, fine-tuned on English posts, orders them (3.4, 3.5; differences 34 to 37)"
-DATA=$DATA WORK=$WORK bash recipes/checkthat_2026_training.sh
+DATA=$DATA WORK=$WORK bash recipes/systems/checkthat_2026_training.sh
 
 # rerank SPLIT NAME DEPTH FLAGS: reorder the run by the posts before their expansion
 rerank() {

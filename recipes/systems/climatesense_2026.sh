@@ -2,8 +2,8 @@
 # ClimateSense (https://github.com/climatesense-project/climatesense-climatecheck2026), best system
 # of ClimateCheck 2026, task 1: Ant Bridge's retrieval, stance by an open language model. For one
 # A100, with gpt-oss-120b behind an endpoint such as vLLM's:
-#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/climatesense_2026.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/climatesense_2026.sh tables
+#   LLM_BASE_URL=http://localhost:8000/v1 bash recipes/systems/climatesense_2026.sh
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/climatesense_2026.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2026
 
 LARGE=$(model BAAI/bge-reranker-large $CROSS)
@@ -45,7 +45,7 @@ stage "2  Reciprocal rank fusion of the five with k = 6; the best 10"
 kit 02_retrieve.py fuse $D --rrf-k 6 --top-k 10 --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
 
 stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON (difference 20)"
-P=recipes/prompts
+P=recipes/systems/prompts
 LABEL="--run $T/rerank.tsv --max-tokens 1024 $GPT_OSS"
 kit 05_classify.py llm $D $LABEL --structured --prompt $P/json.txt --out $T/verdicts.tsv
 

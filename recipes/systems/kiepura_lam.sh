@@ -2,13 +2,14 @@
 # Kiepura & Lam, "ClimateCheck2025: Multi-Stage Retrieval Meets LLMs for Automated Scientific
 # Fact-Checking" (SDP 2025; https://github.com/annamkiepura/ClimateCheck): second in ClimateCheck
 # 2025, first in Recall@2. For one A100, OPENAI_API_KEY, and HF_TOKEN for naver/splade-v3 (gated).
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/kiepura_lam.sh tables
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/kiepura_lam.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 
 DENSE=$(model BAAI/bge-m3 $MINILM)
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L-6-v2 $CROSS)
 GPT=$(llm gpt-4.1)
+P=recipes/systems/prompts
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
@@ -61,13 +62,13 @@ rankgpt() {
   local alpha=$1 name=$2
   shift 2
   kit 04_llm_rerank.py $D --run $T/rerank.tsv --depth 20 --window 20 --alpha $alpha --top-k 10 \
-    --prompt recipes/prompts/ranking.txt $GPT --replies $T/llm.replies.jsonl --out $T/$name.tsv "$@"
+    --prompt $P/ranking.txt $GPT --replies $T/llm.replies.jsonl --out $T/$name.tsv "$@"
 }
 kit recipes/tools/fewshot.py $D --number 6
 rankgpt 0.4 llm --fewshot $T/fewshot.tsv
 
 stage "5  Stance: GPT-4.1, two questions in a prompt, no examples (4.2.1, appendix C; difference 1)"
-kit 05_classify.py llm $D --run $T/llm.tsv --prompt recipes/prompts/hybrid.txt $GPT \
+kit 05_classify.py llm $D --run $T/llm.tsv --prompt $P/hybrid.txt $GPT \
   --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
@@ -82,10 +83,10 @@ label() {
   shift
   kit 05_classify.py llm $D --run $T/llm.tsv $GPT --out $T/$name.tsv "$@"
 }
-label zero-shot-one-step --prompt recipes/prompts/one-step.txt
+label zero-shot-one-step --prompt $P/one-step.txt
 label zero-shot-two-step --strategy two-step \
-  --prompt recipes/prompts/two-step-evidence.txt recipes/prompts/two-step-direction.txt
-label few-shot-hybrid --prompt recipes/prompts/hybrid.txt --fewshot $T/fewshot.tsv
+  --prompt $P/two-step-evidence.txt $P/two-step-direction.txt
+label few-shot-hybrid --prompt $P/hybrid.txt --fewshot $T/fewshot.tsv
 
 stage "tables  Table 3: three classifiers, two of which know SciFact (4.2.2; difference 7)"
 # classifier NAME MODEL

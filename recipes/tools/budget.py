@@ -11,7 +11,7 @@ Prints  tables by recipe and step, of larger corpora, by step and size, of train
         one line of JSON
 
 Example
-    python tests/benchmarks/budget.py --share 0.3
+    python recipes/tools/budget.py --share 0.3
 """
 
 import argparse

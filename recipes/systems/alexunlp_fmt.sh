@@ -3,7 +3,7 @@
 # Adaptive Similarity Graph-based Reranking" (SDP 2025;
 # https://github.com/Mahmoud-Mohammed-Fathallah/climatecheck-shared-task): third in subtask I. For
 # one A100. Sections are those of the overview of ClimateCheck 2025.
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/alexunlp_fmt.sh tables
+# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/systems/alexunlp_fmt.sh tables
 . "$(dirname "$0")/common.sh" climatecheck2025
 
 DENSE=$(model BAAI/bge-large-en-v1.5 $MINILM)  # for Stella-400M, which needs trust_remote_code
