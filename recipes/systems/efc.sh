@@ -9,7 +9,7 @@
 
 E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
-DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)
+DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $NLI)
 QWEN=$(llm Qwen/Qwen3-14B)
 PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
 if [ ! -d "$DATA" ]; then
@@ -57,11 +57,7 @@ kit 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuf
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   --split-by instance --out $WORK/models/deberta
 kit 05_classify.py $D --run $T/rerank.tsv --model $WORK/models/deberta --out $T/deberta.tsv
-STANCE="verdicts deberta"
-if [ -z "$SMALL" ]; then  # the small model has not learned NLI
-  kit 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
-  STANCE="$STANCE deberta-nli"
-fi
+kit 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
 
 stage "tables  Retrieval: E5 without fine-tuning; the cross-encoder behind BM25 alone"
 kit 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm25.tsv \
@@ -69,5 +65,5 @@ kit 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm
 cp $T/untuned/dense.tsv $T/dense-untuned.tsv
 rerank dense-untuned rerank-untuned
 rerank bm25 bm25-rerank
-table tables climatecheck2025 $(runs $STANCE) \
+table tables climatecheck2025 $T/{verdicts,deberta,deberta-nli}.tsv \
   $T/{bm25,dense-untuned,dense,bm25-rerank,rerank-untuned,rerank}.tsv

@@ -97,9 +97,9 @@ classifier() {
     --out $WORK/models/$name
   kit 05_classify.py $D --run $T/llm.tsv --model $WORK/models/$name --out $T/$name.tsv
 }
-classifier deberta $(model MoritzLaurer/DeBERTa-v3-base-mnli $CROSS)
-classifier deberta-scifact $(model jedick/DeBERTa-v3-base-mnli-fever-anli-scifact-citint $CROSS)
-classifier roberta-scifact $(model nikolamilosevic/SCIFACT_xlm_roberta_large $CROSS)
+classifier deberta $(model MoritzLaurer/DeBERTa-v3-base-mnli $NLI)
+classifier deberta-scifact $(model jedick/DeBERTa-v3-base-mnli-fever-anli-scifact-citint $NLI)
+classifier roberta-scifact $(model nikolamilosevic/SCIFACT_xlm_roberta_large $NLI)
 table table3 climatecheck2025 \
   $T/{verdicts,zero-shot-one-step,zero-shot-two-step,few-shot-hybrid}.tsv \
   $T/{deberta,deberta-scifact,roberta-scifact}.tsv
