@@ -39,6 +39,7 @@ WORK=${WORK:-work/$(basename "$DATA")/$SYSTEM}
 D="--data $DATA --work $WORK"  # flags that all scripts have
 T=$WORK/test                   # runs on the test split
 QRELS=$DATA/qrels.test.tsv
+PROMPTS=recipes/systems/prompts
 
 # -------------------- Stages
 # stage HEADING: the heading of a stage

@@ -11,7 +11,7 @@ E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
 DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $NLI)
 QWEN=$(llm Qwen/Qwen3-14B)
-PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
+PREFIXES=(--query-prompt "query: " --document-prompt "passage: ")
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
@@ -20,15 +20,15 @@ abstracts
 
 stage "1  E5 fine-tuned; negatives: the three least similar of BM25's (7.4; differences 15, 17)"
 kit 01_index.py $D --indexes bm25 --analyser cased
-kit 01_index.py $D --indexes dense --dense-model $E5 "${PROMPTS[@]}" --out $WORK/index-e5
+kit 01_index.py $D --indexes dense --dense-model $E5 "${PREFIXES[@]}" --out $WORK/index-e5
 kit 02_retrieve.py $D --split train --retrievers bm25 --top-k 1500
 kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --top-k 1500 \
   --restrict $WORK/train/bm25.tsv
 kit 02_retrieve.py mine $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
   --from-top 1500 --out $WORK/train/triplets.jsonl
-kit 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PROMPTS[@]}" --loss mnrl \
+kit 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PREFIXES[@]}" --loss mnrl \
   --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder
-kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${PROMPTS[@]}"
+kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${PREFIXES[@]}"
 
 stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150 (7.4)"
 kit 02_retrieve.py $D --retrievers bm25 --top-k 1500
@@ -44,7 +44,7 @@ rerank() {
 rerank dense rerank
 
 stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning (7.4; difference 1)"
-kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/systems/prompts/reasoning.txt \
+kit 05_classify.py llm $D --run $T/rerank.tsv --prompt $PROMPTS/reasoning.txt \
   --max-tokens 4096 --timeout 600 $QWEN --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
