@@ -26,8 +26,8 @@ kit 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $LARGE \
 rerank() {
   local number=$1 model=$2 batch=$3 margin=$4
   kit 03_rerank.py train $D $WORK/train/triplets.jsonl --model $model --loss margin \
-    --margin $margin --batch-size $batch --epochs 1 --lr 1e-5 --seed $number \
-    --out $WORK/models/reranker-$number
+    --margin $margin --batch-size $batch --epochs 1 --lr 1e-5 --schedule constant \
+    --seed $number --out $WORK/models/reranker-$number
   kit 03_rerank.py $D --model $WORK/models/reranker-$number --run $T/bm25.tsv \
     --depth ${DEPTH:-5000} --top-k 500 --out $T/rerank-$number.tsv
 }
