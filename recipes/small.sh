@@ -9,7 +9,7 @@
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
 #   LANGUAGE=NAME   stopwords and stems of BM25, as 01_index.py --language (default: english)
-# The other settings of common.sh change nothing here.
+# The other settings of systems/common.sh change nothing here.
 NAME=${1:-}
 case $NAME in
   "")

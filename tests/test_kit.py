@@ -241,13 +241,34 @@ def test_the_page_of_recipes_can_be_read_at_one_sitting():
     assert (ROOT / "recipes" / "README.md").stat().st_size <= 12_000
 
 
-def test_readme_has_the_two_commands_and_pages_link_only_to_files_that_exist():
+def test_readme_has_the_two_commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     tests = "pip install -r requirements.txt -r tests/requirements.txt && python -m pytest"
     assert "pip install -r requirements.txt && bash recipes/demo.sh" in text and tests in text
-    for page in (ROOT / name for name in PAGES if name.endswith(".md")):
-        for name in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / name).exists(), (page, name)
+
+
+def anchors_of(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    anchors = []
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        number = anchors.count(anchor)
+        anchors.append(f"{anchor}-{number}" if number else anchor)
+    return anchors
+
+
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading():
+    pages = []
+    for pattern in ("*.md", "data/*.md", "recipes/**/*.md", "recipes/*.ipynb", "tests/**/*.md"):
+        pages += ROOT.glob(pattern)
+    assert len(pages) > 6
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for name, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", text):
+            target = page.parent / name if name else page
+            assert target.exists(), (page, name)
+            assert not anchor or anchor in anchors_of(target), (page, name, anchor)
 
 
 def test_nothing_points_at_this_machine():

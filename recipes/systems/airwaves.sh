@@ -23,7 +23,7 @@ if [ "${1:-}" = tables ] && [ -e $DATA/qrels.dev.tsv ]; then
 fi
 
 stage "1, 2  Section 4.1, BM25 (eq. 1) over spaCy's lemmas (difference 22)"
-if [ "$SMALL" = 1 ]; then
+if [ -n "$SMALL" ]; then
   LEMMAS=$DATA  # no spaCy in a rehearsal
 else
   LEMMAS=$WORK/lemmas
@@ -52,7 +52,7 @@ bm25 bm25-raw $DATA
 ROWS="$ROWS bm25-raw"
 
 stage "tables  Table 5: Word2Vec over lemmas and texts; other encoders; E5 without fine-tuning"
-if [ "$SMALL" != 1 ]; then
+if [ -z "$SMALL" ]; then
   for split in $SPLITS; do
     python recipes/tools/word2vec.py $LEMMAS --split $split --out $WORK/$split/word2vec.tsv
     python recipes/tools/word2vec.py $DATA --split $split --out $WORK/$split/word2vec-raw.tsv
