@@ -6,8 +6,8 @@
 Count the tokens of claims and of the fields of a collection (AIRwaves 2025, Table 2).
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
-Prints  by kind of text: how many texts, the minimum, median and maximum of their tokens, and how
-        many texts exceed --max-length; special tokens and separators count
+Prints  for each kind of text, the number of texts, the minimum, median and maximum of their tokens,
+        and the number of texts longer than --max-length; special tokens and separators count
 
 Example
     python recipes/tools/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
