@@ -61,7 +61,7 @@ def expand(args):
     terms = {}
     for abstract_id, record in kit.read_corpus(args.corpus).items():
         terms[abstract_id] = terms_of(kit.text_of(record))
-    claims = kit.read_table(args.claims, ["claim_id", "claim"])
+    claims = kit.read_table(args.claims, kit.CLAIM)
     run = kit.read_table(args.run, kit.RUN, claim_id=set(claims["claim_id"]), abstract_id=terms)
     papers = {claim_id: [] for claim_id in claims["claim_id"]}
     for claim_id, abstract_id, _, score in run[run["rank"] <= args.papers][kit.RUN].to_numpy():

@@ -21,9 +21,6 @@ Examples
 import kit
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR
-
-QRELS = [*PAIR, "label"]
 
 
 def draw(qrels, seed):
@@ -46,7 +43,7 @@ def fewshot(args):
         return {"made": []}
     asked = {kit.words_of(claim) for claim in kit.read_claims(args.claims).values()}
     claims = kit.read_claims(claims_path)
-    qrels = kit.read_table(qrels_path, QRELS, claim_id=claims, label=LABELS)[QRELS]
+    qrels = kit.read_qrels(qrels_path, claim_id=claims)
     words = qrels["claim_id"].map(claims).map(kit.words_of)
     tables = draw(qrels[~words.isin(asked)], args.seed)
     if args.number > len(tables):

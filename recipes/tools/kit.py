@@ -33,7 +33,9 @@ compare = import_module("06_evaluate").compare
 CLASSIFY = import_module("05_classify")
 SCRIPT = import_module("04_llm_rerank")
 LABELS = SCRIPT.LABELS
+CLAIM = SCRIPT.CLAIM
 PAIR = SCRIPT.PAIR
+QRELS = [*PAIR, "label"]
 RUN = SCRIPT.RUN
 PROBABILITIES = CLASSIFY.PROBABILITIES
 fail = SCRIPT.fail
@@ -53,6 +55,8 @@ check_outs = SCRIPT.check_outs
 up_to_date = SCRIPT.up_to_date
 written = SCRIPT.written
 words_of = SCRIPT.words_of
+filled = SCRIPT.filled
+read_prompt = SCRIPT.read_prompt
 run = SCRIPT.run
 TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # as prompts have them
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
@@ -139,7 +143,12 @@ def read_values(path):
 
 def read_claims(path):
     """Return {claim_id: claim}."""
-    return dict(read_table(path, ["claim_id", "claim"]).set_index("claim_id")["claim"])
+    return dict(read_table(path, CLAIM).set_index("claim_id")["claim"])
+
+
+def read_qrels(path, **known):
+    """Return judged pairs, [claim_id, abstract_id, label]; known: as in read_table."""
+    return read_table(path, QRELS, label=LABELS, **known)[QRELS]
 
 
 def read_verdicts(path, columns):
@@ -201,6 +210,7 @@ def wait(requests, args):
 def answers_to(prompts, read, args):
     """Return what read() finds in the reply to each prompt, and counts of replies.
 
+    prompts: texts; what stands above a line "--- user" is the system message.
     Where read() returns None, the question is asked once more; the second None is final.
     """
     SCRIPT.REPLY_COUNTS.clear()  # a program may call this function twice
@@ -210,8 +220,7 @@ def answers_to(prompts, read, args):
     form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []
     for prompt in prompts:
-        messages = [{"role": "user", "content": prompt}]
-        questions.append(SCRIPT.Question(messages, args.max_tokens, read))
+        questions.append(SCRIPT.Question(SCRIPT.messages_of(prompt), args.max_tokens, read))
     answers = []
     for texts, _ in SCRIPT.answers_to(questions, form, args):
         answers.append(texts[0] if texts else None)

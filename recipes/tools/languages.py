@@ -29,12 +29,12 @@ def tables_in(data):
     """Return {language: {name of a file: rows}} of the claims and qrels in a data folder."""
     tables = defaultdict(dict)
     for path in sorted(data.glob("claims.*.tsv")):
-        claims = kit.read_table(path, ["claim_id", "claim"])
+        claims = kit.read_table(path, kit.CLAIM)
         if "language" not in claims:
             claims["language"] = "en"
         qrels = path.with_name(path.name.replace("claims", "qrels", 1))
         if qrels.exists():
-            judged = kit.read_table(qrels, ["claim_id", "abstract_id", "label"])
+            judged = kit.read_table(qrels, kit.QRELS)
         for language, rows in claims.groupby("language"):
             if not re.fullmatch(r"[\w-]+", language):
                 kit.fail(

@@ -18,9 +18,8 @@ Examples
 import kit
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR, RUN
+from kit import CLAIM, LABELS, PAIR, QRELS, RUN
 
-QRELS = [*PAIR, "label"]
 COLUMNS = "claim_id claim abstract_id title abstract label runs best_rank".split()
 
 
@@ -45,11 +44,11 @@ def pool(args):
     found = found[found["rank"] <= args.pool_depth]
     pairs = found.groupby(PAIR)["rank"].agg(runs="size", best_rank="min")
     pairs = pairs[pairs["runs"] >= args.agreement]
-    judged = kit.read_table(args.qrels, QRELS, label=LABELS).set_index(PAIR).index
+    judged = kit.read_qrels(args.qrels).set_index(PAIR).index
     table = pairs.drop(judged, errors="ignore").reset_index()
     # claims and abstracts come in the order of their files: the order of ranks would bias people
     table = pd.DataFrame({"abstract_id": list(corpus)}).merge(table)
-    table = pd.DataFrame(claims.items(), columns=["claim_id", "claim"]).merge(table)
+    table = pd.DataFrame(claims.items(), columns=CLAIM).merge(table)
     table["label"] = ""
     for column in ("title", "abstract"):
         texts = [kit.text_of(corpus[abstract_id], [column]) for abstract_id in table["abstract_id"]]
@@ -71,7 +70,7 @@ def merge(args):
             args.pool, "labels of a model are no judgements; give a pool that you have labelled"
         )
     labelled = pairs.loc[pairs["label"] != "", QRELS]
-    qrels = kit.read_table(args.qrels, QRELS, label=LABELS)[QRELS]
+    qrels = kit.read_qrels(args.qrels)
     both = pd.concat([qrels, labelled]).drop_duplicates()
     for row in both.index[both.duplicated(PAIR)]:
         pair = " ".join(pairs.loc[row, PAIR])

@@ -24,7 +24,7 @@ import json
 import kit
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR, PROBABILITIES, RUN, fail, read_table, warn
+from kit import LABELS, PAIR, PROBABILITIES, RUN, fail, warn
 
 VERDICTS = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION"]
 GIVEN = [*VERDICTS, "UNDECIDED", "none"]  # none: a judged claim without a verdict
@@ -61,7 +61,7 @@ def compare(args):
     except (ValueError, LookupError, TypeError) as error:
         fail(args.verdicts, f"no verdicts of 05_classify.py aggregate ({error}); run this job")
     predicted = pd.Series(verdicts)
-    gold = gold_verdicts(read_table(args.qrels, [*PAIR, "label"], label=LABELS))
+    gold = gold_verdicts(kit.read_qrels(args.qrels))
     if not predicted.index.isin(gold.index).any():
         fail(args.verdicts, "none of its claims is in the qrels; give files of the same split")
     missing = (~gold.index.isin(predicted.index)).sum()
