@@ -1,7 +1,8 @@
-"""recipes/kit.ipynb: kept without outputs, runs from start to end, stops where a script fails."""
+"""recipes/kit.ipynb: runs from start to end, stops where a script fails; the form of notebooks."""
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -10,10 +11,11 @@ from conftest import ROOT, read, records
 from nbclient import NotebookClient
 
 NOTEBOOK = ROOT / "recipes" / "kit.ipynb"
+BOTH = [NOTEBOOK, NOTEBOOK.with_name("enter.ipynb")]  # test_enter.py runs the other one
 
 
 @pytest.fixture
-def notebook(toy, monkeypatch):
+def notebook(toy, warm, monkeypatch):
     """The notebook, a client that runs it on the toy data, and the folder of these."""
     env = {
         "DATA": toy / "data" / "demo",
@@ -25,18 +27,30 @@ def notebook(toy, monkeypatch):
     monkeypatch.delenv("MPLBACKEND", raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("PATH", str(ROOT / "tests" / "stand_ins"), prepend=":")  # has a vllm
+    stand_ins = ROOT / "tests/stand_ins"  # has a vllm
+    monkeypatch.setenv("PATH", f"{stand_ins}:{warm}")
     pages = nbformat.read(NOTEBOOK, as_version=4)
+    warmly = "import sys; sys.executable = 'python'"  # the one that warm has put into PATH
+    pages.cells.insert(0, nbformat.v4.new_code_cell(warmly))
     here = {"metadata": {"path": NOTEBOOK.parent}}
     return pages, NotebookClient(pages, timeout=600, resources=here), toy
 
 
-def test_it_is_kept_without_outputs_and_always_written_the_same_way():
-    text = NOTEBOOK.read_text(encoding="utf-8")
+@pytest.mark.parametrize("path", BOTH, ids=["kit", "enter"])
+def test_it_is_kept_without_outputs_and_always_written_the_same_way(path):
+    text = path.read_text(encoding="utf-8")
     page = json.loads(text)
     assert text == json.dumps(page, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     nbformat.validate(page)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in page["cells"])
+
+
+def test_both_notebooks_have_the_same_first_cells():
+    kit, enter = [
+        {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells} for path in BOTH
+    ]
+    for name in ("setup", "packages-text", "packages"):
+        assert kit[name] == enter[name]
 
 
 def test_a_call_of_vllm_that_dies_loses_one_piece(notebook, monkeypatch):
@@ -48,6 +62,7 @@ def test_a_call_of_vllm_that_dies_loses_one_piece(notebook, monkeypatch):
     monkeypatch.setenv("WORK", str(work))
     monkeypatch.setenv("PIECE", "2")
     monkeypatch.setenv("VLLM_LOG", str(folder / "log"))
+    monkeypatch.setattr(sys, "executable", "python")
     names = {"display": print, "side_by_side": print, "CLAIM": "c1"}
     exec("\n".join([cells["setup"], cells["settings"]]), names)
     with pytest.raises(RuntimeError):

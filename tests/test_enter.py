@@ -1,0 +1,157 @@
+"""Entering a shared task as README.md and recipes/enter.ipynb do, with tiny models from a hub."""
+
+import json
+import re
+import shutil
+import subprocess
+import zipfile
+
+import hub
+import layouts
+import nbformat
+import pandas as pd
+import pytest
+from conftest import ROOT, read, warm_python
+from nbclient import NotebookClient
+from test_models import publish_climatecheck
+
+NOTEBOOK = ROOT / "recipes/enter.ipynb"
+MODELS = [
+    "BAAI/bge-m3",
+    "BAAI/bge-reranker-v2-m3",
+    "MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli",
+    "cross-encoder/ms-marco-MiniLM-L6-v2",
+]
+WARM = "import sys; sys.executable = 'python'"  # the python of warm_python(), first in PATH
+COLAB = {  # what enter.ipynb imports there; both write down what they are asked for
+    "drive": "def mount(path):\n    print('mounted at', path)\n",
+    "files": "def download(path):\n    print('downloaded', path)\n",
+}
+
+
+@pytest.fixture(scope="module")
+def served(models, tmp_path_factory):
+    """A hub with ClimateCheck and the models that README names."""
+    folder = tmp_path_factory.mktemp("hub")
+    layouts.make(folder, MODELS)
+    (folder / "rabuahmad").mkdir()
+    publish_climatecheck(folder / "rabuahmad")
+    with hub.serving(folder) as server:
+        server.environment = hub.online(server, folder / "home")
+        with warm_python(server.environment) as path:
+            server.environment["PATH"] = path
+            yield server
+
+
+@pytest.fixture
+def environment(served, tmp_path, monkeypatch):
+    """Set the variables of a notebook's process: the hub, and folders for all that it makes."""
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    names = served.environment | {
+        "DATA": str(tmp_path / "data"),
+        "WORK": str(tmp_path / "work"),
+        "IPYTHONDIR": str(tmp_path),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path),
+    }
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.fixture
+def posts(tmp_path):
+    """A folder with the demo in the form of CheckThat! 2026: four posts in three languages."""
+    demo = ROOT / "data/demo"
+    folder = tmp_path / "the posts"
+    folder.mkdir()
+    papers = pd.read_json(demo / "corpus.jsonl", lines=True, dtype=False)
+    papers["pubkey"] = range(len(papers))
+    papers = papers[["pubkey", "title", "abstract"]]
+    papers.to_json(folder / "collection_data.json", orient="records")
+    files = {"en": "claims.test.tsv", "de": "claims.test-de.tsv", "fr": "claims.test-fr.tsv"}
+    for language, name in files.items():
+        claims = read(demo / name)["claim"].head(4).rename("text")
+        table = claims.rename_axis("index").reset_index()
+        table.to_json(folder / f"{language}_test.json", orient="records")
+    return folder
+
+
+def run():
+    """Run the notebook, and return what it has printed and shown, as one text."""
+    page = nbformat.read(NOTEBOOK, as_version=4)
+    page.cells.insert(0, nbformat.v4.new_code_cell(WARM))
+    client = NotebookClient(page, timeout=600, resources={"metadata": {"path": NOTEBOOK.parent}})
+    client.execute()  # raises where a cell fails
+    shown = []
+    for cell in page.cells:
+        for output in cell.get("outputs", []):
+            shown.append(output.get("text", ""))
+            shown.append(output.get("data", {}).get("text/html", ""))
+    return "".join(shown)
+
+
+def tables_of(path):
+    """Return {name: table} of a zip."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        return {name: pd.read_csv(archive.open(name), sep=None, engine="python") for name in names}
+
+
+def check_checkthat(path):
+    """Check that a zip has five papers for each post of each language."""
+    tables = tables_of(path)
+    assert set(tables) == {f"predictions_{language}.tsv" for language in ("en", "de", "fr")}
+    for table in tables.values():
+        assert list(table.columns) == ["index", "preds"] and set(table["index"]) == {0, 1, 2, 3}
+        assert {len(json.loads(preds.replace("'", '"'))) for preds in table["preds"]} == {5}
+
+
+def test_the_notebook_enters_climatecheck_on_a_gpu_and_scores_judged_claims(environment, tmp_path):
+    environment.setenv("ROW", "T4 or L4")  # as if there were one
+    environment.setenv("SPLIT", "train")
+    shown = run()
+    assert "| verdicts " in shown and "Verification 2026" in shown
+    path = tmp_path / "work/train/climatecheck2026/predictions.zip"
+    [table] = tables_of(path).values()
+    assert list(table.columns) == ["claim_id", "abstract_id", "rank", "label"]
+    assert table["claim_id"].nunique() == 25 and table["rank"].max() == 10
+    [link] = re.findall('href="([^"]*predictions.zip)"', shown)
+    assert (NOTEBOOK.parent / link).resolve() == path.resolve()
+
+
+def test_the_notebook_enters_checkthat_on_colab_and_goes_on_in_a_new_session(
+    environment, tmp_path, posts
+):
+    (tmp_path / "google/colab").mkdir(parents=True)
+    for name, text in COLAB.items():
+        (tmp_path / f"google/colab/{name}.py").write_text(text)
+    environment.setenv("PYTHONPATH", str(tmp_path))
+    environment.setenv("COLAB_RELEASE_TAG", "release-colab")
+    environment.setenv("TASK", "checkthat2026")
+    environment.setenv("COPY", str(posts))
+    shown = run()
+    path = tmp_path / "work/test/checkthat2026/predictions.zip"
+    check_checkthat(path)
+    assert "No scores" in shown and not (tmp_path / "work/test/metrics.tsv").exists()
+    assert "mounted at /content/drive" in shown and f"downloaded {path}" in shown
+    shown = run()
+    for name in ("index/bm25", "test/bm25.tsv", "test/rerank.tsv", path):
+        assert f"up to date: {tmp_path / 'work' / name}" in shown
+
+
+def test_readme_enters_checkthat_2026(served, posts, tmp_path):
+    page = (ROOT / "README.md").read_text("utf-8")
+    assert len(page.encode()) <= 12_000
+    (section,) = re.findall(r"## Enter CheckThat! 2026\n(.*?)\n## ", page, re.S)
+    commands = re.search(r"```bash\n(.*?)```", section, re.S)[1].replace("\\\n", "").splitlines()
+    assert len(commands) == 6
+    (tmp_path / "data").mkdir()
+    for path in [*ROOT.glob("0*.py"), *ROOT.glob("data/*.*")]:
+        shutil.copy(path, tmp_path / path.relative_to(ROOT))
+    posts.rename(tmp_path / "FOLDER")
+    how = {"cwd": tmp_path, "env": served.environment, "capture_output": True, "text": True}
+    for command in commands:
+        done = subprocess.run(command.split(), **how)
+        assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "work").rglob("predictions.zip")
+    check_checkthat(path)
