@@ -259,7 +259,7 @@ def fit(model, claims, gold, folder, args):
             num_train_epochs=args.epochs,
             learning_rate=args.lr,
             seed=args.seed,
-            per_device_train_batch_size=args.batch,
+            per_device_train_batch_size=args.batch_size,
             use_cpu=model.device.type == "cpu",
             bf16=model.device.type == "cuda",
             dataloader_pin_memory=False,
@@ -430,7 +430,7 @@ def add_train(add):
     add("--model", default="data/models/minilm", help="start from this encoder")
     add("--epochs", type=kit.positive, default=20, help="train for this many epochs")
     add("--lr", type=kit.amount, default=5e-5, help="train with this peak learning rate")
-    add("--batch-size", dest="batch", type=kit.count, default=16,
+    add("--batch-size", type=kit.count, default=16,
         help="train on this many claims per batch")
     add("--held-out", type=kit.share, default=0.2,
         help="hold out this share of the claims, to fit the thresholds")

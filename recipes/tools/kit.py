@@ -46,6 +46,7 @@ share = SCRIPT.share
 amount = SCRIPT.amount
 positive = CLASSIFY.positive
 read_table = SCRIPT.read_table
+read_claims = SCRIPT.read_claims
 read_corpus = SCRIPT.read_corpus
 text_of = SCRIPT.text_of
 digest = SCRIPT.digest
@@ -139,11 +140,6 @@ def read_values(path):
     if table.index.has_duplicates:
         fail(path, "two rows have one run and claim_id; make it again: python 06_evaluate.py")
     return table
-
-
-def read_claims(path):
-    """Return {claim_id: claim}."""
-    return dict(read_table(path, CLAIM).set_index("claim_id")["claim"])
 
 
 def read_qrels(path, **known):
