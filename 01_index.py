@@ -1077,12 +1077,16 @@ def check_splits(args):
 
 
 # --- analyser (same in 01 and 02)
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s tries JAX, which would fill the GPU's memory
+# bm25s imports JAX if it is installed, and JAX would take most of a GPU's memory.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
 
 
 def tokenise(texts, name, normalise, stemmer, **options):
-    """Return bm25s' tokens of texts by an analyser of 01_index.py, whose name is not used."""
+    """Return what bm25s.tokenize() makes of texts by an analyser, as meta.json of an index has it.
+
+    The name of the analyser is not used. options: further arguments of bm25s.tokenize().
+    """
     import bm25s
     from Stemmer import Stemmer
 
@@ -1093,7 +1097,7 @@ def tokenise(texts, name, normalise, stemmer, **options):
 
 
 def normalised(text, form):
-    """Return a text in a Unicode form, without characters that part words and are not seen."""
+    """Return a text in a Unicode normal form, without invisible characters, which part words."""
     if text.isascii():
         return text
     return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))

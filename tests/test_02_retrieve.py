@@ -235,13 +235,13 @@ def test_a_fit_ranks_ties_as_a_fusion_does():
     pairs = [(f"c{n}", name) for n in range(20) for name in ("d3", "d7")]
     evidence = pd.DataFrame(pairs, columns=KEY).assign(label="SUPPORTS")
     found = list(KIT.fusions(runs, KIT.scorer_of("MRR@9", evidence)))
-    for value, method, k, weights in found[::9]:
-        fused = KIT.fuse_runs(runs, weights, method, k, [])
+    for fusion in found[::9]:
+        fused = KIT.fuse_runs(runs, fusion["weights"], fusion["method"], fusion["rrf_k"], [])
         hits = fused["abstract_id"].isin(["d3", "d7"]).to_numpy().reshape(20, 9)
-        assert value == pytest.approx(np.mean(1 / (hits.argmax(axis=1) + 1))), (method, k, weights)
+        assert fusion["value"] == pytest.approx(np.mean(1 / (hits.argmax(axis=1) + 1))), fusion
     weights = KIT.weight_grid(3)
     assert len(weights) == 66 and np.allclose(weights.sum(axis=1), 1)
-    assert {method for _, method, _, _ in found} == {"zscore", "rrf"}  # union has no weights
+    assert {fusion["method"] for fusion in found} == {"zscore", "rrf"}  # union has no weights
 
 
 # ---------------------------------------------------------------- Training examples
@@ -252,13 +252,13 @@ def test_examples_by_hand():
     assert len({tuple(draw("abcd", 2, "random", rng)) for _ in range(300)}) == 4 * 3
     assert sorted(draw("abcd", 9, "random", rng, {"b"})) == list("acd")
     args = SimpleNamespace(shape="pairs", hard=1, easy=1, draw="best")
-    negatives = ["x", "y"], ["z", "x", "p"], {"x", "y", "p"}
+    negatives = KIT.Negatives(["x", "y"], ["z", "x", "p"], {"x", "y", "p"})
 
     def rows(examples_of, *evidence):
         examples = examples_of("c", list(evidence), negatives, rng, args)
         return [tuple(example.values()) for example in examples]
 
-    assert rows(KIT.pairs_of, "p", "q") == [
+    assert rows(KIT.draw_pairs, "p", "q") == [
         ("evidence", "c", "p", 1),
         ("evidence", "c", "q", 1),
         ("hard", "c", "x", 0),
@@ -266,9 +266,9 @@ def test_examples_by_hand():
     ]
     vars(args).update(shape="labels", draw="worst")  # as many with evidence as without
     expected = [("hard", "c", "y", "NEI"), ("easy", "c", "z", "NEI")]
-    assert rows(KIT.pairs_of, "p", "q") == rows(KIT.pairs_of) == expected
+    assert rows(KIT.draw_pairs, "p", "q") == rows(KIT.draw_pairs) == expected
     args.shape = "tuples"
-    assert rows(KIT.tuples_of, "p") == [("evidence", "c", "p", ["y", "z"])]
+    assert rows(KIT.draw_tuples, "p") == [("evidence", "c", "p", ["y", "z"])]
 
 
 MINES = [
@@ -382,6 +382,16 @@ def test_a_share_of_a_score_needs_a_scale(toy, call, refused, scores):
         (toy / "r2.tsv.meta.json").rename(toy / "r.tsv.meta.json")
     words = "mine r.tsv --qrels q.tsv --out x.jsonl --relative-margin 0.9"
     refused(toy, SCRIPT, words, said="r.tsv is a fusion or has negative scores")
+
+
+def test_a_fusion_is_known_by_its_job_or_its_name(toy, call, refused):
+    tsv(toy / "r.tsv", RUN, "c3|0001|1|1.0; c3|0002|2|0.5")
+    tsv(toy / "q.tsv", QRELS, "c3|0002|SUPPORTS")
+    jsonl(toy / "r.tsv.meta.json", {"arguments": {"job": "retrieve", "split": "fuse"}})
+    words = "mine {} --qrels q.tsv --out x.jsonl --relative-margin 0.9"
+    facts(call(SCRIPT, words.format("r.tsv"), cwd=toy))
+    (toy / "r.tsv").rename(toy / "hybrid.tsv")
+    refused(toy, SCRIPT, words.format("hybrid.tsv"), said="hybrid.tsv is a fusion")
 
 
 def test_a_file_without_examples_is_not_written(toy, refused):
