@@ -1126,7 +1126,7 @@ def tokenise(texts, name, normalise, stemmer, **options):
 
 
 def normalised(text, form):
-    """Return a text in a Unicode normal form, without invisible characters, which part words."""
+    """Return a text in a Unicode normal form, without invisible characters, which split words."""
     if text.isascii():
         return text
     return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))
