@@ -55,7 +55,7 @@ LABELS = ("SUPPORTS", "REFUTES", "NEI")
 LANGUAGES = """danish dutch english french german italian norwegian portuguese russian spanish
     swedish turkish""".split()  # those with stopwords in bm25s and a Snowball stemmer
 FLAGS = {  # the arguments that decide an index, beside those that decide the texts
-    "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
+    "bm25": ["analyser", "language", "bm25_method", "k1", "b", "delta"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
 }
@@ -109,7 +109,7 @@ def index_bm25(texts, folder, args):
     vocabulary = {term: number for number, term in enumerate(sorted(tokens.vocab))}
     new_number = np.array([vocabulary[term] for term in tokens.vocab], dtype=np.int32)
     ids = [new_number[row] for row in tokens.ids]
-    bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
+    bm25 = bm25s.BM25(args.k1, args.b, args.delta, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
     without_terms = tokens.ids.count([])
@@ -618,10 +618,13 @@ def add_index(job):
         cased: like words, but not in lower case""")
     add("--language", choices=LANGUAGES, default="english",
         help="language of the analyser's stopwords and stems; for others use --analyser words")
-    add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
-        help="variant of idf; with robertson, terms in more than half of the texts count nothing")
+    add("--bm25-method", choices=("lucene", "robertson", "atire", "bm25l", "bm25+"),
+        default="lucene", help="""variant of BM25 (Kamphuis et al. 2020); in robertson, terms of more
+        than half of the texts count nothing""")
     add("--k1", type=amount, default=1.5, help="saturation; with more, repeated terms count more")
     add("--b", type=share, default=0.75, help="length normalisation, from 0 (none) to 1 (full)")
+    add("--delta", type=amount, default=0.5,
+        help="bm25l and bm25+: lowest reward of a term that occurs, in long texts, too")
     add = job.add_argument_group("models").add_argument
     add("--dense-model", default="data/models/minilm",
         help="encode by this SentenceTransformer, a folder or a name on the hub")

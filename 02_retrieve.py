@@ -49,6 +49,8 @@ RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RRF_K = 60  # Cormack et al. 2009
+COMPARED = 500  # claims on which fit compares all fusions; the best ones are compared on all
+FINALISTS = 30
 BATCH = 128  # claims whose scores are in memory: 0.2 GiB with 394,269 abstracts
 # The block "models" ends its messages with this.
 ADVICE = "see meta.json of the index, and data/README.md, models"
@@ -68,6 +70,9 @@ def search_bm25(folder, meta, claims, args):
     if not bm25.vocab_dict:  # no abstract has a term
         yield from np.zeros((len(claims), meta["abstracts"]))
         return
+    # bm25l and bm25+ give an abstract without a claim's terms the same score as any other such one.
+    # Without this constant it is 0, as in the other variants.
+    bm25.nonoccurrence_array = None
     tokens = tokenise(claims, return_ids=False, **meta["analyser"])
     ids = list(map(bm25.get_tokens_ids, tokens))
     with ThreadPoolExecutor(2) as pool:  # takes half of the time, as numpy needs no Python lock
@@ -299,8 +304,20 @@ def check_claims(tables):
             warn(path, f"{len(in_any - claim_ids)} of {len(in_any)} claims are not in it")
 
 
-def read_fusion(path, runs):
-    """Return weights, method and k from a file of the job fit; runs: the paths to be fused."""
+def names_of(runs, args):
+    """Return what runs of other claims are called, too: the path below WORK/SPLIT, or the name."""
+    names = []
+    folder = Path(args.work, args.split).resolve()
+    for run in runs:
+        path = Path(run).resolve()
+        is_below = path.is_relative_to(folder)
+        names.append(str(path.relative_to(folder)) if is_below else path.name)
+    return names
+
+
+def read_fusion(args):
+    """Return weights, method and k from the file of the job fit that --fusion names."""
+    path = args.fusion
     try:
         fusion = json.loads(Path(path).read_bytes())
         names = fusion["runs"]
@@ -310,7 +327,7 @@ def read_fusion(path, runs):
         METHODS[method]  # an error if there is no such method
     except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
         fail(path, "no fusion; make one by 02_retrieve.py fit")
-    if names != [Path(run).name for run in runs]:
+    if names != names_of(args.runs, args):
         fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
     return weights, method, k
 
@@ -331,11 +348,12 @@ def fuse(args):
     method = args.method
     k = args.rrf_k
     if args.fusion:
-        weights, method, k = read_fusion(args.fusion, args.runs)
+        weights, method, k = read_fusion(args)
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
     runs = [read_table(path, RUN) for path in args.runs]
-    check_claims(dict(zip(args.runs, runs)))
+    if method != "union":  # which may join runs of different claims, such as of two languages
+        check_claims(dict(zip(args.runs, runs)))
     abstract_ids = list(read_corpus(corpus)) if has_corpus else []
     fused = fuse_runs(runs, weights, method, k, abstract_ids)
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
@@ -372,35 +390,68 @@ def scorer_of(name, qrels):
     return scorer
 
 
-def fusion_value(table, weights, method, scorer):
-    """Return the value of the scorer's measure for a fusion of a table of points."""
+def fusion_values(table, weights, method, scorer):
+    """Return the values (claims,) of the scorer's measure for a fusion of a table of points."""
     [measure] = scorer.measures
     claims, _ = table.index.get_level_values("claim_id").factorize()
     order = np.lexsort((-combined_scores(table, weights, method), claims))
     first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
     rank = np.arange(len(order)) - first_row  # from 0
     is_seen = rank < measure.params.get("cutoff", len(order))
-    run = table.index[order[is_seen]].to_frame(False, ["query_id", "doc_id"])
-    # The measure gets ranks in place of scores, as it would order ties in another way.
-    return scorer.calc_aggregate(run.assign(score=-rank[is_seen].astype(float)))[measure]
+    # The measure gets ranks in place of scores, as it would order ties in another way; in dicts, as
+    # it takes a table apart in four times as long.
+    run = {}
+    for (claim_id, abstract_id), place in zip(table.index[order[is_seen]], rank[is_seen].tolist()):
+        run.setdefault(claim_id, {})[abstract_id] = -float(place)
+    values = {metric.query_id: metric.value for metric in scorer.iter_calc(run)}
+    return np.array([values[claim_id] for claim_id in sorted(values)])
 
 
-def fusions(runs, scorer):
-    """Yield every fusion that fit tries, in the form of its file."""
-    for name, method in METHODS.items():
-        for k in method.constants:
-            table = points_table(runs, name, k)
-            for weights in weight_grid(len(runs)):
-                value = fusion_value(table, weights, name, scorer)
-                yield {"value": value, "method": name, "rrf_k": k, "weights": weights.tolist()}
+def try_fusions(runs, scorer, chosen=None):
+    """Return {(method, k, weights): values (claims,)} of all fusions, or of the chosen ones."""
+    from tqdm.auto import tqdm
+
+    values = {}
+    with tqdm(desc="fusions tried", unit="") as bar:
+        for name, method in METHODS.items():
+            for k in method.constants:
+                table = points_table(runs, name, k)
+                for weights in weight_grid(len(runs)).tolist():
+                    fusion = (name, k, tuple(weights))
+                    if chosen is None or fusion in chosen:
+                        values[fusion] = fusion_values(table, weights, name, scorer)
+                        bar.update()
+    return values
+
+
+def best_first(values):
+    """Return the keys of {fusion: values (claims,)} by their means; ties keep their order."""
+    return sorted(values, key=lambda fusion: -values[fusion].mean())
+
+
+def folds(text):
+    """Return a number of folds, at least 2."""
+    return within(int(text), 2)
+
+
+def held_out_value(values, fold_count, seed):
+    """Return the mean over claims of what the fusion that is best on the other folds gives.
+
+    values: (fusions, claims). This is what fit can promise for claims that it has not seen.
+    """
+    fold_of = np.random.default_rng(seed).permutation(values.shape[1]) % fold_count
+    held_out = np.zeros(values.shape[1])
+    for fold in range(fold_count):
+        is_held_out = fold_of == fold
+        best = values[:, ~is_held_out].sum(axis=1).argmax()
+        held_out[is_held_out] = values[best, is_held_out]
+    return held_out.mean()
 
 
 def fit(args):
     """Find the method, k and weights (in tenths) of a fusion that are best on judged claims."""
     # Ties have the order of the runs here and that of the corpus in fuse, so a fused run's figures
     # may differ a little.
-    from tqdm.auto import tqdm
-
     task = task_of(args, *args.runs, args.qrels)
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -415,20 +466,34 @@ def fit(args):
     baselines[f"rrf, k = {RRF_K}, equal weights"] = runs
     for name, fused in baselines.items():
         table = points_table(fused, "rrf", RRF_K)
-        value = fusion_value(table, [1] * len(fused), "rrf", scorer)
+        value = fusion_values(table, [1] * len(fused), "rrf", scorer).mean()
         print(f"{value:.4f}  {name}")
-    tried = tqdm(fusions(runs, scorer), "fusions tried")
-    found = sorted(tried, key=lambda fusion: -fusion["value"])
+    counted = np.random.default_rng(args.seed).permutation(sorted(scorer.qrel_qids))
+    compared = counted[:COMPARED]
+    few = [table[table["claim_id"].isin(compared)] for table in (qrels, *runs)]
+    values = try_fusions(few[1:], scorer_of(args.measure, few[0]))
+    held_out = held_out_value(np.stack(list(values.values())), args.folds, args.seed)
+    found = best_first(values)
+    if len(compared) < len(counted):
+        print(f"all fusions: on {len(compared)} claims; the best {FINALISTS} of them: on all")
+        values = try_fusions(runs, scorer, found[:FINALISTS])
+        found = best_first(values)
     for fusion in found[:10]:
-        weights = " ".join(map(str, fusion["weights"]))
-        how = f"{fusion['method']}, k = {fusion['rrf_k']}, weights {weights}"
-        print(f"{fusion['value']:.4f}  {how}")
+        method, k, weights = fusion
+        how = f"{method}, k = {k}, weights {' '.join(map(str, weights))}"
+        print(f"{values[fusion].mean():.4f}  {how}")
     print(f"These are means over {claims} claims with evidence.")
+    print(f"{held_out:.4f}  on claims that were held out of the fit, in {args.folds} folds")
+    method, k, weights = found[0]
     fusion = {
         "measure": args.measure,
         "claims": claims,
-        "runs": [Path(path).name for path in args.runs],
-        **found[0],
+        "runs": names_of(args.runs, args),
+        "value": values[found[0]].mean(),
+        "held_out_value": held_out,
+        "method": method,
+        "rrf_k": k,
+        "weights": weights,
     }
     with written(args.out, task) as new:
         new.write_text(json.dumps(fusion, indent=1))
@@ -662,6 +727,9 @@ def add_fit(job):
     add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
     add("--measure", default="nDCG@10",
         help="maximise this measure of ir-measures, such as R@5 or MAP")
+    add("--folds", type=folds, default=5, help="""also print what such a fit gives on claims that it
+        has not seen: fit on all but one of this many parts of the claims, score on this one""")
+    add("--seed", type=count_or_0, default=13, help="seed of the parts")
     add_shared(job, split="dev")
 
 def add_mine(job):
