@@ -534,10 +534,10 @@ class Negatives(NamedTuple):
 
 
 def negatives_of(labels, rows, easy, args):
-    """Return the Negatives of a claim; easy is a field of them.
+    """Return the Negatives of a claim.
 
     labels: {abstract_id: label} of the claim; rows: its rows of the run, with likely evidence
-    marked.
+    marked; easy: as in Negatives.
     """
     pool = POOLS[args.pool]
     ranked = rows["abstract_id"]
@@ -554,9 +554,9 @@ def negatives_of(labels, rows, easy, args):
 
 
 def draw(abstract_ids, count, order, rng, unwanted=()):
-    """Return count of abstract_ids, which stand best first, or fewer if there are not so many.
+    """Return count of the abstract_ids, or all of them if there are fewer.
 
-    Random draws leave out unwanted ones.
+    abstract_ids: best first; unwanted: abstract ids that random draws leave out.
     """
     if order == "best":
         return abstract_ids[:count]
@@ -620,7 +620,7 @@ def score_pairs(claim_id, evidence, rows, args):
 
 def read_marked_run(corpus, qrels, args):
     """Return the run, with likely evidence marked, and {rule: how many rows it marks}."""
-    if args.hard == 0:  # a run without rows
+    if args.hard == 0:  # the run is not needed, so there are no rows
         return qrels[:0].assign(score=0.0, is_likely_evidence=False), {}
     run = read_table(args.run, RUN, abstract_id=corpus)
     check_claims({args.qrels: qrels, args.run: run})
