@@ -619,7 +619,7 @@ def add_index(job):
     add("--language", choices=LANGUAGES, default="english",
         help="language of the analyser's stopwords and stems; for others use --analyser words")
     add("--bm25-method", choices=("lucene", "robertson", "atire", "bm25l", "bm25+"),
-        default="lucene", help="""variant of BM25 (Kamphuis et al. 2020); in robertson, terms of
+        default="lucene", help="""variant of BM25 (Kamphuis et al. 2020); with robertson, terms in
         more than half of the texts count nothing""")
     add("--k1", type=amount, default=1.5, help="saturation; with more, repeated terms count more")
     add("--b", type=share, default=0.75, help="length normalisation, from 0 (none) to 1 (full)")

@@ -470,8 +470,8 @@ def fit(args):
         print(f"{value:.4f}  {name}")
     counted = np.random.default_rng(args.seed).permutation(sorted(scorer.qrel_qids))
     compared = counted[:COMPARED]
-    few = [table[table["claim_id"].isin(compared)] for table in (qrels, *runs)]
-    values = try_fusions(few[1:], scorer_of(args.measure, few[0]))
+    few_qrels, *few_runs = [table[table["claim_id"].isin(compared)] for table in (qrels, *runs)]
+    values = try_fusions(few_runs, scorer_of(args.measure, few_qrels))
     held_out = held_out_value(np.stack(list(values.values())), args.folds, args.seed)
     found = best_first(values)
     if len(compared) < len(counted):
