@@ -474,7 +474,6 @@ Second question, only if it does: which way does the evidence point? If it direc
 claim, the label is SUPPORTS; if it directly refutes it, the label is REFUTES.
 
 Answer with one label, SUPPORTS, REFUTES or NEI, and write nothing else."""
-RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 TAGS = r"(?i)<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # of prompts
 STEP = ("EVIDENCE", "UNKNOWN")  # labels of the first of two steps
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
@@ -514,30 +513,32 @@ def example_turns(template, abstracts, args):
     return turns
 
 
-def ask_labels(labels, template, pairs, turns, args):
-    """Return (labels in the reply, Reply) of each pair; one round, turns before the prompt."""
+def label_questions(labels, template, pairs, turns, args):
+    """Return a question for each pair: which label does it have? Turns stand before the prompt."""
+    form = ("label", {"type": "string", "enum": [*labels]})
     read = functools.partial(label_in, labels=labels)
     limit = 4096 if args.prompt else 16  # tokens; a prompt may ask for reasons
     questions = []
     for pair in pairs:
         *system, prompt = messages_about(template, [pair], args)
-        questions.append(Question([*system, *turns, prompt], limit, read))
-    return answers_to(questions, ("label", {"type": "string", "enum": [*labels]}), args)
+        questions.append(Question([*system, *turns, prompt], form, limit, read))
+    return questions
 
 
-def one_step(prompts, pairs, turns, args):
+def one_step(prompts, pairs, turns, replies, args):
     """Ask for the label."""
-    results = ask_labels(LABELS, prompts[0], pairs, turns, args)
-    return [label_probabilities(votes, reply, LABELS) for votes, reply in results]
+    questions = label_questions(LABELS, prompts[0], pairs, turns, args)
+    return [label_probabilities(reply, LABELS) for reply in replies.to_questions(questions)]
 
 
-def two_steps(prompts, pairs, _, args):
+def two_steps(prompts, pairs, _, replies, args):
     """Ask whether there is evidence; then, where half of the votes say so, which way it points."""
-    first = ask_labels(STEP, prompts[0], pairs, [], args)
-    evidence = [shares_of(votes, STEP) for votes, _ in first]
+    first = replies.to_questions(label_questions(STEP, prompts[0], pairs, [], args))
+    evidence = [shares_of(reply.answers, STEP) for reply in first]
     chosen = [index for index, row in enumerate(evidence) if row and row["EVIDENCE"] >= 0.5]
-    second = ask_labels(LABELS[:2], prompts[1], [pairs[index] for index in chosen], [], args)
-    directions = dict(zip(chosen, [shares_of(votes, LABELS[:2]) for votes, _ in second]))
+    open_pairs = [pairs[index] for index in chosen]
+    second = replies.to_questions(label_questions(LABELS[:2], prompts[1], open_pairs, [], args))
+    directions = dict(zip(chosen, [shares_of(reply.answers, LABELS[:2]) for reply in second]))
     rows = []
     for index, row in enumerate(evidence):
         direction = directions.get(index, {"SUPPORTS": 0.5, "REFUTES": 0.5})
@@ -563,7 +564,7 @@ def digits_in(text, n):
     return labels if any(labels) else None
 
 
-def batch(prompts, pairs, _, args):
+def batch(prompts, pairs, _, replies, args):
     """Ask for many labels by a prompt; pairs that replies leave out are asked about once more."""
     form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
     size = args.pairs_per_prompt
@@ -576,11 +577,11 @@ def batch(prompts, pairs, _, args):
         for group in groups:
             messages = messages_about(prompts[0], [pairs[index] for index in group], args)
             read = functools.partial(digits_in, n=len(group))
-            questions.append(Question(messages, 8 * len(group) + 24, read))
-        for group, (answers, _) in zip(groups, answers_to(questions, form, args)):
-            for index, votes in zip(group, zip(*answers)):
+            questions.append(Question(messages, form, 8 * len(group) + 24, read))
+        for group, reply in zip(groups, replies.to_questions(questions)):
+            for index, votes in zip(group, zip(*reply.answers)):
                 rows[index] = shares_of([vote for vote in votes if vote], LABELS)
-            missing += [index for index in group if answers and not rows[index]]
+            missing += [index for index in group if reply.answers and not rows[index]]
     return rows
 
 
@@ -596,12 +597,13 @@ def by_language_model(run, texts, _, args):
     ask, _, names = STRATEGIES[args.strategy]
     prompts = [read_prompt(prompt, *names) for prompt in args.prompt] or [PROMPT]
     turns = example_turns(prompts[0], texts[1], args) if args.fewshot else []
-    rows = ask(prompts, pairs_of(run, *texts), turns, args)
+    replies = Replies(args, answer_requests)
+    rows = ask(prompts, pairs_of(run, *texts), turns, replies, args)
     unusable = rows.count(None)
     if unusable:
         warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
     probabilities = [list((row or shares_of(["NEI"], LABELS)).values()) for row in rows]
-    return probabilities, {"unusable": unusable, **count_replies(args)}
+    return probabilities, {"unusable": unusable, **replies.report()}
 
 
 def llm(args):
@@ -1685,7 +1687,8 @@ def dev_files(paths):
 
 
 # --- language models (same in 04 and 05)
-# A script defines what this block calls: RETRY_SUFFIX and answer_requests(requests, args).
+# A prompt becomes messages, a Question holds them, Replies.to_questions gets the Reply to each.
+# ----- Prompts and examples
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
@@ -1726,25 +1729,23 @@ def read_fewshot(abstracts, args):
     return [(claims[claim_id], rows) for claim_id, rows in judged.groupby("claim_id", sort=False)]
 
 
-SPELLINGS = {  # of labels, beside their names
-    "SUPPORTS": "support|supported|entailment",
-    "REFUTES": "refute|refuted|contradiction",
-    "NEI": "neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
-}
-LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # of a label in the last line
+# ----- Requests and replies, as in the OpenAI Batch API
+RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-THOUGHTS = re.compile(  # to the last mark of their end, else from a mark of their beginning on
+THOUGHTS = re.compile(  # up to the last mark that ends thoughts, else from a mark that begins them
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
+# What JSON of any other shape than the expected one may raise
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
-REPLY_COUNTS = collections.Counter()
-COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
-REPLY_FAULTS = {
+USAGE = ("prompt_tokens", "completion_tokens")
+COUNTED = ("replies", "refused", "cut", "unread", "unusable_lines", *USAGE)
+REMEDIES = {  # {kind of a reply without an answer: what helps}
     "cut": "raise --max-tokens",
     "unread": """they are in another form than was asked for; of thoughts without an answer: raise
         --max-tokens, or serve the model without a reasoning parser""",
+    "refused": "{}; --retry-errors asks again",
 }
 ASKING = "base_url concurrency replies requests retry_errors timeout".split()  # change no output
 
@@ -1753,6 +1754,7 @@ class Question(NamedTuple):
     """What a language model is asked."""
 
     messages: list  # turns of a chat, the prompt last
+    form: tuple  # name and JSON schema of an answer
     limit: int  # tokens of the reply, where --max-tokens does not say otherwise
     read: object  # function that returns the answer in a text, None if it is not plain
 
@@ -1770,7 +1772,8 @@ class Reply(NamedTuple):
 
     choices: list  # of Choice
     error: str | None  # why the server refused the request
-    usage: dict  # prompt_tokens and completion_tokens, where the server counts them
+    usage: dict  # the counts of USAGE, where the server gives them
+    answers: tuple = ()  # what Question.read returns for the choices, without None
 
 
 def body_digest(body):
@@ -1778,16 +1781,16 @@ def body_digest(body):
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def request_of(question, suffix, form, args):
-    """Return a request of the OpenAI Batch API; form: name and JSON schema of an answer."""
+def request_of(question, suffix, args):
+    """Return the request for a question; suffix: what the prompt ends with."""
     *turns, prompt = question.messages
     prompt = prompt | {"content": prompt["content"] + suffix}
-    name, schema = form
+    name, schema = question.form
     body = {"model": args.model, "messages": [*turns, prompt], "temperature": 0.0, "seed": 13}
     body["max_tokens"] = args.max_tokens or question.limit
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
-    if args.structured or args.backend == "transformers":
+    if args.structured or args.backend == "transformers":  # which chooses among labels itself
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
         schema["additionalProperties"] = False
         schema = {"name": name, "strict": True, "schema": schema}
@@ -1806,9 +1809,9 @@ def write_requests(waiting, args):
 
 
 def choice_of(record):
-    """Return the Choice in a choice of a chat completion; of another shape, an empty one."""
+    """Return the Choice in a choice of a chat completion, with "" for a text of another shape."""
     text = (record.get("message") or {}).get("content") or ""
-    if isinstance(text, list):  # of parts, among them thoughts, as Mistral's models give it
+    if isinstance(text, list):  # Mistral's models give a list of parts, with thoughts among them
         text = "".join(part["text"] for part in text if part["type"] == "text")
     text, thoughts = THOUGHTS.subn(" ", text)
     is_cut = record.get("finish_reason") == "length"
@@ -1829,30 +1832,34 @@ def reply_of(record):
         return Reply([], json.dumps(error or response)[:500], {})
     usage = {}
     with contextlib.suppress(*MALFORMED):
-        usage = {name: int(body["usage"][name]) for name in COUNTED[-2:]}
+        usage = {name: int(body["usage"][name]) for name in USAGE}
     return Reply(choices, None, usage)
 
 
 def read_replies(path, requests):
-    """Return {custom_id: Reply} to requests {custom_id: request}; an error replaces no reply."""
+    """Return {custom_id: Reply}, and the number of lines that are no replies, such as a torn one.
+
+    requests: {custom_id: request}; a reply to another body under the same id does not count. An
+    error never replaces a reply.
+    """
     replies = {}
-    REPLY_COUNTS["unusable_lines"] = 0
+    unusable = 0
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
             record = json.loads(line.decode("utf-8-sig"))
             custom_id = record["custom_id"]
-            digest = record.get("request_sha256")
-            if digest and custom_id in requests:
-                if digest != body_digest(requests[custom_id]["body"]):
+            sha256 = record.get("request_sha256")
+            if sha256 and custom_id in requests:
+                if sha256 != body_digest(requests[custom_id]["body"]):
                     continue
             reply = reply_of(record)
             if not reply.error or replies.get(custom_id, reply).error:
                 replies[custom_id] = reply
         except UnicodeDecodeError:
             fail(f"{path}:{number}", "not UTF-8; save the replies as UTF-8")
-        except MALFORMED:  # as a torn last line
-            REPLY_COUNTS["unusable_lines"] += 1
-    return replies
+        except MALFORMED:
+            unusable += 1
+    return replies, unusable
 
 
 def lock(file):
@@ -1862,94 +1869,124 @@ def lock(file):
     except BlockingIOError:
         fail(file.name, "another process asks for these replies; wait, or give other --replies")
     except OSError:
-        pass  # a file system without locks, as a mounted drive
+        pass  # some file systems have no locks, such as mounted drives
 
 
-def replies_to(requests, args):
-    """Return the Reply to each request, from --replies; what is not there is asked first."""
-    unique = {request["custom_id"]: request for request in requests}
-    Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
-    with open(args.replies, "ab") as file:
-        lock(file)
-        replies = read_replies(args.replies, unique)
-        if args.retry_errors:
-            replies = {name: reply for name, reply in replies.items() if not reply.error}
-        waiting = [unique[custom_id] for custom_id in unique if custom_id not in replies]
-        if waiting:
-            tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
-            what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
-            print(f"{what}; --backend none only writes them")
-            answer_requests(waiting, args)
-            replies = read_replies(args.replies, unique)
-    missing = unique.keys() - replies.keys()
-    if missing:
-        what = f"{len(missing)} requests have no reply; run again, if need be with more --timeout"
-        fail(args.replies, what)
-    for custom_id in unique:
-        REPLY_COUNTS.update(replies[custom_id].usage)
-    return [replies[request["custom_id"]] for request in requests]
-
-
-def with_replies(task, args, is_made=False):
-    """Return a task with the replies that it reads; without any, and once made, who is asked."""
-    if "replies" not in args:
-        return task  # a classifier asks nobody
-    path = Path(args.replies)
-    if path.exists() and path.stat().st_size:
-        task = task | {"replies_sha256": digest(path)}
-        if not is_made:
-            return task
-    return task | {"asked": [args.replies, shown(args.base_url or "")]}
-
-
-def answers_to(questions, form, args):
-    """Return (answers, Reply) for each question; an unread one is asked once more."""
-    results = {}
-    waiting = range(len(questions))
-    for suffix in ("", RETRY_SUFFIX):
-        requests = [request_of(questions[index], suffix, form, args) for index in waiting]
-        for index, reply in zip(waiting, replies_to(requests, args)):
-            answers = [questions[index].read(choice.text) for choice in reply.choices]
-            results[index] = [answer for answer in answers if answer is not None], reply
-        waiting = [index for index in waiting if kind_of(*results[index]) == "unread"]
-    for answers, reply in results.values():
-        count_reply(answers, reply)
-    if not REPLY_COUNTS["read"]:
-        count_replies(args)  # which ends the job if all failed: more rounds would cost in vain
-    return list(results.values())
-
-
-def kind_of(answers, reply):
+def kind_of(reply):
     """Return whether a reply is read, refused, cut or unread."""
-    if answers:
+    if reply.answers:
         return "read"
     if reply.error:
         return "refused"
     return "cut" if any(choice.is_cut for choice in reply.choices) else "unread"
 
 
-def count_reply(answers, reply):
-    """Count a reply by its kind."""
-    kind = kind_of(answers, reply)
-    if kind == "refused":
-        REPLY_FAULTS.setdefault(kind, f"{reply.error}; --retry-errors asks again")
-    REPLY_COUNTS.update(("replies", kind))
+class Replies:
+    """The replies to the requests of a job, and counts of them.
+
+    Replies are read from --replies. Those that are not there yet are asked for, once, by
+    answer(requests, args), which appends them to this file or ends the job.
+    """
+
+    def __init__(self, args, answer):
+        self.args = args
+        self.answer = answer
+        self.counts = collections.Counter()
+        self.refusal = None  # the first one
+
+    def to_questions(self, questions):
+        """Return the Reply to each question, with its answers; an unread one is asked once more."""
+        replies = {}
+        waiting = range(len(questions))
+        for suffix in ("", RETRY_SUFFIX):
+            requests = [request_of(questions[index], suffix, self.args) for index in waiting]
+            for index, reply in zip(waiting, self.to_requests(requests)):
+                answers = [questions[index].read(choice.text) for choice in reply.choices]
+                answers = tuple(answer for answer in answers if answer is not None)
+                replies[index] = reply._replace(answers=answers)
+            waiting = [index for index in waiting if kind_of(replies[index]) == "unread"]
+        for reply in replies.values():
+            self.count(reply)
+        if not self.counts["read"]:
+            self.tell_faults(fail)  # further rounds would cost in vain
+        return list(replies.values())
+
+    def to_requests(self, requests):
+        """Return the Reply to each request, without answers."""
+        args = self.args
+        unique = {request["custom_id"]: request for request in requests}
+        Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
+        with open(args.replies, "ab") as file:
+            lock(file)
+            known, unusable = read_replies(args.replies, unique)
+            waiting = []
+            for custom_id, request in unique.items():
+                if custom_id not in known or (args.retry_errors and known[custom_id].error):
+                    waiting.append(request)
+            if waiting:
+                tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
+                what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
+                print(f"{what}; --backend none only writes them")
+                self.answer(waiting, args)
+                known, unusable = read_replies(args.replies, unique)
+        missing = unique.keys() - known.keys()
+        if missing:
+            what = f"{len(missing)} requests have no reply"
+            fail(args.replies, f"{what}; run again, if need be with more --timeout")
+        self.counts["unusable_lines"] = unusable
+        for custom_id in unique:
+            self.counts.update(known[custom_id].usage)
+        return [known[request["custom_id"]] for request in requests]
+
+    def count(self, reply):
+        """Count a reply by its kind."""
+        self.counts.update(["replies", kind_of(reply)])
+        self.refusal = self.refusal or reply.error
+
+    def tell_faults(self, tell):
+        """Tell how many replies have no answer, and what helps; tell: warn, or fail to end."""
+        faults = [
+            f"{self.counts[kind]} {kind} ({remedy.format(self.refusal)})"
+            for kind, remedy in REMEDIES.items()
+            if self.counts[kind]
+        ]
+        if faults:
+            tell(self.args.replies, f"of {self.counts['replies']} replies, {', '.join(faults)}")
+
+    def report(self):
+        """Return the counts; warn of replies without an answer, end if there are no others."""
+        self.tell_faults(warn if self.counts["read"] else fail)
+        return {name: self.counts[name] for name in COUNTED}
 
 
-def count_replies(args):
-    """Return counts of replies; warn of those without an answer, end if all are."""
-    faults = []
-    for kind, fault in REPLY_FAULTS.items():
-        if REPLY_COUNTS[kind]:
-            faults.append(f"{REPLY_COUNTS[kind]} {kind} ({fault})")
-    if faults:
-        tell = warn if REPLY_COUNTS["read"] else fail
-        tell(args.replies, f"of {REPLY_COUNTS['replies']} replies, {', '.join(faults)}")
-    return {name: REPLY_COUNTS[name] for name in COUNTED}
+def with_replies(task, args, is_made=False):
+    """Return a task with the file of replies that its output is made from.
+
+    An output is up to date as long as this file has not changed. If it is gone, all would be asked
+    for again, so the output is up to date if the same endpoint would be asked. The sidecar of an
+    output that is_made has both.
+    """
+    if "replies" not in args:
+        return task  # a classifier asks nobody
+    asked = {"asked": [args.replies, shown(args.base_url or "")]}
+    path = Path(args.replies)
+    if not path.exists() or path.stat().st_size == 0:
+        return task | asked
+    task = task | {"replies_sha256": digest(path)}
+    return task | asked if is_made else task
+
+
+# ----- Labels in a reply
+SPELLINGS = {  # of labels; another label is spelled as it is called
+    "SUPPORTS": "supports|support|supported|entailment",
+    "REFUTES": "refutes|refute|refuted|contradiction",
+    "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
+}
+LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # of a label in the last line
 
 
 def field_of(text, name):
-    """Return a field of the JSON object that ends a text, None without one."""
+    """Return a field of the JSON object that ends a text; None if there is no such field."""
     try:
         return json.loads(text[text.index("{") :].rstrip("`\n "))[name]
     except MALFORMED:
@@ -1957,20 +1994,25 @@ def field_of(text, name):
 
 
 def words_of(text):
-    """Return the words of a text in lower case, and ? ~ [ ], which say something."""
+    """Return the words of a text in lower case, without punctuation but ? ~ [ ], which matter."""
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 
 def label_in(text, labels):
-    """Return the label in the JSON field label, else alone in the last line, or None."""
-    known = {label.lower(): label for label in labels}
+    """Return the label in the JSON field label, else the label that is alone in the last line.
+
+    None if there is no such label, or if a line above it is another label.
+    """
+    known = {}
     for label in labels:
-        known |= dict.fromkeys(SPELLINGS.get(label, "").split("|"), label)
+        known |= dict.fromkeys(SPELLINGS.get(label, label.lower()).split("|"), label)
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
     lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
-    found = [known.get(line) for line in lines if line] or [None]
-    return found[-1] if set(found) <= {found[-1], None} else None  # no line has another label
+    found = [known.get(line) for line in lines if line]
+    if not found or set(found) - {None, found[-1]}:
+        return None
+    return found[-1]
 
 
 def begun_by(token, labels):
@@ -1980,30 +2022,39 @@ def begun_by(token, labels):
 
 
 def token_probabilities(logprobs, labels, label):
-    """Return {label: probability} at the first token that begins one; None if it is not label."""
-    with contextlib.suppress(*MALFORMED):  # another shape, or null for -inf of structured output
+    """Return {label: probability} at the first token that begins one.
+
+    None if the likeliest is not label, which the text says, and if logprobs have another shape
+    (structured output gives null for -inf).
+    """
+    with contextlib.suppress(*MALFORMED):
         for token in logprobs["content"]:
-            if begun_by(token, labels):
-                sums = dict.fromkeys(labels, 0.0)
-                for candidate in token.get("top_logprobs") or [token]:
-                    for name in begun_by(candidate, labels):
-                        sums[name] += np.exp(min(candidate["logprob"], 0))
-                total = sum(sums.values())
-                if sums[label] == max(sums.values()) and total > 0:  # false for NaN
-                    return {name: sums[name] / total for name in labels}
-                return None
+            if not begun_by(token, labels):
+                continue
+            sums = dict.fromkeys(labels, 0.0)
+            for candidate in token.get("top_logprobs") or [token]:
+                for name in begun_by(candidate, labels):
+                    sums[name] += np.exp(min(candidate["logprob"], 0))
+            total = sum(sums.values())
+            if sums[label] == max(sums.values()) and total > 0:  # not so for NaN
+                return {name: sums[name] / total for name in labels}
+            break
     return None
 
 
-def label_probabilities(votes, reply, labels):
-    """Return {label: probability}: of a label's tokens, else the shares of votes; None without."""
-    if len(votes) == len(reply.choices) == 1:
+def label_probabilities(reply, labels):
+    """Return {label: probability} of a reply: by its tokens, else the shares of its answers.
+
+    Tokens count if there is one choice, and the label is nearly alone in it: reasons may begin
+    with another label. None if there are no answers.
+    """
+    if len(reply.answers) == len(reply.choices) == 1:
         choice = reply.choices[0]
-        probabilities = token_probabilities(choice.logprobs, labels, votes[0])
-        is_alone = len(words_of(choice.text).split()) <= 4  # reasons name other labels, too
-        if is_alone and probabilities:
-            return probabilities
-    return shares_of(votes, labels)
+        if len(words_of(choice.text).split()) <= 4:
+            probabilities = token_probabilities(choice.logprobs, labels, reply.answers[0])
+            if probabilities:
+                return probabilities
+    return shares_of(reply.answers, labels)
 
 
 def shares_of(votes, labels):
@@ -2011,8 +2062,12 @@ def shares_of(votes, labels):
     return {label: votes.count(label) / len(votes) for label in labels} if votes else None
 
 
+# ----- Who answers
 def with_backend(args):
-    """Return the arguments with a backend; a paid one is asked only for a model that was named."""
+    """Return the arguments with a backend, a model and files, whose defaults depend on others.
+
+    An endpoint may cost money. A key alone chooses none: a model has to be named that is no path.
+    """
     names_models = args.job == "ask" and not args.model  # the requests name theirs
     if not args.backend:
         is_named = names_models or args.model and not Path(args.model).exists()

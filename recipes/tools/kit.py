@@ -209,18 +209,18 @@ def answers_to(prompts, read, args):
     prompts: texts; what stands above a line "--- user" is the system message.
     Where read() returns None, the question is asked once more; the second None is final.
     """
-    SCRIPT.REPLY_COUNTS.clear()  # a program may call this function twice
-    SCRIPT.answer_requests = wait  # in place of the function of 04 that calls a model
+    replies = SCRIPT.Replies(args, wait)  # which calls no model, as 04 does
     args.backend = "none"
     args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []
     for prompt in prompts:
-        questions.append(SCRIPT.Question(SCRIPT.messages_of(prompt), args.max_tokens, read))
+        messages = SCRIPT.messages_of(prompt)
+        questions.append(SCRIPT.Question(messages, form, args.max_tokens, read))
     answers = []
-    for texts, _ in SCRIPT.answers_to(questions, form, args):
-        answers.append(texts[0] if texts else None)
-    return answers, SCRIPT.count_replies(args)
+    for reply in replies.to_questions(questions):
+        answers.append(reply.answers[0] if reply.answers else None)
+    return answers, replies.report()
 
 
 # -------------------- Flags that several programs have

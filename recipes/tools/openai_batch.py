@@ -101,7 +101,8 @@ def pieces_of(requests, max_requests, max_bytes):
 def unanswered(requests, args, retry_errors=False):
     """Return the requests that are in no batch and have no reply, or an error to retry."""
     known = set().union(*read_batches(args.batches).values())
-    for custom_id, reply in kit.SCRIPT.read_replies(args.replies, requests).items():
+    replies, _ = kit.SCRIPT.read_replies(args.replies, requests)
+    for custom_id, reply in replies.items():
         if not (retry_errors and reply.error):
             known.add(custom_id)
     return {name: request for name, request in requests.items() if name not in known}
