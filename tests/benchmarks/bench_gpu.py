@@ -4,7 +4,8 @@ Measure stages 1, 3 and 5: rates without loading, loading apart, share of the GP
 Models have full size and random weights. A step calls a script in this process, first on few texts
 to import and to start the GPU, then on as many as fit into its share of eight minutes. What is
 timed begins when the library has loaded the model, and ends when the script does: tokenising,
-network, and writing. Without a GPU, --small rehearses all of this with tiny models.
+network, and writing. Without a GPU, --small rehearses all of this with tiny models, in a
+few minutes.
 
 --before names another checkout of the kit, whose scripts take turns with these on the same texts;
 "beside the first" then is seconds / seconds of the checkout. --sleep takes the network's place: a
@@ -164,7 +165,7 @@ def texts_like(originals, count):
     for number, text in enumerate(itertools.islice(itertools.cycle(originals), count)):
         words = text.split()
         if number >= len(originals):
-            rng.shuffle(words)
+            words = rng.permutation(words)
         texts.append(" ".join(words))
     return texts
 
@@ -288,7 +289,9 @@ def make_model(folder, step, is_small):
     new = folder / "new"
     shutil.rmtree(new, ignore_errors=True)
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm", model_max_length=1024)
-    tokenizer.chat_template = TEMPLATE
+    is_causal = job == "rerank" and step.model in BUDGET["QWEN"]
+    if is_causal:
+        tokenizer.chat_template = TEMPLATE
     torch.manual_seed(13)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = build(step, is_small)
@@ -296,7 +299,7 @@ def make_model(folder, step, is_small):
             make_sparse(model)
     model.bfloat16().save_pretrained(new)
     tokenizer.save_pretrained(new)
-    if job == "rerank" and step.model in BUDGET["QWEN"]:
+    if is_causal:
         save_as_reranker(new)
     new.rename(path)
     return path
@@ -429,10 +432,12 @@ def measure(name, step, sides, originals, seconds, args):
         return run_script(words_of(step, side, model, args.folder), args.sleep)
 
     write_data(args.folder / "data", originals, few, args.shared)
-    first = [call(side) for side in sides]
+    trial = [call(side) for side in sides]  # imports, starts the GPU
+    if not args.texts:
+        trial = [call(side) for side in sides]  # tells the rate
     left = seconds - (time.monotonic() - begun)
-    left -= args.rounds * sum(call.loading for call in first)
-    rate = few / args.rounds / sum(call.seconds for call in first)
+    left -= args.rounds * sum(made.loading for made in trial)
+    rate = few / args.rounds / sum(made.seconds for made in trial)
     count = args.texts or int(np.clip(0.7 * left * rate, few, most))
     abstracts, claims = write_data(args.folder / "data", originals, count, args.shared)
     calls = {side: [] for side in sides}
