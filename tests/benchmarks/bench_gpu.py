@@ -431,6 +431,7 @@ def measure(name, step, sides, originals, seconds, args):
         print(f"{name}: {side.name}", file=sys.stderr, flush=True)
         return run_script(words_of(step, side, model, args.folder), args.sleep)
 
+    few = min(few, args.texts or few)
     write_data(args.folder / "data", originals, few, args.shared)
     trial = [call(side) for side in sides]  # imports, starts the GPU
     if not args.texts:
