@@ -1110,7 +1110,7 @@ def normalised(text, form):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
 
 
 def device_of(args):
@@ -1138,9 +1138,10 @@ def refuse_bin(*_, **__):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+    """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
+    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
 
@@ -1153,25 +1154,29 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
     if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the libraries raise many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        fail(
+            name,
+            "files of its tokenizer are missing, such as tokenizer.json; copy the whole folder",
+        )
+    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
 
 
 def reason_of(error):
-    """Return why a model cannot be opened, and what helps."""
+    """Return why a model cannot be opened, in other words than the library's where they help."""
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
@@ -1195,12 +1200,12 @@ def reason_of(error):
 
 
 def length(text):
-    """Return a number of tokens that has room for texts beside special tokens."""
+    """Return a number of tokens that leaves room for texts beside special tokens."""
     return within(int(text), 8)
 
 
 def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
 
     installed = importlib.metadata.version("sentence-transformers")
@@ -1212,14 +1217,14 @@ def check_model(name):
 
 
 def check_fields(config, name, args):
-    """Warn if a model was trained on other fields of abstracts than it gets."""
+    """Warn if a model was trained on other fields of abstracts than those it is given now."""
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    """Return the meta.json of an index; end if its files have another digest than when made."""
     if sidecar_of(folder).get("sha256") != sha256:
         fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
     return json.loads(Path(folder, "meta.json").read_bytes())
@@ -1229,7 +1234,7 @@ def read_meta(folder, sha256):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
+KEPT = 30 * 24 * 3600  # seconds for which unfinished work of other calls stays
 
 
 def positive(text):
@@ -1237,9 +1242,19 @@ def positive(text):
     return within(float(text), 1e-9)
 
 
+def remove_parts(folder):
+    """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
+    shutil.rmtree(folder)
+    if len(list(folder.parent.iterdir())) == 1:
+        shutil.rmtree(folder.parent)
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
+    """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
+
+    OUT.parts/ is locked, as two processes would spoil the output.
+    """
     parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -1249,31 +1264,29 @@ def parts_of(out, task):
         except BlockingIOError:
             fail(parts, "another process works on it; wait for it, or give another --out")
         except OSError:
-            pass  # a file system without locks, as a mounted drive
+            pass  # a file system without locks, such as a mounted drive
         try:
             yield folder
-        except SystemExit:
-            if not any(map(os.path.isfile, folder.rglob("*"))):  # there is no work to keep
-                shutil.rmtree(folder if len(list(parts.iterdir())) > 2 else parts)
+        except SystemExit:  # bad input
+            if not any(map(os.path.isfile, folder.rglob("*"))):  # before any work
+                remove_parts(folder)
             raise
-    shutil.rmtree(folder)
+    remove_parts(folder)
     for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
         if time.time() - other.stat().st_mtime > KEPT:
             print(f"{other}: unfinished for more than 30 days, removed")
-            shutil.rmtree(other)
-    if len(list(parts.iterdir())) == 1:
-        shutil.rmtree(parts)  # with the lock
+            remove_parts(other)
 
 
 def is_intact(path):
-    """Return whether a file is a zip archive, as .npz and .pt are, without a damaged part."""
+    """Return whether a file is an undamaged zip archive, which .npz and .pt files are."""
     with contextlib.suppress(OSError, zipfile.BadZipFile):
         return zipfile.ZipFile(path).testzip() is None
     return False
 
 
 def can_resume(checkpoint, names=None):
-    """Return whether a checkpoint is whole, with weights of these names (None: of any)."""
+    """Return whether a checkpoint is whole, and has weights of exactly these names (None: any)."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -1288,9 +1301,10 @@ def can_resume(checkpoint, names=None):
 
 
 def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint (its trainer_state.json is written last), or None.
+    """Return the newest checkpoint, or None; names: as in can_resume().
 
-    If one is damaged, all are removed, as the best epoch may be in it.
+    transformers writes trainer_state.json last, so a checkpoint without it does not count. If one
+    is damaged, all are removed: the best epoch may be in it.
     """
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
     for state in states:
@@ -1303,19 +1317,26 @@ def newest_checkpoint(folder, names=None):
 
 
 def add_adapter(network, rank):
-    """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
+    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    network.requires_grad_("Classification" in type(network).__name__)  # the head; no LM head
+    # LoraModel freezes the base. A classifier's head stays trainable, that of a language model not.
+    network.requires_grad_("Classification" in type(network).__name__)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 
 
 def resumable(trainer):
-    """Return a trainer whose checkpoints hold trained weights alone."""
+    """Return a class of trainers whose checkpoints hold only the weights that are trained.
+
+    The library has no setting for it, so the methods that save and load are replaced.
+    """
     from safetensors.torch import load_file, save_file
 
     class Resumable(trainer):
+        def add_model_card_callback(self, *_):
+            """Collect nothing for the library's model card; save_model() writes another one."""
+
         def _save(self, folder, **_):
             Path(folder).mkdir(exist_ok=True)
             weights = self.model.named_parameters()
@@ -1331,12 +1352,16 @@ def resumable(trainer):
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
-    """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
+    """Train a model, and return the losses and the values of a measure.
+
+    With an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
+    checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
+    settings: further arguments of training.
+    """
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
 
-    # The trainer's progress bar has no label, and no argument for one.
-    # So the trainer gets a tqdm that has.
+    # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
@@ -1366,16 +1391,20 @@ def fine_tune(
         callbacks.append(EarlyStoppingCallback(args.patience))
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
-    curve = []
-    with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
+    values = []
+    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
         if evaluator:
-            curve.append(evaluator(model)[measure])
-        arguments = arguments(str(folder), **settings)
+            values.append(evaluator(model)[measure])
         training = resumable(trainer)(
-            model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
+            model,
+            arguments(str(folder), **settings),
+            data,
+            loss=loss,
+            evaluator=evaluator,
+            callbacks=callbacks,
         )
         names = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        logging.set_verbosity_error()  # a resumed training warns of steps that are the same
+        logging.set_verbosity_error()  # a resumed training warns of settings that are the same
         training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
@@ -1383,12 +1412,12 @@ def fine_tune(
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
         fail("--lr", "the loss is not a finite number; lower it")
-    curve += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"loss": losses, measure: [round(value, 4) for value in curve]}
+    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
+    return {"loss": losses, measure: [round(value, 4) for value in values]}
 
 
 def save_model(model, folder, task, summary):
-    """Save a model with a card; its tokenizer without the truncation of training."""
+    """Save a model with a card, and its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
@@ -1407,8 +1436,8 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
-    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train adapters of this rank
-        (alpha: twice the rank; 0: all weights) and the head, and merge them; wants the package
+    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
+        this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this

@@ -1204,7 +1204,7 @@ def normalised(text, form):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
 
 
 def device_of(args):
@@ -1232,9 +1232,10 @@ def refuse_bin(*_, **__):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+    """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
+    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
 
@@ -1247,25 +1248,29 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
     if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the libraries raise many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        fail(
+            name,
+            "files of its tokenizer are missing, such as tokenizer.json; copy the whole folder",
+        )
+    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
 
 
 def reason_of(error):
-    """Return why a model cannot be opened, and what helps."""
+    """Return why a model cannot be opened, in other words than the library's where they help."""
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
@@ -1289,12 +1294,12 @@ def reason_of(error):
 
 
 def length(text):
-    """Return a number of tokens that has room for texts beside special tokens."""
+    """Return a number of tokens that leaves room for texts beside special tokens."""
     return within(int(text), 8)
 
 
 def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
 
     installed = importlib.metadata.version("sentence-transformers")
@@ -1306,14 +1311,14 @@ def check_model(name):
 
 
 def check_fields(config, name, args):
-    """Warn if a model was trained on other fields of abstracts than it gets."""
+    """Warn if a model was trained on other fields of abstracts than those it is given now."""
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    """Return the meta.json of an index; end if its files have another digest than when made."""
     if sidecar_of(folder).get("sha256") != sha256:
         fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
     return json.loads(Path(folder, "meta.json").read_bytes())
