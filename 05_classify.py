@@ -1818,8 +1818,8 @@ THOUGHTS = re.compile(  # up to the last mark that ends thoughts, else from a ma
 # What JSON of any other shape than the expected one may raise
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
-USAGE = ("prompt_tokens", "completion_tokens")
-COUNTED = ("replies", "refused", "cut", "unread", "unusable_lines", *USAGE)
+USAGE = "prompt_tokens completion_tokens".split()
+COUNTED = "replies refused cut unread unusable_lines".split() + USAGE
 REMEDIES = {  # {kind of a reply without an answer: what helps}
     "cut": "raise --max-tokens",
     "unread": """they are in another form than was asked for; of thoughts without an answer: raise
@@ -2047,12 +2047,12 @@ def with_replies(task, args, is_made=False):
     """
     if "replies" not in args:
         return task  # a classifier asks nobody
-    asked = {"asked": [args.replies, shown(args.base_url or "")]}
     path = Path(args.replies)
-    if not path.exists() or path.stat().st_size == 0:
-        return task | asked
-    task = task | {"replies_sha256": digest(path)}
-    return task | asked if is_made else task
+    if path.exists() and path.stat().st_size:
+        task = task | {"replies_sha256": digest(path)}
+        if not is_made:
+            return task
+    return task | {"asked": [args.replies, shown(args.base_url or "")]}
 
 
 # ----- Labels in a reply
