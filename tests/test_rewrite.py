@@ -58,7 +58,8 @@ def test_claims_are_cleaned(claim, text):
 
 
 def test_the_clean_view_asks_no_model(toy, program):
-    tsv(toy / "in.tsv", HEADER[:2], "a|Ice &amp; snow @me; b|https://t.co/x; c|Sun")
+    rows = [("a", "Ice &amp; snow @me"), ("b", "https://t.co/x"), ("c", "Sun")]
+    tsv(toy / "in.tsv", HEADER[:2], rows)
     made = facts(program("rewrite", "--view clean --claims in.tsv", cwd=toy))
     assert made == {"made": ["work/demo/test/claims.clean.tsv"], "claims": 3, "unchanged": 2}
     claims = read(toy / made["made"][0])["claim"].tolist()
