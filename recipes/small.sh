@@ -178,8 +178,8 @@ for split in $DEV $TEST; do
   rerank $split cross-encoder
   rerank $split margin --model $W/models/margin
 done
-rerank $TEST blended --model $W/$TEST/cross-encoder.tsv --first-stage 0.5
-rerank $TEST margin-blended --model $W/$TEST/margin.tsv --first-stage 0.5
+rerank $TEST blended --first-stage 0.5
+rerank $TEST margin-blended --model $W/models/margin --first-stage 0.5
 rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --neighbours 5 \
   --beam 5
 fuse --split $TEST --out $W/$TEST/ensemble.tsv $W/$TEST/{cross-encoder,margin}.tsv

@@ -18,11 +18,11 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-
 LIGHT = sorted(TEXTS)
 LIMITS = {  # tokens of a whole script, with its blocks
     "01_index.py": 9600,
-    "02_retrieve.py": 8650,
-    "03_rerank.py": 10_030,
-    "04_llm_rerank.py": 9720,
-    "05_classify.py": 14_650,
-    "06_evaluate.py": 8150,
+    "02_retrieve.py": 9100,
+    "03_rerank.py": 9900,
+    "04_llm_rerank.py": 9850,
+    "05_classify.py": 14_700,
+    "06_evaluate.py": 8300,
 }
 BLOCKS = {
     "helpers": 2900,
@@ -31,7 +31,7 @@ BLOCKS = {
     "pairs": 1510,
 }  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 78_200, "data/*.py": 11_450, "recipes/**/*.py": 23_500}  # tokens
+FOLDERS = {"tests/*.py": 82_100, "data/*.py": 11_450, "recipes/**/*.py": 25_600}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",
