@@ -11,6 +11,7 @@ Prints  for each other run and each measure, the number of claims that have a va
         correction for multiple comparisons; McNemar's test only where each claim has 0 or 1
 
 Example
+    python 06_evaluate.py --measures R@5 Success@1
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
 """
 
