@@ -96,7 +96,7 @@ def answer_text(answer, args):
 
 
 def messages_about(claim, abstracts, template, args, turns=()):
-    """Return the messages that ask about a claim and candidates; turns stand before the prompt."""
+    """Return the messages that ask about a claim and candidates; turns come before the prompt."""
     parts = PROMPT_PARTS[args.method]
     n = len(abstracts)
     lines = []
@@ -555,7 +555,7 @@ def ask_local(waiting, args):
     for group in groups.values():
         starts = range(0, len(group), args.batch_size)
         batches += [group[start : start + args.batch_size] for start in starts]
-    load_local(waiting[0]["body"]["model"], args.device)  # has its own progress bars
+    load_local(waiting[0]["body"]["model"], args.device)  # its progress bars come before this one
     for batch in tqdm(batches, "ask", unit=" batches"):
         choices = generate([request["body"] for request in batch], args.device)
         for request, choice in zip(batch, choices):
@@ -1041,7 +1041,8 @@ def check_splits(args):
 
 
 # --- language models (same in 04 and 05)
-# A prompt becomes messages, a Question holds them, Replies.to_questions gets the Reply to each.
+# A prompt becomes the messages of a Question. Replies.to_questions() asks many questions at once,
+# and returns the Reply to each, with the answers that were read in it: an order, or a label.
 # ----- Prompts and examples
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
@@ -1101,7 +1102,8 @@ REMEDIES = {  # {kind of a reply without an answer: what helps}
         --max-tokens, or serve the model without a reasoning parser""",
     "refused": "{}; --retry-errors asks again",
 }
-ASKING = "base_url concurrency replies requests retry_errors timeout".split()  # change no output
+# Arguments that change no output; an output depends on the replies, wherever they come from.
+ASKING = "base_url concurrency replies requests retry_errors timeout".split()
 
 
 class Question(NamedTuple):
@@ -1144,7 +1146,7 @@ def request_of(question, suffix, args):
     body["max_tokens"] = args.max_tokens or question.limit
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
-    if args.structured or args.backend == "transformers":  # which chooses among labels itself
+    if args.structured or args.backend == "transformers":  # generate() reads labels from the form
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
         schema["additionalProperties"] = False
         schema = {"name": name, "strict": True, "schema": schema}
@@ -1246,7 +1248,7 @@ class Replies:
         self.args = args
         self.answer = answer
         self.counts = collections.Counter()
-        self.refusal = None  # the first one
+        self.refusal = None  # why the server refused the first request that it refused
 
     def to_questions(self, questions):
         """Return the Reply to each question, with its answers; an unread one is asked once more."""

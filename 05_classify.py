@@ -1772,7 +1772,8 @@ def dev_files(paths):
 
 
 # --- language models (same in 04 and 05)
-# A prompt becomes messages, a Question holds them, Replies.to_questions gets the Reply to each.
+# A prompt becomes the messages of a Question. Replies.to_questions() asks many questions at once,
+# and returns the Reply to each, with the answers that were read in it: an order, or a label.
 # ----- Prompts and examples
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
@@ -1832,7 +1833,8 @@ REMEDIES = {  # {kind of a reply without an answer: what helps}
         --max-tokens, or serve the model without a reasoning parser""",
     "refused": "{}; --retry-errors asks again",
 }
-ASKING = "base_url concurrency replies requests retry_errors timeout".split()  # change no output
+# Arguments that change no output; an output depends on the replies, wherever they come from.
+ASKING = "base_url concurrency replies requests retry_errors timeout".split()
 
 
 class Question(NamedTuple):
@@ -1875,7 +1877,7 @@ def request_of(question, suffix, args):
     body["max_tokens"] = args.max_tokens or question.limit
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
-    if args.structured or args.backend == "transformers":  # which chooses among labels itself
+    if args.structured or args.backend == "transformers":  # generate() reads labels from the form
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
         schema["additionalProperties"] = False
         schema = {"name": name, "strict": True, "schema": schema}
@@ -1977,7 +1979,7 @@ class Replies:
         self.args = args
         self.answer = answer
         self.counts = collections.Counter()
-        self.refusal = None  # the first one
+        self.refusal = None  # why the server refused the first request that it refused
 
     def to_questions(self, questions):
         """Return the Reply to each question, with its answers; an unread one is asked once more."""
