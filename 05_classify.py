@@ -1010,15 +1010,20 @@ def written(path, task, **summary):
     remove(old)
 
 
-def add_shared(job, split=None):
-    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+def add_shared(job, split=None, force=True):
+    """Add the flags that all scripts share.
+
+    split: the default of --split, None for jobs without one. force: whether the job has --force;
+    a job that is never up to date needs none.
+    """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
     add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
-    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    if force:
+        add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -1059,7 +1064,8 @@ def command_line(jobs):
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
             if isinstance(value, str) and field in args:
@@ -1766,7 +1772,8 @@ def dev_files(paths):
 
 
 # --- language models (same in 04 and 05)
-# A prompt becomes messages, a Question holds them, Replies.to_questions gets the Reply to each.
+# A prompt becomes the messages of a Question. Replies.to_questions() asks many questions at once,
+# and returns the Reply to each, with the answers that were read in it: an order, or a label.
 # ----- Prompts and examples
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
@@ -1826,7 +1833,8 @@ REMEDIES = {  # {kind of a reply without an answer: what helps}
         --max-tokens, or serve the model without a reasoning parser""",
     "refused": "{}; --retry-errors asks again",
 }
-ASKING = "base_url concurrency replies requests retry_errors timeout".split()  # change no output
+# Arguments that change no output; an output depends on the replies, wherever they come from.
+ASKING = "base_url concurrency replies requests retry_errors timeout".split()
 
 
 class Question(NamedTuple):
@@ -1869,7 +1877,7 @@ def request_of(question, suffix, args):
     body["max_tokens"] = args.max_tokens or question.limit
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
-    if args.structured or args.backend == "transformers":  # which chooses among labels itself
+    if args.structured or args.backend == "transformers":  # generate() reads labels from the form
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
         schema["additionalProperties"] = False
         schema = {"name": name, "strict": True, "schema": schema}
@@ -1971,7 +1979,7 @@ class Replies:
         self.args = args
         self.answer = answer
         self.counts = collections.Counter()
-        self.refusal = None  # the first one
+        self.refusal = None  # why the server refused the first request that it refused
 
     def to_questions(self, questions):
         """Return the Reply to each question, with its answers; an unread one is asked once more."""
@@ -2045,8 +2053,6 @@ def with_replies(task, args, is_made=False):
     for again, so the output is up to date if the same endpoint would be asked. The sidecar of an
     output that is_made has both.
     """
-    if "replies" not in args:
-        return task  # a classifier asks nobody
     path = Path(args.replies)
     if path.exists() and path.stat().st_size:
         task = task | {"replies_sha256": digest(path)}

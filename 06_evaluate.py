@@ -100,7 +100,7 @@ def judgements_of(run, qrels):
     gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
     predicted = gold.copy()
     gold[claims, ranks] = UNJUDGED
-    # Only rows with an abstract of the qrels can be judged; to merge all rows takes longer.
+    # Only rows with an abstract of the qrels can be judged; merging all rows takes thrice the time.
     is_known = run["abstract_id"].isin(qrels["abstract_id"])
     labels = run.loc[is_known, PAIR].merge(qrels, on=PAIR, how="left")["label"]
     numbers = labels.map(LABELS.index, na_action="ignore").fillna(UNJUDGED)
@@ -112,8 +112,8 @@ def judgements_of(run, qrels):
 
 # ---------- Measures of a claim
 # A measure maps Judgements to a numerator and a denominator for each claim. A run's value is the
-# sum of the numerators by the sum of the denominators; so a claim with a denominator of 0 does not
-# count, and where all others have 1, the value is a mean over claims.
+# sum of the numerators divided by the sum of the denominators. So a claim with a denominator of 0
+# does not count; if all others have 1, the value is a mean over claims.
 def is_evidence(labels):
     """Return where labels are SUPPORTS or REFUTES."""
     return (labels == 0) | (labels == 1)  # places in LABELS
@@ -175,7 +175,7 @@ class Measure(NamedTuple):
 
     fraction: object  # function as above; None: ir-measures computes it
     note: str  # explains it below a table; {} are the claims that means are over
-    has_depth: bool = True  # without @k: whether it reads --depth ranks, or all
+    has_depth: bool = True  # whether it reads --depth ranks where the name has no @k, or all ranks
 
 
 MEANS = "Means are over {} with evidence."
@@ -256,7 +256,8 @@ def stance_scores(matrices):
 def stance_basis(run, matrix, depth):
     """Return what the stance measures of a run rest on; matrix: confusion (gold, predicted)."""
     support = matrix.sum(axis=1)
-    # If all pairs get the majority label, its precision is its share, its recall 1, other F1s 0.
+    # If all pairs get the majority label, its precision is its share, its recall is 1, and the F1
+    # of the other labels is 0.
     share = support.max() / support.sum()
     return {
         "labelled pairs": int((run["rank"] <= depth).sum()),
@@ -268,7 +269,7 @@ def stance_basis(run, matrix, depth):
 # ---------- Measures of a run
 # components: {measure: its fractions (claims, 2), CONFUSION: matrices (claims, 3, 3)}
 def components_of(run, qrels, names, depth):
-    """Return the components of measures; without @k, most of them see the first depth ranks."""
+    """Return the components of measures; most of those without @k read the first depth ranks."""
     judgements = judgements_of(run, qrels)
     members = []
     for name in names:
@@ -685,7 +686,7 @@ def evaluate(args):
         outs.append(args.report)
         inputs += [args.claims, args.corpus]
     provenance = task_of(args, *inputs)
-    check_outs(out, *outs, inputs=inputs)  # out: where a folder is meant, no table stands beside it
+    check_outs(out, *outs, inputs=inputs)  # out without an ending may be a folder: refuse it, too
     check_splits(args)
     names = []
     for word in args.measures:
@@ -795,11 +796,11 @@ def add_evaluate(job):
         {', '.join([*COMPOSED, *STANCE])}, abstract P, abstract R, abstract F1, or any of
         ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
     add("--depth", type=count, default=10,
-        help="ranks for B-Pref, P, R and F1, not for abstract F1")
+        help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
     add("--resamples", type=count_or_0, default=2000,
-        help="samples for intervals and for p; 0: neither")
-    add("--seed", type=count_or_0, default=13, help="seed of the samples")
-    add_shared(job, split="test")
+        help="draw this many samples for intervals and p-values; 0 leaves both out")
+    add("--seed", type=count_or_0, default=13, help="draw these samples with this seed")
+    add_shared(job, split="test", force=False)
 
 def add_submission(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -1005,15 +1006,20 @@ def written(path, task, **summary):
     remove(old)
 
 
-def add_shared(job, split=None):
-    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+def add_shared(job, split=None, force=True):
+    """Add the flags that all scripts share.
+
+    split: the default of --split, None for jobs without one. force: whether the job has --force;
+    a job that is never up to date needs none.
+    """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
     add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
-    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    if force:
+        add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -1054,7 +1060,8 @@ def command_line(jobs):
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
             if isinstance(value, str) and field in args:

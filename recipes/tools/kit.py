@@ -209,7 +209,7 @@ def answers_to(prompts, read, args):
     prompts: texts; what stands above a line "--- user" is the system message.
     Where read() returns None, the question is asked once more; the second None is final.
     """
-    replies = SCRIPT.Replies(args, wait)  # which calls no model, as 04 does
+    replies = SCRIPT.Replies(args, wait)  # wait() only writes requests, and calls no model
     args.backend = "none"
     args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
