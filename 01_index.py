@@ -9,14 +9,18 @@
 """
 Index the abstracts (BM25, dense, SPLADE), find their neighbours, fine-tune the dense encoder.
 
-Reads   corpus.jsonl; graph: index/dense/; train: claims, tuples of 02_retrieve.py mine, a dev split
-Writes  index/KIND/, each with abstract_ids.json (row to id) and meta.json:
+Reads   corpus.jsonl; graph: index/dense/; train: claims, the output of 02_retrieve.py mine
+        --shape tuples, and claims and qrels of a dev split
+Writes  index/KIND/, each with abstract_ids.json (the id of each row) and meta.json:
             bm25/    postings, in the format of bm25s
             dense/   embeddings.npy: abstracts x dimensions, float16, unit length
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
-        models/encoder/; OUT.parts/: shards and checkpoints, from which the same call resumes
+        train: models/encoder/
+        OUT.parts/: finished shards and checkpoints, from which the same call resumes
 Prints  what is made; the last line is JSON
+
+Functions that several scripts share stand at the end, in marked blocks.
 
 Examples
     python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --device cuda:0 cuda:1
@@ -50,23 +54,24 @@ import numpy as np
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 LANGUAGES = """danish dutch english french german italian norwegian portuguese russian spanish
     swedish turkish""".split()  # those with stopwords in bm25s and a Snowball stemmer
-FLAGS = {  # what decides an index, beside the texts
-    "bm25": ["analyser", "language", "bm25_method", "k1", "b"],
+FLAGS = {  # the arguments that decide an index, beside those that decide the texts
+    "bm25": ["analyser", "language", "bm25_method", "k1", "b", "delta"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
 }
 # Thai, Lao, Burmese, Khmer, Japanese and Chinese put no blanks between words.
 NO_BLANKS = "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
 SHARD = 4096  # abstracts
-SAMPLE = ["Sea ice melts.", "Ice"]  # what the library makes of it tells what it makes of others
+SAMPLE = ["Sea ice melts.", "Ice"]  # for plain_features(); two lengths, so that one is padded
 TENSORS = ("input_ids", "attention_mask", "token_type_ids")  # texts x tokens
 OVERLAP = 50  # tokens that neighbouring windows share: AIRwaves 2025, section 3
-DEV_POOL = 1000  # abstracts that dev claims rank beside judged ones
+DEV_POOL = 1000  # abstracts, drawn at random, that are ranked beside the judged ones of dev claims
+# The block "models" ends its messages with this.
 ADVICE = "name another, or fetch the small ones: python data/download.py models"
 
 
 class Analyser(NamedTuple):
-    """How texts become terms: a Unicode form, and arguments of bm25s.tokenize."""
+    """How texts become terms: a Unicode normal form, and arguments of bm25s.tokenize()."""
 
     normalise: str
     lower: bool
@@ -75,7 +80,8 @@ class Analyser(NamedTuple):
     stemmer: str
 
 
-WORD = r"\w+(?:[-./,]\w+)*"  # 99 % of the tokens are those of NLTK's word_tokenize, on SciFact
+# A word may have - . / , inside. On SciFact, NLTK's word_tokenize() makes 99 % of the same tokens.
+WORD = r"\w+(?:[-./,]\w+)*"
 ANALYSERS = {
     "default": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", "english"),  # Lucene's stopwords
     "unstemmed": Analyser("NFKC", True, r"(?u)\b\w\w+\b", "english", None),  # AlexUNLP-FMT 2025
@@ -93,16 +99,17 @@ def index_bm25(texts, folder, args):
     import bm25s
 
     analyser = {"name": args.analyser} | ANALYSERS[args.analyser]._asdict()
-    for step in ("stopwords", "stemmer"):
-        if analyser[step] and args.language != "english":
-            analyser[step] = args.language
+    if args.language != "english":  # for English, the analyser names one of two lists of stopwords
+        for step in ("stopwords", "stemmer"):
+            if analyser[step]:
+                analyser[step] = args.language
     tokens = tokenise(texts, **analyser)
-    terms = sorted(tokens.vocab)  # in this order, as that of bm25s differs between calls
-    # from a number of bm25s to the new one
-    number_of = np.argsort([tokens.vocab[term] for term in terms]).astype(np.int32)
-    ids = [number_of[row] for row in tokens.ids]
-    vocabulary = {term: number for number, term in enumerate(terms)}
-    bm25 = bm25s.BM25(args.k1, args.b, method=args.bm25_method, csc_backend="scipy")
+    # bm25s numbers the terms in the order of a set, which differs between calls. In alphabetical
+    # order, the same texts make the same bytes.
+    vocabulary = {term: number for number, term in enumerate(sorted(tokens.vocab))}
+    new_number = np.array([vocabulary[term] for term in tokens.vocab], dtype=np.int32)
+    ids = [new_number[row] for row in tokens.ids]
+    bm25 = bm25s.BM25(args.k1, args.b, args.delta, method=args.bm25_method, csc_backend="scipy")
     bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
     without_terms = tokens.ids.count([])
@@ -114,27 +121,38 @@ def index_bm25(texts, folder, args):
 
 
 # ---------- Dense and SPLADE
-def open_encoder(load, model, args, dtype, is_dense=True):
-    """Return an encoder with the length, prompts and pooling of the flags."""
-    prompts = {"query": args.query_prompt, "document": args.document_prompt} if is_dense else None
+def open_encoder(load, model, args, dtype, prompts=None):
+    """Open an encoder that truncates texts at --max-length, or at a lower limit of its own."""
     encoder = open_model(load, model, args, dtype, prompts=prompts)
     check_fields(getattr(encoder.transformers_model, "config", None), model, args)
-    if is_dense and args.document_prompt is None and not encoder.prompts["document"]:
-        encoder.prompts["document"] = encoder.prompts.get("passage", "")  # its name in E5's config
-    if args.max_length < encoder.max_seq_length < np.inf:
-        encoder.max_seq_length = args.max_length  # that of static embeddings stays infinite
-    if is_dense and args.pooling == "chunks":
+    if args.max_length < encoder.max_seq_length < np.inf:  # static embeddings have no limit
+        encoder.max_seq_length = args.max_length
+    return encoder
+
+
+def open_dense_encoder(model, args, dtype):
+    """Open an encoder of dense vectors with the prompts and the pooling of the flags."""
+    from sentence_transformers import SentenceTransformer
+
+    prompts = {"query": args.query_prompt, "document": args.document_prompt}
+    encoder = open_encoder(SentenceTransformer, model, args, dtype, prompts)
+    if args.document_prompt is None and not encoder.prompts["document"]:
+        # The configurations of E5 and others call this prompt "passage".
+        encoder.prompts["document"] = encoder.prompts.get("passage", "")
+    if args.pooling == "chunks":
         pool_chunks(encoder)
     return encoder
 
 
 def pool_chunks(encoder):
-    """Let an encoder read long texts in windows, and pool their vectors."""
+    """Let an encoder read long texts in overlapping windows, and pool the vectors of a text."""
     stride = min(OVERLAP, encoder.max_seq_length // 2)
     settings = encoder[0].processing_kwargs
     windows = {"return_overflowing_tokens": True, "stride": stride}
     encoder[0].processing_kwargs = settings | {"text": settings.get("text", {}) | windows}
-    encoder.set_pooling_include_prompt(True)  # only the first window begins with a prompt
+    # Pooling without the prompt would leave out the first tokens of every window, but only the
+    # first window of a text begins with the prompt.
+    encoder.set_pooling_include_prompt(True)
     encoder.register_forward_hook(pool_windows)
 
 
@@ -150,22 +168,26 @@ def pool_windows(encoder, _, features):
 
 
 def pool_maxima(encoder, activation):
-    """Let a SPLADE encoder of the common kind pool as pool_logits() does; return whether it is."""
-    common = {"pooling_strategy": "max", "activation_function": "relu"}
-    if not common.items() <= vars(encoder[-1]).items():
+    """Replace the usual pooling of SPLADE by pool_logits(); return whether it was the usual one.
+
+    Any other pooling, such as a sum over tokens, stays as it is.
+    """
+    pooling = encoder[-1]
+    settings = vars(pooling)
+    if settings.get("pooling_strategy") != "max" or settings.get("activation_function") != "relu":
         return False
-    encoder[-1].forward = functools.partial(pool_logits, activation)
+    pooling.forward = functools.partial(pool_logits, activation)
     return True
 
 
 def pool_logits(activation, features):
     """Pool the logits of tokens to weights of terms: texts x vocabulary (Formal et al. 2021).
 
-    As log(1 + ReLU(x)) grows with x, the maximum over tokens may come before it, and does: it
-    leaves one row in place of hundreds.
+    log(1 + ReLU(x)) never falls when x grows, so it makes no difference whether it comes before or
+    after the maximum over tokens. After it, there is one row per text instead of hundreds.
     """
     logits = features["token_embeddings"]  # texts x tokens x vocabulary
-    logits[features["attention_mask"] == 0] = 0  # so padding adds no term
+    logits[features["attention_mask"] == 0] = 0  # so that padding adds no term
     weights = logits.amax(dim=1).relu()
     if activation == "log1p_relu":
         weights = weights.log1p()
@@ -173,10 +195,14 @@ def pool_logits(activation, features):
 
 
 # ---------- Vectors of shards
+# The library's encode_document() tokenises each batch while the GPU waits. For plain encoders,
+# encode_ahead() makes the same vectors in less time: a thread tokenises the next shards while one
+# is encoded, and numpy makes the batches from token ids. Others go through encode_by_library().
 def token_ids(encoder, texts):
-    """Return the ids of texts with the prompt of documents, cut to the limit: [int32 array].
+    """Return the token ids of texts, each with the prompt of documents: [int32 array].
 
-    A word has a token, so of thousands of words the first ones are enough.
+    The tokenizer truncates them, but would tokenise all of a long text before. As nearly every word
+    has a token, the first words of a text, as many as the limit, are enough.
     """
     tokenizer = encoder.tokenizer.backend_tokenizer
     limit = tokenizer.truncation["max_length"]
@@ -184,14 +210,15 @@ def token_ids(encoder, texts):
     starts = [" ".join(text.split(" ", limit)[:limit]) for text in texts]
     ids = []
     for text, start, coded in zip(texts, starts, tokenizer.encode_batch_fast(starts)):
-        if len(coded) < limit and start != text:  # words without tokens, as between two blanks
+        if len(coded) < limit and start != text:
+            # Some words have no token, such as the empty one between two blanks.
             coded = tokenizer.encode(text)
         ids.append(np.array(coded.ids, dtype=np.int32))
     return ids
 
 
 def ahead(make, items):
-    """Yield make(item) for each item; a thread makes the next two in the meantime."""
+    """Yield make(item) for each item in order, while a thread makes the next two."""
     waiting = deque()
     with ThreadPoolExecutor(1) as thread:
         for item in items:
@@ -203,9 +230,10 @@ def ahead(make, items):
 
 
 def batches_of(lengths, batch_size):
-    """Return the rows of texts in batches, the longest first.
+    """Return batches of rows, the longest texts first: [array of rows].
 
-    A batch, padded, has at most as many tokens as batch_size texts of the greatest length.
+    A padded batch has at most as many tokens as batch_size texts of the greatest length, so short
+    texts make larger batches.
     """
     rows = np.argsort(-lengths, kind="stable")
     batches = []
@@ -217,8 +245,11 @@ def batches_of(lengths, batch_size):
     return batches
 
 
-def features_of(ids, encoder, like):
-    """Return what the library's preprocess() makes of texts, from their ids; like: an example."""
+def features_of(ids, encoder, template):
+    """Return the features that encoder.preprocess() makes of texts, from their token ids.
+
+    template: features of other texts, whose tensors are replaced.
+    """
     import torch
 
     lengths = np.array([len(row) for row in ids])
@@ -230,32 +261,35 @@ def features_of(ids, encoder, like):
     padded[is_token] = np.concatenate(ids)
     arrays = torch.from_numpy(np.stack([padded, is_token, np.zeros_like(padded)]))
     if encoder.device.type == "cuda":
-        arrays = arrays.pin_memory()  # so that the GPU copies them while it computes
+        arrays = arrays.pin_memory()  # the GPU can copy pinned memory while it computes
     tensors = arrays.to(encoder.device, non_blocking=arrays.is_pinned()).long()
-    return like | {name: made for name, made in zip(TENSORS, tensors) if name in like}
+    return template | {name: made for name, made in zip(TENSORS, tensors) if name in template}
 
 
 def plain_features(encoder):
-    """Return the library's features of SAMPLE if features_of() makes the same, else None.
+    """Return features of SAMPLE, made by the library, as a template for features_of().
 
-    The library's call sets how the tokenizer truncates.
+    Return None if the encoder is not plain: it has no fast tokenizer, reads windows, truncates on
+    the left, limits its active dimensions, or its features are not those of features_of().
     """
     tokenizer = getattr(encoder.tokenizer, "backend_tokenizer", None)
-    settings = getattr(encoder[0], "processing_kwargs", True)  # {} of a Transformer without any
+    settings = getattr(encoder[0], "processing_kwargs", True)  # no attribute: not a Transformer
     if tokenizer is None or settings or getattr(encoder, "max_active_dims", None):
         return None
-    like = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
+    # This call also tells the tokenizer at which length it truncates.
+    template = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
     tokenizer.no_padding()
-    is_cut = (tokenizer.truncation or {}).get("direction") == "right"
-    if not is_cut or not like.keys() <= {*TENSORS, "modality", "prompt_length"}:
+    truncation = tokenizer.truncation or {}
+    is_known = template.keys() <= {*TENSORS, "modality", "prompt_length"}
+    if truncation.get("direction") != "right" or not is_known:
         return None
-    made = features_of(token_ids(encoder, SAMPLE), encoder, like)
-    is_same = [made[name].tolist() == like[name].tolist() for name in like.keys() & TENSORS]
-    return like if all(is_same) else None
+    made = features_of(token_ids(encoder, SAMPLE), encoder, template)
+    is_same = [made[name].tolist() == template[name].tolist() for name in made.keys() & TENSORS]
+    return template if all(is_same) else None
 
 
-def encode(ids, encoder, like, batch_size):
-    """Return the vectors of texts (texts x dimensions) from their ids, as encode_document does."""
+def encode(ids, encoder, template, batch_size):
+    """Return the vectors that encode_document() makes of texts (texts x dimensions)."""
     import torch
     from sentence_transformers import SparseEncoder
     from tqdm.auto import tqdm
@@ -264,16 +298,16 @@ def encode(ids, encoder, like, batch_size):
     batches = batches_of(np.array([max(1, len(row)) for row in ids]), batch_size)
     found = []
     for rows in tqdm(batches, "batches"):
-        features = features_of([ids[row] for row in rows], encoder, like)
+        features = features_of([ids[row] for row in rows], encoder, template)
         with torch.inference_mode():
             vectors = encoder(features, task="document")["sentence_embedding"]
             found.append(vectors.to_sparse() if is_sparse else vectors[:, : encoder.truncate_dim])
-    row_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))
-    return torch.cat(found).float().cpu().index_select(0, row_of_text)
+    place_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))  # in all batches
+    return torch.cat(found).float().cpu().index_select(0, place_of_text)
 
 
-def encode_ahead(shards, encoder, like, batch_size):
-    """Yield the vectors of shards; halve the batches where the memory of a GPU is too small."""
+def encode_ahead(shards, encoder, template, batch_size):
+    """Yield the vectors of each shard; halve the batches while the GPU's memory is too small."""
     import torch
 
     encoder.eval()
@@ -282,7 +316,7 @@ def encode_ahead(shards, encoder, like, batch_size):
         vectors = None
         while vectors is None:
             try:
-                vectors = encode(ids, encoder, like, size)
+                vectors = encode(ids, encoder, template, size)
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -293,7 +327,7 @@ def encode_ahead(shards, encoder, like, batch_size):
 
 
 def encode_by_library(shards, encoder, batch_size, devices):
-    """Yield the vectors of shards as encode_document makes them."""
+    """Yield the vectors that encode_document() makes of each shard, on one device or several."""
     pool = encoder.start_multi_process_pool(devices) if len(devices or ()) > 1 else None
     options = {"batch_size": batch_size, "pool": pool, "show_progress_bar": True}
     for shard in shards:
@@ -303,7 +337,7 @@ def encode_by_library(shards, encoder, batch_size, devices):
 
 
 def save_shard(path, vectors):
-    """Save sparse vectors, or dense ones scaled to length 1, in half precision."""
+    """Save sparse vectors as they are, and dense ones with length 1 in half precision."""
     from scipy import sparse
     from torch.nn.functional import normalize
 
@@ -317,31 +351,29 @@ def save_shard(path, vectors):
 
 
 def encode_shards(encoder, texts, batch_size, args, parts):
-    """Return the paths of shards, encoded unless they are in parts."""
+    """Encode the shards that are not in the folder parts yet; return the paths of all."""
     shards = {}
     for start in range(0, len(texts), SHARD):
         shards[parts / f"{start}.npz"] = texts[start : start + SHARD]
     missing = {path: shard for path, shard in shards.items() if not is_intact(path)}
     for path in filter(Path.exists, missing):
         warn(path, "the shard is damaged; it is made anew")
-    like = plain_features(encoder)
-    if like and len(args.device or ()) < 2:
-        encoded = encode_ahead(missing.values(), encoder, like, batch_size)
+    template = plain_features(encoder)
+    if template and len(args.device or ()) < 2:
+        encoded = encode_ahead(missing.values(), encoder, template, batch_size)
     else:
         encoded = encode_by_library(missing.values(), encoder, batch_size, args.device)
     for vectors, path in zip(encoded, missing):
         if not vectors.sum().isfinite():
             fail(args.corpus, "a vector is not finite; use --dtype fp32")
-        save_shard(parts / "new.npz", vectors)
+        save_shard(parts / "new.npz", vectors)  # renamed, since a call may be killed meanwhile
         (parts / "new.npz").rename(path)
     return list(shards)
 
 
 def index_dense(texts, folder, args):
     """Save the embeddings of texts."""
-    from sentence_transformers import SentenceTransformer
-
-    encoder = open_encoder(SentenceTransformer, args.dense_model, args, args.dtype)
+    encoder = open_dense_encoder(args.dense_model, args, args.dtype)
     shards = encode_shards(encoder, texts, batch_size_of(args), args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
     limit = encoder.max_seq_length
@@ -353,12 +385,12 @@ def index_splade(texts, folder, args):
     from scipy import sparse
     from sentence_transformers import SparseEncoder
 
-    encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype, is_dense=False)
-    is_pooled = pool_maxima(encoder, args.activation)
+    encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype)
+    has_activation = pool_maxima(encoder, args.activation)
     batch_size = max(1, batch_size_of(args) // 4)  # logits of 8 x 512 tokens take 0.5 GB
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
-    if args.activation == "relu" and not is_pooled:
+    if args.activation == "relu" and not has_activation:
         weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
     return {"max_length": encoder.max_seq_length, "query_prompt": None}
@@ -369,27 +401,33 @@ def index(args):
     """Make the BM25, dense and SPLADE indexes that are asked for."""
     build = {"bm25": index_bm25, "dense": index_dense, "splade": index_splade}
     models = {"dense": args.dense_model, "splade": args.splade_model}
-    for kind in models.keys() & args.indexes:
-        check_model(models[kind])
+    for kind, model in models.items():
+        if kind in args.indexes:
+            check_model(model)
     check_outs(*[f"{args.out}/{kind}" for kind in args.indexes], is_folder=True)
     made = []
-    texts = {}
+    texts = {}  # read once, and only if an index has to be made
     for kind in args.indexes:
         out = f"{args.out}/{kind}"
         model = models.get(kind)
         names = ["job", "corpus", "fields", "separator", *FLAGS[kind]]
-        flags = {name: vars(args)[name] for name in names}  # others do not change this index
+        flags = {name: vars(args)[name] for name in names}  # no other one changes this index
         models_read = [model] if model else []
         task = task_of(argparse.Namespace(**flags), args.corpus, models=models_read)
         if up_to_date(args, task, out, is_folder=True):
             continue
         texts = texts or read_abstracts(args.corpus, args.fields, args.separator)
-        meta = {"kind": kind, "corpus": task["inputs"][args.corpus], "abstracts": len(texts)}
-        meta |= {"model": model, "model_sha256": task["inputs"].get(model, "")}
+        meta = flags | {
+            "kind": kind,
+            "corpus": task["inputs"][args.corpus],
+            "abstracts": len(texts),
+            "model": model,
+            "model_sha256": task["inputs"].get(model, ""),
+        }
         with parts_of(out, task) as parts:
             folder = parts / "index"
             folder.mkdir(exist_ok=True)
-            meta = flags | meta | build[kind](list(texts.values()), folder, args)
+            meta |= build[kind](list(texts.values()), folder, args)
             (folder / "abstract_ids.json").write_text(json.dumps(list(texts)))
             (folder / "meta.json").write_text(json.dumps(meta, indent=1))
             with written(out, task) as new:
@@ -401,16 +439,16 @@ def index(args):
 
 # ---------- Graph
 def nearest(vectors, k):
-    """Return the k other rows with the highest cosine to each row (rows, k), nearest first."""
+    """Return the k other rows that have the highest cosines with each row (rows, k)."""
     import torch
     from tqdm.auto import tqdm
 
-    vectors = torch.nn.functional.normalize(vectors)  # float16 has changed their lengths
+    vectors = torch.nn.functional.normalize(vectors)  # float16 has changed their lengths a little
     found = []
     batches = torch.arange(len(vectors)).split(256)  # 0.4 GB with 394,269 abstracts
     for rows in tqdm(batches, "neighbours, 256 abstracts each"):
         cosines = vectors[rows] @ vectors.T
-        cosines[range(len(rows)), rows] = -2
+        cosines[range(len(rows)), rows] = -2  # no row is its own neighbour
         found.append(cosines.topk(k).indices.int().cpu())
     return torch.cat(found).numpy()
 
@@ -436,7 +474,7 @@ def graph(args):
 
 # ---------- Train
 def read_tuples(path, claims, texts):
-    """Return texts [(claim, positive, negative, ...)] of 02_retrieve.py mine."""
+    """Return the texts of mined tuples: [(claim, positive, negative, ...)]."""
     tuples = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -450,8 +488,13 @@ def read_tuples(path, claims, texts):
     return tuples
 
 
-def rows_of(tuples, loss):
-    """Return triplets, or rows cut to the length that keeps most negatives; shorter rows go."""
+def training_rows(tuples, loss):
+    """Return rows of one length, as the trainer takes them: (claim, positive, negative, ...).
+
+    triplet: one row for each negative. mnrl: every row has the same number of negatives, tuples
+    with more are cut, those with fewer are left out; the number is the one that keeps most
+    negatives in all.
+    """
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
     counts = np.array([len(row) - 2 for row in tuples])
@@ -461,7 +504,7 @@ def rows_of(tuples, loss):
 
 
 def dev_evaluator(paths, texts, seed):
-    """Return an evaluator: nDCG@10 over judged abstracts and DEV_POOL others."""
+    """Return an evaluator of nDCG@10 in a small corpus: judged abstracts and DEV_POOL others."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     claims = read_claims(paths[0])
@@ -508,16 +551,16 @@ def train(args):
     claims = read_claims(args.claims)
     texts = read_abstracts(args.corpus, args.fields, args.separator)
     tuples = read_tuples(args.examples, claims, texts)
-    rows = rows_of(tuples, args.loss)
+    rows = training_rows(tuples, args.loss)
     if not rows:
         fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
     if len(rows) < len(tuples):
         what = f"{len(tuples) - len(rows)} of {len(tuples)} tuples have fewer negatives than others"
         warn(args.examples, f"{what} and are left out; --loss triplet takes them")
-    set_seed(args.seed)  # of an adapter
-    encoder = open_encoder(st.SentenceTransformer, args.model, args, "fp32")
-    encoder.similarity_fn_name = "cosine"  # in the dev evaluation, as in searches
-    columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]
+    set_seed(args.seed)  # the weights of an adapter (--lora) begin at random
+    encoder = open_dense_encoder(args.model, args, "fp32")
+    encoder.similarity_fn_name = "cosine"  # for the dev evaluation; 02_retrieve.py takes it, too
+    columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]  # 0, 1, ...: negatives
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
     with parts_of(args.out, task) as parts:
@@ -536,8 +579,10 @@ def train(args):
             warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
             batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
         )
+        # The encoder truncates at --max-length and may read windows. What is saved has the length
+        # and the pooling of --model, so the new weights move to a fresh copy of that.
         trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
-        trained.load_state_dict(encoder.state_dict())  # with the model's own length, no windows
+        trained.load_state_dict(encoder.state_dict())
         with written(args.out, task, **summary) as folder:
             save_model(trained, folder, task, summary)
     return {"made": [args.out], **summary}
@@ -545,17 +590,18 @@ def train(args):
 
 # ---------- Command line
 # fmt: off
-def add_texts(job):
+def add_abstracts(job):
     add = job.add_argument_group("texts").add_argument
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", type=field_names, default="title,abstract",
         help="make the text of an abstract from these fields")
     add("--separator", default=" ", help="put this between two fields (default: a space)")
     add("--max-length", type=length, default=512,
-        help="tokens of a text (chunks: of a window), or the model's own limit if that is lower")
+        help="truncate texts (chunks: windows) at this many tokens, or the model's own limit")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
         long texts, or pool the vectors of overlapping windows (index and train alike)""")
-    add("--query-prompt", help="dense: put this before claims, as 'query: ' (default: the model's)")
+    add("--query-prompt",
+        help="dense: put this before claims, such as 'query: ' (default: the model's)")
     add("--document-prompt", help="dense: put this before abstracts (default: the model's)")
 
 def add_index(job):
@@ -563,19 +609,22 @@ def add_index(job):
     add("--out", default="{work}/index", help="write the indexes to this folder")
     add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS),
         help="make these indexes only (default: all three)")
-    add_texts(job)
+    add_abstracts(job)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no
         stopwords, no single characters; unstemmed: the same without stems; plain: split at white
-        space only; nltk: lower case, NLTK's stopwords left out; letters: as nltk, but no digits
-        and no single letters; words: lower case, no word left out, with - . / , inside; cased: the
-        same, not lower-cased""")
+        space only; nltk: lower case, NLTK's stopwords left out; letters: like nltk, but without
+        digits and single letters; words: lower case, all words, which may have - . / , inside;
+        cased: like words, but not in lower case""")
     add("--language", choices=LANGUAGES, default="english",
-        help="language of the analyser's stopwords and stems; for others take --analyser words")
-    add("--bm25-method", choices=("lucene", "robertson"), default="lucene",
-        help="variant of idf; in robertson, terms of more than half of the texts count nothing")
+        help="language of the analyser's stopwords and stems; for others use --analyser words")
+    add("--bm25-method", choices=("lucene", "robertson", "atire", "bm25l", "bm25+"),
+        default="lucene", help="""variant of BM25 (Kamphuis et al. 2020); with robertson, terms in
+        more than half of the texts count nothing""")
     add("--k1", type=amount, default=1.5, help="saturation; with more, repeated terms count more")
     add("--b", type=share, default=0.75, help="length normalisation, from 0 (none) to 1 (full)")
+    add("--delta", type=amount, default=0.5,
+        help="bm25l and bm25+: lowest reward of a term that occurs, in long texts, too")
     add = job.add_argument_group("models").add_argument
     add("--dense-model", default="data/models/minilm",
         help="encode by this SentenceTransformer, a folder or a name on the hub")
@@ -587,7 +636,8 @@ def add_index(job):
         help="precision of the models; auto takes half precision on a GPU, else fp32")
     add("--batch-size", type=count, help="""encode this many of the longest texts at once (SPLADE:
         a quarter), or more shorter ones (default: 32, on a GPU 128)""")
-    add("--device", nargs="+", help="cpu, mps, cuda, or several, as cuda:0 cuda:1 (default: a GPU)")
+    add("--device", nargs="+",
+        help="encode on cpu, mps, cuda, or several, such as cuda:0 cuda:1 (default: a GPU)")
     add_shared(job)
 
 def add_graph(job):
@@ -604,23 +654,25 @@ def add_train(job):
         help="train on these examples of 02_retrieve.py mine --shape tuples")
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--out", default="{work}/models/encoder", help="write the trained model to this folder")
-    add_texts(job)
+    add_abstracts(job)
     add = job.add_argument_group("training").add_argument
     add("--model", default="data/models/minilm",
         help="start from this SentenceTransformer, a folder or a name on the hub")
     add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives, and
         the same number of mined ones in every row; triplet: one row for each mined negative""")
     add("--margin", type=float, default=0.3, help="triplet: wanted difference of the two cosines")
-    add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this")
+    add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this number")
     add("--cache", type=count_or_0, default=0, metavar="TEXTS", help="""mnrl: encode this many texts
-        at a time, which makes room for large batches and takes longer (GradCache; not with chunks)
-        """)
+        at a time (GradCache), so that large batches fit into memory; it takes longer and does not
+        work with chunks; 0: off""")
     add("--epochs", type=positive, default=2, help="train for this many passes over the examples")
-    add("--lr", type=amount, default=7e-6, help="learning rate after a warm-up of a tenth of steps")
+    add("--lr", type=amount, default=7e-6,
+        help="learning rate after a warm-up over the first tenth of the steps")
     add("--batch-size", type=count, default=64, help="""train on this many rows
         (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
-        qrels of this split, among judged and 1,000 drawn abstracts; without them the last""")
+        qrels of this split, among judged and 1,000 drawn abstracts (without these files, the last
+        epoch)""")
     add("--patience", type=count, default=2, help="stop after this many epochs without improvement")
     add_training(add)
     add_shared(job, split="train")
@@ -818,15 +870,20 @@ def written(path, task, **summary):
     remove(old)
 
 
-def add_shared(job, split=None):
-    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+def add_shared(job, split=None, force=True):
+    """Add the flags that all scripts share.
+
+    split: the default of --split, None for jobs without one. force: whether the job has --force;
+    a job that is never up to date needs none.
+    """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
     add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
-    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    if force:
+        add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -867,7 +924,8 @@ def command_line(jobs):
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
             if isinstance(value, str) and field in args:
@@ -1028,12 +1086,16 @@ def check_splits(args):
 
 
 # --- analyser (same in 01 and 02)
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s tries JAX, which would fill the GPU's memory
+# bm25s imports JAX if it is installed, and JAX would take most of a GPU's memory.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
 
 
 def tokenise(texts, name, normalise, stemmer, **options):
-    """Return bm25s' tokens of texts by an analyser of 01_index.py, whose name is not used."""
+    """Return what bm25s.tokenize() makes of texts by an analyser, as meta.json of an index has it.
+
+    The name of the analyser is not used. options: further arguments of bm25s.tokenize().
+    """
     import bm25s
     from Stemmer import Stemmer
 
@@ -1044,7 +1106,7 @@ def tokenise(texts, name, normalise, stemmer, **options):
 
 
 def normalised(text, form):
-    """Return a text in a Unicode form, without characters that part words and are not seen."""
+    """Return a text in a Unicode normal form, without invisible characters, which split words."""
     if text.isascii():
         return text
     return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))
@@ -1054,7 +1116,7 @@ def normalised(text, form):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
 
 
 def device_of(args):
@@ -1082,9 +1144,10 @@ def refuse_bin(*_, **__):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+    """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
+    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
 
@@ -1097,25 +1160,29 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
     if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the libraries raise many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        fail(
+            name,
+            "files of its tokenizer are missing, such as tokenizer.json; copy the whole folder",
+        )
+    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
 
 
 def reason_of(error):
-    """Return why a model cannot be opened, and what helps."""
+    """Return why a model cannot be opened, in other words than the library's where they help."""
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
@@ -1139,12 +1206,12 @@ def reason_of(error):
 
 
 def length(text):
-    """Return a number of tokens that has room for texts beside special tokens."""
+    """Return a number of tokens that leaves room for texts beside special tokens."""
     return within(int(text), 8)
 
 
 def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
 
     installed = importlib.metadata.version("sentence-transformers")
@@ -1156,14 +1223,14 @@ def check_model(name):
 
 
 def check_fields(config, name, args):
-    """Warn if a model was trained on other fields of abstracts than it gets."""
+    """Warn if a model was trained on other fields of abstracts than those it is given now."""
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    """Return the meta.json of an index; end if its files have another digest than when made."""
     if sidecar_of(folder).get("sha256") != sha256:
         fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
     return json.loads(Path(folder, "meta.json").read_bytes())
@@ -1173,7 +1240,7 @@ def read_meta(folder, sha256):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
+KEPT = 30 * 24 * 3600  # seconds for which unfinished work of other calls stays
 
 
 def positive(text):
@@ -1181,9 +1248,19 @@ def positive(text):
     return within(float(text), 1e-9)
 
 
+def remove_parts(folder):
+    """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
+    shutil.rmtree(folder)
+    if len(list(folder.parent.iterdir())) == 1:
+        shutil.rmtree(folder.parent)
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
+    """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
+
+    OUT.parts/ is locked, as two processes would spoil the output.
+    """
     parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -1193,31 +1270,29 @@ def parts_of(out, task):
         except BlockingIOError:
             fail(parts, "another process works on it; wait for it, or give another --out")
         except OSError:
-            pass  # a file system without locks, as a mounted drive
+            pass  # a file system without locks, such as a mounted drive
         try:
             yield folder
-        except SystemExit:
-            if not any(map(os.path.isfile, folder.rglob("*"))):  # there is no work to keep
-                shutil.rmtree(folder if len(list(parts.iterdir())) > 2 else parts)
+        except SystemExit:  # bad input
+            if not any(map(os.path.isfile, folder.rglob("*"))):  # before any work
+                remove_parts(folder)
             raise
-    shutil.rmtree(folder)
+    remove_parts(folder)
     for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
         if time.time() - other.stat().st_mtime > KEPT:
             print(f"{other}: unfinished for more than 30 days, removed")
-            shutil.rmtree(other)
-    if len(list(parts.iterdir())) == 1:
-        shutil.rmtree(parts)  # with the lock
+            remove_parts(other)
 
 
 def is_intact(path):
-    """Return whether a file is a zip archive, as .npz and .pt are, without a damaged part."""
+    """Return whether a file is an undamaged zip archive, which .npz and .pt files are."""
     with contextlib.suppress(OSError, zipfile.BadZipFile):
         return zipfile.ZipFile(path).testzip() is None
     return False
 
 
 def can_resume(checkpoint, names=None):
-    """Return whether a checkpoint is whole, with weights of these names (None: of any)."""
+    """Return whether a checkpoint is whole, and has weights of exactly these names (None: any)."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -1232,9 +1307,10 @@ def can_resume(checkpoint, names=None):
 
 
 def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint (its trainer_state.json is written last), or None.
+    """Return the newest checkpoint, or None; names: as in can_resume().
 
-    If one is damaged, all are removed, as the best epoch may be in it.
+    transformers writes trainer_state.json last, so a checkpoint without it does not count. If one
+    is damaged, all are removed: the best epoch may be in it.
     """
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
     for state in states:
@@ -1247,19 +1323,26 @@ def newest_checkpoint(folder, names=None):
 
 
 def add_adapter(network, rank):
-    """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
+    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    network.requires_grad_("Classification" in type(network).__name__)  # the head; no LM head
+    # LoraModel freezes the base. A classifier's head stays trainable, that of a language model not.
+    network.requires_grad_("Classification" in type(network).__name__)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 
 
 def resumable(trainer):
-    """Return a trainer whose checkpoints hold trained weights alone."""
+    """Return a class of trainers whose checkpoints hold only the weights that are trained.
+
+    The library has no setting for it, so the methods that save and load are replaced.
+    """
     from safetensors.torch import load_file, save_file
 
     class Resumable(trainer):
+        def add_model_card_callback(self, *_):
+            """Collect nothing for the library's model card; save_model() writes another one."""
+
         def _save(self, folder, **_):
             Path(folder).mkdir(exist_ok=True)
             weights = self.model.named_parameters()
@@ -1275,12 +1358,16 @@ def resumable(trainer):
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
-    """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
+    """Train a model, and return the losses and the values of a measure.
+
+    With an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
+    checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
+    settings: further arguments of training.
+    """
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
 
-    # The trainer's progress bar has no label, and no argument for one.
-    # So the trainer gets a tqdm that has.
+    # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
@@ -1310,16 +1397,20 @@ def fine_tune(
         callbacks.append(EarlyStoppingCallback(args.patience))
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
-    curve = []
-    with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
+    values = []
+    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
         if evaluator:
-            curve.append(evaluator(model)[measure])
-        arguments = arguments(str(folder), **settings)
+            values.append(evaluator(model)[measure])
         training = resumable(trainer)(
-            model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
+            model,
+            arguments(str(folder), **settings),
+            data,
+            loss=loss,
+            evaluator=evaluator,
+            callbacks=callbacks,
         )
         names = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        logging.set_verbosity_error()  # a resumed training warns of steps that are the same
+        logging.set_verbosity_error()  # a resumed training warns of settings that are the same
         training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
@@ -1327,12 +1418,12 @@ def fine_tune(
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
         fail("--lr", "the loss is not a finite number; lower it")
-    curve += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"loss": losses, measure: [round(value, 4) for value in curve]}
+    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
+    return {"loss": losses, measure: [round(value, 4) for value in values]}
 
 
 def save_model(model, folder, task, summary):
-    """Save a model with a card; its tokenizer without the truncation of training."""
+    """Save a model with a card, and its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
@@ -1351,8 +1442,8 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
-    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train adapters of this rank
-        (alpha: twice the rank; 0: all weights) and the head, and merge them; wants the package
+    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
+        this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this

@@ -14,6 +14,8 @@ Writes  a run for each index, {bm25,dense,splade}.tsv, and hybrid.tsv, their fus
 Prints  counts of each file; fit: values of the single runs, then of the ten best fusions; the last
         line is JSON
 
+Functions that several scripts share stand at the end, in marked blocks.
+
 Examples
     python 02_retrieve.py --retrievers bm25 dense --top-k 200
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
@@ -47,9 +49,12 @@ RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RRF_K = 60  # Cormack et al. 2009
+COMPARED = 500  # claims on which fit compares all fusions; the best ones are compared on all
+FINALISTS = 30
 BATCH = 128  # claims whose scores are in memory: 0.2 GiB with 394,269 abstracts
+# The block "models" ends its messages with this.
 ADVICE = "see meta.json of the index, and data/README.md, models"
-POOLS = {  # labels of abstracts that may be negatives; None: not judged
+POOLS = {  # labels for a claim that make an abstract a negative; None: it was not judged
     "both": ("NEI", None),
     "nei": ("NEI",),
     "unjudged": (None,),
@@ -58,22 +63,25 @@ POOLS = {  # labels of abstracts that may be negatives; None: not judged
 
 # ---------- Search: scores of all abstracts for each claim
 def search_bm25(folder, meta, claims, args):
-    """Yield BM25 scores (abstracts,) of each claim. A repeated term counts repeatedly."""
+    """Yield the BM25 scores of all abstracts for each claim; a repeated term counts repeatedly."""
     import bm25s
 
     bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
     if not bm25.vocab_dict:  # no abstract has a term
         yield from np.zeros((len(claims), meta["abstracts"]))
         return
+    # bm25l and bm25+ give an abstract without a claim's terms the same score as any other such one.
+    # Without this constant it is 0, as in the other variants.
+    bm25.nonoccurrence_array = None
     tokens = tokenise(claims, return_ids=False, **meta["analyser"])
     ids = list(map(bm25.get_tokens_ids, tokens))
-    with ThreadPoolExecutor(2) as pool:  # half of the time: numpy adds scores without Python's lock
+    with ThreadPoolExecutor(2) as pool:  # takes half of the time, as numpy needs no Python lock
         for start in range(0, len(ids), BATCH):
             yield from pool.map(bm25.get_scores_from_ids, ids[start : start + BATCH])
 
 
 def encode_claims(meta, claims, args):
-    """Return the embeddings of claims (claims, dimensions), by the model of an index."""
+    """Return the vectors (claims, dimensions) that the model of an index makes of claims."""
     import sentence_transformers as st
 
     load = st.SparseEncoder if meta["kind"] == "splade" else st.SentenceTransformer
@@ -89,7 +97,7 @@ def encode_claims(meta, claims, args):
 
 
 def search_splade(folder, meta, claims, args):
-    """Yield inner products of term weights (abstracts,) for each claim."""
+    """Yield the inner products of term weights with all abstracts for each claim."""
     from scipy.sparse import load_npz
 
     vectors = encode_claims(meta, claims, args).cpu().coalesce()
@@ -103,17 +111,19 @@ def search_splade(folder, meta, claims, args):
 
 
 def search_dense(folder, meta, claims, args):
-    """Yield cosines (abstracts,) for each claim: exact, float32, inner products of unit vectors."""
+    """Yield the cosines with all abstracts for each claim: exact, in float32."""
     import torch
 
     vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
+    # The index has unit vectors, so inner products with unit vectors are cosines.
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
     for batch in queries.split(BATCH):
         cosines = [batch @ block.to(batch.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(cosines, dim=1).cpu().numpy()
 
 
-# The scores of each kind of index, and the score of an abstract that shares nothing with a claim
+# For each kind of index: the function that yields scores, and a score that is too low for a run.
+# BM25 and SPLADE give the score 0 to an abstract without a term of the claim.
 SEARCH = {
     "bm25": (search_bm25, 0),
     "dense": (search_dense, -np.inf),
@@ -124,11 +134,12 @@ SEARCH = {
 def best_rows(scores, lowest, k):
     """Return the k best rows with a score above lowest; ties keep the order of the rows.
 
-    The k-th best score is at least the k-th best maximum of blocks. Sorting only the scores that
-    reach this bound takes a fifth of the time.
+    The scores are cut into blocks. The k best of the blocks' maxima are k scores, so the k-th best
+    score is at least the lowest of them. Sorting only the scores that reach this bound takes a
+    fifth of the time.
     """
     k = min(k, len(scores))
-    height = max(1, len(scores) // (4 * k))
+    height = max(1, len(scores) // (4 * k))  # scores in a block, which is a column
     blocks = scores[: len(scores) // height * height].reshape(height, -1)
     bound = np.partition(blocks.max(axis=0), -k)[-k]
     rows = np.flatnonzero((scores >= bound) & (scores > lowest))
@@ -136,10 +147,19 @@ def best_rows(scores, lowest, k):
 
 
 # ---------- Retrieve
-def search(kind, claims, inputs, args):
-    """Return a table of PAIR and score: each claim's best abstracts in an index.
+def candidates_of(path, abstract_ids):
+    """Return the candidates that a run has for each claim, as rows of an index: a list a claim."""
+    import pandas as pd
 
-    claims: table of claims; inputs: {path: sha256} of the indexes and the corpus.
+    run = read_table(path, RUN, abstract_id=abstract_ids)
+    run["row"] = pd.Index(abstract_ids).get_indexer(run["abstract_id"])
+    return run.groupby("claim_id")["row"].agg(list)
+
+
+def search(kind, claims, inputs, args):
+    """Return a table of PAIR and score: each claim's best abstracts in an index, best first.
+
+    claims: a table of claims; inputs: {path: sha256} of the indexes and the corpus.
     """
     import pandas as pd
 
@@ -150,26 +170,25 @@ def search(kind, claims, inputs, args):
         fail(folder, "the corpus has changed since then; make the index again by 01_index.py")
     abstract_ids = np.array(json.loads((folder / "abstract_ids.json").read_bytes()), object)
     if args.restrict:
-        run = read_table(args.restrict, RUN, abstract_id=abstract_ids)
-        rows = pd.Series(pd.Index(abstract_ids).get_indexer(run["abstract_id"]))
-        candidates = rows.groupby(run["claim_id"]).agg(list)
+        candidates = candidates_of(args.restrict, abstract_ids)
     found = []
     all_scores = scores_of(folder, meta, claims["claim"].tolist(), args)
     for claim_id, scores in zip(claims["claim_id"], all_scores):
         if not np.isfinite(scores).all():
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
         if args.restrict:
-            # all rows but the candidates
-            scores[np.delete(np.arange(len(scores)), candidates.get(claim_id, []))] = lowest
+            is_candidate = np.zeros(len(scores), dtype=bool)
+            is_candidate[candidates.get(claim_id, [])] = True
+            scores[~is_candidate] = lowest
         for row in best_rows(scores, lowest, args.top_k):
             found.append((claim_id, abstract_ids[row], scores[row]))
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
 def write_run(run, path, task, top_k, claim_count):
-    """Write and return the first top_k rows of each claim of a table without ranks.
+    """Rank the rows of each claim in their order, write the first top_k as a run, and return it.
 
-    claim_count: how many claims there are, to count those without rows.
+    claim_count: the number of all claims, from which those without rows are counted.
     """
     run = run.assign(rank=run.groupby("claim_id").cumcount() + 1)
     run = run.loc[run["rank"] <= top_k, RUN]
@@ -185,17 +204,16 @@ def write_run(run, path, task, top_k, claim_count):
 def retrieve(args):
     """Write a run for each index, and their reciprocal rank fusion."""
     kinds = args.retrievers or [kind for kind in SEARCH if Path(args.index, kind).is_dir()]
-    for path in (args.claims, args.corpus):
-        check_input(path, args)
-    if not kinds:
-        fail(args.index, "no index; make one by 01_index.py")
-    names = [*kinds, "hybrid"] if len(kinds) > 1 else kinds
-    outs = [f"{args.out}/{name}.tsv" for name in names]
+    outs = [f"{args.out}/{kind}.tsv" for kind in kinds]
+    if len(kinds) > 1:
+        outs.append(f"{args.out}/hybrid.tsv")
     indexes = [Path(args.index, kind) for kind in kinds]
     inputs = [args.claims, args.corpus, *indexes]
     if args.restrict:
         inputs.append(args.restrict)
     task = task_of(args, *inputs)
+    if not kinds:
+        fail(args.index, "no index; make one by 01_index.py")
     if up_to_date(args, task, *outs):
         return {"made": []}
     claims = read_table(args.claims, ["claim_id", "claim"])
@@ -208,7 +226,8 @@ def retrieve(args):
     return {"made": outs, "claims": len(claims)}
 
 
-# ---------- Fuse (the docstrings of points are help texts, too)
+# ---------- Fuse
+# The next three functions give points to the rows of a run. --help shows their docstrings.
 def reciprocal_rank(run, k):
     """1 / (k + rank)"""
     return 1 / (k + run["rank"])
@@ -216,6 +235,8 @@ def reciprocal_rank(run, k):
 
 def zscore(run, _):
     """standardised score, in which a missing abstract gets the run's lowest score"""
+    # A missing abstract adds 0 points. Subtracting the lowest score in place of the mean makes that
+    # the points of the lowest one, and moves the sums of all abstracts of a claim alike.
     scores = run["score"].groupby(run["claim_id"])
     deviation = scores.transform("std", ddof=0).replace(0, 1)
     return (run["score"] - scores.transform("min")) / deviation
@@ -227,22 +248,22 @@ def inverse_rank(run, _):
 
 
 class Method(NamedTuple):
-    """How the points of a pair in each run become its fused score."""
+    """How a pair gets a fused score from its rows in the runs."""
 
-    points: callable  # of the rows of a run, by a function of the run and k
-    combine: callable  # np.nansum or np.nanmax
-    constants: list  # the values of k that fit tries; with none, fit leaves the method out
+    points: callable  # called with a run and k, returns the points of each row
+    combine: callable  # makes a score of a pair's weighted points, as np.nansum does along an axis
+    constants: list  # values of k that fit tries; fit leaves out a method without any
 
 
 METHODS = {
-    "zscore": Method(zscore, np.nansum, [0]),
+    "zscore": Method(zscore, np.nansum, [0]),  # it has no k
     "rrf": Method(reciprocal_rank, np.nansum, [1, 6, 15, RRF_K]),  # Cormack et al. 2009
-    "union": Method(inverse_rank, np.nanmax, []),  # the best rank; there is nothing to fit
+    "union": Method(inverse_rank, np.nanmax, []),  # the best rank
 }
 
 
 def points_table(runs, method, k):
-    """Return points (pairs, runs), indexed by PAIR; NaN where a run lacks a pair."""
+    """Return a table of points (pairs, runs), indexed by PAIR; NaN where a run lacks a pair."""
     import pandas as pd
 
     runs = [run.set_index(PAIR, drop=False) for run in runs]
@@ -250,14 +271,18 @@ def points_table(runs, method, k):
 
 
 def combined_scores(table, weights, method):
-    """Return a score (pairs,) for a table of points."""
-    # sorted, since equal terms in another order give another sum
+    """Return the scores of the pairs in a table of points."""
+    # The sum of the same numbers in another order can differ in the last bit, which would break
+    # ties. So the numbers are sorted first.
     terms = np.sort(table.to_numpy() * weights, axis=1)
     return METHODS[method].combine(terms, axis=1)
 
 
 def fuse_runs(runs, weights, method, k, abstract_ids):
-    """Return a table of PAIR and score, best first; ties by abstract_ids, else by the runs."""
+    """Return a table of PAIR and score, best first.
+
+    Ties have the order of abstract_ids, or without any the order of the runs.
+    """
     import pandas as pd
 
     table = points_table(runs, method, k)
@@ -269,8 +294,8 @@ def fuse_runs(runs, weights, method, k, abstract_ids):
 
 
 def check_claims(tables):
-    """Refuse {path: claim_ids} without any in common; warn of what one lacks."""
-    claims = {path: set(claim_ids) for path, claim_ids in tables.items()}
+    """Refuse {path: table} without a claim in common, and warn of the tables that lack some."""
+    claims = {path: set(table["claim_id"]) for path, table in tables.items()}
     in_any = set.union(*claims.values())
     if in_any and not set.intersection(*claims.values()):
         fail(", ".join(claims), "no claim in common; name files of one split")
@@ -279,40 +304,57 @@ def check_claims(tables):
             warn(path, f"{len(in_any - claim_ids)} of {len(in_any)} claims are not in it")
 
 
-def read_fusion(path, runs):
-    """Return weights, method and k of a file that fit has made; runs: paths to be fused."""
+def names_of(runs, args):
+    """Return what runs of other claims are called, too: the path below WORK/SPLIT, or the name."""
+    names = []
+    folder = Path(args.work, args.split).resolve()
+    for run in runs:
+        path = Path(run).resolve()
+        is_below = path.is_relative_to(folder)
+        names.append(str(path.relative_to(folder)) if is_below else path.name)
+    return names
+
+
+def read_fusion(args):
+    """Return weights, method and k from the file of the job fit that --fusion names."""
+    path = args.fusion
     try:
         fusion = json.loads(Path(path).read_bytes())
-        names, weights, method, k = (fusion[key] for key in ("runs", "weights", "method", "rrf_k"))
-        setting = [[amount(weight) for weight in weights], method, amount(k)]
-        METHODS[method]  # which must be there
+        names = fusion["runs"]
+        weights = [amount(weight) for weight in fusion["weights"]]
+        k = amount(fusion["rrf_k"])
+        method = fusion["method"]
+        METHODS[method]  # an error if there is no such method
     except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
         fail(path, "no fusion; make one by 02_retrieve.py fit")
-    if names != [Path(run).name for run in runs]:
+    if names != names_of(args.runs, args):
         fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
-    return setting
+    return weights, method, k
 
 
 def fuse(args):
     """Fuse run files into one run."""
     inputs = list(args.runs)
-    corpus = f"{args.data}/corpus.jsonl"
-    if Path(corpus).exists():
+    corpus = f"{args.data}/corpus.jsonl"  # for the order of ties; runs can be fused without it
+    has_corpus = Path(corpus).exists()
+    if has_corpus:
         inputs.append(corpus)
     if args.fusion:
         inputs.append(args.fusion)
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    setting = [args.weights or [1] * len(args.runs), args.method, args.rrf_k]
+    weights = args.weights or [1] * len(args.runs)
+    method = args.method
+    k = args.rrf_k
     if args.fusion:
-        setting = read_fusion(args.fusion, args.runs)
-    weights, method, k = setting
+        weights, method, k = read_fusion(args)
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
     runs = [read_table(path, RUN) for path in args.runs]
-    check_claims({path: run["claim_id"] for path, run in zip(args.runs, runs)})
-    abstract_ids = list(read_corpus(corpus)) if corpus in inputs else []
+    if method != "union":  # which may join runs of different claims, such as of two languages
+        check_claims(dict(zip(args.runs, runs)))
+    abstract_ids = list(read_corpus(corpus)) if has_corpus else []
     fused = fuse_runs(runs, weights, method, k, abstract_ids)
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
@@ -321,14 +363,18 @@ def fuse(args):
 # ---------- Fit the weights of a fusion
 def weight_grid(count):
     """Return all weights in tenths (weightings, count) with the sum 1, the most even first."""
-    # stars and bars: ten tenths and count - 1 dividers between the parts
+    # Ten tenths and count - 1 dividers stand in a row of 9 + count places. The tenths between two
+    # dividers are a weight, so each choice of places for the dividers makes one weighting.
     cuts = itertools.combinations(range(9 + count), count - 1)
     rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
     return rows[np.argsort(rows.std(axis=1), kind="stable")]
 
 
 def scorer_of(name, qrels):
-    """Return what computes a measure of ir-measures, over claims with evidence (Judged@k: all)."""
+    """Return an evaluator of ir-measures for one measure, over the claims with evidence.
+
+    Judged@k is not about evidence, so it is computed over all judged claims.
+    """
     import ir_measures
 
     is_evidence = qrels["label"] != "NEI"
@@ -337,47 +383,81 @@ def scorer_of(name, qrels):
         judged = judged[qrels["claim_id"].isin(qrels["claim_id"][is_evidence])]
     try:
         scorer = ir_measures.evaluator([ir_measures.parse_measure(name)], judged)
-        scorer.calc_aggregate(judged.assign(score=1.0))
-    except Exception as error:  # of many kinds: no measure, no cutoff, a program that is missing
+        scorer.calc_aggregate(judged.assign(score=1.0))  # a trial, which fails where fit would
+    except Exception as error:  # no such measure, no cutoff, a program that is not installed, ...
         what = f"{name} cannot be computed by ir-measures ({error})"
         fail("--measure", f"{what}; take nDCG@10, R@5, RR or MAP")
     return scorer
 
 
-def fusion_value(table, weights, method, scorer):
-    """Return a measure of a fusion of a points table: its mean over claims with evidence."""
+def fusion_values(table, weights, method, scorer):
+    """Return the values (claims,) of the scorer's measure for a fusion of a table of points."""
     [measure] = scorer.measures
     claims, _ = table.index.get_level_values("claim_id").factorize()
     order = np.lexsort((-combined_scores(table, weights, method), claims))
-    # positions within the claim, from 0
-    rank = np.arange(len(order)) - np.searchsorted(claims[order], claims[order])
+    first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
+    rank = np.arange(len(order)) - first_row  # from 0
     is_seen = rank < measure.params.get("cutoff", len(order))
-    run = table.index[order[is_seen]].to_frame(False, ["query_id", "doc_id"])
-    return scorer.calc_aggregate(run.assign(score=-rank[is_seen].astype(float)))[measure]
+    # The measure gets ranks in place of scores, as it would order ties in another way; in dicts, as
+    # it takes a table apart in four times as long.
+    run = {}
+    for (claim_id, abstract_id), place in zip(table.index[order[is_seen]], rank[is_seen].tolist()):
+        run.setdefault(claim_id, {})[abstract_id] = -float(place)
+    values = {metric.query_id: metric.value for metric in scorer.iter_calc(run)}
+    return np.array([values[claim_id] for claim_id in sorted(values)])
 
 
-def fusions(runs, scorer):
-    """Yield value, method, k and weights of every fusion that fit tries."""
-    for name, method in METHODS.items():
-        for k in method.constants:
-            table = points_table(runs, name, k)
-            for weights in weight_grid(len(runs)):
-                value = fusion_value(table, weights, name, scorer)
-                yield value, name, k, weights.tolist()
+def try_fusions(runs, scorer, chosen=None):
+    """Return {(method, k, weights): values (claims,)} of all fusions, or of the chosen ones."""
+    from tqdm.auto import tqdm
+
+    values = {}
+    with tqdm(desc="fusions tried", unit="") as bar:
+        for name, method in METHODS.items():
+            for k in method.constants:
+                table = points_table(runs, name, k)
+                for weights in weight_grid(len(runs)).tolist():
+                    fusion = (name, k, tuple(weights))
+                    if chosen is None or fusion in chosen:
+                        values[fusion] = fusion_values(table, weights, name, scorer)
+                        bar.update()
+    return values
+
+
+def best_first(values):
+    """Return the keys of {fusion: values (claims,)} by their means; ties keep their order."""
+    return sorted(values, key=lambda fusion: -values[fusion].mean())
+
+
+def folds(text):
+    """Return a number of folds, at least 2."""
+    return within(int(text), 2)
+
+
+def held_out_value(values, fold_count, seed):
+    """Return the mean over claims of what the fusion that is best on the other folds gives.
+
+    values: (fusions, claims). This is what fit can promise for claims that it has not seen.
+    """
+    fold_of = np.random.default_rng(seed).permutation(values.shape[1]) % fold_count
+    held_out = np.zeros(values.shape[1])
+    for fold in range(fold_count):
+        is_held_out = fold_of == fold
+        best = values[:, ~is_held_out].sum(axis=1).argmax()
+        held_out[is_held_out] = values[best, is_held_out]
+    return held_out.mean()
 
 
 def fit(args):
     """Find the method, k and weights (in tenths) of a fusion that are best on judged claims."""
-    # Ties keep the order of the runs, in fuse that of the corpus: a fused run's figures may differ.
-    from tqdm.auto import tqdm
-
+    # Ties have the order of the runs here and that of the corpus in fuse, so a fused run's figures
+    # may differ a little.
     task = task_of(args, *args.runs, args.qrels)
     if up_to_date(args, task, args.out):
         return {"made": []}
     runs = [read_table(path, RUN) for path in args.runs]
     qrels = read_table(args.qrels, QRELS, label=LABELS)
-    claim_ids = {path: run["claim_id"] for path, run in zip(args.runs, runs)}
-    check_claims(claim_ids | {args.qrels: qrels["claim_id"]})
+    check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
     claims = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
     if not claims:
         fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
@@ -386,32 +466,49 @@ def fit(args):
     baselines[f"rrf, k = {RRF_K}, equal weights"] = runs
     for name, fused in baselines.items():
         table = points_table(fused, "rrf", RRF_K)
-        value = fusion_value(table, [1] * len(fused), "rrf", scorer)
+        value = fusion_values(table, [1] * len(fused), "rrf", scorer).mean()
         print(f"{value:.4f}  {name}")
-    tried = tqdm(fusions(runs, scorer), "fusions tried")
-    found = sorted(tried, key=lambda fusion: -fusion[0])
-    for value, method, k, weights in found[:10]:
-        print(f"{value:.4f}  {method}, k = {k}, weights {' '.join(map(str, weights))}")
+    counted = np.random.default_rng(args.seed).permutation(sorted(scorer.qrel_qids))
+    compared = counted[:COMPARED]
+    few_qrels, *few_runs = [table[table["claim_id"].isin(compared)] for table in (qrels, *runs)]
+    values = try_fusions(few_runs, scorer_of(args.measure, few_qrels))
+    held_out = held_out_value(np.stack(list(values.values())), args.folds, args.seed)
+    found = best_first(values)
+    if len(compared) < len(counted):
+        print(f"all fusions: on {len(compared)} claims; the best {FINALISTS} of them: on all")
+        values = try_fusions(runs, scorer, found[:FINALISTS])
+        found = best_first(values)
+    for fusion in found[:10]:
+        method, k, weights = fusion
+        how = f"{method}, k = {k}, weights {' '.join(map(str, weights))}"
+        print(f"{values[fusion].mean():.4f}  {how}")
     print(f"These are means over {claims} claims with evidence.")
+    print(f"{held_out:.4f}  on claims that were held out of the fit, in {args.folds} folds")
+    method, k, weights = found[0]
     fusion = {
         "measure": args.measure,
         "claims": claims,
-        "runs": [Path(path).name for path in args.runs],
+        "runs": names_of(args.runs, args),
+        "value": values[found[0]].mean(),
+        "held_out_value": held_out,
+        "method": method,
+        "rrf_k": k,
+        "weights": weights,
     }
-    fusion |= dict(zip(["value", "method", "rrf_k", "weights"], found[0]))
     with written(args.out, task) as new:
         new.write_text(json.dumps(fusion, indent=1))
     return {"made": [args.out], **fusion}
 
 
 # ---------- Mine training examples
-def without_likely_evidence(run, qrels, args):
-    """Return a run in which rows that may be evidence have no score, and {rule: such rows}.
+def mark_likely_evidence(run, qrels, args):
+    """Return a run with a column is_likely_evidence, and {rule: how many rows it marks}.
 
-    Margins are below the lowest score of the claim's evidence (NV-Retriever, Moreira et al. 2024).
+    The margins count from the lowest score of the claim's evidence (NV-Retriever, Moreira et al.
+    2024); they mark nothing for a claim whose evidence is not in the run.
     """
-    meta = Path(f"{args.run}.meta.json")
-    is_fused = Path(args.run).stem == "hybrid" or meta.exists() and '"fuse"' in meta.read_text()
+    made_by = sidecar_of(args.run).get("arguments", {})
+    is_fused = made_by.get("job") == "fuse" or Path(args.run).stem == "hybrid"
     if args.relative_margin < np.inf and (is_fused or run["score"].min() < 0):
         what = f"{args.run} is a fusion or has negative scores, whose ratios mean nothing"
         fail("--relative-margin", what + "; name the run of one retriever, or take --skip-top")
@@ -421,101 +518,115 @@ def without_likely_evidence(run, qrels, args):
         "skip_top": run["rank"] <= args.skip_top,
         "max_score": run["score"] > args.max_score,
         "margin": run["score"] > lowest - args.margin,
+        # abs() for the default, an infinite share, by which a negative score would mark all rows
         "relative_margin": run["score"] > abs(lowest) * args.relative_margin,
     }
-    counts = {rule: int(is_left_out.sum()) for rule, is_left_out in rules.items()}
-    return run.assign(score=run["score"].mask(sum(rules.values()) > 0)), counts
+    counts = {rule: int(is_marked.sum()) for rule, is_marked in rules.items()}
+    return run.assign(is_likely_evidence=np.any(list(rules.values()), axis=0)), counts
+
+
+class Negatives(NamedTuple):
+    """What the negatives of a claim are drawn from: abstract ids."""
+
+    hard: list  # from the first ranks of the run, best first
+    easy: list  # the corpus, or with --pool nei what is NEI for any claim
+    not_easy: set  # what easy draws leave out: evidence, likely evidence, and the first ranks
+
+
+def negatives_of(labels, rows, easy, args):
+    """Return the Negatives of a claim.
+
+    labels: {abstract_id: label} of the claim; rows: its rows of the run, with likely evidence
+    marked; easy: as in Negatives.
+    """
+    pool = POOLS[args.pool]
+    ranked = rows["abstract_id"]
+    likely = set(ranked[rows["is_likely_evidence"]])
+    candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
+    first = [abstract_id for abstract_id in candidates if abstract_id not in likely]
+    del first[args.from_top :]
+    known = labels
+    if args.pool == "nei":
+        known = dict.fromkeys(easy, "NEI") | labels
+    hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
+    not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
+    return Negatives(hard, easy, not_easy.union(first, likely))
 
 
 def draw(abstract_ids, count, order, rng, unwanted=()):
-    """Return count of abstract_ids, which are best first; random draws leave out unwanted ones."""
-    if order != "random":
-        return abstract_ids[:count] if order == "best" else abstract_ids[::-1][:count]
-    size = min(count + len(unwanted), len(abstract_ids))
+    """Return count of the abstract_ids, or all of them if there are fewer.
+
+    abstract_ids: best first; unwanted: abstract ids that random draws leave out.
+    """
+    if order == "best":
+        return abstract_ids[:count]
+    if order == "worst":
+        return abstract_ids[::-1][:count]
+    size = min(count + len(unwanted), len(abstract_ids))  # so that count are left of them
     rows = rng.choice(len(abstract_ids), size, replace=False)
     return [abstract_ids[row] for row in rows if abstract_ids[row] not in unwanted][:count]
 
 
-def negatives_of(labels, ranked, corpus, nei, args):
-    """Return (hard, easy, not_easy): candidates of both kinds, and what easy draws leave out.
-
-    labels: {abstract_id: label} of the claim; ranked: {abstract_id: score in the run}; nei: what is
-    NEI for any claim, {abstract_id: "NEI"}, for --pool nei.
-    """
-    pool = POOLS[args.pool]
-    left_out = {abstract_id for abstract_id in ranked if np.isnan(ranked[abstract_id])}
-    candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
-    first = [abstract_id for abstract_id in candidates if abstract_id not in left_out]
-    del first[args.from_top :]
-    known = labels
-    easy = corpus
-    if args.pool == "nei":
-        known = nei | labels
-        easy = list(nei)
-    hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
-    not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
-    return hard, easy, not_easy.union(first, left_out)
-
-
-def example(kind, claim_id, abstract_id, **value):
-    """Return an example that is a pair."""
+def pair(kind, claim_id, abstract_id, **value):
+    """Return an example of one claim and one abstract."""
     return {"kind": kind, "claim_id": claim_id, "abstract_id": abstract_id} | value
 
 
-def pairs_of(claim_id, evidence, negatives, rng, args):
-    """Yield a pair for each negative of the claim, and in pairs for each evidence abstract."""
+def draw_negatives(negatives, rng, args):
+    """Return the negatives that --hard and --easy ask for, by kind."""
+    return {
+        "hard": draw(negatives.hard, args.hard, args.draw, rng),
+        "easy": draw(negatives.easy, args.easy, "random", rng, negatives.not_easy),
+    }
+
+
+def draw_pairs(claim_id, evidence, negatives, rng, args):
+    """Yield a pair for each negative, and with --shape pairs for each evidence abstract."""
     value = {"label": "NEI"}
     if args.shape == "pairs":
         value = {"target": 0.0}
         for abstract_id in evidence:
-            yield example("evidence", claim_id, abstract_id, target=1.0)
-    hard, easy, not_easy = negatives
-    for abstract_id in draw(hard, args.hard, args.draw, rng):
-        yield example("hard", claim_id, abstract_id, **value)
-    for abstract_id in draw(easy, args.easy, "random", rng, not_easy):
-        yield example("easy", claim_id, abstract_id, **value)
+            yield pair("evidence", claim_id, abstract_id, target=1.0)
+    for kind, drawn in draw_negatives(negatives, rng, args).items():
+        for abstract_id in drawn:
+            yield pair(kind, claim_id, abstract_id, **value)
 
 
-def tuples_of(claim_id, evidence, negatives, rng, args):
+def draw_tuples(claim_id, evidence, negatives, rng, args):
     """Yield a tuple for each evidence abstract, with negatives drawn for it."""
-    hard, easy, not_easy = negatives
     for abstract_id in evidence:
-        drawn = draw(hard, args.hard, args.draw, rng)
-        drawn = drawn + draw(easy, args.easy, "random", rng, not_easy)
-        pair = {"kind": "evidence", "claim_id": claim_id, "positive": abstract_id}
-        yield pair | {"negatives": drawn}
+        drawn = draw_negatives(negatives, rng, args)
+        yield {
+            "kind": "evidence",
+            "claim_id": claim_id,
+            "positive": abstract_id,
+            "negatives": drawn["hard"] + drawn["easy"],
+        }
 
 
-def scored_pairs_of(claim_id, evidence, scores, args):
-    """Yield the top of a run with targets 0.5 + SCALE (score - MIDDLE), clipped to 0 to 1.
+def score_pairs(claim_id, evidence, rows, args):
+    """Yield rows of the run as pairs with the targets 0.5 + scale (score - middle), from 0 to 1.
 
-    scores: {abstract_id: score}. With --gold, evidence has the target 1 (+VeriRel, section 3.4).
+    With --gold, evidence has the target 1, in the run or not (+VeriRel, section 3.4).
     """
     gold = evidence if args.gold else []
-    for abstract_id, score in list(scores.items())[: args.from_top]:
+    for abstract_id, score in zip(rows["abstract_id"], rows["score"]):
         if abstract_id not in gold:
             target = np.clip(0.5 + args.scale * (score - args.middle), 0, 1)
-            yield example("score", claim_id, abstract_id, target=round(float(target), 6))
+            yield pair("score", claim_id, abstract_id, target=round(float(target), 6))
     for abstract_id in gold:
-        yield example("evidence", claim_id, abstract_id, target=1.0)
+        yield pair("evidence", claim_id, abstract_id, target=1.0)
 
 
-def by_claim(table, column):
-    """Return {claim_id: {abstract_id: value}} of a column."""
-    claims = table.groupby("claim_id", sort=False)
-    return {claim_id: dict(zip(rows["abstract_id"], rows[column])) for claim_id, rows in claims}
-
-
-def read_ranked(corpus, qrels, args):
-    """Return {claim_id: {abstract_id: score}} of the run, NaN for likely evidence, and counts."""
-    if args.hard == 0:
-        return {}, {}
-    left_out = {}
+def read_marked_run(corpus, qrels, args):
+    """Return the run, with likely evidence marked, and {rule: how many rows it marks}."""
+    if args.hard == 0:  # the run is not needed, so there are no rows
+        return qrels[:0].assign(score=0.0, is_likely_evidence=False), {}
     run = read_table(args.run, RUN, abstract_id=corpus)
-    check_claims({args.qrels: qrels["claim_id"], args.run: run["claim_id"]})
-    if args.shape != "scores":
-        run, left_out = without_likely_evidence(run, qrels, args)
-    return by_claim(run, "score"), left_out
+    check_claims({args.qrels: qrels, args.run: run})
+    if args.shape == "scores":  # every row gets a target, so none is marked
+        return run, {}
+    return mark_likely_evidence(run, qrels, args)
 
 
 def mine(args):
@@ -531,26 +642,32 @@ def mine(args):
     check_splits(args)
     corpus = list(read_corpus(args.corpus))
     qrels = read_table(args.qrels, QRELS, abstract_id=corpus, label=LABELS)
-    judged = by_claim(qrels, "label")
-    ranked, left_out = read_ranked(corpus, qrels, args)
-    nei = dict.fromkeys(qrels["abstract_id"][qrels["label"] == "NEI"], "NEI")
+    run, left_out = read_marked_run(corpus, qrels, args)
+    judged = {
+        claim_id: dict(zip(rows["abstract_id"], rows["label"]))
+        for claim_id, rows in qrels.groupby("claim_id", sort=False)
+    }
+    ranked = dict(list(run.groupby("claim_id", sort=False)))
+    easy = corpus
+    if args.pool == "nei":
+        easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
     examples = []
     without_evidence = 0
-    for claim_id in judged | ranked:
+    for claim_id in judged | ranked:  # the claims of both, each once
         labels = judged.get(claim_id, {})
-        scores = ranked.get(claim_id, {})
+        rows = ranked.get(claim_id, run[:0])
         evidence = [abstract_id for abstract_id in labels if labels[abstract_id] != "NEI"]
         needed = labels if args.shape == "labels" else evidence
         if args.shape == "scores":
-            examples += scored_pairs_of(claim_id, evidence, scores, args)
+            examples += score_pairs(claim_id, evidence, rows[: args.from_top], args)
         elif not needed:
             without_evidence += 1
         else:
-            negatives = negatives_of(labels, scores, corpus, nei, args)
-            # draws for one claim do not depend on other claims
+            negatives = negatives_of(labels, rows, easy, args)
+            # Each claim has random numbers of its own, so no draw depends on other claims.
             rng = np.random.default_rng([args.seed, *claim_id.encode()])
-            examples_of = tuples_of if args.shape == "tuples" else pairs_of
-            examples += examples_of(claim_id, evidence, negatives, rng, args)
+            draw_examples = draw_tuples if args.shape == "tuples" else draw_pairs
+            examples += draw_examples(claim_id, evidence, negatives, rng, args)
     if not examples:
         fail(args.qrels, f"no example comes of its {len(judged)} claims; see mine --help")
     summary = {
@@ -598,7 +715,7 @@ def add_fuse(job):
     add("--method", choices=METHODS, default="rrf",
         help=f"add up these points over the runs (union: take the best of them): {points}")
     add("--weights", nargs="+", type=amount,
-        help="multiply the points of each run by its weight, one a run (default: 1 each)")
+        help="multiply the points of each run by its weight, one per run (default: 1 each)")
     add_ranks(add)
     add_shared(job, split="test")
 
@@ -608,7 +725,11 @@ def add_fit(job):
         from a trained model, take claims that the model was not trained on""")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score fusions by these judgements")
     add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
-    add("--measure", default="nDCG@10", help="maximise this measure of ir-measures, as R@5 or MAP")
+    add("--measure", default="nDCG@10",
+        help="maximise this measure of ir-measures, such as R@5 or MAP")
+    add("--folds", type=folds, default=5, help="""also print what such a fit gives on claims that it
+        has not seen: fit on all but one of this many parts of the claims, score on this one""")
+    add("--seed", type=count_or_0, default=13, help="seed of the parts")
     add_shared(job, split="dev")
 
 def add_mine(job):
@@ -624,20 +745,20 @@ def add_mine(job):
         claim, evidence, its negatives (01_index.py; 03_rerank.py, bce and margin); labels: NEI
         pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
     add("--hard", type=count_or_0, default=4, help="""draw this many negatives from the first
-        ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); 0 does not read
-        the run, which scores need""")
+        ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); with 0, the run
+        is not read, but --shape scores needs it""")
     add("--easy", type=count_or_0, default=0, help="""draw this many negatives at random from
-        the rest of the corpus, per claim or evidence abstract as --hard""")
+        the rest of the corpus, per claim or evidence abstract like --hard""")
     add("--from-top", type=count_or_0, default=50, help="""draw hard negatives from this many first
-        candidates that the rules leave (judged ones that the run lacks come last); scores: take
-        this many ranks""")
+        candidates that the next rules leave (judged ones that the run lacks come last); scores:
+        take this many ranks""")
     add("--skip-top", type=count_or_0, default=0, help="""take the candidates behind this many
         first ranks, as evidence that nobody has judged is likely there""")
     add("--max-score", type=float, default=np.inf, help="take candidates with at most this score")
     add("--margin", type=float, default=-np.inf, help="""take candidates with scores this far below
-        that of the claim's evidence (the lowest that the run has; without any, take all)""")
+        the lowest one of the claim's evidence; without evidence in the run, take all""")
     add("--relative-margin", type=share, default=np.inf, metavar="SHARE",
-        help="take candidates with at most this share of that score, such as 0.95")
+        help="take candidates with at most this share of that lowest score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
     add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
@@ -843,15 +964,20 @@ def written(path, task, **summary):
     remove(old)
 
 
-def add_shared(job, split=None):
-    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+def add_shared(job, split=None, force=True):
+    """Add the flags that all scripts share.
+
+    split: the default of --split, None for jobs without one. force: whether the job has --force;
+    a job that is never up to date needs none.
+    """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
     add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
-    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    if force:
+        add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -892,7 +1018,8 @@ def command_line(jobs):
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
             if isinstance(value, str) and field in args:
@@ -1053,12 +1180,16 @@ def check_splits(args):
 
 
 # --- analyser (same in 01 and 02)
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # bm25s tries JAX, which would fill the GPU's memory
+# bm25s imports JAX if it is installed, and JAX would take most of a GPU's memory.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 INVISIBLE = "[\u00ad\u200b-\u200d\u2060\ufeff]"  # soft hyphens and zero-width characters
 
 
 def tokenise(texts, name, normalise, stemmer, **options):
-    """Return bm25s' tokens of texts by an analyser of 01_index.py, whose name is not used."""
+    """Return what bm25s.tokenize() makes of texts by an analyser, as meta.json of an index has it.
+
+    The name of the analyser is not used. options: further arguments of bm25s.tokenize().
+    """
     import bm25s
     from Stemmer import Stemmer
 
@@ -1069,7 +1200,7 @@ def tokenise(texts, name, normalise, stemmer, **options):
 
 
 def normalised(text, form):
-    """Return a text in a Unicode form, without characters that part words and are not seen."""
+    """Return a text in a Unicode normal form, without invisible characters, which split words."""
     if text.isascii():
         return text
     return re.sub(INVISIBLE, "", unicodedata.normalize(form, text))
@@ -1079,7 +1210,7 @@ def normalised(text, form):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
 
 
 def device_of(args):
@@ -1107,9 +1238,10 @@ def refuse_bin(*_, **__):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+    """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
+    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
 
@@ -1122,25 +1254,29 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
     if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the libraries raise many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        fail(
+            name,
+            "files of its tokenizer are missing, such as tokenizer.json; copy the whole folder",
+        )
+    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
 
 
 def reason_of(error):
-    """Return why a model cannot be opened, and what helps."""
+    """Return why a model cannot be opened, in other words than the library's where they help."""
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
@@ -1164,12 +1300,12 @@ def reason_of(error):
 
 
 def length(text):
-    """Return a number of tokens that has room for texts beside special tokens."""
+    """Return a number of tokens that leaves room for texts beside special tokens."""
     return within(int(text), 8)
 
 
 def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
 
     installed = importlib.metadata.version("sentence-transformers")
@@ -1181,14 +1317,14 @@ def check_model(name):
 
 
 def check_fields(config, name, args):
-    """Warn if a model was trained on other fields of abstracts than it gets."""
+    """Warn if a model was trained on other fields of abstracts than those it is given now."""
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    """Return the meta.json of an index; end if its files have another digest than when made."""
     if sidecar_of(folder).get("sha256") != sha256:
         fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
     return json.loads(Path(folder, "meta.json").read_bytes())

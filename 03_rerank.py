@@ -9,11 +9,13 @@
 """
 Rerank the candidates of a run with a cross-encoder, or train one.
 
-Reads   a run, claims, corpus, and if they are named a graph and verdicts; train: examples.jsonl of
+Reads   a run, claims, corpus, and with --graph a neighbour graph; train: examples.jsonl of
         02_retrieve.py mine, and claims, qrels and a run of a dev split
 Writes  rerank.tsv; train: models/reranker/
-        OUT.parts/: finished groups and checkpoints, from which the same call resumes
-Prints  how many rows of the run were left out; the last line is JSON
+        OUT.parts/: finished scores or checkpoints, from which the same call resumes
+Prints  how many candidates of the run were left out; the last line is JSON
+
+Functions that several scripts share stand at the end, in marked blocks.
 
 Examples
     python 03_rerank.py --depth 50 --first-stage 0.5
@@ -45,12 +47,14 @@ import numpy as np
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
-MONO_T5 = "Query: {} Document: {} Relevant:"  # Nogueira et al. 2020; it answers true or false
-# Decoder-only rerankers whose files do not say how they are asked, by a part of their names: a chat
-# template of --prompt, claim and abstract, the prompt, and the words whose logits make a score
-# (the first one's, minus the second one's). All are those of their model cards.
-PART = '{{{{ messages | selectattr("role", "eq", "{}") | map(attribute="content") | first }}}}'
-PROMPT, QUERY, DOCUMENT = [PART.format(role) for role in ("system", "query", "document")]
+MONO_T5 = "Query: {} Document: {} Relevant:"  # monoT5 goes on with true or false
+# Decoder-only rerankers that are published without the form in which they are asked. CAUSAL has
+# the forms that their model cards describe: {part of the model's name: (chat template, default of
+# --prompt, words)}. The score is the logit of the first word as the next token, minus that of the
+# second one if there is a second one.
+CONTENT = '{{{{ messages | selectattr("role", "eq", "{}") | map(attribute="content") | first }}}}'
+PROMPT, QUERY, DOCUMENT = [CONTENT.format(role) for role in ("system", "query", "document")]
+# Jinja drops the line break that ends a template, so the last ones stand in an expression.
 QWEN3 = f"""<|im_start|>system
 Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
 Note that the answer can only be "yes" or "no".<|im_end|>
@@ -76,34 +80,24 @@ CAUSAL = {
         ("Yes", None),
     ),
 }
+# The block "models" ends its messages with this.
 ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
 
 
 # ---------- Inputs
 def read_candidates(args, claims, abstracts):
-    """Return candidates within --depth, and those beyond; column first: the scores of the run."""
-    run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
-    is_within = run["rank"] <= args.depth
-    run[PAIR] = run[PAIR].astype("category")  # a number for each id: runs have millions of rows
-    run = run[[*PAIR, "score"]].rename(columns={"score": "first"})
-    return run[is_within].reset_index(drop=True), run[~is_within]
-
-
-def read_columns(path, columns, pairs):
-    """Return the sum of columns of a table for each pair; without a value for one, fail."""
-    import pandas as pd
-
-    table = pairs[PAIR].merge(read_table(path, [*PAIR, *columns]), on=PAIR, how="left")
-    total = table[columns].apply(pd.to_numeric, errors="coerce").sum(axis=1, skipna=False)
-    if total.isna().any():
-        claim_id, abstract_id = table.loc[total.isna().idxmax(), PAIR]
-        fail(path, f"no {columns[0]} of claim {claim_id}, abstract {abstract_id}")
-    return total
+    """Return the rows of --run, whose score becomes the column first_stage."""
+    run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
+    run[PAIR] = run[PAIR].astype("category")  # numbers in place of ids: runs have millions of rows
+    return run.rename(columns={"score": "first_stage"})
 
 
 def read_graph(args, inputs):
-    """Return {abstract_id: its nearest abstracts}; inputs: {path: sha256} of graph and corpus."""
+    """Return {abstract_id: its nearest abstracts, nearest first}.
+
+    inputs: {path: sha256}, so that a graph of another corpus is refused.
+    """
     folder = Path(args.graph)
     if read_meta(folder, inputs[args.graph])["corpus"] != inputs[args.corpus]:
         fail(folder, "the corpus has changed since then; make the graph again by 01_index.py")
@@ -112,33 +106,34 @@ def read_graph(args, inputs):
     return dict(zip(abstract_ids, np.array(abstract_ids, object)[rows].tolist()))
 
 
-# ---------- Models and truncation
+# ---------- Models
 def mono_t5(name, device, model_kwargs, **options):
-    """Load monoT5; a score is the logit of true minus that of false."""
+    """Load monoT5; a score is the logit of true minus that of false (Nogueira et al. 2020)."""
     import torch
     from sentence_transformers import CrossEncoder
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     class MonoT5(torch.nn.Module):
-        preprocess = None  # a PairReader's
+        preprocess = None  # open_reranker() sets it
 
         def forward(self, batch):
-            # (batch, 1), filled with the start token
-            start = batch["input_ids"][:, :1] * 0 + self.t5.config.decoder_start_token_id
             inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-            logits = self.t5(**inputs, decoder_input_ids=start).logits[:, 0]
+            # The decoder gets one start token, and its first output is true or false.
+            start = self.t5.config.decoder_start_token_id
+            starts = torch.full_like(batch["input_ids"][:, :1], start)
+            logits = self.t5(**inputs, decoder_input_ids=starts).logits[:, 0]
             true, false = self.tokenizer("true false", add_special_tokens=False)["input_ids"]
             return {"scores": logits[:, true] - logits[:, false]}
 
     module = MonoT5()
     module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **options, **model_kwargs)
     module.tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    module.probe = [MONO_T5.format("a", "b")]
+    module.probe = [MONO_T5.format("a", "b")]  # how PairReader asks about the texts a and b
     return CrossEncoder(modules=[module], device=device)
 
 
 def causal_reranker(name, **options):
-    """Load a decoder-only reranker as its files say, else its name; None if neither says how."""
+    """Load a decoder-only reranker as its files or CAUSAL say; None if neither knows it."""
     from sentence_transformers import CrossEncoder
     from sentence_transformers.util import is_sentence_transformer_model
 
@@ -156,8 +151,8 @@ def causal_reranker(name, **options):
     return None
 
 
-def kind_of(name, options):
-    """Return the classes that a model's configuration names, as one text."""
+def architectures_of(name, options):
+    """Return the names of the classes for which a model's configuration is made, as one text."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
@@ -167,40 +162,41 @@ def kind_of(name, options):
 
 
 def load_reranker(name, **options):
-    """Load a cross-encoder, a decoder-only reranker or monoT5, as its config says."""
+    """Load a cross-encoder, a decoder-only reranker or monoT5."""
     import torch
     from sentence_transformers import CrossEncoder
 
-    kind = kind_of(name, options)
+    architectures = architectures_of(name, options)
     model = None
-    if "ConditionalGeneration" in kind:
+    if "ConditionalGeneration" in architectures:
         model = mono_t5(name, **options)
-    elif "Classification" in kind:
+    elif "Classification" in architectures:
         model = CrossEncoder(name, **options)
-    elif "CausalLM" in kind:
+    elif "CausalLM" in architectures:
         model = causal_reranker(name, **options)
     if not model:
         what = "nothing in its files says how it scores a pair (a head, or modules.json)"
         fail(name, f"{what}; train it (python 03_rerank.py train --model {name})")
-    if not model.keep_in_fp32_modules:  # in half precision, abstracts get equal scores
+    if not model.keep_in_fp32_modules:
+        # Half precision gives equal scores to different abstracts, so the last layer stays in fp32.
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
         model.set_keep_in_fp32_modules(layers[-1:])
     return model
 
 
 def load_to_train(name, **options):
-    """Load a reranker, or a model that gets a new head."""
+    """Load a reranker, or an encoder or language model that gets a new head."""
     from sentence_transformers import CrossEncoder
     from transformers import logging
 
-    kind = kind_of(name, options)
-    if "CausalLM" in kind:
+    architectures = architectures_of(name, options)
+    if "CausalLM" in architectures:
         model = causal_reranker(name, **options)
         if model:
             return model
-        # a language model, of which CrossEncoder would score yes against no
+        # With its own architecture, CrossEncoder would compare yes and no as next tokens.
         options |= {"num_labels": 1, "config_kwargs": {"architectures": ["Classification"]}}
-    if "Classification" not in kind:
+    if "Classification" not in architectures:
         print(f"{name}: a new classification head is trained")
     logging.set_verbosity_error()  # it reports the weights of a new head as missing
     model = CrossEncoder(name, **options)
@@ -209,14 +205,14 @@ def load_to_train(name, **options):
 
 
 def open_reranker(load, args, dtype, batch_size):
-    """Return load's model, which scores by logits, with the length and prompt of the flags."""
+    """Open --model with load_reranker or load_to_train, and set its length and prompt."""
     import torch
 
     model = open_model(load, args.model, args, dtype)
     if model.num_labels != 1:
         fail(args.model, f"{model.num_labels} labels; a classifier is for 05_classify.py")
     check_fields(model.config, args.model, args)
-    model.activation_fn = torch.nn.Identity()  # a sigmoid would make large logits 1
+    model.activation_fn = torch.nn.Identity()  # scores are logits; a sigmoid makes large ones 1
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     if args.prompt is not None:
         model.prompts["own"] = args.prompt
@@ -226,81 +222,77 @@ def open_reranker(load, args, dtype, batch_size):
 
 
 # ---------- Rerank
+def outputs_on_devices(args, model, pairs, bar):
+    """Return a model's outputs (pairs, 1), computed by a process on each of several devices."""
+    reader = model[0].preprocess
+    if not reader.library:
+        fail("--device", "monoT5 takes one")
+    model[0].preprocess = reader.library  # as no PairReader can be sent to a process
+    outputs = model.predict(pairs, batch_size=batch_size_of(args), device=args.device)
+    model[0].preprocess = reader
+    bar.update(len(pairs))
+    return outputs
+
+
 def scored(model, texts, args, path, pairs):
-    """Return pairs with score and is_truncated; path keeps both. texts: claims and abstracts."""
-    claims, abstracts = texts
-
-    def read_pairs(start, end):
-        ids = pairs[PAIR].iloc[start:end].to_numpy()
-        return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
-
-    scores, is_truncated = score_resumably(model, read_pairs, len(pairs), path, args)
+    """Return pairs with columns score and is_truncated, both of which the file path keeps."""
+    how = {}
+    if len(args.device or []) > 1:
+        how["compute"] = functools.partial(outputs_on_devices, args)
+        how["size"] = 20 * GROUP  # processes start anew for each group
+    scores, is_truncated = score_resumably(model, pairs, texts, path, args, **how)
     return pairs.assign(score=scores[:, 0], is_truncated=is_truncated)
 
 
-def with_neighbours(score, table, graph, parts, args):
-    """Append, round by round, new neighbours of each claim's best, scored (AlexUNLP-FMT 2025)."""
+def with_neighbours(table, graph, score, parts, args):
+    """Append neighbours of the best abstracts, round by round (AlexUNLP-FMT 2025).
+
+    score(path, pairs) returns pairs with their scores, as scored() does.
+    """
     import pandas as pd
 
     for number in range(args.rounds):
+        found = []
+        for claim_id, rows in table.groupby("claim_id", sort=False, observed=True):
+            for abstract_id in rows.nlargest(args.beam, "score")["abstract_id"]:
+                found += [(claim_id, neighbour) for neighbour in graph[abstract_id]]
         seen = set(zip(table["claim_id"], table["abstract_id"]))
-        new = {}  # keeps the order in which neighbours were found
-        for claim_id, group in table.groupby("claim_id", sort=False, observed=True):
-            for abstract_id in group.nlargest(args.beam, "score")["abstract_id"]:
-                for other in graph[abstract_id]:
-                    if (claim_id, other) not in seen:
-                        new[claim_id, other] = None
+        new = [pair for pair in dict.fromkeys(found) if pair not in seen]
         if not new:
             break
-        scored = score(parts / f"neighbours-{number}.npy", pd.DataFrame(list(new), columns=PAIR))
-        table = pd.concat([table, scored], ignore_index=True)
+        pairs = pd.DataFrame(new, columns=PAIR)
+        neighbours = score(parts / f"neighbours-{number}.npy", pairs)
+        table = pd.concat([table, neighbours], ignore_index=True)
     return table
-
-
-def combo_score(logits, stance, alpha):
-    """ComboScorer (+VeriRel 2025, eq. 5): (1 - alpha) sigmoid(s) + alpha (P(SUP) + P(REF))."""
-    from scipy.special import expit
-
-    return (1 - alpha) * expit(logits) + alpha * stance
 
 
 def blend_first_stage(table, weight):
-    """(1 - weight) z(score) + weight z(first) by claim; a missing first is the claim's lowest."""
+    """Return (1 - weight) z(score) + weight z(first_stage), with z-scores within each claim.
+
+    A neighbour has no score of the first stage; it gets the claim's lowest one.
+    """
     claims = table["claim_id"]
-    scores = table[["score", "first"]]
+    scores = table[["score", "first_stage"]]
+    # Differences from the lowest score have the same z-scores.
     shifted = (scores - scores.groupby(claims, observed=True).transform("min")).fillna(0)
     by_claim = shifted.groupby(claims, observed=True)
-    # (score - mean) / standard deviation, 0 if all are equal
-    z = (shifted - by_claim.transform("mean")) / by_claim.transform("std", ddof=0).replace(0, 1)
-    return (1 - weight) * z["score"] + weight * z["first"]
-
-
-def score_pairs(pairs, texts, graph, parts, args):
-    """Return pairs with score (of --model, --verdicts, --first-stage) and is_truncated."""
-    if "score" in pairs:
-        table = pairs.assign(is_truncated=False)
-    else:
-        model = open_reranker(load_reranker, args, args.dtype, batch_size_of(args))
-        score = functools.partial(scored, model, texts, args)
-        table = score(parts / "scores.npy", pairs)
-        if graph:
-            table = with_neighbours(score, table, graph, parts, args)
-    if args.verdicts:
-        table["score"] = combo_score(table["score"], table["stance"], args.alpha)
-    if args.first_stage:
-        table["score"] = blend_first_stage(table, args.first_stage)
-    return table
+    deviations = by_claim.transform("std", ddof=0).replace(0, 1)  # 0 where all scores are equal
+    z = (shifted - by_claim.transform("mean")) / deviations
+    return (1 - weight) * z["score"] + weight * z["first_stage"]
 
 
 def with_rest(table, rest, top_k):
-    """Append top_k candidates beyond --depth in their order, at the lowest score - 1, - 2, ..."""
+    """Append the first top_k candidates beyond --depth in their order.
+
+    Their scores are the claim's lowest score - 1, - 2, ...
+    """
     import pandas as pd
 
     lowest = table.groupby("claim_id", observed=True)["score"].min()
     steps = 1 + rest.groupby("claim_id", observed=True).cumcount()
     scores = rest["claim_id"].map(lowest).astype(float) - steps
-    # a neighbour may be one of them
-    return pd.concat([table, rest.assign(score=scores)[steps <= top_k]]).drop_duplicates(PAIR)
+    both = pd.concat([table, rest.assign(score=scores)[steps <= top_k]])
+    return both.drop_duplicates(PAIR)  # a neighbour may be such a candidate, too
 
 
 def ranked(table, top_k):
@@ -311,76 +303,81 @@ def ranked(table, top_k):
 
 
 def rerank(args):
-    """Score the first candidates of each claim by a model, and sort them by it."""
-    is_run = args.model.endswith(".tsv")
-    if args.graph and (is_run or args.verdicts):
-        fail("--graph", "not with --verdicts, or a run as --model")
-    optional = filter(None, (args.graph, args.verdicts))
-    inputs = [args.run, args.claims, args.corpus, *optional]
+    """Score the first candidates of each claim with a model, and sort them by score."""
+    inputs = [args.run, args.claims, args.corpus]
+    if args.graph:
+        inputs.append(args.graph)
     task = task_of(args, *inputs, models=[args.model], without=["batch_size"])
     if up_to_date(args, task, args.out):
         return {"made": []}
     check_model(args.model)
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
-    pairs, rest = read_candidates(args, claims, abstracts)
-    total = len(pairs) + len(rest)
-    if is_run:
-        pairs["score"] = read_columns(args.model, ["score"], pairs)
-    if args.verdicts:
-        pairs["stance"] = read_columns(args.verdicts, ["p_supports", "p_refutes"], pairs)
+    candidates = read_candidates(args, claims, abstracts)
+    is_within = candidates["rank"] <= args.depth
     graph = read_graph(args, task["inputs"]) if args.graph else {}
     with parts_of(args.out, task) as parts:
-        table = score_pairs(pairs, (claims, abstracts), graph, parts, args)
+        model = open_reranker(load_reranker, args, args.dtype, batch_size_of(args))
+        score = functools.partial(scored, model, (claims, abstracts), args)
+        table = score(parts / "scores.npy", candidates[is_within])
+        if graph:
+            table = with_neighbours(table, graph, score, parts, args)
+        if args.first_stage:
+            table["score"] = blend_first_stage(table, args.first_stage)
         summary = {"pairs": len(table), "truncated": int(table["is_truncated"].sum())}
         if args.top_k:
-            table = with_rest(table, rest, args.top_k)
+            table = with_rest(table, candidates[~is_within], args.top_k)
         run = ranked(table, args.top_k)
-        neighbours = run[run["first"].isna()]  # some of them candidates beyond --depth
-        left_out = total - len(run) + len(neighbours) - len(neighbours.merge(rest, on=PAIR))
+        left_out = len(candidates) - len(candidates[PAIR].merge(run[PAIR]))
         summary |= {"rows": len(run), "left_out": left_out}
         with written(args.out, task, **summary) as new:
             write_table(run[RUN], new)
-    print(f"{args.out}: {len(run)} rows, {left_out} of {total} candidates left out")
+    print(f"{args.out}: {len(run)} rows, {left_out} of {len(candidates)} candidates left out")
     return {"made": [args.out], **summary}
 
 
 # ---------- Train
-def read_examples(path, claims, abstracts, loss):
-    """Return rows (claim, text, target), for margin (claim, positive, negative, -1)."""
-    rows = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                rows += rows_of(json.loads(line), claims, abstracts, loss)
-            except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --help")
-    if not rows:
-        fail(path, f"no examples for --loss {loss}; see 02_retrieve.py mine --help")
-    return list(dict.fromkeys(rows))  # positives of tuples are repeated
+def training_rows(example, claims, abstracts, loss):
+    """Return the rows of an example, which is a pair with a target, or a tuple.
 
-
-def rows_of(example, claims, abstracts, loss):
-    """Return the rows of an example, a pair or a tuple."""
+    A row is (claim, positive, negative) for the margin loss, else (claim, abstract, target).
+    """
     claim = claims[str(example["claim_id"])]
     if loss != "margin" and "positive" not in example:
         return [(claim, abstracts[str(example["abstract_id"])], float(example["target"]))]
     positive = abstracts[str(example["positive"])]
     negatives = [abstracts[str(abstract_id)] for abstract_id in example["negatives"]]
     if loss == "margin":
-        return [(claim, positive, negative, -1.0) for negative in negatives]
+        return [(claim, positive, negative) for negative in negatives]
     return [(claim, positive, 1.0)] + [(claim, negative, 0.0) for negative in negatives]
 
 
-def training_table(model, rows):
-    """Return {column: values} of rows, and how many of their pairs are truncated."""
-    claims, *columns, labels = zip(*rows)
-    table = {"claim": claims}
-    truncated = 0
-    for number, texts in enumerate(columns):
-        table[f"text_{number}"] = texts
-        truncated += sum(model[0].preprocess.read(pair)[1] for pair in zip(claims, texts))
-    return table | {"label": labels}, truncated
+def read_examples(path, claims, abstracts, loss):
+    """Return the distinct rows of all examples of 02_retrieve.py mine; tuples repeat positives."""
+    rows = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                rows += training_rows(json.loads(line), claims, abstracts, loss)
+            except (ValueError, LookupError, TypeError) as error:
+                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --help")
+    if not rows:
+        fail(path, f"no examples for --loss {loss}; see 02_retrieve.py mine --help")
+    return list(dict.fromkeys(rows))
+
+
+def hinge_loss(model, margin):
+    """Return the mean of max(0, margin - (s(positive) - s(negative))) as a loss on tuples."""
+    from sentence_transformers.cross_encoder import losses
+
+    class HingeLoss(losses.MarginMSELoss):  # which has a method that scores pairs
+        def forward(self, texts, labels=None, prompt=None, task=None):
+            claims, positives, negatives = texts
+            positive_scores = self.logits_from_pairs(list(zip(claims, positives)), prompt)
+            negative_scores = self.logits_from_pairs(list(zip(claims, negatives)), prompt)
+            return (margin - (positive_scores - negative_scores)).clamp(min=0).mean()
+
+    return HingeLoss(model)
 
 
 def loss_of(model, args):
@@ -392,15 +389,17 @@ def loss_of(model, args):
         return losses.BinaryCrossEntropyLoss(model)
     if args.loss == "l1":
         loss = losses.MSELoss(model, torch.nn.Sigmoid())
-        loss.loss_fct = torch.nn.L1Loss()  # |sigmoid(s) - target|
+        loss.loss_fct = torch.nn.L1Loss()  # |sigmoid(s) - target| in place of its square
         return loss
-    loss = losses.MarginMSELoss(model)  # at label -1: max(0, margin - (s(pos) - s(neg)))
-    loss.loss_fct = torch.nn.HingeEmbeddingLoss(args.margin)
-    return loss
+    return hinge_loss(model, args.margin)
 
 
 def dev_evaluator(paths, abstracts, depth):
-    """Return an evaluator: nDCG@10 of claims with evidence; ideal: that among candidates."""
+    """Return an evaluator of nDCG@10 over claims with evidence.
+
+    Only candidates are ranked, so the ideal order is that of the evidence among them. A claim
+    without evidence among its candidates counts 0.
+    """
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
     claims = read_claims(paths[0])
@@ -411,7 +410,7 @@ def dev_evaluator(paths, abstracts, depth):
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     samples = []
     for claim_id, relevant in evidence.items():
-        found = candidates.get(claim_id, [""])  # a claim without candidates counts 0
+        found = candidates.get(claim_id, [""])  # the evaluator wants at least one document
         documents = [abstracts.get(abstract_id, "") for abstract_id in found]
         positive = [text for key, text in zip(found, documents) if key in relevant]
         sample = {"query": claims[claim_id], "positive": positive, "documents": documents}
@@ -438,9 +437,18 @@ def train(args):
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     rows = read_examples(args.examples, claims, abstracts, args.loss)
+    columns = ["positive", "negative"] if args.loss == "margin" else ["abstract", "label"]
+    table = dict(zip(["claim", *columns], zip(*rows)))
     transformers.set_seed(args.seed)  # of a new head
     model = open_reranker(load_to_train, args, "fp32", 32)
-    table, truncated = training_table(model, rows)
+    truncated = 0
+    for name in table.keys() - {"claim", "label"}:
+        for pair in zip(table["claim"], table[name]):
+            _, is_truncated = model[0].preprocess.read(pair)
+            truncated += is_truncated
+    schedule = args.schedule or "linear"
+    if args.loss == "l1" and not args.schedule:
+        schedule = "cosine"  # +VeriRel 2025
     with parts_of(args.out, task) as parts:
         summary = {"rows": len(rows), "truncated": truncated} | fine_tune(
             parts,
@@ -454,7 +462,7 @@ def train(args):
             measure="dev_ndcg@10",
             prompts=model.prompts.get(model.default_prompt_name),
             weight_decay=0.01,  # Kiepura & Lam 2025
-            lr_scheduler_type="cosine" if args.loss == "l1" else "linear",  # +VeriRel 2025
+            lr_scheduler_type=schedule,
         )
         with written(args.out, task, **summary) as folder:
             save_model(model, folder, task, summary)
@@ -466,6 +474,8 @@ def train(args):
 def add_texts(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
+
+def add_fields(add):
     add("--fields", type=field_names, default="title,abstract",
         help="make the text of an abstract from these fields")
 
@@ -478,31 +488,29 @@ def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--run", default="{work}/{split}/hybrid.tsv", help="rerank the candidates of this run")
     add_texts(add)
+    add_fields(add)
     add("--out", default="{work}/{split}/rerank.tsv", help="write the reranked run to this file")
     add("--depth", type=count, default=20, help="score this many candidates per claim")
-    add("--top-k", type=count, help="""write this many abstracts per claim; those that are not
-        scored follow in their old order (default: those that are scored)""")
+    add("--top-k", type=count, help="""write this many abstracts per claim; candidates beyond
+        --depth follow in their old order (default: those that are scored)""")
+    add("--first-stage", type=share, default=0, metavar="WEIGHT",
+        help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
     add = job.add_argument_group("model").add_argument
-    add("--model", default="{work}/models/reranker", help="""score by this reranker, a folder or a
-        name on the hub; or take the scores of a run, FILE.tsv""")
+    add("--model", default="{work}/models/reranker",
+        help="score with this reranker, a folder or a name on the hub")
     add_length(add)
     add("--batch-size", type=count, help="""score this many pairs of --max-length tokens at once, or
         more shorter ones (default: 32, on a GPU 128)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs="+", help="score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a GPU)")
-    add = job.add_argument_group("other scores").add_argument
-    add("--first-stage", type=share, default=0, metavar="WEIGHT",
-        help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
-    add("--verdicts", metavar="FILE", help="""average the sigmoid of the score with P(SUPPORTS) +
-        P(REFUTES) of these verdicts on the same pairs (ComboScorer); --first-stage comes after""")
-    add("--alpha", type=share, default=0.5, help="weight of --verdicts in this average, 0 to 1")
     add = job.add_argument_group("neighbours").add_argument
-    add("--graph", metavar="FOLDER", help="""score neighbours in this graph of 01_index.py,
-        too (not with --verdicts, or a run as --model)""")
+    add("--graph", metavar="FOLDER", help="""score neighbours of the best abstracts, too, in this
+        graph of 01_index.py""")
     add("--rounds", type=count_or_0, default=20,
         help="search neighbours for at most this many rounds")
-    add("--neighbours", type=count, default=10, help="take so many, at most the graph's")
+    add("--neighbours", type=count, default=10,
+        help="take this many neighbours of an abstract, at most those of the graph")
     add("--beam", type=count, default=30,
         help="expand this many best abstracts per claim and round")
     add_shared(job, split="test")
@@ -512,6 +520,7 @@ def add_train(job):
     add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
         help="train on these examples of 02_retrieve.py mine: pairs, tuples or scores")
     add_texts(add)
+    add_fields(add)
     add("--out", default="{work}/models/reranker", help="write the trained model to this folder")
     add = job.add_argument_group("model").add_argument
     add("--model", default="data/models/minilm", help="""start from this encoder or reranker, a
@@ -522,11 +531,13 @@ def add_train(job):
         margin: hinge loss on tuples; l1: distance of the sigmoid from the target""")
     add("--margin", type=float, default=0.2, help="margin: lead of a positive over a negative")
     add("--epochs", type=positive, default=3, help="train for this many passes over the examples")
-    add("--lr", type=amount, default=2e-5, help="learning rate, which falls to 0 (l1: by a cosine)")
+    add("--lr", type=amount, default=2e-5, help="learning rate at the start, see --schedule")
+    add("--schedule", choices=("constant", "linear", "cosine"), help="""keep the learning rate, or
+        let it fall to 0 on a line or by a cosine (default: linear, with --loss l1 cosine)""")
     add("--batch-size", type=count, default=16,
         help="train on this many rows at once")
-    add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
-        qrels of this split, as far as candidates reach; the last one without these files""")
+    add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 over the
+        candidates of this split's claims; without its files, the last epoch is kept""")
     add("--dev-run", metavar="RUN", help="rerank this run of dev claims (default: hybrid.tsv)")
     add("--dev-depth", type=count, default=20, help="rerank this many candidates per dev claim")
     add("--patience", type=count, default=2, help="stop after this many epochs without improvement")
@@ -726,15 +737,20 @@ def written(path, task, **summary):
     remove(old)
 
 
-def add_shared(job, split=None):
-    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+def add_shared(job, split=None, force=True):
+    """Add the flags that all scripts share.
+
+    split: the default of --split, None for jobs without one. force: whether the job has --force;
+    a job that is never up to date needs none.
+    """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
     add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
-    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    if force:
+        add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -775,7 +791,8 @@ def command_line(jobs):
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
             if isinstance(value, str) and field in args:
@@ -936,7 +953,7 @@ def check_splits(args):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
 
 
 def device_of(args):
@@ -964,9 +981,10 @@ def refuse_bin(*_, **__):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+    """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
+    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
 
@@ -979,25 +997,29 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
     if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the libraries raise many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        fail(
+            name,
+            "files of its tokenizer are missing, such as tokenizer.json; copy the whole folder",
+        )
+    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
 
 
 def reason_of(error):
-    """Return why a model cannot be opened, and what helps."""
+    """Return why a model cannot be opened, in other words than the library's where they help."""
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
@@ -1021,12 +1043,12 @@ def reason_of(error):
 
 
 def length(text):
-    """Return a number of tokens that has room for texts beside special tokens."""
+    """Return a number of tokens that leaves room for texts beside special tokens."""
     return within(int(text), 8)
 
 
 def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
 
     installed = importlib.metadata.version("sentence-transformers")
@@ -1038,14 +1060,14 @@ def check_model(name):
 
 
 def check_fields(config, name, args):
-    """Warn if a model was trained on other fields of abstracts than it gets."""
+    """Warn if a model was trained on other fields of abstracts than those it is given now."""
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    """Return the meta.json of an index; end if its files have another digest than when made."""
     if sidecar_of(folder).get("sha256") != sha256:
         fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
     return json.loads(Path(folder, "meta.json").read_bytes())
@@ -1055,56 +1077,65 @@ def read_meta(folder, sha256):
 
 
 # --- pairs (same in 03 and 05)
-GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
+GROUP = 1024  # pairs that are scored and stored at once
 
 
 class PairReader:
-    """Turns pairs of texts into tensors, as a model's preprocess does, but reads a text only once.
+    """Turns pairs (claim, abstract) into tensors as a model's own preprocess does, only faster.
 
-    A claim and an abstract are in many pairs. Where both do not fit, the claim keeps at most half
-    of the tokens, and the other text is cut to what is left.
+    A claim and an abstract are in many pairs, and the library tokenises them in each. Here a text
+    is tokenised once, and its token ids are put between the special tokens of a pair. If both
+    texts are too long together, the claim keeps at most half of the tokens, and the abstract is
+    cut to what is left.
 
-    claim_at: 0 or 1, the claim's place in a pair. batch_size: pairs of --max-length tokens.
+    claim_at: the claim is the first (0) or second (1) text of the model's input.
+    batch_size: a batch has as many tokens as this many pairs of --max-length.
     """
 
     def __init__(self, model, claim_at, batch_size):
         self.tokenizer = model.tokenizer
         self.library = model[0].preprocess
         self.claim_at = claim_at
-        self.batch_size = batch_size
-        self.tokens = batch_size * model.max_seq_length  # of a batch, at most
+        self.batch_tokens = batch_size * model.max_seq_length
         self.known = {}  # {text: its token ids}
-        self.prompt = model.prompts.get(model.default_prompt_name) or ""
-        self.by_library = "message" in model.modalities  # a chat template
-        if not self.by_library:
-            # Two short texts show which tokens stand around all pairs.
-            self.probe = self.tokenizer(*getattr(model[0], "probe", ("a", "b")))
-            self.places = [self.place_of(text) for text in "ab"]
-            self.by_library = None in self.places
-        prompt_length = 0
-        if self.by_library:
+        self.prompt = model.prompts.get(model.default_prompt_name) or ""  # before the first text
+        self.frame = None
+        if "message" not in model.modalities:
+            self.frame = self.frame_of(getattr(model[0], "probe", ("a", "b")))
+        if self.frame:
+            self.around = sum(map(len, self.frame["input_ids"][::2]))  # before, between, behind
+        else:  # a chat template, so the library puts together prompt and texts
             empty = self.library([("", "")], prompt=self.prompt)["input_ids"]
-            around = empty.numel() + 4  # the ends of texts may be tokenised anew
-        else:
-            around = len(self.probe["input_ids"]) - 2
-            prompt_length = len(self.ids_of(self.prompt))
-        self.room = model.max_seq_length - around
-        self.most = (self.room - prompt_length) // 2  # tokens of a claim
-        if self.most < 1:
+            self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
+            self.prompt = ""
+        self.room = model.max_seq_length - self.around
+        prompt_length = len(self.ids_of(self.prompt))
+        self.claim_room = (self.room - prompt_length) // 2
+        if self.claim_room < 1:
             fail("--max-length", "no tokens are left beside the prompt; raise it")
         if claim_at == 0:
-            self.most += prompt_length
+            self.claim_room += prompt_length
 
-    def place_of(self, text):
-        """Return where the probe has a text, and leave one token of it there; None without it."""
-        part = self.ids_of(text).tolist()
-        ids = self.probe["input_ids"]
-        for place in range(len(ids)):
-            if ids[place : place + len(part)] == part:
-                for values in self.probe.values():
-                    del values[place + 1 : place + len(part)]
-                return place
-        return None
+    def frame_of(self, probe):
+        """Return what the tokenizer makes of a probe, the texts a and b, as {name: five arrays}.
+
+        They are the values before a, of a, between the two, of b, and behind b. None if the tokens
+        of a or b cannot be found.
+        """
+        coded = self.tokenizer(*probe)
+        ids = coded["input_ids"]
+        bounds = []
+        for text in "ab":
+            part = self.ids_of(text).tolist()
+            starts = [n for n in range(len(ids)) if ids[n : n + len(part)] == part]
+            if not starts:
+                return None
+            bounds += [starts[0], starts[0] + len(part)]
+        return {name: np.split(values, bounds) for name, values in coded.items()}
+
+    def in_order(self, pair):
+        """Turn (claim, abstract) into the order of the model's input, or that order back."""
+        return pair if self.claim_at == 0 else pair[::-1]
 
     def ids_of(self, text):
         """Return the token ids of a text, without special tokens."""
@@ -1116,18 +1147,19 @@ class PairReader:
         return self.known[text]
 
     def read(self, pair):
-        """Return the token ids of both texts of a pair, cut, and whether it was cut."""
-        prompt = "" if self.by_library else self.prompt
-        whole = [self.ids_of(prompt + pair[0]), self.ids_of(pair[1])]
-        claim = whole[self.claim_at][: self.most]
-        other = whole[1 - self.claim_at][: self.room - len(claim)]
-        ids = [claim, other] if self.claim_at == 0 else [other, claim]
+        """Return the token ids of both texts in the model's order, and whether the pair is cut."""
+        first, second = self.in_order(pair)
+        whole = [self.ids_of(self.prompt + first), self.ids_of(second)]
+        claim, abstract = self.in_order(whole)
+        claim = claim[: self.claim_room]
+        abstract = abstract[: self.room - len(claim)]
+        ids = self.in_order([claim, abstract])
         return ids, sum(map(len, ids)) < sum(map(len, whole))
 
     def cut_texts(self, pair):
-        """Return the texts of a pair, as far as they are read."""
+        """Return both texts in the model's order, each up to the last token that read() leaves."""
         texts = []
-        for text, ids in zip(pair, self.read(pair)[0]):
+        for text, ids in zip(self.in_order(pair), self.read(pair)[0]):
             if len(ids) < len(self.ids_of(text)):
                 coded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
                 text = text[: coded.offsets[len(ids) - 1][1]]
@@ -1135,25 +1167,22 @@ class PairReader:
         return tuple(texts)
 
     def __call__(self, pairs, prompt=None, **options):
-        """Return the tensors of pairs; prompt: that of the model."""
+        """Return the tensors of pairs, as preprocess(); prompt: that of the model."""
         import torch
 
-        if self.by_library:
+        if not self.frame:
             return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
-        rows = []
-        for pair in pairs:
-            ids, _ = self.read(pair)
-            lengths = np.ones(len(self.probe["input_ids"]), int)
-            lengths[self.places] = [len(part) for part in ids]
-            row = {name: np.repeat(values, lengths) for name, values in self.probe.items()}
-            ends = lengths.cumsum()
-            for place, part in zip(self.places, ids):
-                row["input_ids"][ends[place] - len(part) : ends[place]] = part
-            rows.append(row)
+        found = [self.read(pair)[0] for pair in pairs]
         tensors = {}
-        for name in self.probe:
+        for name, (before, first, between, second, behind) in self.frame.items():
+            rows = []
+            for texts in found:
+                if name != "input_ids":  # all tokens of a text have the same value, such as 1
+                    texts = [np.resize(first, len(texts[0])), np.resize(second, len(texts[1]))]
+                row = np.concatenate([before, texts[0], between, texts[1], behind])
+                rows.append(torch.from_numpy(row))
             tensors[name] = torch.nn.utils.rnn.pad_sequence(
-                [torch.from_numpy(row[name]) for row in rows],
+                rows,
                 batch_first=True,
                 padding_value=self.tokenizer.pad_token_id if name == "input_ids" else 0,
                 padding_side=self.tokenizer.padding_side,
@@ -1161,25 +1190,32 @@ class PairReader:
         return tensors
 
 
+def paired_texts(rows, texts):
+    """Return (claim, abstract) of each row; texts: {claim_id: claim} and {abstract_id: text}."""
+    claims, abstracts = texts
+    ids = rows[PAIR].to_numpy()
+    return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
+
+
 def outputs_of(model, pairs, bar=None):
     """Return a model's outputs (pairs, labels), computed in batches of pairs of similar lengths."""
     import torch
 
     reader = model[0].preprocess
-    lengths = [sum(map(len, reader.read(pair)[0])) for pair in pairs]
-    order = np.argsort(lengths, kind="stable")[::-1]
+    lengths = [reader.around + sum(map(len, reader.read(pair)[0])) for pair in pairs]
+    longest_first = np.argsort(lengths, kind="stable")[::-1]
     outputs = np.zeros((len(pairs), model.num_labels))
     start = 0
-    while start < len(order):
-        longest = lengths[order[start]] + model.max_seq_length - reader.room
-        batch = order[start : start + max(1, reader.tokens // longest)]
+    while start < len(pairs):
+        longest = lengths[longest_first[start]]
+        batch = longest_first[start : start + max(1, reader.batch_tokens // longest)]
         texts = [pairs[index] for index in batch]
         try:
             found = model.predict(texts, batch_size=len(batch), activation_fn=torch.nn.Identity())
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-            reader.tokens = longest * len(batch) // 2
+            reader.batch_tokens = longest * len(batch) // 2
             warn("--batch-size", f"{len(batch)} pairs of {longest} tokens fill the GPU; now half")
             continue
         outputs[batch] = found.reshape(len(batch), -1)
@@ -1190,9 +1226,12 @@ def outputs_of(model, pairs, bar=None):
 
 
 def open_scores(path, shape):
-    """Return stored numbers of this shape, NaN in new files; a damaged one is made anew."""
+    """Return the stored scores of this shape, as a file that changes with them; NaN at first.
+
+    A damaged file is replaced.
+    """
     try:
-        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" fills torn files with zeros
+        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" would fill it up with zeros
     except (OSError, ValueError, EOFError):
         is_whole = False
     if not is_whole:
@@ -1204,34 +1243,24 @@ def open_scores(path, shape):
     return np.load(path, mmap_mode="r+")
 
 
-def score_resumably(model, read_pairs, n, path, args):
-    """Return a model's outputs for n pairs (n, labels), and which of them are truncated.
+def score_resumably(model, rows, texts, path, args, compute=outputs_of, size=GROUP):
+    """Return a model's outputs for rows of a run (rows, labels), and which pairs are truncated.
 
-    path holds both, NaN for unfinished groups. read_pairs(start, end): returns pairs of texts.
+    path keeps both; NaN stands for groups that are not finished. texts: claims and abstracts.
+    compute(model, pairs, bar): returns the outputs of a group; size: pairs in a group.
     """
     from tqdm.auto import tqdm
 
     reader = model[0].preprocess
-    devices = args.device if len(args.device or ()) > 1 else None
-    size = GROUP
-    if devices:
-        size = 20 * GROUP  # predict starts processes for each group
-        model[0].preprocess = reader.library  # which they can be given
-        if not reader.library:
-            fail("--device", "monoT5 takes one")
-    stored = open_scores(path, (n, model.num_labels + 1))
+    stored = open_scores(path, (len(rows), model.num_labels + 1))
     finished = np.isfinite(stored[:, 0]).sum()
-    if finished < n:
-        finished -= finished % size  # whole groups
-    with tqdm(desc=args.job, unit=" pairs", total=n - finished) as bar:
-        for start in range(finished, n, size):
-            pairs = read_pairs(start, start + size)
+    if finished < len(rows):
+        finished -= finished % size  # a group that a kill has torn is scored anew
+    with tqdm(desc=args.job, unit=" pairs", total=len(rows) - finished) as bar:
+        for start in range(finished, len(rows), size):
+            pairs = paired_texts(rows.iloc[start : start + size], texts)
             is_truncated = [reader.read(pair)[1] for pair in pairs]
-            if devices:
-                found = model.predict(pairs, batch_size=reader.batch_size, device=devices)
-                bar.update(len(pairs))
-            else:
-                found = outputs_of(model, pairs, bar)
+            found = compute(model, pairs, bar)
             if not np.isfinite(found).all():
                 what = "a score is no finite number; use --dtype fp32, which takes twice as long"
                 fail(args.model, what)
@@ -1243,7 +1272,7 @@ def score_resumably(model, read_pairs, n, path, args):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
+KEPT = 30 * 24 * 3600  # seconds for which unfinished work of other calls stays
 
 
 def positive(text):
@@ -1251,9 +1280,19 @@ def positive(text):
     return within(float(text), 1e-9)
 
 
+def remove_parts(folder):
+    """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
+    shutil.rmtree(folder)
+    if len(list(folder.parent.iterdir())) == 1:
+        shutil.rmtree(folder.parent)
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
+    """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
+
+    OUT.parts/ is locked, as two processes would spoil the output.
+    """
     parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -1263,31 +1302,29 @@ def parts_of(out, task):
         except BlockingIOError:
             fail(parts, "another process works on it; wait for it, or give another --out")
         except OSError:
-            pass  # a file system without locks, as a mounted drive
+            pass  # a file system without locks, such as a mounted drive
         try:
             yield folder
-        except SystemExit:
-            if not any(map(os.path.isfile, folder.rglob("*"))):  # there is no work to keep
-                shutil.rmtree(folder if len(list(parts.iterdir())) > 2 else parts)
+        except SystemExit:  # bad input
+            if not any(map(os.path.isfile, folder.rglob("*"))):  # before any work
+                remove_parts(folder)
             raise
-    shutil.rmtree(folder)
+    remove_parts(folder)
     for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
         if time.time() - other.stat().st_mtime > KEPT:
             print(f"{other}: unfinished for more than 30 days, removed")
-            shutil.rmtree(other)
-    if len(list(parts.iterdir())) == 1:
-        shutil.rmtree(parts)  # with the lock
+            remove_parts(other)
 
 
 def is_intact(path):
-    """Return whether a file is a zip archive, as .npz and .pt are, without a damaged part."""
+    """Return whether a file is an undamaged zip archive, which .npz and .pt files are."""
     with contextlib.suppress(OSError, zipfile.BadZipFile):
         return zipfile.ZipFile(path).testzip() is None
     return False
 
 
 def can_resume(checkpoint, names=None):
-    """Return whether a checkpoint is whole, with weights of these names (None: of any)."""
+    """Return whether a checkpoint is whole, and has weights of exactly these names (None: any)."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -1302,9 +1339,10 @@ def can_resume(checkpoint, names=None):
 
 
 def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint (its trainer_state.json is written last), or None.
+    """Return the newest checkpoint, or None; names: as in can_resume().
 
-    If one is damaged, all are removed, as the best epoch may be in it.
+    transformers writes trainer_state.json last, so a checkpoint without it does not count. If one
+    is damaged, all are removed: the best epoch may be in it.
     """
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
     for state in states:
@@ -1317,19 +1355,26 @@ def newest_checkpoint(folder, names=None):
 
 
 def add_adapter(network, rank):
-    """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
+    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    network.requires_grad_("Classification" in type(network).__name__)  # the head; no LM head
+    # LoraModel freezes the base. A classifier's head stays trainable, that of a language model not.
+    network.requires_grad_("Classification" in type(network).__name__)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 
 
 def resumable(trainer):
-    """Return a trainer whose checkpoints hold trained weights alone."""
+    """Return a class of trainers whose checkpoints hold only the weights that are trained.
+
+    The library has no setting for it, so the methods that save and load are replaced.
+    """
     from safetensors.torch import load_file, save_file
 
     class Resumable(trainer):
+        def add_model_card_callback(self, *_):
+            """Collect nothing for the library's model card; save_model() writes another one."""
+
         def _save(self, folder, **_):
             Path(folder).mkdir(exist_ok=True)
             weights = self.model.named_parameters()
@@ -1345,12 +1390,16 @@ def resumable(trainer):
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
-    """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
+    """Train a model, and return the losses and the values of a measure.
+
+    With an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
+    checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
+    settings: further arguments of training.
+    """
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
 
-    # The trainer's progress bar has no label, and no argument for one.
-    # So the trainer gets a tqdm that has.
+    # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
@@ -1380,16 +1429,20 @@ def fine_tune(
         callbacks.append(EarlyStoppingCallback(args.patience))
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
-    curve = []
-    with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
+    values = []
+    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
         if evaluator:
-            curve.append(evaluator(model)[measure])
-        arguments = arguments(str(folder), **settings)
+            values.append(evaluator(model)[measure])
         training = resumable(trainer)(
-            model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
+            model,
+            arguments(str(folder), **settings),
+            data,
+            loss=loss,
+            evaluator=evaluator,
+            callbacks=callbacks,
         )
         names = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        logging.set_verbosity_error()  # a resumed training warns of steps that are the same
+        logging.set_verbosity_error()  # a resumed training warns of settings that are the same
         training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
@@ -1397,12 +1450,12 @@ def fine_tune(
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
         fail("--lr", "the loss is not a finite number; lower it")
-    curve += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"loss": losses, measure: [round(value, 4) for value in curve]}
+    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
+    return {"loss": losses, measure: [round(value, 4) for value in values]}
 
 
 def save_model(model, folder, task, summary):
-    """Save a model with a card; its tokenizer without the truncation of training."""
+    """Save a model with a card, and its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
@@ -1421,8 +1474,8 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
-    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train adapters of this rank
-        (alpha: twice the rank; 0: all weights) and the head, and merge them; wants the package
+    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
+        this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this

@@ -11,10 +11,13 @@ Label claim-abstract pairs SUPPORTS, REFUTES or NEI; train a classifier; give ve
 
 Reads   a run, claims, corpus; train: qrels, examples of 02_retrieve.py mine; aggregate: verdicts
 Writes  verdicts.tsv: the four columns of a run, label, p_supports, p_refutes, p_nei
-        train: models/classifier/, and OUT.parts/ with checkpoints, from which the same call resumes
+        train: models/classifier/
+        OUT.parts/: finished outputs or checkpoints, from which the same call resumes
         llm: llm_verdicts.tsv, and beside it .replies.jsonl or .requests.jsonl
         aggregate: claims.jsonl, a verdict per claim with its evidence
 Prints  the run that is labelled, and F1 of the classifier in training; the last line is JSON
+
+Functions that several scripts share stand at the end, in marked blocks.
 
 Examples
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli --top-k 10
@@ -31,7 +34,6 @@ import fcntl
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import re
@@ -52,49 +54,77 @@ RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
-HEADS = (  # how names of a model's outputs begin, in the order of LABELS
+HEADS = (  # how models name their outputs for LABELS: the beginnings of the names
     "support|entail",
     "refut|contradict",
     "nei|neutral|notenough|insufficient",
 )
-TEMPERATURES = (0.05, 20)  # bounds of the search
+TEMPERATURES = (0.05, 20)  # the search for the best one stays within
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 UNDECIDED = 1 / 3 + 0.05  # if no label of a claim is likelier than this, all are near chance
+# The block "models" ends its messages with this.
 ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
     MoritzLaurer/DeBERTa-v3-base-mnli) or fetch the small ones (python data/download.py models)"""
 
 
-# ---------- Inputs
+# ---------- The run, and verdicts on its pairs
 def run_of(args):
     """Return and print the path of --run, else of the run that the last stage has made."""
-    for name in ("llm", "rerank", "hybrid"):
-        path = args.run or f"{args.work}/{args.split}/{name}.tsv"
-        if Path(path).exists():
-            break
+    path = args.run
+    if not path:
+        for name in ("llm", "rerank", "hybrid"):
+            path = f"{args.work}/{args.split}/{name}.tsv"
+            if Path(path).exists():
+                break
     print(f"labelling {path}")
     return path
 
 
-def read_texts(args):
-    """Return {claim_id: claim} and {abstract_id: its fields in one text}."""
-    return read_claims(args.claims), read_abstracts(args.corpus, args.fields)
+def read_pairs(path, args):
+    """Return the rows of a run that are labelled, and their texts: claims and abstracts."""
+    claims = read_claims(args.claims)
+    abstracts = read_abstracts(args.corpus, args.fields)
+    run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
+    if args.top_k:
+        run = run[run["rank"] <= args.top_k]
+    if args.limit:
+        run = run[run["claim_id"].factorize()[0] < args.limit]
+    return run, (claims, abstracts)
 
 
-def pairs_of(table, claims, abstracts):
-    """Return (claim, text) of each row."""
-    rows = table[PAIR].to_numpy()
-    return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in rows]
+def label_counts(table):
+    """Return {label: number of rows}."""
+    return table["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
+
+
+def write_verdicts(run, probabilities, task, args, **counts):
+    """Write a run with labels and probabilities (pairs, 3); return the summary, with counts."""
+    probabilities = np.reshape(probabilities, (-1, 3))
+    best_from_behind = probabilities[:, ::-1].argmax(axis=1)  # of equal ones NEI, which is last
+    labels = np.array(LABELS[::-1])[best_from_behind]
+    verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
+    summary = {"made": [args.out], "pairs": len(run), "labels": label_counts(verdicts), **counts}
+    with written(args.out, task, **summary) as new:
+        write_table(verdicts, new)
+    return summary
 
 
 # ---------- Classify
 def head_order(config):
-    """Return the indices of LABELS among a model's outputs, None if it has others."""
+    """Return which of a model's outputs are LABELS, as indices; None if it has other outputs."""
     order = []
     for beginnings in HEADS:
         for index, name in config.id2label.items():
             if re.match(beginnings, re.sub("[^a-z]", "", str(name).lower())):
                 order.append(index)
     return order if sorted(order) == [0, 1, 2] and len(config.id2label) == 3 else None
+
+
+def set_length(model, args, batch_size):
+    """Let a model read pairs up to --max-length tokens; NLI models have the claim behind."""
+    model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
+    claim_at = 0 if getattr(model.config, "stance_claim_first", False) else 1
+    model[0].preprocess = PairReader(model, claim_at, batch_size)
 
 
 def open_classifier(args):
@@ -105,56 +135,18 @@ def open_classifier(args):
     if not head_order(model.config):
         fail(args.model, f"its {model.num_labels} outputs are not {LABELS}; train it")
     check_fields(model.config, args.model, args)
-    model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
-    read_pairs_by(model, batch_size_of(args))
+    set_length(model, args, batch_size_of(args))
     return model
 
 
-def in_order(model, pairs):
-    """Return pairs (claim, text) in a model's order: NLI models read the text first."""
-    if getattr(model.config, "stance_claim_first", False):
-        return pairs
-    return [(text, claim) for claim, text in pairs]
-
-
-def read_pairs_by(model, batch_size):
-    """Let a model read pairs by token ids."""
-    claim_at = 0 if getattr(model.config, "stance_claim_first", False) else 1
-    model[0].preprocess = PairReader(model, claim_at, batch_size)
-
-
 def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
-    """Return softmax(logits / temperature - adjust log(shares)), (pairs, 3)."""
-    from scipy.special import softmax  # Guo et al. 2017, then Menon et al. 2021
+    """Return softmax(logits / temperature - adjust log(shares)), (pairs, 3).
+
+    Temperature scaling: Guo et al. 2017; logit adjustment: Menon et al. 2021.
+    """
+    from scipy.special import softmax
 
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
-
-
-def label_run(args, predict, *inputs, keep=None):
-    """Label the pairs of a run.
-
-    predict(run, texts, parts, args): returns probabilities (pairs, 3) and a summary; texts: claims
-    and abstracts. keep: parts_of, if predict keeps unfinished work in the folder parts.
-    """
-    path = run_of(args)
-    inputs = [path, args.claims, args.corpus, *inputs]
-    task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
-    if not vars(args).get("retry_errors") and up_to_date(args, with_replies(task, args), args.out):
-        return {"made": []}
-    claims, abstracts = read_texts(args)
-    run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
-    run = run[run["rank"] <= (args.top_k or len(run))]
-    run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
-    with keep(args.out, task) if keep else contextlib.nullcontext() as parts:
-        probabilities, found = predict(run, (claims, abstracts), parts, args)
-        probabilities = np.reshape(probabilities, (-1, 3))
-        labels = np.array(LABELS[::-1])[probabilities[:, ::-1].argmax(axis=1)]  # of equal votes NEI
-        verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
-        counts = verdicts["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
-        summary = {"made": [args.out], "pairs": len(run), "labels": counts, **found}
-        with written(args.out, with_replies(task, args, is_made=True), **summary) as new:
-            write_table(verdicts, new)
-    return summary
 
 
 def probabilities_of(model, outputs, adjust=0.0):
@@ -164,27 +156,14 @@ def probabilities_of(model, outputs, adjust=0.0):
     return calibrated(outputs[:, head_order(model.config)], temperature, shares, adjust)
 
 
-def by_classifier(run, texts, parts, args):
-    """Return probabilities (pairs, 3) by --model, and a summary."""
-    check_model(args.model)
-    model = open_classifier(args)
-    if args.adjust and not all(getattr(model.config, "stance_shares", [0])):
-        fail("--adjust", "it needs class shares: train with pairs of all three labels")
-
-    def read_pairs(start, end):
-        return in_order(model, pairs_of(run.iloc[start:end], *texts))
-
-    path = parts / "outputs.npy"
-    outputs, is_truncated = score_resumably(model, read_pairs, len(run), path, args)
-    probabilities = probabilities_of(model, outputs, args.adjust)
-    held_out = sidecar_of(args.model).get("held_out_shares")
-    if held_out:
-        compare_shares(probabilities, held_out, args.model)
-    return probabilities, {"truncated": int(is_truncated.sum())}
+def label_shares(labels):
+    """Return the share of each of LABELS; labels: their indices."""
+    counts = np.bincount(labels, minlength=3)
+    return (counts / max(1, len(labels))).round(3).tolist()
 
 
 def compare_shares(probabilities, held_out, model):
-    """Print the shares of the labels of a run beside those of the held-out pairs of training."""
+    """Print the shares of the labels in a run beside those among the held-out pairs of training."""
     shares = label_shares(probabilities.argmax(axis=1))
     print(f"shares of {', '.join(LABELS)}: {shares}; among held-out pairs: {held_out}")
     if shares[2] < held_out[2]:
@@ -194,18 +173,30 @@ def compare_shares(probabilities, held_out, model):
         warn(model, f"{what}; train with NEI examples: 02_retrieve.py mine --shape labels")
 
 
-def label_shares(labels):
-    """Return the share of each of LABELS; labels: their indices."""
-    counts = np.bincount(labels, minlength=3)
-    return (counts / max(1, len(labels))).round(3).tolist()
-
-
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
-    return label_run(args, by_classifier, keep=parts_of)
+    path = run_of(args)
+    inputs = [path, args.claims, args.corpus]
+    task = task_of(args, *inputs, models=[args.model], without=["batch_size"])
+    if up_to_date(args, task, args.out):
+        return {"made": []}
+    run, texts = read_pairs(path, args)
+    check_model(args.model)
+    with parts_of(args.out, task) as parts:
+        model = open_classifier(args)
+        shares = getattr(model.config, "stance_shares", None)  # None: not trained by this script
+        if args.adjust and (not shares or 0 in shares):
+            fail("--adjust", "it needs class shares: train with pairs of all three labels")
+        outputs, is_truncated = score_resumably(model, run, texts, parts / "outputs.npy", args)
+        probabilities = probabilities_of(model, outputs, args.adjust)
+        held_out = sidecar_of(args.model).get("held_out_shares")
+        if held_out:
+            compare_shares(probabilities, held_out, args.model)
+        truncated = int(is_truncated.sum())
+        return write_verdicts(run, probabilities, task, args, truncated=truncated)
 
 
-# ---------- Train
+# ---------- Train: pairs
 def read_examples(path, claims, abstracts):
     """Return the table of a file by 02_retrieve.py mine --shape labels."""
     import pandas as pd
@@ -217,13 +208,17 @@ def read_examples(path, claims, abstracts):
     is_known = table["claim_id"].isin(claims) & table["abstract_id"].isin(abstracts)
     is_known &= table["label"].isin(LABELS)
     if table.empty or not is_known.all():
-        line = f"{path}:{1 + np.argmin([*is_known, False])}"  # the first that is not known
-        fail(line, "unknown claim_id, abstract_id or label; see 02_retrieve.py mine --help")
+        line = 1 if table.empty else 1 + is_known.argmin()
+        what = "unknown claim_id, abstract_id or label; see 02_retrieve.py mine --help"
+        fail(f"{path}:{line}", what)
     return table
 
 
 def hold_out(table, args):
-    """Return which rows are held out (rows,), stratified by label; by claim, all of a claim."""
+    """Return which rows are held out (rows,), the same share of each label.
+
+    With --split-by claim, all pairs of a claim are held out, or none.
+    """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     splitter = StratifiedKFold
@@ -235,11 +230,10 @@ def hold_out(table, args):
     if not args.held_out:
         return is_held_out
     part = Fraction(args.held_out).limit_denominator(20)  # 0.4 is two of five folds
-    with contextlib.suppress(ValueError):  # fewer pairs, or claims, than folds
+    with contextlib.suppress(ValueError):  # there are fewer pairs, or claims, than folds
         folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
-        for _, indices in itertools.islice(
-            folds.split(table, table["label"], groups), part.numerator
-        ):
+        splits = list(folds.split(table, table["label"], groups))
+        for _, indices in splits[: part.numerator]:
             is_held_out[indices] = True
     if is_held_out.all() or not is_held_out.any():
         what = f"too few pairs or claims to hold out {args.held_out} of them"
@@ -249,26 +243,28 @@ def hold_out(table, args):
 
 
 def read_judged(args, dev):
-    """Return qrels and examples as a table with columns pair, (claim, text), and is_held_out.
+    """Return qrels and examples as a table with columns pair, (claim, abstract), and is_held_out.
 
-    dev: paths of claims and qrels; if they are given, these pairs alone are held out.
+    dev: paths of claims and qrels whose pairs alone are held out, or nothing.
     """
     import pandas as pd
 
-    claims, abstracts = read_texts(args)
+    claims = read_claims(args.claims)
+    abstracts = read_abstracts(args.corpus, args.fields)
     known = {"abstract_id": abstracts, "label": LABELS}
     tables = [read_table(args.qrels, QRELS, claim_id=claims, **known)]
     tables += [read_examples(path, claims, abstracts) for path in args.examples]
     table = pd.concat(tables).drop_duplicates(PAIR)  # a judgement counts before an example
-    table["pair"] = pairs_of(table, claims, abstracts)
+    table["pair"] = paired_texts(table, (claims, abstracts))
     if not dev:
         return table.assign(is_held_out=hold_out(table, args))
     claims = read_claims(dev[0])
     dev_table = read_table(dev[1], QRELS, claim_id=claims, **known)
-    dev_table["pair"] = pairs_of(dev_table, claims, abstracts)
+    dev_table["pair"] = paired_texts(dev_table, (claims, abstracts))
     return pd.concat([table.assign(is_held_out=False), dev_table.assign(is_held_out=True)])
 
 
+# ---------- Train: classes of different sizes
 def class_weights(counts):
     """Return inverse class frequencies (3,) that sum to 3; 0 for a class without pairs."""
     inverse = (counts > 0) / np.maximum(counts, 1)
@@ -276,8 +272,12 @@ def class_weights(counts):
 
 
 def loss_weights(counts, args):
-    """Return the alphas (3,) of the focal loss; 1 where the sampler alone is to balance classes."""
-    if args.loss == "cross-entropy" or (args.loss, args.sampler) == ("focal", "balanced"):
+    """Return the weights of the classes in the loss (3,), the alphas of the focal loss.
+
+    Either the sampler or the loss makes up for rare classes; weighted-focal and the balanced
+    sampler do it twice, as Kiepura & Lam 2025.
+    """
+    if args.loss == "cross-entropy" or (args.loss == "focal" and args.sampler == "balanced"):
         return np.ones(3)
     return class_weights(counts)
 
@@ -303,8 +303,7 @@ def loss_of(model, counts, args):
     loss = losses.CrossEntropyLoss(model)
     if args.loss != "cross-entropy":
         weights = torch.tensor(loss_weights(counts, args)).float().to(model.device)
-        # The library's loss computes logits and calls ce_loss(logits, labels).
-        # There is no flag for another one.
+        # The library's loss computes logits and calls ce_loss(logits, labels), which is a module.
         loss.ce_loss.forward = functools.partial(focal, weights=weights)
     return loss
 
@@ -317,13 +316,14 @@ def balanced(dataset, seed, generator, batch_size, **options):
     labels = np.array(dataset["label"])
     weights = class_weights(np.bincount(labels, minlength=3))[labels]
     rows = WeightedRandomSampler(weights, len(labels), generator=generator)
-    # Called before each epoch; without it, a restart would go on with other draws.
+    # The trainer calls set_epoch() before each epoch. So a resumed training draws the same rows.
     rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
 
+# ---------- Train
 def with_head(name, model_kwargs, **options):
-    """Return a CrossEncoder with its own head for the labels, else a new one."""
+    """Return a CrossEncoder with its own head for the labels, else with a new one."""
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig, logging
 
@@ -334,7 +334,8 @@ def with_head(name, model_kwargs, **options):
     if is_new:
         print(f"{name}: a new classification head is trained")
         logging.set_verbosity_error()  # it reports the weights of a new head as missing
-        # a CrossEncoder of a "CausalLM" would score yes against no
+        # With the architecture of a language model, CrossEncoder would compare yes and no as next
+        # tokens.
         config_kwargs = {"id2label": dict(enumerate(LABELS)), "architectures": ["Classification"]}
         options |= {"num_labels": 3, "config_kwargs": config_kwargs}
         model_kwargs |= {"ignore_mismatched_sizes": True}
@@ -345,12 +346,17 @@ def with_head(name, model_kwargs, **options):
 
 
 def freeze(model, what):
-    """Freeze none, the encoder without its pooler, or embeddings and the first N layers."""
+    """Freeze nothing ("none"), the "encoder" but for its pooler, or embeddings and layers.
+
+    what: none, encoder, or the number of the layers, which are the first ones.
+    """
+    if what == "none":
+        return
     for name, parameter in model.base_model.named_parameters():
         layer = re.search(r"\blayers?\.(\d+)\.", name)
         if what == "encoder":
             parameter.requires_grad = "pooler" in name
-        elif what != "none" and ("embed" in name or layer and int(layer[1]) < int(what)):
+        elif "embed" in name or (layer and int(layer[1]) < what):
             parameter.requires_grad = False
 
 
@@ -360,12 +366,12 @@ def learn(model, trained, held_out, parts, args):
     from sentence_transformers import cross_encoder
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
 
-    first, second = zip(*trained["input"])
-    data = {"first": first, "second": second, "label": trained["output"]}
+    claims, abstracts = zip(*trained["pair"])
+    data = {"claim": claims, "abstract": abstracts, "label": trained["output"]}
     evaluator = None
     if len(held_out):
         evaluator = CrossEncoderClassificationEvaluator(
-            list(held_out["input"]),
+            list(held_out["pair"]),
             list(held_out["output"]),
             name="held_out",
             write_csv=False,
@@ -387,7 +393,7 @@ def learn(model, trained, held_out, parts, args):
 
 
 def fit_temperature(logits, labels):
-    """Return the temperature of the least cross-entropy; 1 where pairs are too few to tell."""
+    """Return the temperature with the least cross-entropy; 1 if pairs are too few to tell."""
     from scipy.optimize import minimize_scalar
     from sklearn.metrics import log_loss
 
@@ -401,7 +407,7 @@ def fit_temperature(logits, labels):
 
 
 def assess(logits, labels, out):
-    """Return F1 on held-out pairs and that of the majority label, and the temperature."""
+    """Return F1 on held-out pairs and that of the majority label, the temperature, and shares."""
     from sklearn.metrics import f1_score
 
     weighted_f1 = functools.partial(f1_score, labels, average="weighted")
@@ -417,10 +423,11 @@ def assess(logits, labels, out):
 
 def train(args):
     """Fine-tune an encoder or an NLI model on judged pairs."""
-    kinds = ("claims", "qrels") if args.dev_split else ()
-    dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in kinds]
-    files = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
-    task = task_of(args, *files, models=[args.model])
+    dev = []
+    if args.dev_split:
+        dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
+    inputs = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
+    task = task_of(args, *inputs, models=[args.model])
     if up_to_date(args, task, args.out, is_folder=True):
         return {"made": []}
     check_splits(args)
@@ -432,26 +439,25 @@ def train(args):
     transformers.set_seed(args.seed)  # of a new head
     model = open_model(with_head, args.model, args)
     freeze(model.model, args.freeze)
-    model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
-    read_pairs_by(model, 32)
-    table["input"] = in_order(model, list(table["pair"]))
-    truncated = sum(model[0].preprocess.read(pair)[1] for pair in table["input"])
+    set_length(model, args, 32)
+    order = head_order(model.config)
+    truncated = sum(model[0].preprocess.read(pair)[1] for pair in table["pair"])
     table["gold"] = table["label"].map(LABELS.index)
-    table["output"] = np.array(head_order(model.config))[table["gold"]]
+    table["output"] = np.array(order)[table["gold"]]
     held_out = table[table["is_held_out"]]
     trained = table[~table["is_held_out"]]
     counts = np.bincount(trained["gold"], minlength=3)
     if not counts.all():
-        warn(args.qrels, f"{counts} pairs of {LABELS}: one without is never given; see --examples")
+        what = f"{counts} pairs of {LABELS}: a label without pairs will never be given"
+        warn(args.qrels, f"{what}; see --examples")
     summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
     with parts_of(args.out, task) as parts:
         summary |= learn(model, trained, held_out, parts, args)
         if len(held_out):
-            outputs = outputs_of(model, list(held_out["input"]))
+            outputs = outputs_of(model, list(held_out["pair"]))
             if not np.isfinite(outputs).all():
                 fail("--lr", "the model's outputs are not finite numbers; lower it")
-            logits = outputs[:, head_order(model.config)]
-            summary |= assess(logits, held_out["gold"], args.out)
+            summary |= assess(outputs[:, order], held_out["gold"], args.out)
         model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = summary.get("temperature", 1.0)
         with written(args.out, task, **summary) as folder:
@@ -474,82 +480,103 @@ Second question, only if it does: which way does the evidence point? If it direc
 claim, the label is SUPPORTS; if it directly refutes it, the label is REFUTES.
 
 Answer with one label, SUPPORTS, REFUTES or NEI, and write nothing else."""
-RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
-TAGS = r"(?i)<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # of prompts
-STEP = ("EVIDENCE", "UNKNOWN")  # labels of the first of two steps
+TAGS = r"(?i)<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # as prompts have them
+EVIDENCE = ("EVIDENCE", "UNKNOWN")  # labels of the first of two steps
+DIRECTIONS = LABELS[:2]  # those of the second one
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
 DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
 
 
-run_once = functools.cache(runpy.run_path)  # a local model is loaded once
+# This script asks no language model itself: 04_llm_rerank.py does, if it stands beside it. Its
+# function runs in this process, as a child would go on asking, and someone paying, after a kill.
+# Alone, this script writes the requests to a file and ends with status 3; once any engine of the
+# OpenAI Batch API has answered them, the same call reads the replies.
+@functools.cache  # so that a local model, which 04 keeps in its own names, is loaded only once
+def answering_function():
+    """Return answer_requests() of 04_llm_rerank.py, or write_requests() without that script."""
+    path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
+    if path.exists():
+        return runpy.run_path(str(path))["answer_requests"]
+    return write_requests
 
 
 def answer_requests(waiting, args):
-    """Have 04_llm_rerank.py answer requests, in this process; without it, write them to a file."""
-    path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
-    answer = run_once(str(path))["answer_requests"] if path.exists() else write_requests
-    answer(waiting, args)
+    """Have requests answered, or write them to a file."""
+    answering_function()(waiting, args)
 
 
-def messages_about(template, pairs, args):
-    """Return the messages about pairs: one as {claim} and {abstract}, many as {n} and {pairs}."""
-    blocks = []
-    for number, (claim, abstract) in enumerate(pairs, 1):
-        abstract = " ".join(abstract.split()[: args.max_words or None])
-        claim = re.sub(TAGS, " ", " ".join(claim.split()))
-        abstract = re.sub(TAGS, " ", abstract)
-        blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
-    shown = "\n\n".join(blocks)  # {claim} and {abstract} are for prompts of a single pair
-    return messages_of(template, claim=claim, abstract=abstract, n=len(pairs), pairs=shown)
+def shown_texts(claim, abstract, args):
+    """Return claim and abstract as prompts show them: on one line, without tags."""
+    words = abstract.split()[: args.max_words or None]
+    return [re.sub(TAGS, " ", " ".join(text)) for text in (claim.split(), words)]
 
 
 def example_turns(template, abstracts, args):
-    """Return turns about judged pairs: prompts, and their labels."""
+    """Return turns about the judged pairs of --fewshot: prompts, and labels as replies."""
     turns = []
     for claim, rows in read_fewshot(abstracts, args):
         for abstract_id, label in zip(rows["abstract_id"], rows["label"]):
-            turns.append(messages_about(template, [(claim, abstracts[abstract_id])], args)[-1])
+            shown_claim, abstract = shown_texts(claim, abstracts[abstract_id], args)
+            turns.append(messages_of(template, claim=shown_claim, abstract=abstract)[-1])
             answer = json.dumps({"label": label}) if args.structured else label
             turns.append({"role": "assistant", "content": answer})
     return turns
 
 
-def ask_labels(labels, template, pairs, turns, args):
-    """Return (labels in the reply, Reply) of each pair; one round, turns before the prompt."""
+def label_questions(labels, template, pairs, turns, args):
+    """Return a question for each pair: which of these labels does it have?
+
+    turns: what stands between the system's message and the prompt.
+    """
+    form = ("label", {"type": "string", "enum": [*labels]})
     read = functools.partial(label_in, labels=labels)
     limit = 4096 if args.prompt else 16  # tokens; a prompt may ask for reasons
     questions = []
-    for pair in pairs:
-        *system, prompt = messages_about(template, [pair], args)
-        questions.append(Question([*system, *turns, prompt], limit, read))
-    return answers_to(questions, ("label", {"type": "string", "enum": [*labels]}), args)
+    for claim, abstract in pairs:
+        *system, prompt = messages_of(template, claim=claim, abstract=abstract)
+        questions.append(Question([*system, *turns, prompt], form, limit, read))
+    return questions
 
 
-def one_step(prompts, pairs, turns, args):
+def one_step(prompts, pairs, turns, replies, args):
     """Ask for the label."""
-    results = ask_labels(LABELS, prompts[0], pairs, turns, args)
-    return [label_probabilities(votes, reply, LABELS) for votes, reply in results]
+    questions = label_questions(LABELS, prompts[0], pairs, turns, args)
+    return [label_probabilities(reply, LABELS) for reply in replies.to_questions(questions)]
 
 
-def two_steps(prompts, pairs, _, args):
-    """Ask whether there is evidence; then, where half of the votes say so, which way it points."""
-    first = ask_labels(STEP, prompts[0], pairs, [], args)
-    evidence = [shares_of(votes, STEP) for votes, _ in first]
+def two_steps(prompts, pairs, _, replies, args):
+    """Ask whether there is evidence; then, if half of the votes say so, which way it points."""
+    first = replies.to_questions(label_questions(EVIDENCE, prompts[0], pairs, [], args))
+    evidence = [shares_of(reply.answers, EVIDENCE) for reply in first]
     chosen = [index for index, row in enumerate(evidence) if row and row["EVIDENCE"] >= 0.5]
-    second = ask_labels(LABELS[:2], prompts[1], [pairs[index] for index in chosen], [], args)
-    directions = dict(zip(chosen, [shares_of(votes, LABELS[:2]) for votes, _ in second]))
+    open_pairs = [pairs[index] for index in chosen]
+    second = replies.to_questions(label_questions(DIRECTIONS, prompts[1], open_pairs, [], args))
+    directions = [{"SUPPORTS": 0.5, "REFUTES": 0.5}] * len(pairs)  # where nobody is asked
+    for index, reply in zip(chosen, second):
+        directions[index] = shares_of(reply.answers, DIRECTIONS)
     rows = []
-    for index, row in enumerate(evidence):
-        direction = directions.get(index, {"SUPPORTS": 0.5, "REFUTES": 0.5})
-        if row and direction:
-            shares = {label: row["EVIDENCE"] * direction[label] for label in direction}
-            row = shares | {"NEI": row["UNKNOWN"]}
-        rows.append(row if direction else None)
+    for shares, direction in zip(evidence, directions):
+        row = None
+        if shares and direction:  # None: a reply could not be read
+            row = {label: shares["EVIDENCE"] * direction[label] for label in DIRECTIONS}
+            row["NEI"] = shares["UNKNOWN"]
+        rows.append(row)
     return rows
 
 
+def batch_messages(template, pairs):
+    """Return the messages that ask about many pairs at once."""
+    blocks = []
+    for number, (claim, abstract) in enumerate(pairs, 1):
+        blocks.append(f"<pair {number}>\nClaim: {claim}\nAbstract: {abstract}\n</pair {number}>")
+    return messages_of(template, n=len(pairs), pairs="\n\n".join(blocks))
+
+
 def digits_in(text, n):
-    """Return the label (or None) of each of n pairs, in JSON or lines "1: 2"; None without any."""
+    """Return the labels of n pairs in JSON or in lines such as "1: 2", None if there are none.
+
+    A pair without a digit, or with several different ones, has the label None.
+    """
     digits = field_of(text, "digits")
     entries = re.findall(DIGIT_LINE, text)
     if isinstance(digits, list) and len(digits) == n:
@@ -563,8 +590,8 @@ def digits_in(text, n):
     return labels if any(labels) else None
 
 
-def batch(prompts, pairs, _, args):
-    """Ask for many labels by a prompt; pairs that replies leave out are asked about once more."""
+def batch(prompts, pairs, _, replies, args):
+    """Ask for many labels with a prompt; pairs that a reply leaves out are asked about again."""
     form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
     size = args.pairs_per_prompt
     rows = [None] * len(pairs)
@@ -574,60 +601,75 @@ def batch(prompts, pairs, _, args):
         missing = []
         questions = []
         for group in groups:
-            messages = messages_about(prompts[0], [pairs[index] for index in group], args)
+            messages = batch_messages(prompts[0], [pairs[index] for index in group])
             read = functools.partial(digits_in, n=len(group))
-            questions.append(Question(messages, 8 * len(group) + 24, read))
-        for group, (answers, _) in zip(groups, answers_to(questions, form, args)):
-            for index, votes in zip(group, zip(*answers)):
+            questions.append(Question(messages, form, 8 * len(group) + 24, read))
+        for group, reply in zip(groups, replies.to_questions(questions)):
+            for index, votes in zip(group, zip(*reply.answers)):
                 rows[index] = shares_of([vote for vote in votes if vote], LABELS)
-            missing += [index for index in group if answers and not rows[index]]
+            if reply.answers:  # a reply without any has been asked for twice
+                missing += [index for index in group if not rows[index]]
     return rows
 
 
-STRATEGIES = {  # function: {label: probability} as LABELS, or None, per pair; prompts; their names
-    "one-step": (one_step, 1, ("claim", "abstract")),
-    "two-step": (two_steps, 2, ("claim", "abstract")),
-    "batch": (batch, 1, ("n", "pairs")),
+class Strategy(NamedTuple):
+    """A way to ask for labels."""
+
+    ask: object  # function of prompts, pairs, turns, replies and args; {label: p} or None per pair
+    prompts: int  # how many --prompt it needs
+    names: tuple  # what a prompt has to show, as {name}
+
+
+STRATEGIES = {
+    "one-step": Strategy(one_step, 1, ("claim", "abstract")),
+    "two-step": Strategy(two_steps, 2, ("claim", "abstract")),
+    "batch": Strategy(batch, 1, ("n", "pairs")),
 }
-
-
-def by_language_model(run, texts, _, args):
-    """Return probabilities (pairs, 3) by --strategy, and a summary."""
-    ask, _, names = STRATEGIES[args.strategy]
-    prompts = [read_prompt(prompt, *names) for prompt in args.prompt] or [PROMPT]
-    turns = example_turns(prompts[0], texts[1], args) if args.fewshot else []
-    rows = ask(prompts, pairs_of(run, *texts), turns, args)
-    unusable = rows.count(None)
-    if unusable:
-        warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
-    probabilities = [list((row or shares_of(["NEI"], LABELS)).values()) for row in rows]
-    return probabilities, {"unusable": unusable, **count_replies(args)}
 
 
 def llm(args):
     """Label the pairs of a run with a language model."""
-    _, wanted, _ = STRATEGIES[args.strategy]
-    if len(args.prompt) != wanted and (args.prompt or args.strategy != "one-step"):
-        fail("--prompt", f"{args.strategy} wants {wanted}, as those in recipes/systems/prompts")
+    strategy = STRATEGIES[args.strategy]
+    if args.prompt or args.strategy != "one-step":  # which has a prompt of this script
+        if len(args.prompt) != strategy.prompts:
+            what = f"{args.strategy} wants {strategy.prompts}, as those in recipes/systems/prompts"
+            fail("--prompt", what)
     if args.fewshot and args.strategy != "one-step":
         fail("--fewshot", "its examples are labels; take --strategy one-step, or no --fewshot")
-    return label_run(args, by_language_model, *args.prompt, *fewshot_files(args))
+    path = run_of(args)
+    inputs = [path, args.claims, args.corpus, *args.prompt, *fewshot_files(args)]
+    task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
+    if not args.retry_errors and up_to_date(args, with_replies(task, args), args.out):
+        return {"made": []}
+    run, texts = read_pairs(path, args)
+    prompts = [read_prompt(prompt, *strategy.names) for prompt in args.prompt] or [PROMPT]
+    turns = example_turns(prompts[0], texts[1], args) if args.fewshot else []
+    pairs = [shown_texts(*pair, args) for pair in paired_texts(run, texts)]
+    replies = Replies(args, answer_requests)
+    rows = strategy.ask(prompts, pairs, turns, replies, args)
+    unusable = rows.count(None)
+    if unusable:
+        warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
+    probabilities = [[row[label] for label in LABELS] if row else [0, 0, 1] for row in rows]
+    counts = {"unusable": unusable, **replies.report()}
+    task = with_replies(task, args, is_made=True)
+    return write_verdicts(run, probabilities, task, args, **counts)
 
 
 # ---------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
-    """Return the verdict and the share of support; of probabilities, summed by label."""
+    """Return the verdict and the share of support, from the sums of both labels' probabilities."""
     if not support + refute:
         return "NOT ENOUGH INFORMATION", None
-    share = support / (support + refute)
-    verdict = "SUPPORTED" if share > 0.5 else "REFUTED"
-    if min(share, 1 - share) >= DISPUTE:
+    share_of_support = support / (support + refute)
+    verdict = "SUPPORTED" if share_of_support > 0.5 else "REFUTED"
+    if min(share_of_support, 1 - share_of_support) >= DISPUTE:
         verdict = "DISPUTED"
-    return verdict, round(share, 6)
+    return verdict, round(share_of_support, 6)
 
 
 def read_verdicts(path, claims, abstracts):
-    """Return verdicts on pairs with column probability, that of the label."""
+    """Return verdicts on pairs with the column probability, that of the pair's label."""
     import pandas as pd
 
     known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
@@ -642,20 +684,19 @@ def read_verdicts(path, claims, abstracts):
 
 
 def claim_record(claim_id, claim, rows):
-    """Return the verdict on a claim with the evidence in its rows of verdicts on pairs."""
-    counts = rows["label"].value_counts().reindex(LABELS, fill_value=0).to_dict()
+    """Return the verdict on a claim with its evidence; rows: the verdicts on its pairs."""
     evidence = rows[rows["label"] != "NEI"]
     sums = evidence.groupby("label")["probability"].sum().reindex(LABELS[:2], fill_value=0.0)
-    verdict, share = claim_verdict(*sums)
+    verdict, support = claim_verdict(*sums)
     if len(rows) and rows["probability"].max() <= UNDECIDED:
         verdict = "UNDECIDED"
-    shown = evidence[["abstract_id", "rank", "label", "probability"]]
-    record = {"claim_id": claim_id, "claim": claim, "verdict": verdict, "support": share, **counts}
-    return record | {"evidence": shown.round(6).to_dict("records")}
+    entries = evidence[["abstract_id", "rank", "label", "probability"]].round(6)
+    record = {"claim_id": claim_id, "claim": claim, "verdict": verdict, "support": support}
+    return record | label_counts(rows) | {"evidence": entries.to_dict("records")}
 
 
 def aggregate(args):
-    """Write a verdict per claim, by sums of probabilities of its labels."""
+    """Write a verdict per claim, from the probabilities of its pairs' labels."""
     task = task_of(args, args.verdicts, args.claims, args.corpus)
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -686,7 +727,7 @@ def add_run(job, out, top_k):
         rerank.tsv, else hybrid.tsv)""")
     add_texts(add)
     add_fields(add)
-    add("--limit", type=count, help="take only this many claims of the run (default: all)")
+    add("--limit", type=count, help="label the pairs of this many claims only (default: all)")
     add("--top-k", type=count_or_0, default=top_k,
         help="label this many abstracts per claim; 0 is all")
     add("--out", default=out, help="write the verdicts on pairs to this file")
@@ -699,7 +740,7 @@ def add_classify(job):
     add_run(job, "{work}/{split}/verdicts.tsv", 0)
     add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/classifier",
-        help="label by this classifier or NLI model, a folder or a name on the hub")
+        help="label with this classifier or NLI model, a folder or a name on the hub")
     add_length(add)
     add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
         probability by the share of its label in the training batches, to this power; 0 is off""")
@@ -709,6 +750,10 @@ def add_classify(job):
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
     add_shared(job, split="test")
+
+def frozen_part(text):
+    """Return none or encoder as they are, else a number of layers."""
+    return text if text in ("none", "encoder") else count(text)
 
 def add_train(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -722,20 +767,19 @@ def add_train(job):
     add("--model", default="data/models/minilm", help="""start from this encoder, reranker or NLI
         model, a folder or a name on the hub; without outputs for the labels it gets a new head""")
     add_length(add)
-    add("--freeze", default="none",
-        type=lambda text: text if text in ("none", "encoder") else count(text),
+    add("--freeze", type=frozen_part, default="none",
         help="do not train this part: none, encoder, or the embeddings and this many layers")
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
         help="""focal: weights pairs by class, unless --sampler balances; weighted-focal: always, as
-        Kiepura & Lam 2025""")
+        in Kiepura & Lam 2025""")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
     add("--epochs", type=positive, default=10, help="train for this many passes over the pairs")
     add("--lr", type=amount, default=5e-5, help="learning rate at the start, see --schedule")
     add("--schedule", choices=("constant", "linear"), default="constant",
         help="keep the learning rate, or let it fall to 0 linearly")
-    add("--batch-size", type=count, default=32, help="train on batches of so many")
+    add("--batch-size", type=count, default=32, help="train on this many pairs at once")
     add("--held-out", type=share, default=0.1, help="""hold this share of the pairs out of training,
         0 is none; the epoch with the best F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
@@ -750,8 +794,9 @@ def add_llm(job):
     add = job.add_argument_group("prompts").add_argument
     add("--strategy", choices=STRATEGIES, default="one-step", help="""ask for the label of a pair;
         for evidence, then its direction; or for the labels of many pairs by one prompt""")
-    add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask by these prompts, as those in
-        recipes/systems/prompts: two-step wants two (default: the script's own, for one-step)""")
+    add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask with these prompts, such as
+        those in recipes/systems/prompts: two-step wants two (default: the script's own, for
+        one-step)""")
     add("--pairs-per-prompt", type=count, default=50, help="batch: show this many pairs at once")
     add("--fewshot", metavar="FILE", help="""one-step: show the labels of these train pairs first,
         which recipes/tools/fewshot.py draws""")
@@ -965,15 +1010,20 @@ def written(path, task, **summary):
     remove(old)
 
 
-def add_shared(job, split=None):
-    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+def add_shared(job, split=None, force=True):
+    """Add the flags that all scripts share.
+
+    split: the default of --split, None for jobs without one. force: whether the job has --force;
+    a job that is never up to date needs none.
+    """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
     add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
-    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    if force:
+        add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -1014,7 +1064,8 @@ def command_line(jobs):
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
             if isinstance(value, str) and field in args:
@@ -1175,7 +1226,7 @@ def check_splits(args):
 
 
 # --- models (same in 01, 02, 03 and 05)
-LEAST_TOKENS = 200  # a tokenizer without its files knows special tokens alone
+LEAST_TOKENS = 200  # a tokenizer with fewer knows special tokens alone: files of it are missing
 
 
 def device_of(args):
@@ -1203,9 +1254,10 @@ def refuse_bin(*_, **__):
 
 
 def open_model(load, name, args, dtype="fp32", **options):
-    """Return load(name, ...), which runs no code of the model; auto: half precision on a GPU.
+    """Load a model with load(name, ...), a class or function that takes the library's arguments.
 
-    Weights are read from safetensors, else from a .bin by PyTorch's weights-only loader.
+    No code of the model is run. Weights are read from safetensors, else from a .bin by PyTorch's
+    weights-only loader. dtype: auto is half precision on a GPU, else fp32.
     """
     import torch
 
@@ -1218,25 +1270,29 @@ def open_model(load, name, args, dtype="fp32", **options):
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
     options["local_files_only"] = Path(name).exists()  # a folder needs no hub
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # else a .bin starts a bot of the hub
+    # Else transformers asks the hub to convert a .bin, which opens a pull request there.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
     if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the libraries raise many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        fail(name, "files of its tokenizer are missing, as tokenizer.json; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # as with Llama
+        fail(
+            name,
+            "files of its tokenizer are missing, such as tokenizer.json; copy the whole folder",
+        )
+    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
 
 
 def reason_of(error):
-    """Return why a model cannot be opened, and what helps."""
+    """Return why a model cannot be opened, in other words than the library's where they help."""
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
@@ -1260,12 +1316,12 @@ def reason_of(error):
 
 
 def length(text):
-    """Return a number of tokens that has room for texts beside special tokens."""
+    """Return a number of tokens that leaves room for texts beside special tokens."""
     return within(int(text), 8)
 
 
 def check_model(name):
-    """Refuse old packages, and a folder that is not there; OWNER/NAME may be on the hub."""
+    """End if the library is too old, or a folder is not there; OWNER/NAME may be on the hub."""
     from packaging.version import Version
 
     installed = importlib.metadata.version("sentence-transformers")
@@ -1277,14 +1333,14 @@ def check_model(name):
 
 
 def check_fields(config, name, args):
-    """Warn if a model was trained on other fields of abstracts than it gets."""
+    """Warn if a model was trained on other fields of abstracts than those it is given now."""
     trained = getattr(config, "trained_fields", args.fields)
     if trained != args.fields:
         warn(name, f"trained on the fields {trained}, it gets {args.fields}; see --fields")
 
 
 def read_meta(folder, sha256):
-    """Return the meta.json of an index, whose files have this digest; refuse a damaged one."""
+    """Return the meta.json of an index; end if its files have another digest than when made."""
     if sidecar_of(folder).get("sha256") != sha256:
         fail(folder, "damaged, or without its sidecar; make it again by 01_index.py --force")
     return json.loads(Path(folder, "meta.json").read_bytes())
@@ -1294,56 +1350,65 @@ def read_meta(folder, sha256):
 
 
 # --- pairs (same in 03 and 05)
-GROUP = 1024  # pairs that are scored and stored at once; on several devices 20 times as many
+GROUP = 1024  # pairs that are scored and stored at once
 
 
 class PairReader:
-    """Turns pairs of texts into tensors, as a model's preprocess does, but reads a text only once.
+    """Turns pairs (claim, abstract) into tensors as a model's own preprocess does, only faster.
 
-    A claim and an abstract are in many pairs. Where both do not fit, the claim keeps at most half
-    of the tokens, and the other text is cut to what is left.
+    A claim and an abstract are in many pairs, and the library tokenises them in each. Here a text
+    is tokenised once, and its token ids are put between the special tokens of a pair. If both
+    texts are too long together, the claim keeps at most half of the tokens, and the abstract is
+    cut to what is left.
 
-    claim_at: 0 or 1, the claim's place in a pair. batch_size: pairs of --max-length tokens.
+    claim_at: the claim is the first (0) or second (1) text of the model's input.
+    batch_size: a batch has as many tokens as this many pairs of --max-length.
     """
 
     def __init__(self, model, claim_at, batch_size):
         self.tokenizer = model.tokenizer
         self.library = model[0].preprocess
         self.claim_at = claim_at
-        self.batch_size = batch_size
-        self.tokens = batch_size * model.max_seq_length  # of a batch, at most
+        self.batch_tokens = batch_size * model.max_seq_length
         self.known = {}  # {text: its token ids}
-        self.prompt = model.prompts.get(model.default_prompt_name) or ""
-        self.by_library = "message" in model.modalities  # a chat template
-        if not self.by_library:
-            # Two short texts show which tokens stand around all pairs.
-            self.probe = self.tokenizer(*getattr(model[0], "probe", ("a", "b")))
-            self.places = [self.place_of(text) for text in "ab"]
-            self.by_library = None in self.places
-        prompt_length = 0
-        if self.by_library:
+        self.prompt = model.prompts.get(model.default_prompt_name) or ""  # before the first text
+        self.frame = None
+        if "message" not in model.modalities:
+            self.frame = self.frame_of(getattr(model[0], "probe", ("a", "b")))
+        if self.frame:
+            self.around = sum(map(len, self.frame["input_ids"][::2]))  # before, between, behind
+        else:  # a chat template, so the library puts together prompt and texts
             empty = self.library([("", "")], prompt=self.prompt)["input_ids"]
-            around = empty.numel() + 4  # the ends of texts may be tokenised anew
-        else:
-            around = len(self.probe["input_ids"]) - 2
-            prompt_length = len(self.ids_of(self.prompt))
-        self.room = model.max_seq_length - around
-        self.most = (self.room - prompt_length) // 2  # tokens of a claim
-        if self.most < 1:
+            self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
+            self.prompt = ""
+        self.room = model.max_seq_length - self.around
+        prompt_length = len(self.ids_of(self.prompt))
+        self.claim_room = (self.room - prompt_length) // 2
+        if self.claim_room < 1:
             fail("--max-length", "no tokens are left beside the prompt; raise it")
         if claim_at == 0:
-            self.most += prompt_length
+            self.claim_room += prompt_length
 
-    def place_of(self, text):
-        """Return where the probe has a text, and leave one token of it there; None without it."""
-        part = self.ids_of(text).tolist()
-        ids = self.probe["input_ids"]
-        for place in range(len(ids)):
-            if ids[place : place + len(part)] == part:
-                for values in self.probe.values():
-                    del values[place + 1 : place + len(part)]
-                return place
-        return None
+    def frame_of(self, probe):
+        """Return what the tokenizer makes of a probe, the texts a and b, as {name: five arrays}.
+
+        They are the values before a, of a, between the two, of b, and behind b. None if the tokens
+        of a or b cannot be found.
+        """
+        coded = self.tokenizer(*probe)
+        ids = coded["input_ids"]
+        bounds = []
+        for text in "ab":
+            part = self.ids_of(text).tolist()
+            starts = [n for n in range(len(ids)) if ids[n : n + len(part)] == part]
+            if not starts:
+                return None
+            bounds += [starts[0], starts[0] + len(part)]
+        return {name: np.split(values, bounds) for name, values in coded.items()}
+
+    def in_order(self, pair):
+        """Turn (claim, abstract) into the order of the model's input, or that order back."""
+        return pair if self.claim_at == 0 else pair[::-1]
 
     def ids_of(self, text):
         """Return the token ids of a text, without special tokens."""
@@ -1355,18 +1420,19 @@ class PairReader:
         return self.known[text]
 
     def read(self, pair):
-        """Return the token ids of both texts of a pair, cut, and whether it was cut."""
-        prompt = "" if self.by_library else self.prompt
-        whole = [self.ids_of(prompt + pair[0]), self.ids_of(pair[1])]
-        claim = whole[self.claim_at][: self.most]
-        other = whole[1 - self.claim_at][: self.room - len(claim)]
-        ids = [claim, other] if self.claim_at == 0 else [other, claim]
+        """Return the token ids of both texts in the model's order, and whether the pair is cut."""
+        first, second = self.in_order(pair)
+        whole = [self.ids_of(self.prompt + first), self.ids_of(second)]
+        claim, abstract = self.in_order(whole)
+        claim = claim[: self.claim_room]
+        abstract = abstract[: self.room - len(claim)]
+        ids = self.in_order([claim, abstract])
         return ids, sum(map(len, ids)) < sum(map(len, whole))
 
     def cut_texts(self, pair):
-        """Return the texts of a pair, as far as they are read."""
+        """Return both texts in the model's order, each up to the last token that read() leaves."""
         texts = []
-        for text, ids in zip(pair, self.read(pair)[0]):
+        for text, ids in zip(self.in_order(pair), self.read(pair)[0]):
             if len(ids) < len(self.ids_of(text)):
                 coded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
                 text = text[: coded.offsets[len(ids) - 1][1]]
@@ -1374,25 +1440,22 @@ class PairReader:
         return tuple(texts)
 
     def __call__(self, pairs, prompt=None, **options):
-        """Return the tensors of pairs; prompt: that of the model."""
+        """Return the tensors of pairs, as preprocess(); prompt: that of the model."""
         import torch
 
-        if self.by_library:
+        if not self.frame:
             return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
-        rows = []
-        for pair in pairs:
-            ids, _ = self.read(pair)
-            lengths = np.ones(len(self.probe["input_ids"]), int)
-            lengths[self.places] = [len(part) for part in ids]
-            row = {name: np.repeat(values, lengths) for name, values in self.probe.items()}
-            ends = lengths.cumsum()
-            for place, part in zip(self.places, ids):
-                row["input_ids"][ends[place] - len(part) : ends[place]] = part
-            rows.append(row)
+        found = [self.read(pair)[0] for pair in pairs]
         tensors = {}
-        for name in self.probe:
+        for name, (before, first, between, second, behind) in self.frame.items():
+            rows = []
+            for texts in found:
+                if name != "input_ids":  # all tokens of a text have the same value, such as 1
+                    texts = [np.resize(first, len(texts[0])), np.resize(second, len(texts[1]))]
+                row = np.concatenate([before, texts[0], between, texts[1], behind])
+                rows.append(torch.from_numpy(row))
             tensors[name] = torch.nn.utils.rnn.pad_sequence(
-                [torch.from_numpy(row[name]) for row in rows],
+                rows,
                 batch_first=True,
                 padding_value=self.tokenizer.pad_token_id if name == "input_ids" else 0,
                 padding_side=self.tokenizer.padding_side,
@@ -1400,25 +1463,32 @@ class PairReader:
         return tensors
 
 
+def paired_texts(rows, texts):
+    """Return (claim, abstract) of each row; texts: {claim_id: claim} and {abstract_id: text}."""
+    claims, abstracts = texts
+    ids = rows[PAIR].to_numpy()
+    return [(claims[claim_id], abstracts[abstract_id]) for claim_id, abstract_id in ids]
+
+
 def outputs_of(model, pairs, bar=None):
     """Return a model's outputs (pairs, labels), computed in batches of pairs of similar lengths."""
     import torch
 
     reader = model[0].preprocess
-    lengths = [sum(map(len, reader.read(pair)[0])) for pair in pairs]
-    order = np.argsort(lengths, kind="stable")[::-1]
+    lengths = [reader.around + sum(map(len, reader.read(pair)[0])) for pair in pairs]
+    longest_first = np.argsort(lengths, kind="stable")[::-1]
     outputs = np.zeros((len(pairs), model.num_labels))
     start = 0
-    while start < len(order):
-        longest = lengths[order[start]] + model.max_seq_length - reader.room
-        batch = order[start : start + max(1, reader.tokens // longest)]
+    while start < len(pairs):
+        longest = lengths[longest_first[start]]
+        batch = longest_first[start : start + max(1, reader.batch_tokens // longest)]
         texts = [pairs[index] for index in batch]
         try:
             found = model.predict(texts, batch_size=len(batch), activation_fn=torch.nn.Identity())
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-            reader.tokens = longest * len(batch) // 2
+            reader.batch_tokens = longest * len(batch) // 2
             warn("--batch-size", f"{len(batch)} pairs of {longest} tokens fill the GPU; now half")
             continue
         outputs[batch] = found.reshape(len(batch), -1)
@@ -1429,9 +1499,12 @@ def outputs_of(model, pairs, bar=None):
 
 
 def open_scores(path, shape):
-    """Return stored numbers of this shape, NaN in new files; a damaged one is made anew."""
+    """Return the stored scores of this shape, as a file that changes with them; NaN at first.
+
+    A damaged file is replaced.
+    """
     try:
-        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" fills torn files with zeros
+        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" would fill it up with zeros
     except (OSError, ValueError, EOFError):
         is_whole = False
     if not is_whole:
@@ -1443,34 +1516,24 @@ def open_scores(path, shape):
     return np.load(path, mmap_mode="r+")
 
 
-def score_resumably(model, read_pairs, n, path, args):
-    """Return a model's outputs for n pairs (n, labels), and which of them are truncated.
+def score_resumably(model, rows, texts, path, args, compute=outputs_of, size=GROUP):
+    """Return a model's outputs for rows of a run (rows, labels), and which pairs are truncated.
 
-    path holds both, NaN for unfinished groups. read_pairs(start, end): returns pairs of texts.
+    path keeps both; NaN stands for groups that are not finished. texts: claims and abstracts.
+    compute(model, pairs, bar): returns the outputs of a group; size: pairs in a group.
     """
     from tqdm.auto import tqdm
 
     reader = model[0].preprocess
-    devices = args.device if len(args.device or ()) > 1 else None
-    size = GROUP
-    if devices:
-        size = 20 * GROUP  # predict starts processes for each group
-        model[0].preprocess = reader.library  # which they can be given
-        if not reader.library:
-            fail("--device", "monoT5 takes one")
-    stored = open_scores(path, (n, model.num_labels + 1))
+    stored = open_scores(path, (len(rows), model.num_labels + 1))
     finished = np.isfinite(stored[:, 0]).sum()
-    if finished < n:
-        finished -= finished % size  # whole groups
-    with tqdm(desc=args.job, unit=" pairs", total=n - finished) as bar:
-        for start in range(finished, n, size):
-            pairs = read_pairs(start, start + size)
+    if finished < len(rows):
+        finished -= finished % size  # a group that a kill has torn is scored anew
+    with tqdm(desc=args.job, unit=" pairs", total=len(rows) - finished) as bar:
+        for start in range(finished, len(rows), size):
+            pairs = paired_texts(rows.iloc[start : start + size], texts)
             is_truncated = [reader.read(pair)[1] for pair in pairs]
-            if devices:
-                found = model.predict(pairs, batch_size=reader.batch_size, device=devices)
-                bar.update(len(pairs))
-            else:
-                found = outputs_of(model, pairs, bar)
+            found = compute(model, pairs, bar)
             if not np.isfinite(found).all():
                 what = "a score is no finite number; use --dtype fp32, which takes twice as long"
                 fail(args.model, what)
@@ -1482,7 +1545,7 @@ def score_resumably(model, read_pairs, n, path, args):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds that unfinished work of other calls stays
+KEPT = 30 * 24 * 3600  # seconds for which unfinished work of other calls stays
 
 
 def positive(text):
@@ -1490,9 +1553,19 @@ def positive(text):
     return within(float(text), 1e-9)
 
 
+def remove_parts(folder):
+    """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
+    shutil.rmtree(folder)
+    if len(list(folder.parent.iterdir())) == 1:
+        shutil.rmtree(folder.parent)
+
+
 @contextlib.contextmanager
 def parts_of(out, task):
-    """Yield a folder for unfinished work, locked, as two processes would spoil the output."""
+    """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
+
+    OUT.parts/ is locked, as two processes would spoil the output.
+    """
     parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -1502,31 +1575,29 @@ def parts_of(out, task):
         except BlockingIOError:
             fail(parts, "another process works on it; wait for it, or give another --out")
         except OSError:
-            pass  # a file system without locks, as a mounted drive
+            pass  # a file system without locks, such as a mounted drive
         try:
             yield folder
-        except SystemExit:
-            if not any(map(os.path.isfile, folder.rglob("*"))):  # there is no work to keep
-                shutil.rmtree(folder if len(list(parts.iterdir())) > 2 else parts)
+        except SystemExit:  # bad input
+            if not any(map(os.path.isfile, folder.rglob("*"))):  # before any work
+                remove_parts(folder)
             raise
-    shutil.rmtree(folder)
+    remove_parts(folder)
     for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
         if time.time() - other.stat().st_mtime > KEPT:
             print(f"{other}: unfinished for more than 30 days, removed")
-            shutil.rmtree(other)
-    if len(list(parts.iterdir())) == 1:
-        shutil.rmtree(parts)  # with the lock
+            remove_parts(other)
 
 
 def is_intact(path):
-    """Return whether a file is a zip archive, as .npz and .pt are, without a damaged part."""
+    """Return whether a file is an undamaged zip archive, which .npz and .pt files are."""
     with contextlib.suppress(OSError, zipfile.BadZipFile):
         return zipfile.ZipFile(path).testzip() is None
     return False
 
 
 def can_resume(checkpoint, names=None):
-    """Return whether a checkpoint is whole, with weights of these names (None: of any)."""
+    """Return whether a checkpoint is whole, and has weights of exactly these names (None: any)."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -1541,9 +1612,10 @@ def can_resume(checkpoint, names=None):
 
 
 def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint (its trainer_state.json is written last), or None.
+    """Return the newest checkpoint, or None; names: as in can_resume().
 
-    If one is damaged, all are removed, as the best epoch may be in it.
+    transformers writes trainer_state.json last, so a checkpoint without it does not count. If one
+    is damaged, all are removed: the best epoch may be in it.
     """
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
     for state in states:
@@ -1556,19 +1628,26 @@ def newest_checkpoint(folder, names=None):
 
 
 def add_adapter(network, rank):
-    """Freeze a network but for its head and low-rank adapters, which are new (Hu et al. 2021)."""
+    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    network.requires_grad_("Classification" in type(network).__name__)  # the head; no LM head
+    # LoraModel freezes the base. A classifier's head stays trainable, that of a language model not.
+    network.requires_grad_("Classification" in type(network).__name__)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 
 
 def resumable(trainer):
-    """Return a trainer whose checkpoints hold trained weights alone."""
+    """Return a class of trainers whose checkpoints hold only the weights that are trained.
+
+    The library has no setting for it, so the methods that save and load are replaced.
+    """
     from safetensors.torch import load_file, save_file
 
     class Resumable(trainer):
+        def add_model_card_callback(self, *_):
+            """Collect nothing for the library's model card; save_model() writes another one."""
+
         def _save(self, folder, **_):
             Path(folder).mkdir(exist_ok=True)
             weights = self.model.named_parameters()
@@ -1584,12 +1663,16 @@ def resumable(trainer):
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
-    """Train from the newest checkpoint on; keep the epoch with the best measure of evaluator."""
+    """Train a model, and return the losses and the values of a measure.
+
+    With an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
+    checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
+    settings: further arguments of training.
+    """
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
 
-    # The trainer's progress bar has no label, and no argument for one.
-    # So the trainer gets a tqdm that has.
+    # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
@@ -1619,16 +1702,20 @@ def fine_tune(
         callbacks.append(EarlyStoppingCallback(args.patience))
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
-    curve = []
-    with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
+    values = []
+    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
         if evaluator:
-            curve.append(evaluator(model)[measure])
-        arguments = arguments(str(folder), **settings)
+            values.append(evaluator(model)[measure])
         training = resumable(trainer)(
-            model, arguments, data, loss=loss, evaluator=evaluator, callbacks=callbacks
+            model,
+            arguments(str(folder), **settings),
+            data,
+            loss=loss,
+            evaluator=evaluator,
+            callbacks=callbacks,
         )
         names = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        logging.set_verbosity_error()  # a resumed training warns of steps that are the same
+        logging.set_verbosity_error()  # a resumed training warns of settings that are the same
         training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
     if args.lora:
         adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
@@ -1636,12 +1723,12 @@ def fine_tune(
     losses = [line["loss"] for line in log if "loss" in line]
     if not np.isfinite(losses).all():
         fail("--lr", "the loss is not a finite number; lower it")
-    curve += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"loss": losses, measure: [round(value, 4) for value in curve]}
+    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
+    return {"loss": losses, measure: [round(value, 4) for value in values]}
 
 
 def save_model(model, folder, task, summary):
-    """Save a model with a card; its tokenizer without the truncation of training."""
+    """Save a model with a card, and its tokenizer without the truncation of training."""
     model.tokenizer.backend_tokenizer.no_truncation()
     model.tokenizer.backend_tokenizer.no_padding()
     model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
@@ -1660,8 +1747,8 @@ def save_model(model, folder, task, summary):
 # fmt: off
 def add_training(add):
     add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
-    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train adapters of this rank
-        (alpha: twice the rank; 0: all weights) and the head, and merge them; wants the package
+    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
+        this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this
@@ -1685,7 +1772,9 @@ def dev_files(paths):
 
 
 # --- language models (same in 04 and 05)
-# A script defines what this block calls: RETRY_SUFFIX and answer_requests(requests, args).
+# A prompt becomes the messages of a Question. Replies.to_questions() asks many questions at once,
+# and returns the Reply to each, with the answers that were read in it: an order, or a label.
+# ----- Prompts and examples
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
     return re.sub(r"\{(\w+)\}", lambda name: str(values.get(name[1], name[0])), template)
@@ -1726,33 +1815,33 @@ def read_fewshot(abstracts, args):
     return [(claims[claim_id], rows) for claim_id, rows in judged.groupby("claim_id", sort=False)]
 
 
-SPELLINGS = {  # of labels, beside their names
-    "SUPPORTS": "support|supported|entailment",
-    "REFUTES": "refute|refuted|contradiction",
-    "NEI": "neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
-}
-LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # of a label in the last line
+# ----- Requests and replies, as in the OpenAI Batch API
+RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-THOUGHTS = re.compile(  # to the last mark of their end, else from a mark of their beginning on
+THOUGHTS = re.compile(  # up to the last mark that ends thoughts, else from a mark that begins them
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
+# What JSON of any other shape than the expected one may raise
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
-REPLY_COUNTS = collections.Counter()
-COUNTED = "replies refused cut unread unusable_lines prompt_tokens completion_tokens".split()
-REPLY_FAULTS = {
+USAGE = "prompt_tokens completion_tokens".split()
+COUNTED = "replies refused cut unread unusable_lines".split() + USAGE
+REMEDIES = {  # {kind of a reply without an answer: what helps}
     "cut": "raise --max-tokens",
     "unread": """they are in another form than was asked for; of thoughts without an answer: raise
         --max-tokens, or serve the model without a reasoning parser""",
+    "refused": "{}; --retry-errors asks again",
 }
-ASKING = "base_url concurrency replies requests retry_errors timeout".split()  # change no output
+# Arguments that change no output; an output depends on the replies, wherever they come from.
+ASKING = "base_url concurrency replies requests retry_errors timeout".split()
 
 
 class Question(NamedTuple):
     """What a language model is asked."""
 
     messages: list  # turns of a chat, the prompt last
+    form: tuple  # name and JSON schema of an answer
     limit: int  # tokens of the reply, where --max-tokens does not say otherwise
     read: object  # function that returns the answer in a text, None if it is not plain
 
@@ -1770,7 +1859,8 @@ class Reply(NamedTuple):
 
     choices: list  # of Choice
     error: str | None  # why the server refused the request
-    usage: dict  # prompt_tokens and completion_tokens, where the server counts them
+    usage: dict  # the counts of USAGE, where the server gives them
+    answers: tuple = ()  # what Question.read returns for the choices, without None
 
 
 def body_digest(body):
@@ -1778,16 +1868,16 @@ def body_digest(body):
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def request_of(question, suffix, form, args):
-    """Return a request of the OpenAI Batch API; form: name and JSON schema of an answer."""
+def request_of(question, suffix, args):
+    """Return the request for a question; suffix: what the prompt ends with."""
     *turns, prompt = question.messages
     prompt = prompt | {"content": prompt["content"] + suffix}
-    name, schema = form
+    name, schema = question.form
     body = {"model": args.model, "messages": [*turns, prompt], "temperature": 0.0, "seed": 13}
     body["max_tokens"] = args.max_tokens or question.limit
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
-    if args.structured or args.backend == "transformers":
+    if args.structured or args.backend == "transformers":  # generate() reads labels from the form
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
         schema["additionalProperties"] = False
         schema = {"name": name, "strict": True, "schema": schema}
@@ -1806,9 +1896,9 @@ def write_requests(waiting, args):
 
 
 def choice_of(record):
-    """Return the Choice in a choice of a chat completion; of another shape, an empty one."""
+    """Return the Choice in a choice of a chat completion, with "" for a text of another shape."""
     text = (record.get("message") or {}).get("content") or ""
-    if isinstance(text, list):  # of parts, among them thoughts, as Mistral's models give it
+    if isinstance(text, list):  # Mistral's models give a list of parts, with thoughts among them
         text = "".join(part["text"] for part in text if part["type"] == "text")
     text, thoughts = THOUGHTS.subn(" ", text)
     is_cut = record.get("finish_reason") == "length"
@@ -1829,30 +1919,34 @@ def reply_of(record):
         return Reply([], json.dumps(error or response)[:500], {})
     usage = {}
     with contextlib.suppress(*MALFORMED):
-        usage = {name: int(body["usage"][name]) for name in COUNTED[-2:]}
+        usage = {name: int(body["usage"][name]) for name in USAGE}
     return Reply(choices, None, usage)
 
 
 def read_replies(path, requests):
-    """Return {custom_id: Reply} to requests {custom_id: request}; an error replaces no reply."""
+    """Return {custom_id: Reply}, and the number of lines that are no replies, such as a torn one.
+
+    requests: {custom_id: request}; a reply to another body under the same id does not count. An
+    error never replaces a reply.
+    """
     replies = {}
-    REPLY_COUNTS["unusable_lines"] = 0
+    unusable = 0
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         try:
             record = json.loads(line.decode("utf-8-sig"))
             custom_id = record["custom_id"]
-            digest = record.get("request_sha256")
-            if digest and custom_id in requests:
-                if digest != body_digest(requests[custom_id]["body"]):
+            sha256 = record.get("request_sha256")
+            if sha256 and custom_id in requests:
+                if sha256 != body_digest(requests[custom_id]["body"]):
                     continue
             reply = reply_of(record)
             if not reply.error or replies.get(custom_id, reply).error:
                 replies[custom_id] = reply
         except UnicodeDecodeError:
             fail(f"{path}:{number}", "not UTF-8; save the replies as UTF-8")
-        except MALFORMED:  # as a torn last line
-            REPLY_COUNTS["unusable_lines"] += 1
-    return replies
+        except MALFORMED:
+            unusable += 1
+    return replies, unusable
 
 
 def lock(file):
@@ -1862,38 +1956,103 @@ def lock(file):
     except BlockingIOError:
         fail(file.name, "another process asks for these replies; wait, or give other --replies")
     except OSError:
-        pass  # a file system without locks, as a mounted drive
+        pass  # some file systems have no locks, such as mounted drives
 
 
-def replies_to(requests, args):
-    """Return the Reply to each request, from --replies; what is not there is asked first."""
-    unique = {request["custom_id"]: request for request in requests}
-    Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
-    with open(args.replies, "ab") as file:
-        lock(file)
-        replies = read_replies(args.replies, unique)
-        if args.retry_errors:
-            replies = {name: reply for name, reply in replies.items() if not reply.error}
-        waiting = [unique[custom_id] for custom_id in unique if custom_id not in replies]
-        if waiting:
-            tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
-            what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
-            print(f"{what}; --backend none only writes them")
-            answer_requests(waiting, args)
-            replies = read_replies(args.replies, unique)
-    missing = unique.keys() - replies.keys()
-    if missing:
-        what = f"{len(missing)} requests have no reply; run again, if need be with more --timeout"
-        fail(args.replies, what)
-    for custom_id in unique:
-        REPLY_COUNTS.update(replies[custom_id].usage)
-    return [replies[request["custom_id"]] for request in requests]
+def kind_of(reply):
+    """Return whether a reply is read, refused, cut or unread."""
+    if reply.answers:
+        return "read"
+    if reply.error:
+        return "refused"
+    return "cut" if any(choice.is_cut for choice in reply.choices) else "unread"
+
+
+class Replies:
+    """The replies to the requests of a job, and counts of them.
+
+    Replies are read from --replies. Those that are not there yet are asked for, once, by
+    answer(requests, args), which appends them to this file or ends the job.
+    """
+
+    def __init__(self, args, answer):
+        self.args = args
+        self.answer = answer
+        self.counts = collections.Counter()
+        self.refusal = None  # why the server refused the first request that it refused
+
+    def to_questions(self, questions):
+        """Return the Reply to each question, with its answers; an unread one is asked once more."""
+        replies = {}
+        waiting = range(len(questions))
+        for suffix in ("", RETRY_SUFFIX):
+            requests = [request_of(questions[index], suffix, self.args) for index in waiting]
+            for index, reply in zip(waiting, self.to_requests(requests)):
+                answers = [questions[index].read(choice.text) for choice in reply.choices]
+                answers = tuple(answer for answer in answers if answer is not None)
+                replies[index] = reply._replace(answers=answers)
+            waiting = [index for index in waiting if kind_of(replies[index]) == "unread"]
+        for reply in replies.values():
+            self.count(reply)
+        if not self.counts["read"]:
+            self.tell_faults(fail)  # further rounds would cost in vain
+        return list(replies.values())
+
+    def to_requests(self, requests):
+        """Return the Reply to each request, without answers."""
+        args = self.args
+        unique = {request["custom_id"]: request for request in requests}
+        Path(args.replies).parent.mkdir(parents=True, exist_ok=True)
+        with open(args.replies, "ab") as file:
+            lock(file)
+            known, unusable = read_replies(args.replies, unique)
+            waiting = []
+            for custom_id, request in unique.items():
+                if custom_id not in known or (args.retry_errors and known[custom_id].error):
+                    waiting.append(request)
+            if waiting:
+                tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
+                what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
+                print(f"{what}; --backend none only writes them")
+                self.answer(waiting, args)
+                known, unusable = read_replies(args.replies, unique)
+        missing = unique.keys() - known.keys()
+        if missing:
+            what = f"{len(missing)} requests have no reply"
+            fail(args.replies, f"{what}; run again, if need be with more --timeout")
+        self.counts["unusable_lines"] = unusable
+        for custom_id in unique:
+            self.counts.update(known[custom_id].usage)
+        return [known[request["custom_id"]] for request in requests]
+
+    def count(self, reply):
+        """Count a reply by its kind."""
+        self.counts.update(["replies", kind_of(reply)])
+        self.refusal = self.refusal or reply.error
+
+    def tell_faults(self, tell):
+        """Tell how many replies have no answer, and what helps; tell: warn, or fail to end."""
+        faults = [
+            f"{self.counts[kind]} {kind} ({remedy.format(self.refusal)})"
+            for kind, remedy in REMEDIES.items()
+            if self.counts[kind]
+        ]
+        if faults:
+            tell(self.args.replies, f"of {self.counts['replies']} replies, {', '.join(faults)}")
+
+    def report(self):
+        """Return the counts; warn of replies without an answer, end if there are no others."""
+        self.tell_faults(warn if self.counts["read"] else fail)
+        return {name: self.counts[name] for name in COUNTED}
 
 
 def with_replies(task, args, is_made=False):
-    """Return a task with the replies that it reads; without any, and once made, who is asked."""
-    if "replies" not in args:
-        return task  # a classifier asks nobody
+    """Return a task with the file of replies that its output is made from.
+
+    An output is up to date as long as this file has not changed. If it is gone, all would be asked
+    for again, so the output is up to date if the same endpoint would be asked. The sidecar of an
+    output that is_made has both.
+    """
     path = Path(args.replies)
     if path.exists() and path.stat().st_size:
         task = task | {"replies_sha256": digest(path)}
@@ -1902,54 +2061,17 @@ def with_replies(task, args, is_made=False):
     return task | {"asked": [args.replies, shown(args.base_url or "")]}
 
 
-def answers_to(questions, form, args):
-    """Return (answers, Reply) for each question; an unread one is asked once more."""
-    results = {}
-    waiting = range(len(questions))
-    for suffix in ("", RETRY_SUFFIX):
-        requests = [request_of(questions[index], suffix, form, args) for index in waiting]
-        for index, reply in zip(waiting, replies_to(requests, args)):
-            answers = [questions[index].read(choice.text) for choice in reply.choices]
-            results[index] = [answer for answer in answers if answer is not None], reply
-        waiting = [index for index in waiting if kind_of(*results[index]) == "unread"]
-    for answers, reply in results.values():
-        count_reply(answers, reply)
-    if not REPLY_COUNTS["read"]:
-        count_replies(args)  # which ends the job if all failed: more rounds would cost in vain
-    return list(results.values())
-
-
-def kind_of(answers, reply):
-    """Return whether a reply is read, refused, cut or unread."""
-    if answers:
-        return "read"
-    if reply.error:
-        return "refused"
-    return "cut" if any(choice.is_cut for choice in reply.choices) else "unread"
-
-
-def count_reply(answers, reply):
-    """Count a reply by its kind."""
-    kind = kind_of(answers, reply)
-    if kind == "refused":
-        REPLY_FAULTS.setdefault(kind, f"{reply.error}; --retry-errors asks again")
-    REPLY_COUNTS.update(("replies", kind))
-
-
-def count_replies(args):
-    """Return counts of replies; warn of those without an answer, end if all are."""
-    faults = []
-    for kind, fault in REPLY_FAULTS.items():
-        if REPLY_COUNTS[kind]:
-            faults.append(f"{REPLY_COUNTS[kind]} {kind} ({fault})")
-    if faults:
-        tell = warn if REPLY_COUNTS["read"] else fail
-        tell(args.replies, f"of {REPLY_COUNTS['replies']} replies, {', '.join(faults)}")
-    return {name: REPLY_COUNTS[name] for name in COUNTED}
+# ----- Labels in a reply
+SPELLINGS = {  # of labels; another label is spelled as it is called
+    "SUPPORTS": "supports|support|supported|entailment",
+    "REFUTES": "refutes|refute|refuted|contradiction",
+    "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
+}
+LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # of a label in the last line
 
 
 def field_of(text, name):
-    """Return a field of the JSON object that ends a text, None without one."""
+    """Return a field of the JSON object that ends a text; None if there is no such field."""
     try:
         return json.loads(text[text.index("{") :].rstrip("`\n "))[name]
     except MALFORMED:
@@ -1957,20 +2079,25 @@ def field_of(text, name):
 
 
 def words_of(text):
-    """Return the words of a text in lower case, and ? ~ [ ], which say something."""
+    """Return the words of a text in lower case, without punctuation but ? ~ [ ], which matter."""
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 
 def label_in(text, labels):
-    """Return the label in the JSON field label, else alone in the last line, or None."""
-    known = {label.lower(): label for label in labels}
+    """Return the label in the JSON field label, else the label that is alone in the last line.
+
+    None if there is no such label, or if a line above it is another label.
+    """
+    known = {}
     for label in labels:
-        known |= dict.fromkeys(SPELLINGS.get(label, "").split("|"), label)
+        known |= dict.fromkeys(SPELLINGS.get(label, label.lower()).split("|"), label)
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
     lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
-    found = [known.get(line) for line in lines if line] or [None]
-    return found[-1] if set(found) <= {found[-1], None} else None  # no line has another label
+    found = [known.get(line) for line in lines if line]
+    if not found or set(found) - {None, found[-1]}:
+        return None
+    return found[-1]
 
 
 def begun_by(token, labels):
@@ -1980,30 +2107,39 @@ def begun_by(token, labels):
 
 
 def token_probabilities(logprobs, labels, label):
-    """Return {label: probability} at the first token that begins one; None if it is not label."""
-    with contextlib.suppress(*MALFORMED):  # another shape, or null for -inf of structured output
+    """Return {label: probability} at the first token that begins one.
+
+    None if the likeliest is not label, which the text says, and if logprobs have another shape
+    (structured output gives null for -inf).
+    """
+    with contextlib.suppress(*MALFORMED):
         for token in logprobs["content"]:
-            if begun_by(token, labels):
-                sums = dict.fromkeys(labels, 0.0)
-                for candidate in token.get("top_logprobs") or [token]:
-                    for name in begun_by(candidate, labels):
-                        sums[name] += np.exp(min(candidate["logprob"], 0))
-                total = sum(sums.values())
-                if sums[label] == max(sums.values()) and total > 0:  # false for NaN
-                    return {name: sums[name] / total for name in labels}
-                return None
+            if not begun_by(token, labels):
+                continue
+            sums = dict.fromkeys(labels, 0.0)
+            for candidate in token.get("top_logprobs") or [token]:
+                for name in begun_by(candidate, labels):
+                    sums[name] += np.exp(min(candidate["logprob"], 0))
+            total = sum(sums.values())
+            if sums[label] == max(sums.values()) and total > 0:  # not so for NaN
+                return {name: sums[name] / total for name in labels}
+            break
     return None
 
 
-def label_probabilities(votes, reply, labels):
-    """Return {label: probability}: of a label's tokens, else the shares of votes; None without."""
-    if len(votes) == len(reply.choices) == 1:
+def label_probabilities(reply, labels):
+    """Return {label: probability} of a reply: by its tokens, else the shares of its answers.
+
+    Tokens count if there is one choice, and the label is nearly alone in it: reasons may begin
+    with another label. None if there are no answers.
+    """
+    if len(reply.answers) == len(reply.choices) == 1:
         choice = reply.choices[0]
-        probabilities = token_probabilities(choice.logprobs, labels, votes[0])
-        is_alone = len(words_of(choice.text).split()) <= 4  # reasons name other labels, too
-        if is_alone and probabilities:
-            return probabilities
-    return shares_of(votes, labels)
+        if len(words_of(choice.text).split()) <= 4:
+            probabilities = token_probabilities(choice.logprobs, labels, reply.answers[0])
+            if probabilities:
+                return probabilities
+    return shares_of(reply.answers, labels)
 
 
 def shares_of(votes, labels):
@@ -2011,8 +2147,12 @@ def shares_of(votes, labels):
     return {label: votes.count(label) / len(votes) for label in labels} if votes else None
 
 
+# ----- Who answers
 def with_backend(args):
-    """Return the arguments with a backend; a paid one is asked only for a model that was named."""
+    """Return the arguments with a backend, a model and files, whose defaults depend on others.
+
+    An endpoint may cost money. A key alone chooses none: a model has to be named that is no path.
+    """
     names_models = args.job == "ask" and not args.model  # the requests name theirs
     if not args.backend:
         is_named = names_models or args.model and not Path(args.model).exists()

@@ -39,7 +39,7 @@ RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
-MEASURES = {
+SETS = {  # of measures, by name
     "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
     "climatecheck2026": "R@2, R@5, B-Pref, Retrieval 2026, Judged@5, P, R, F1, Verification 2026",
     "checkthat": "MRR@1, MRR@5, MRR@10, R@5, R@10",
@@ -53,29 +53,14 @@ COMPOSED = {  # by the organisers of ClimateCheck
     "Retrieval 2026": (np.mean, ["R@5", "B-Pref"]),
     "Verification 2026": (np.sum, ["F1", "R@5"]),
 }
-STANCE = ("P", "R", "F1", "macro F1")
 CONFUSION = "confusion"  # the component of the stance measures
-NOTES = {  # what a table may show: what explains it
-    "<small>": "Below a value: its 95 % bootstrap interval over claims.",
-    r"^(\*\*|<b>)": "Bold: the best run. Italics: the second best.",
-    "†": "† differs from the first run, p < 0.05 (paired randomisation test, Holm).",
-    "^(?!pooled|Judged|B-Pref).+@|^MAP|^RR": "Means are over {} with evidence.",
-    "^pooled": "Pooled R@k is the share of all evidence pairs that is found.",
-    "^Judged": "Judged@k is a mean over all claims.",
-    r"\(trec_eval": "B-Pref (trec_eval) divides by min(R, N), not by R, and reads all ranks.",
-    "^B-Pref($|@)": "B-Pref skips claims without evidence, without NEI pairs or without rows.",
-    "^(P|R|F1)$": "P, R and F1 of labels are weighted by support.",
-    "^macro": "Macro F1 is not weighted.",
-    "^abstract": "Abstract P, R and F1 count evidence with the right label, at all ranks.",
-}
 TABLES = (".tsv", ".json", ".tex", ".claims.tsv")  # endings of the files with numbers
 UNJUDGED = -1  # in place of a label's number
 NO_ROW = -2
 TASKS = """climatecheck2025 climatecheck2026 climatecheck2026-narratives
     checkthat4b checkthat2026""".split()
-MORE = "fuse the run with a dense one (02_retrieve.py fuse), or lower --top-k"  # how to get more
 OFFICIAL = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
-warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN: there is no value
+warnings.simplefilter("ignore", RuntimeWarning)  # 0 / 0 is NaN here, which means no value
 
 
 # ---------- Runs beside judgements
@@ -94,16 +79,20 @@ def read_run(path, qrels):
 
 
 class Judgements(NamedTuple):
-    """A run beside the qrels: labels are numbers, of LABELS, or UNJUDGED, or NO_ROW."""
+    """A run beside the qrels. A label is its place in LABELS, or UNJUDGED, or NO_ROW."""
 
     R: np.ndarray  # (claims,), relevant abstracts
     N: np.ndarray  # (claims,), other judged abstracts
     gold: np.ndarray  # (claims, ranks), labels in the qrels
     predicted: np.ndarray  # (claims, ranks), labels in the run
 
+    def first(self, k):
+        """Return the judgements of the first k ranks."""
+        return self._replace(gold=self.gold[:, :k], predicted=self.predicted[:, :k])
+
 
 def judgements_of(run, qrels):
-    """Return the Judgements of a run."""
+    """Return the Judgements of a run; claims in the order of the qrels."""
     relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
     R = relevant.sum()
     claims = R.index.get_indexer(run["claim_id"])
@@ -111,7 +100,8 @@ def judgements_of(run, qrels):
     gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
     predicted = gold.copy()
     gold[claims, ranks] = UNJUDGED
-    is_known = run["abstract_id"].isin(qrels["abstract_id"])  # a merge of all rows takes longer
+    # Only rows with an abstract of the qrels can be judged; merging all rows takes thrice the time.
+    is_known = run["abstract_id"].isin(qrels["abstract_id"])
     labels = run.loc[is_known, PAIR].merge(qrels, on=PAIR, how="left")["label"]
     numbers = labels.map(LABELS.index, na_action="ignore").fillna(UNJUDGED)
     gold[claims[is_known], ranks[is_known]] = numbers
@@ -121,55 +111,101 @@ def judgements_of(run, qrels):
 
 
 # ---------- Measures of a claim
-# A measure maps gold labels (claims, k ranks) to numerators and denominators, each (claims,).
-# A run's value is the ratio of their sums, so claims with a denominator of 0 do not count.
+# A measure maps Judgements to a numerator and a denominator for each claim. A run's value is the
+# sum of the numerators divided by the sum of the denominators. So a claim with a denominator of 0
+# does not count; if all others have 1, the value is a mean over claims.
 def is_evidence(labels):
     """Return where labels are SUPPORTS or REFUTES."""
-    return (labels == 0) | (labels == 1)  # numbers in LABELS
+    return (labels == 0) | (labels == 1)  # places in LABELS
 
 
-def mean_of(values, is_counted):
-    """Return the fraction whose value is the mean over the claims that are counted."""
+def mean_over(is_counted, values):
+    """Return the fractions for a mean of values over the claims that are counted."""
     return np.where(is_counted, values, 0.0), is_counted
 
 
-def recall(gold, judgements):
+def recall(judgements):
     """Share of a claim's evidence that is found."""
     R = judgements.R
-    return mean_of(is_evidence(gold).sum(1) / R, R > 0)
+    return mean_over(R > 0, is_evidence(judgements.gold).sum(1) / R)
 
 
-def pooled_recall(gold, judgements):
+def pooled_recall(judgements):
     """Share of all evidence pairs that is found (+VeriRel, eq. 7)."""
-    return is_evidence(gold).sum(1), judgements.R
+    return is_evidence(judgements.gold).sum(1), judgements.R
 
 
-def bpref(gold, judgements):
+def bpref(judgements):
     """B-Pref of ClimateCheck: evidence adds 1 - n / R (in trec_eval: 1 - n / min(R, N))."""
+    gold = judgements.gold
     R = judgements.R
     # n: judged non-relevant abstracts down to a rank, at most R
     n = np.minimum((gold == LABELS.index("NEI")).cumsum(1), R[:, None])
     is_counted = (R > 0) & (judgements.N > 0) & (gold[:, 0] != NO_ROW)
-    return mean_of((is_evidence(gold) * (1 - n / R[:, None])).sum(1) / R, is_counted)
+    return mean_over(is_counted, (is_evidence(gold) * (1 - n / R[:, None])).sum(1) / R)
 
 
-RANKED = {"R": recall, "pooled R": pooled_recall, "B-Pref": bpref}
+def right_evidence(judgements):
+    """Return how many abstracts of a claim are evidence with the right label."""
+    gold = judgements.gold
+    return (is_evidence(gold) & (gold == judgements.predicted)).sum(1)
 
 
-def abstract_level(gold, predicted, R):
-    """SciFact's abstract-level measures, labels only (Wadden et al. 2020)."""
-    called = is_evidence(predicted).sum(1)
-    right = (is_evidence(gold) & (gold == predicted)).sum(1)
-    R = R * (predicted >= 0).any()  # a run without labels has no value
-    return {
-        "abstract P": (right, called),
-        "abstract R": (right, R),
-        "abstract F1": (2 * right, called + R),
-    }
+# SciFact's abstract-level measures, labels only (Wadden et al. 2020)
+def abstract_precision(judgements):
+    """Share of the pairs called evidence that have the right label."""
+    return right_evidence(judgements), is_evidence(judgements.predicted).sum(1)
+
+
+def abstract_recall(judgements):
+    """Share of all evidence that has the right label; a run without labels has no value."""
+    has_labels = (judgements.predicted >= 0).any()
+    return right_evidence(judgements), judgements.R * has_labels
+
+
+def abstract_f1(judgements):
+    """Harmonic mean of abstract precision and recall."""
+    right, called = abstract_precision(judgements)
+    _, R = abstract_recall(judgements)
+    return 2 * right, called + R
+
+
+class Measure(NamedTuple):
+    """A measure by the kind of its name: R stands for R@2, R@5, and so on."""
+
+    fraction: object  # function as above; None: ir-measures computes it
+    note: str  # explains it below a table; {} are the claims that means are over
+    has_depth: bool = True  # whether it reads --depth ranks where the name has no @k, or all ranks
+
+
+MEANS = "Means are over {} with evidence."
+ABSTRACT = "Abstract P, R and F1 count evidence with the right label, at all ranks."
+MEASURES = {
+    "R": Measure(recall, MEANS),
+    "pooled R": Measure(
+        pooled_recall, "Pooled R@k is the share of all evidence pairs that is found."
+    ),
+    "B-Pref": Measure(
+        bpref, "B-Pref skips claims without evidence, without NEI pairs or without rows."
+    ),
+    "abstract P": Measure(abstract_precision, ABSTRACT, has_depth=False),
+    "abstract R": Measure(abstract_recall, ABSTRACT, has_depth=False),
+    "abstract F1": Measure(abstract_f1, ABSTRACT, has_depth=False),
+    "Judged": Measure(None, "Judged@k is a mean over all claims."),
+    "B-Pref (trec_eval)": Measure(
+        None, "B-Pref (trec_eval) divides by min(R, N), not by R, and reads all ranks."
+    ),
+}
+
+
+def measure_of(name):
+    """Return the Measure that a name stands for, and k of @k in its name, or None."""
+    kind, k = re.fullmatch(r"(?s)(.*?)(?:@([1-9]\d*))?", name).groups()
+    return MEASURES.get(kind, Measure(None, MEANS)), k
 
 
 def trec_fraction(name, run, qrels, judgements):
-    """A measure of ir-measures, by ranks. Judged@k is of all claims."""
+    """Return the fractions of a measure of ir-measures, by ranks; Judged@k is of all claims."""
     import ir_measures
 
     columns = {"claim_id": "query_id", "abstract_id": "doc_id"}
@@ -180,14 +216,26 @@ def trec_fraction(name, run, qrels, judgements):
         first = first.assign(score=-first["rank"].astype(float))
         found = ir_measures.iter_calc([measure], judged, first)
         values = {claim_id: value for claim_id, _, value in found}
-    except Exception as error:  # of many kinds
+    except Exception as error:  # ir-measures and its providers raise errors of many types
         fail("--measures", f"cannot compute {name!r}: {error}; see --help")
     is_counted = (judgements.R > 0) | name.startswith("Judged")
-    return mean_of([values.get(claim_id, 0) for claim_id in qrels["claim_id"].unique()], is_counted)
+    values = [values.get(claim_id, 0) for claim_id in qrels["claim_id"].unique()]
+    return mean_over(is_counted, values)
 
 
-def confusion(gold, predicted):
+# ---------- Measures of labels
+WEIGHTED = "P, R and F1 of labels are weighted by support."
+STANCE = {  # {measure of labels: its note}
+    "P": WEIGHTED,
+    "R": WEIGHTED,
+    "F1": WEIGHTED,
+    "macro F1": "Macro F1 is not weighted.",
+}
+
+
+def confusion(judgements):
     """Return confusion matrices (claims, gold, predicted)."""
+    _, _, gold, predicted = judgements
     matrices = np.zeros((len(gold), 3, 3))
     where = np.nonzero((gold >= 0) & (predicted >= 0))  # claims and ranks
     np.add.at(matrices, (where[0], gold[where], predicted[where]), 1)
@@ -208,37 +256,41 @@ def stance_scores(matrices):
 def stance_basis(run, matrix, depth):
     """Return what the stance measures of a run rest on; matrix: confusion (gold, predicted)."""
     support = matrix.sum(axis=1)
-    share = support.max() / support.sum()  # precision of the majority label for all pairs
+    # If all pairs get the majority label, its precision is its share, its recall is 1, and the F1
+    # of the other labels is 0.
+    share = support.max() / support.sum()
     return {
         "labelled pairs": int((run["rank"] <= depth).sum()),
         "judged pairs": int(support.sum()),
-        "majority F1": share * 2 * share / (1 + share),  # weighted; its recall is 1
+        "majority F1": share * 2 * share / (1 + share),
     }
 
 
 # ---------- Measures of a run
-# components: {measure: its fraction (claims, 2), CONFUSION: matrices (claims, 3, 3)}
+# components: {measure: its fractions (claims, 2), CONFUSION: matrices (claims, 3, 3)}
 def components_of(run, qrels, names, depth):
-    """Return the components of measures; stance and B-Pref see the first depth ranks."""
+    """Return the components of measures; most of those without @k read the first depth ranks."""
     judgements = judgements_of(run, qrels)
-    gold = judgements.gold
-    members = [COMPOSED[name][1] if name in COMPOSED else [name] for name in names]
-    needed = dict.fromkeys(member for member in sum(members, []) if member not in STANCE)
-    components = {CONFUSION: confusion(gold[:, :depth], judgements.predicted[:, :depth])}
-    for name in needed:
-        at_k = re.fullmatch(rf"({'|'.join(RANKED)})(?:@([1-9]\d*))?", name)
-        if at_k:
-            fraction = RANKED[at_k[1]](gold[:, : int(at_k[2] or depth)], judgements)
-        elif re.fullmatch("abstract (P|R|F1)", name):
-            fraction = abstract_level(gold, judgements.predicted, judgements.R)[name]
-        else:
+    members = []
+    for name in names:
+        members += COMPOSED[name][1] if name in COMPOSED else [name]
+    components = {CONFUSION: confusion(judgements.first(depth))}
+    for name in dict.fromkeys(members):
+        if name in STANCE:
+            continue
+        measure, k = measure_of(name)
+        if measure.fraction is None:
             fraction = trec_fraction(name, run, qrels, judgements)
+        elif k or measure.has_depth:
+            fraction = measure.fraction(judgements.first(int(k or depth)))
+        else:
+            fraction = measure.fraction(judgements)
         components[name] = np.stack(fraction, axis=-1)
     return components
 
 
 def values_of(sums, names):
-    """Return values (..., names) from components, summed over claims or not."""
+    """Return values (..., names); sums: components, of each claim or summed over claims."""
     known = dict(zip(STANCE, stance_scores(sums[CONFUSION])))
     for name, fraction in sums.items():
         if name != CONFUSION:
@@ -249,7 +301,8 @@ def values_of(sums, names):
     return np.stack([known[name] for name in names], axis=-1)
 
 
-# ---------- Comparison of runs (stacks: {measure: (runs, claims, ...)})
+# ---------- Comparison of runs
+# stacks: the components of all runs, {measure: (runs, claims, ...)}
 def intervals(stacks, names, resamples, seed):
     """95 % percentile bootstrap intervals over claims (Efron 1979), (2, runs, measures)."""
     claims = stacks[CONFUSION].shape[1]
@@ -260,16 +313,21 @@ def intervals(stacks, names, resamples, seed):
 
 
 def randomisation(stacks, values, names, resamples, seed):
-    """p of paired randomisation against the first run (Smucker et al. 2007), two-sided."""
+    """p of paired randomisation against the first run (Smucker et al. 2007), two-sided.
+
+    In each resample, each claim is swapped between a run and the first one, or not.
+    """
     claims = stacks[CONFUSION].shape[1]
     swaps = np.random.default_rng(seed).integers(0, 2, size=(resamples, claims))
-    # moved: how much the sums change, where claims move between a run and the first
-    moved = {name: np.tensordot(swaps, stack - stack[0], (1, 1)) for name, stack in stacks.items()}
-    these = {name: stack.sum(1) - moved[name] for name, stack in stacks.items()}
-    those = {name: stack[0].sum(0) + moved[name] for name, stack in stacks.items()}
-    swapped = np.abs(values_of(these, names) - values_of(those, names))  # NaN does not count
+    run_sums = {}
+    first_sums = {}
+    for name, stack in stacks.items():
+        moved = np.tensordot(swaps, stack - stack[0], (1, 1))  # from the run to the first one
+        run_sums[name] = stack.sum(1) - moved
+        first_sums[name] = stack[0].sum(0) + moved
+    swapped = np.abs(values_of(run_sums, names) - values_of(first_sums, names))
     is_as_large = swapped >= np.abs(values - values[0]) - 1e-12
-    return (1 + is_as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))
+    return (1 + is_as_large.sum(0)) / (1 + np.isfinite(swapped).sum(0))  # NaN does not count
 
 
 def holm(p):
@@ -280,11 +338,15 @@ def holm(p):
 
 
 def compare(components, names, resamples, seed):
-    """Return {field: table (runs, measures)} of {run: its components}; NaN without resamples."""
+    """Return {field: table (runs, measures)} of {run: its components}.
+
+    Fields: value, low, high, difference from the first run, p, p_holm. Without resamples, low,
+    high and p are NaN.
+    """
     import pandas as pd
 
-    first, *_ = components.values()
-    stacks = {name: np.stack([own[name] for own in components.values()]) for name in first}
+    runs = list(components.values())
+    stacks = {name: np.stack([own[name] for own in runs]) for name in runs[0]}
     values = values_of({name: stack.sum(1) for name, stack in stacks.items()}, names)
     low = high = p = np.full_like(values, np.nan)
     if resamples:
@@ -299,38 +361,47 @@ def compare(components, names, resamples, seed):
 
 # ---------- Tables
 def cell_texts(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
-    """Return cells as texts; patterns mark the best and second."""
+    """Return cells as texts; best and second: patterns; sign: of p < 0.05; bounds: follow these."""
     values = cells["value"]
     texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, sign, "")
     place = values.round(3).rank(method="dense", ascending=False)
-    is_best = (place == 1) & (place.max() > 1)  # where all are equal, none is best
+    is_best = (place == 1) & (place.max() > 1)  # where all runs are equal, none is best
     texts = texts.mask(is_best, texts.map(best.format)).mask(place == 2, texts.map(second.format))
     return (texts + bounds).mask(values.isna(), "-").reset_index(names="run")
 
 
-def notes_on(texts, claims):
-    """Return the sentences that explain a table of texts; claims: those that means are over."""
-    cells = "\n".join([*texts, *texts.drop(columns="run").to_numpy().ravel()])
-    notes = [NOTES[what] for what in NOTES if re.search(what, cells, re.MULTILINE)]
-    return [note.format(claims) for note in notes]
+def notes_on(cells, claims):
+    """Return the sentences that explain a table; claims: those that means are over, in words."""
+    notes = []
+    if cells["value"].round(3).nunique().max() > 1:
+        notes.append("Bold: the best run. Italics: the second best.")
+    if (cells["p_holm"] < 0.05).any(axis=None):
+        notes.append("† differs from the first run, p < 0.05 (paired randomisation test, Holm).")
+    for name in cells["value"]:
+        if name in STANCE:
+            notes.append(STANCE[name])
+        elif name not in COMPOSED:
+            measure, _ = measure_of(name)
+            notes.append(measure.note.format(claims))
+    return list(dict.fromkeys(notes))  # each once
 
 
-def markdown(texts, basis=(), claims="claims"):
-    """Return a table of texts in Markdown, in parts that fit a terminal, with notes and basis."""
+def markdown(texts, notes):
+    """Return a table of texts in Markdown, in as few parts as fit a terminal, and notes below."""
     runs = texts["run"].str.replace(r"([\\`*_\[\]<>|&~$])", r"\\\1", regex=True)
-    columns = []  # each of lines of one width: name, rule, texts
+    columns = []  # each has the lines of its name, a rule, and its texts, padded to one width
     for name, column in texts.assign(run=runs).items():
         width = max(map(len, [name, *column]))
         columns.append([f"| {text:{width}} " for text in [name, width * "-", *column]])
     first, *columns = columns
     widths = [len(lines[0]) for lines in columns]
-    for count in range(1, 1 + max(1, len(columns))):  # as few parts as fit a terminal
-        if len(first[0]) + max(map(sum, np.array_split(widths, count))) < 100:
+    for parts in range(1, 1 + max(1, len(columns))):
+        if len(first[0]) + max(map(sum, np.array_split(widths, parts))) < 100:
             break
     tables = []
-    for part in np.array_split(np.array(columns), count):
+    for part in np.array_split(np.array(columns), parts):
         tables.append("".join("".join(line) + "|\n" for line in zip(first, *part)))
-    return "\n".join([*tables, *notes_on(texts, claims), *basis])
+    return "\n".join([*tables, *notes])
 
 
 def judged_claims(qrels):
@@ -340,7 +411,10 @@ def judged_claims(qrels):
 
 
 def basis_lines(counts, qrels, corpus):
-    """Return lines on what corpus and runs lack, and what P, R and F1 rest on; {}: no corpus."""
+    """Return lines on what corpus and runs lack, and on what P, R and F1 rest.
+
+    corpus: {abstract_id: record}, empty if there is none.
+    """
     lines = []
     missing = set(qrels["abstract_id"][qrels["label"] != "NEI"]) - corpus.keys()
     if corpus and missing:
@@ -351,14 +425,16 @@ def basis_lines(counts, qrels, corpus):
             if count[what]:
                 lines.append(f"{name}: {count[what]} {what}.")
         if "judged pairs" in count:
-            pairs = "{judged pairs} judged pairs of {labelled pairs} labelled ones".format(**count)
+            pairs = (
+                f"{count['judged pairs']} judged pairs of {count['labelled pairs']} labelled ones"
+            )
             majority = f"F1 of the majority label is {count['majority F1']:.3f}"
             lines.append(f"{name}: P, R, F1 of {pairs}; {majority}.")
     return lines
 
 
 def tables_of(cells, components, claims, counts):
-    """Return {ending: content} of the files with numbers, in the order of TABLES."""
+    """Return the contents of the files with numbers, in the order of TABLES."""
     import pandas as pd
 
     tex = cell_texts(cells, "", r"\textbf{{{}}}", r"\textit{{{}}}", r"$^\dagger$").style
@@ -371,12 +447,12 @@ def tables_of(cells, components, claims, counts):
         names = [name for name in own if name != CONFUSION]
         by_claim[run] = pd.DataFrame(values_of(own, names), claims, names)
     by_claim = pd.concat(by_claim, names=["run", "claim_id"])
-    return {
-        ".tsv": cells["value"].to_csv(sep="\t", index_label="run"),
-        ".json": json.dumps(numbers, indent=1) + "\n",
-        ".tex": tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
-        ".claims.tsv": by_claim.to_csv(sep="\t", quoting=csv.QUOTE_NONE),
-    }
+    return [
+        cells["value"].to_csv(sep="\t", index_label="run"),
+        json.dumps(numbers, indent=1) + "\n",
+        tex.format_index(escape="latex", axis=1).to_latex(hrules=True),
+        by_claim.to_csv(sep="\t", quoting=csv.QUOTE_NONE),
+    ]
 
 
 # ---------- Report
@@ -515,7 +591,10 @@ controls.oninput();
 
 
 def side_by_side(run, qrels):
-    """Return [claim_id, abstract_id, gold, rank, predicted] of ten ranks and missed evidence."""
+    """Return [claim_id, abstract_id, gold, rank, predicted] of ten ranks and missed evidence.
+
+    The rank of evidence that the run lacks is 1e9, so that it comes last.
+    """
     both = run.rename(columns={"label": "predicted"}).merge(qrels, how="outer")
     both = both[(both["rank"] <= 10) | both["label"].isin(LABELS[:2])].fillna({"rank": 1e9})
     both = both.reindex(columns=[*QRELS, "rank", "predicted"]).sort_values("rank", kind="stable")
@@ -536,7 +615,7 @@ def read_verdicts(path):
 
 
 def rankings(args, runs, qrels, components, corpus):
-    """Return the claims, rankings and texts of the page; runs: {run: its rows}."""
+    """Return the claims, rankings and texts of the page; runs: {name: rows}."""
     texts = read_claims(args.claims)
     verdicts = read_verdicts(Path(args.work, args.split, "claims.jsonl"))
     rows = {name: side_by_side(run, qrels) for name, run in runs.items()}
@@ -545,11 +624,12 @@ def rankings(args, runs, qrels, components, corpus):
     for _, abstract_id, *_ in sum(rows.values(), []):
         record = corpus.get(abstract_id, {})
         abstracts[abstract_id] = [text_of(record, [field]) for field in fields]
-    fractions = np.stack([own["R@5"] for own in components.values()], axis=1)
-    recalls = np.where(fractions[..., 1], fractions[..., 0], None)  # (claims, runs)
+    fractions = np.stack([own["R@5"] for own in components.values()], axis=1)  # (claims, runs, 2)
+    has_evidence = fractions[..., 1]
+    recalls = np.where(has_evidence, fractions[..., 0], None).tolist()
     claims = []
-    for claim_id, recall_5 in zip(qrels["claim_id"].unique(), recalls.tolist()):
-        claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_5}
+    for claim_id, recall_of_runs in zip(qrels["claim_id"].unique(), recalls):
+        claim = {"id": claim_id, "claim": texts.get(claim_id, ""), "recall": recall_of_runs}
         claims.append(verdicts.get(claim_id, {}) | claim)
     return {
         "title": f"{Path(args.data).name}, {args.split}: {len(claims)} judged claims",
@@ -560,17 +640,15 @@ def rankings(args, runs, qrels, components, corpus):
 
 
 def report(data, cells, components, notes, depth):
-    """Return the page, with a confusion matrix of each run that has labels of judged pairs.
-
-    notes: what basis_lines returns, and the claims that means are over.
-    """
+    """Return the page, with a confusion matrix of each run that has labels of judged pairs."""
     import pandas as pd
 
     bounds = cells["low"].map("<small>{:.3f}–".format) + cells["high"].map("{:.3f}</small>".format)
-    bounds = bounds.mask(cells["low"].isna(), "")  # without resamples
-    texts = cell_texts(cells, bounds, "<b>{}</b>", "<i>{}</i>")
-    basis, claims = notes
-    data["notes"] = [*notes_on(texts, claims), *basis]
+    has_bounds = cells["low"].notna()  # not without resamples
+    texts = cell_texts(cells, bounds.where(has_bounds, ""), "<b>{}</b>", "<i>{}</i>")
+    data["notes"] = notes
+    if has_bounds.any(axis=None):
+        data["notes"] = ["Below a value: its 95 % bootstrap interval over claims.", *notes]
     table = texts.set_index("run").rename(html.escape)
     table = table.to_html(escape=False, border=0, index_names=False)
     figures = ""
@@ -603,45 +681,50 @@ def evaluate(args):
     stem = "metrics" if qrels_name == args.split else f"metrics-{qrels_name}"
     out = str(Path(args.out or f"{args.work}/{args.split}/{stem}.tsv")).removesuffix(".tsv")
     outs = [f"{out}{ending}" for ending in TABLES]
+    inputs = [args.qrels, *paths.values()]
     if args.report:
         outs.append(args.report)
-    words = [MEASURES.get(word, word).split(", ") for word in args.measures]
-    names = list(dict.fromkeys(sum(words, [])))
-    texts = [args.claims, args.corpus] if args.report else []
-    task = task_of(args, args.qrels, *paths.values(), *texts)
-    check_outs(out, *outs, inputs=task["inputs"])  # out: of a folder, tables would stand beside it
+        inputs += [args.claims, args.corpus]
+    provenance = task_of(args, *inputs)
+    check_outs(out, *outs, inputs=inputs)  # out without an ending may be a folder: refuse it, too
     check_splits(args)
+    names = []
+    for word in args.measures:
+        names += SETS.get(word, word).split(", ")
+    names = list(dict.fromkeys(names))
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
     counts = {}
     runs = {}
     for name, path in paths.items():
         runs[name], counts[name] = read_run(path, qrels)
-        needed = [*names, "R@5", "Success@1"]  # R@5: for the page, Success@1: McNemar's test
+        needed = [*names, "R@5"]  # the page sorts claims by R@5
         components[name] = components_of(runs[name], qrels, needed, args.depth)
         matrix = components[name][CONFUSION].sum(axis=0)
         if matrix.any():
             counts[name] |= stance_basis(runs[name], matrix, args.depth)
     cells = compare(components, names, args.resamples, args.seed)
-    is_known = cells["value"].notna().any()  # by some run
+    is_known = cells["value"].notna().any()  # for some run
     cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
-    tables = tables_of(cells, components, qrels["claim_id"].unique(), counts)
-    contents = list(tables.values())
     corpus = read_corpus(args.corpus) if Path(args.corpus).exists() else {}
-    notes = basis_lines(counts, qrels, corpus), judged_claims(qrels)
+    notes = notes_on(cells, judged_claims(qrels)) + basis_lines(counts, qrels, corpus)
+    contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     if args.report:
         data = rankings(args, runs, qrels, components, corpus)
         contents.append(report(data, cells, components, notes, args.depth))
     for path, text in zip(outs, contents):
-        with written(path, task) as new:
+        with written(path, provenance) as new:
             new.write_text(text, encoding="utf-8")
-    print(markdown(cell_texts(cells), *notes))
+    print(markdown(cell_texts(cells), notes))
     return {"made": outs, "runs": len(components)}
 
 
 # ---------- Submission
 def by_language(lists, path):
-    """Return {name: text} of CheckThat! 2026's files; ids are LANGUAGE-NUMBER; path: the run."""
+    """Return {name: text} of CheckThat! 2026's files, one for each language.
+
+    lists: of abstracts, by ids LANGUAGE-NUMBER, of which a file has the numbers. path: the run.
+    """
     texts = {}
     for language, part in lists.groupby(lists.index.str[:3]):
         if language not in ("en-", "fr-", "de-"):
@@ -659,21 +742,25 @@ def submission(args):
     out = args.out or f"{args.work}/{args.split}/{args.task}/predictions.zip"
     stem = re.sub(r"\.(zip|csv|tsv)$", "", out)
     outs = [f"{stem}{ending}", f"{stem}.zip"]
-    narratives = [args.narratives] if args.task.endswith("narratives") else []
-    task = task_of(args, args.run, args.claims, args.corpus, *narratives)
-    if up_to_date(args, task, *outs):
+    inputs = [args.run, args.claims, args.corpus]
+    has_narratives = args.task.endswith("narratives")
+    if has_narratives:
+        inputs.append(args.narratives)
+    provenance = task_of(args, *inputs)
+    if up_to_date(args, provenance, *outs):
         return {"made": []}
     claims = read_table(args.claims, ["claim_id", "claim"])["claim_id"]
     known = {"claim_id": claims, "abstract_id": read_corpus(args.corpus), "label": LABELS}
     run = read_table(args.run, RUN, **known)
-    run = claims.to_frame().merge(run[run["rank"] <= top_k])
+    run = claims.to_frame().merge(run[run["rank"] <= top_k])  # in the order of the claims
     for claim_id in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
-        fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; {MORE}")
+        more = "fuse the run with a dense one (02_retrieve.py fuse), or lower --top-k"
+        fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; {more}")
     table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
     if is_tsv:  # a list of ids for each post
         lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).map(str)
         table = lists.rename_axis("post_id").rename("preds").reset_index()
-    if narratives:
+    if has_narratives:
         codes = read_table(args.narratives, ["claim_id", "codes"]).set_index("claim_id")["codes"]
         for claim_id in claims[~claims.isin(codes.index)]:
             fail(args.narratives, f"no codes for claim {claim_id}; see recipes/narratives.py")
@@ -682,10 +769,10 @@ def submission(args):
     texts = {f"predictions{ending}": text}
     if args.task == "checkthat2026":
         texts = by_language(table.set_index("post_id")["preds"], args.run)
-    with written(outs[0], task) as new:
+    with written(outs[0], provenance) as new:
         new.write_text(text, encoding="utf-8")
-    with written(outs[1], task) as new, zipfile.ZipFile(new, "w") as archive:
-        for name, content in texts.items():  # ZipInfo has no time: the same bytes again
+    with written(outs[1], provenance) as new, zipfile.ZipFile(new, "w") as archive:
+        for name, content in texts.items():  # a ZipInfo has a fixed time: the same bytes again
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return {"made": outs, "rows": len(table)}
 
@@ -705,15 +792,15 @@ def add_evaluate(job):
     add_texts(add)
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
-        help=f"""sets: {', '.join(MEASURES)}; single ones: R@k, 'pooled R@k', B-Pref,
+        help=f"""sets: {', '.join(SETS)}; single ones: R@k, 'pooled R@k', B-Pref,
         {', '.join([*COMPOSED, *STANCE])}, abstract P, abstract R, abstract F1, or any of
         ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
     add("--depth", type=count, default=10,
-        help="ranks for B-Pref, P, R and F1, not for abstract F1")
+        help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
     add("--resamples", type=count_or_0, default=2000,
-        help="samples for intervals and for p; 0: neither")
-    add("--seed", type=count_or_0, default=13, help="seed of the samples")
-    add_shared(job, split="test")
+        help="draw this many samples for intervals and p-values; 0 leaves both out")
+    add("--seed", type=count_or_0, default=13, help="draw these samples with this seed")
+    add_shared(job, split="test", force=False)
 
 def add_submission(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -919,15 +1006,20 @@ def written(path, task, **summary):
     remove(old)
 
 
-def add_shared(job, split=None):
-    """Add the flags of all scripts; split: the default of --split, None for jobs without one."""
+def add_shared(job, split=None, force=True):
+    """Add the flags that all scripts share.
+
+    split: the default of --split, None for jobs without one. force: whether the job has --force;
+    a job that is never up to date needs none.
+    """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
     add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
-    add("--force", action="store_true", help="make outputs again, even if they are up to date")
+    if force:
+        add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
 
 
@@ -968,7 +1060,8 @@ def command_line(jobs):
     if not words or words[0] not in (*names, "-h", "--help"):
         words = [names[0], *words]
     args = parser.parse_args(words)
-    args.work = args.work or f"work/{Path(args.data).resolve().name}"
+    if "data" in args:
+        args.work = args.work or f"work/{Path(args.data).resolve().name}"
     for field in ("data", "work", "split"):
         for name, value in vars(args).items():
             if isinstance(value, str) and field in args:

@@ -10,9 +10,9 @@
 Find the narratives that claims put forward, as codes of a taxonomy: ClimateCheck 2026, Task 2.
 
 Reads   claims, data/taxonomy.tsv; labelled claims: DATA/claims.train.tsv, narratives.train.tsv
-Writes  llm: llm_narratives.tsv (claim_id, codes), .requests.jsonl, .replies.jsonl, .shots.json
-        train: models/narratives/; classify: narratives.tsv
-        evaluate: narrative_scores.tsv, narrative_scores.codes.tsv (by code)
+Writes  llm: llm_narratives.tsv (claim_id, codes), and beside it .requests.jsonl, .replies.jsonl and
+        .shots.json, the labelled claims that prompts show; train: models/narratives/
+        classify: narratives.tsv; evaluate: narrative_scores.tsv, narrative_scores.codes.tsv
 Prints  evaluate: a table; the last line is JSON
 
 Examples
@@ -22,9 +22,9 @@ Examples
     python 04_llm_rerank.py ask work/demo/test/llm_narratives.requests.jsonl \\
         --replies work/demo/test/llm_narratives.replies.jsonl
 
-While replies wait, llm ends with exit status 3, and the same call continues; a reply without codes
-is asked for once more. Codes are compared as they are: where 1_1 is right, 1_0 is wrong. A claim
-without a narrative has 0_0.
+While replies are missing, llm ends with exit status 3; the same call continues when they are there.
+Where a reply has no codes, the question is asked once more. Codes have to be equal: 1_0 is wrong
+where 1_1 is right. A claim without a narrative has the code 0_0.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ FEW = 3  # a code with fewer held-out claims has no threshold of its own
 
 
 def without_none(codes):
-    """Return the codes without NONE; NONE alone if there is no other."""
+    """Return the codes other than NONE, or NONE if there is no other code."""
     return [code for code in codes if code != NONE] or [NONE]
 
 
@@ -111,9 +111,9 @@ Answer with one line that holds the code, Codes: X_Y, or several of them, Codes:
 
 
 def nearest(claims, labelled, args):
-    """Return for each claim the labelled claims with the most similar vectors, the nearest last.
+    """Return for each claim the most similar labelled claims by an encoder, the nearest last.
 
-    A labelled claim with the same words would give the answer away, and is skipped.
+    A labelled claim with the same words is skipped, since it would give the answer away.
     """
     from sentence_transformers import SentenceTransformer, util
 
@@ -133,19 +133,23 @@ def nearest(claims, labelled, args):
     return all_shots
 
 
-def prompt_of(claim, shots, taxonomy):
+def prompt_of(template, claim, shots, taxonomy):
     """Return the prompt for a claim; shots: labelled claims, the examples."""
     lines = [f"{code} {text}" for code, text in taxonomy.items()]
     examples = [f"Claim: {kit.plain(text)}\nCodes: {';'.join(codes)}\n\n" for text, codes in shots]
-    return PROMPT.format(
-        taxonomy="\n".join(lines), examples="".join(examples), none=NONE, claim=kit.plain(claim)
+    return kit.filled(
+        template,
+        taxonomy="\n".join(lines),
+        examples="".join(examples),
+        none=NONE,
+        claim=kit.plain(claim),
     )
 
 
 def codes_in(reply, taxonomy):
-    """Return the codes of the last line with "Codes:", else the only one that a reply names.
+    """Return the codes in the last line with "Codes:"; without such a line, the only code named.
 
-    None if none of them is of the taxonomy, or a reply without such a line names several.
+    None if no code is in the taxonomy, or if several codes are named without such a line.
     """
     reply = reply.replace("\\_", "_")  # Markdown
     lines = re.findall(r"\bcodes?\W{0,9}:(.*)", reply, re.IGNORECASE)
@@ -160,7 +164,11 @@ def codes_in(reply, taxonomy):
 
 def llm(args):
     """Choose codes by a language model that reads the taxonomy and the nearest labelled claims."""
-    inputs = (args.claims, TAXONOMY, *labelled_files(args))
+    inputs = [args.claims, TAXONOMY, *labelled_files(args)]
+    template = PROMPT
+    if args.prompt:
+        inputs.append(args.prompt)
+        template = kit.read_prompt(args.prompt, "claim", "taxonomy")
     task = kit.task_of(args, *inputs, models=[args.encoder, args.replies])
     shots_path = Path(args.out).with_suffix(".shots.json")
     kit.check_outs(shots_path)
@@ -174,9 +182,9 @@ def llm(args):
         with kit.written(shots_path, task_of_shots) as path:
             path.write_text(json.dumps(all_shots, indent=1) + "\n")
     all_shots = json.loads(shots_path.read_bytes())
-    prompts = [
-        prompt_of(claim, shots, taxonomy) for claim, shots in zip(claims.values(), all_shots)
-    ]
+    prompts = []
+    for claim, shots in zip(claims.values(), all_shots):
+        prompts.append(prompt_of(template, claim, shots, taxonomy))
     answers, summary = kit.answers_to(prompts, lambda reply: codes_in(reply, taxonomy), args)
     codes = {}
     unknown = 0
@@ -200,7 +208,7 @@ def llm(args):
 
 # -------------------- Thresholds
 def best_threshold(gold, probabilities):
-    """Return the threshold with the best F1."""
+    """Return the threshold with the highest F1."""
     from sklearn.metrics import precision_recall_curve
 
     precision, recall, thresholds = precision_recall_curve(gold, probabilities)
@@ -251,7 +259,7 @@ def fit(model, claims, gold, folder, args):
             num_train_epochs=args.epochs,
             learning_rate=args.lr,
             seed=args.seed,
-            per_device_train_batch_size=args.batch,
+            per_device_train_batch_size=args.batch_size,
             use_cpu=model.device.type == "cpu",
             bf16=model.device.type == "cuda",
             dataloader_pin_memory=False,
@@ -312,7 +320,7 @@ def train(args):
 
 
 def classify(args):
-    """Choose codes by the trained encoder: those above their threshold, else the likeliest one."""
+    """Choose codes by the trained encoder: those above their thresholds, else the likeliest one."""
     from sentence_transformers import CrossEncoder
 
     task = kit.task_of(args, args.claims, args.model)
@@ -407,6 +415,8 @@ def add_llm(add):
         help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/llm_narratives.replies.jsonl",
         help="read replies from this file")
+    add("--prompt", metavar="FILE", help="ask by this prompt, with {claim}, {taxonomy}, and where "
+        "wanted {examples} and {none}, the code for no narrative (default: the program's own)")
     add("--fewshot", type=kit.count_or_0, default=8,
         help="show this many labelled claims of the train split, the most similar ones, per claim")
     add("--encoder", default="data/models/minilm",
@@ -420,7 +430,7 @@ def add_train(add):
     add("--model", default="data/models/minilm", help="start from this encoder")
     add("--epochs", type=kit.positive, default=20, help="train for this many epochs")
     add("--lr", type=kit.amount, default=5e-5, help="train with this peak learning rate")
-    add("--batch-size", dest="batch", type=kit.count, default=16,
+    add("--batch-size", type=kit.count, default=16,
         help="train on this many claims per batch")
     add("--held-out", type=kit.share, default=0.2,
         help="hold out this share of the claims, to fit the thresholds")

@@ -9,7 +9,7 @@
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
 #   LANGUAGE=NAME   stopwords and stems of BM25, as 01_index.py --language (default: english)
-# The other settings of common.sh change nothing here.
+# The other settings of systems/common.sh change nothing here.
 NAME=${1:-}
 case $NAME in
   "")
@@ -178,8 +178,8 @@ for split in $DEV $TEST; do
   rerank $split cross-encoder
   rerank $split margin --model $W/models/margin
 done
-rerank $TEST blended --model $W/$TEST/cross-encoder.tsv --first-stage 0.5
-rerank $TEST margin-blended --model $W/$TEST/margin.tsv --first-stage 0.5
+rerank $TEST blended --first-stage 0.5
+rerank $TEST margin-blended --model $W/models/margin --first-stage 0.5
 rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --neighbours 5 \
   --beam 5
 fuse --split $TEST --out $W/$TEST/ensemble.tsv $W/$TEST/{cross-encoder,margin}.tsv

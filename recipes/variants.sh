@@ -8,7 +8,7 @@
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/variants)
-# The other settings of common.sh change nothing here. LoRA needs peft.
+# The other settings of systems/common.sh change nothing here. LoRA needs peft.
 NAME=${1:-}
 case $NAME in
   "")

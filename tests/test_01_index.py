@@ -355,14 +355,14 @@ def test_neighbours_equal_brute_force(toy, call):
 # ---------------------------------------------------------------- Training
 def test_rows_keep_the_most_negatives():
     tuples = [("c", "p", "1"), ("c", "q", "1", "2", "3"), ("c", "r", "1", "2", "3")]
-    assert KIT.rows_of(tuples, "mnrl") == tuples[1:]  # 2 x 3 are more than 3 x 1
-    assert KIT.rows_of(tuples[:2], "triplet") == [
+    assert KIT.training_rows(tuples, "mnrl") == tuples[1:]  # 2 x 3 are more than 3 x 1
+    assert KIT.training_rows(tuples[:2], "triplet") == [
         ("c", "p", "1"),
         ("c", "q", "1"),
         ("c", "q", "2"),
         ("c", "q", "3"),
     ]
-    assert KIT.rows_of([("c", "p")], "mnrl") == [("c", "p")]
+    assert KIT.training_rows([("c", "p")], "mnrl") == [("c", "p")]
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ABSTRACTS, RUN, facts, jsonl, kill_before, load, read, tiny, tiny_llm, tsv
+from conftest import ABSTRACTS, RUN, facts, jsonl, kill_before, load, read, tiny, tiny_llm
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder
+from sentence_transformers.cross_encoder import losses
 from transformers import AutoTokenizer, BertConfig, T5Config, T5ForConditionalGeneration
 
 SCRIPT = "03_rerank.py"
@@ -135,14 +136,12 @@ def test_mono_t5_scores_true_against_false(models, tmp_path):
 
 
 # ---------------------------------------------------------------- Arithmetic
-def test_arithmetic_by_hand():
-    found = KIT.combo_score(np.array([0.0, np.log(3)]), np.array([0.5, 0.2]), 0.25)
-    np.testing.assert_allclose(found, [0.75 * 0.5 + 0.25 * 0.5, 0.75 * 0.75 + 0.25 * 0.2])
+def test_blended_scores_by_hand():
     rows = [("1", "a", 3, 10.0), ("1", "b", 1, 20.0), ("2", "a", 1, 2.0), ("2", "x", 1, None)]
-    table = pd.DataFrame(rows, columns=[*PAIR, "score", "first"])
+    table = pd.DataFrame(rows, columns=[*PAIR, "score", "first_stage"])
     assert KIT.blend_first_stage(table, 0.25).tolist() == pytest.approx([0.5, -0.5, 0, 0])
     rows = [("1", "a", 1, 10.0), ("1", "b", 1, 20.0), ("1", "x", 1, None)]  # x counts as 10
-    table = pd.DataFrame(rows, columns=[*PAIR, "score", "first"])
+    table = pd.DataFrame(rows, columns=[*PAIR, "score", "first_stage"])
     low = -1 / 2**0.5  # mean 40 / 3, standard deviation 10 sqrt(2) / 3
     high = 2**0.5
     assert KIT.blend_first_stage(table, 0.5).tolist() == pytest.approx([low / 2, high / 2, low / 2])
@@ -167,13 +166,13 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, c
 
     args = Namespace(rounds=rounds, beam=beam)
     pairs = pd.DataFrame({"claim_id": "1", "abstract_id": list(start)})
-    found = KIT.with_neighbours(score, score(None, pairs), graph, Path(), args)
+    found = KIT.with_neighbours(score(None, pairs), graph, score, Path(), args)
     assert asked == calls
     assert "".join(found["abstract_id"]) == "".join(calls)
 
 
 # ---------------------------------------------------------------- Reranking
-def test_candidates_join_by_models_runs_and_verdicts(toy, call, refused):
+def test_candidates_are_sorted_by_the_scores_of_a_model(toy, call):
     def reranked(*words):
         facts(call(SCRIPT, "--model", "tiny", "--depth", 4, *words, "--out", "new.tsv", cwd=toy))
         return read(toy / "new.tsv")
@@ -192,16 +191,6 @@ def test_candidates_join_by_models_runs_and_verdicts(toy, call, refused):
     assert len(both) == 12 and np.allclose(both["score_x"], both["score_y"], atol=1e-4)
     best = reranked("--top-k", 2)
     assert best["abstract_id"].tolist() == after[after["rank"] <= 2]["abstract_id"].tolist()
-    rows = [(claim, name, 0.5, 0.1) for claim in ("c3", "c4", "c5") for name in ABSTRACTS]
-    tsv(toy / "v.tsv", [*PAIR, "p_supports", "p_refutes"], rows)
-    both = reranked("--verdicts", "v.tsv", "--alpha", 0.3).merge(after, on=PAIR)
-    sigmoid = 1 / (1 + np.exp(-both["score_y"]))
-    assert np.allclose(both["score_x"], 0.3 * 0.6 + 0.7 * sigmoid, atol=1e-6)
-    words = ("--model", "two.tsv", "--verdicts", "v.tsv", "--alpha", 0.3)  # an earlier run
-    again = reranked(*words).merge(both, on=PAIR)
-    assert len(again) == 12 and np.allclose(again["score"], again["score_x"], atol=1e-4)
-    words += ("--run", HYBRID, "--out", "no.tsv", "--depth")
-    refused(toy, SCRIPT, *words, 5, said="two.tsv: no score of claim c3")
 
 
 def test_what_stands_behind_depth_follows_where_top_k_asks_for_it(toy, call):
@@ -227,7 +216,6 @@ def test_neighbours_by_01_join(toy, call, refused):
     words = ("--model", "tiny", "--out", "new.tsv", "--depth", 4, "--graph", GRAPH)
     facts(call(SCRIPT, *words, cwd=toy))
     assert (read(toy / "new.tsv").groupby("claim_id").size() == 12).all()  # all are reached
-    refused(toy, SCRIPT, *words, "--model", "new.tsv", said="--graph: not with --verdicts")
     with open(toy / "data/demo/corpus.jsonl", "a") as file:
         file.write('{"abstract_id": "0013", "abstract": "snow"}\n')
     refused(toy, SCRIPT, *words, said=f"{GRAPH}: the corpus has changed")
@@ -339,12 +327,37 @@ def test_losses_by_hand(models, tmp_path):
     lead = up - down
     margin = float(np.abs(lead).mean())  # one pair may be beyond it
     loss = KIT.loss_of(model, Namespace(loss="margin", margin=margin))
-    found = loss([claims, good, bad], torch.tensor([-1.0, -1.0])).item()
+    found = loss([claims, good, bad], None).item()
     assert found == pytest.approx(np.maximum(0, margin - lead).mean(), abs=1e-5)
     loss = KIT.loss_of(model, Namespace(loss="l1"))
     targets = np.array([1.0, 0.25])
     found = loss([claims, good], torch.tensor(targets)).item()
     assert found == pytest.approx(np.abs(1 / (1 + np.exp(-up)) - targets).mean(), abs=1e-5)
+
+
+def test_the_hinge_loss_has_the_gradients_of_torch_s(models, tmp_path):
+    model = CrossEncoder(tiny(tmp_path / "tiny"), device="cpu").eval()
+    by_torch = losses.MarginMSELoss(model)
+    by_torch.loss_fct = torch.nn.HingeEmbeddingLoss(5.0)  # at label -1: max(0, 5 - lead)
+    texts = [["ice", "sea"], ["ice melts", "sun"], ["up", "the sea is up"]]
+    gradients = []
+    for loss in (KIT.hinge_loss(model, 5.0), by_torch):
+        model.zero_grad()
+        loss(texts, torch.tensor([-1.0, -1.0])).backward()
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    assert any(part.abs().max() > 0 for part in gradients[0].values())
+    assert all(torch.equal(part, gradients[1][name]) for name, part in gradients[0].items())
+
+
+@pytest.mark.parametrize(("loss", "schedule"), [("bce", "linear"), ("l1", "cosine")])
+def test_a_loss_has_a_schedule_of_its_own_unless_one_is_given(toy, call, loss, schedule):
+    tiny(toy / "tiny")
+    weights = []
+    for words in ((), ("--schedule", schedule), ("--schedule", "constant")):
+        words = (*words, "--loss", loss, "--epochs", 1, "--dev-split", "none", "--out", "m")
+        facts(call(SCRIPT, *TRAIN, "data/demo/pairs.jsonl", *words, cwd=toy))
+        weights.append((toy / "m/model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]
 
 
 def test_a_claim_of_700_words_trains_and_is_reranked(toy, call):

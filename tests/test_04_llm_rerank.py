@@ -130,7 +130,7 @@ def test_probabilities_are_those_of_the_first_token_that_begins_a_label():
 
 
 def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
-    found = KIT.read_replies(TOY.parent / "engine.jsonl", {})
+    found, unusable = KIT.read_replies(TOY.parent / "engine.jsonl", {})
     texts = {}
     for custom_id, reply in found.items():
         if not reply.error:
@@ -145,7 +145,7 @@ def test_replies_are_read_from_whatever_a_batch_engine_writes(tmp_path):
     assert "expired" in found["e"].error
     assert "PROHIBITED" in found["i"].error
     assert all(found[custom_id].error for custom_id in "fghjx")  # and are not asked again
-    assert KIT.REPLY_COUNTS["unusable_lines"] == 5
+    assert unusable == 5
 
 
 def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
@@ -153,7 +153,7 @@ def test_an_error_that_comes_later_replaces_no_reply(tmp_path):
     paid = {"response": {"body": completion("paid")}}
     pairs = zip("aabbcc", (paid, error, error, paid, error, error))
     jsonl(tmp_path / "replies", *[{"custom_id": custom_id} | line for custom_id, line in pairs])
-    found = KIT.read_replies(tmp_path / "replies", {})
+    found, _ = KIT.read_replies(tmp_path / "replies", {})
     texts = [[choice.text for choice in found[custom_id].choices] for custom_id in "abc"]
     assert texts == [["paid"], ["paid"], []]
 
@@ -163,8 +163,9 @@ def test_a_reply_counts_for_the_body_that_it_answers(tmp_path):
     line = {"custom_id": "a", "response": {"body": completion("old")}}
     jsonl(tmp_path / "own", line | {"request_sha256": KIT.body_digest({"messages": ["old"]})})
     jsonl(tmp_path / "foreign", line)  # other programs know no sha256
-    assert KIT.read_replies(tmp_path / "own", {"a": request}) == {}
-    assert set(KIT.read_replies(tmp_path / "foreign", {"a": request})) == {"a"}
+    assert KIT.read_replies(tmp_path / "own", {"a": request}) == ({}, 0)
+    found, _ = KIT.read_replies(tmp_path / "foreign", {"a": request})
+    assert set(found) == {"a"}
 
 
 def test_a_file_of_replies_in_another_encoding_is_refused(toy, call, refused):
@@ -191,27 +192,27 @@ def test_windows_go_up_from_the_bottom_and_reach_the_top():
 
 def test_a_prompt_holds_claim_marks_and_the_form_of_the_answer():
     texts = ["one two three", "see [7] {claim}"]
-    (turn,) = KIT.prompt_of(KIT.PROMPT, "Ice\nmelts", texts, settings())
+    (turn,) = KIT.messages_about("Ice\nmelts", texts, KIT.PROMPT, settings())
     prompt = turn["content"]
     assert "Claim: Ice melts\n" in prompt
     assert "\n[1] one two three\n[2] see (7) {claim}\n" in prompt
     assert "like this: [2] > [1] > [3]. Write" in prompt
     args = settings(structured=True, best=2, max_words=2)
-    prompt = KIT.prompt_of(KIT.PROMPT, "c", ["one two three"] * 3, args)[0]["content"]
+    prompt = KIT.messages_about("c", ["one two three"] * 3, KIT.PROMPT, args)[0]["content"]
     assert "[3] one two\n" in prompt and "marks of the 2 best abstracts" in prompt
     assert 'like this: {"order": [2, 1, 3]}. Write' in prompt
-    (turn,) = KIT.prompt_of(KIT.PROMPT, "claim", ["a"], settings(method="pointwise"))
+    (turn,) = KIT.messages_about("claim", ["a"], KIT.PROMPT, settings(method="pointwise"))
     assert "Answer YES or NO." in turn["content"]
 
 
 def test_a_request_has_the_parameters_that_are_asked_for():
-    form = KIT.METHODS["listwise"]["form"]
-    question = KIT.Question([{"role": "user", "content": "Order"}], 9, None)
+    form = KIT.PROMPT_PARTS["listwise"]["form"]
+    question = KIT.Question([{"role": "user", "content": "Order"}], form, 9, None)
     extra = {"max_tokens": None, "max_completion_tokens": 77, "temperature": 0.7}
-    body = KIT.request_of(question, "", form, settings(extra=extra, structured=True))["body"]
+    body = KIT.request_of(question, "", settings(extra=extra, structured=True))["body"]
     assert "max_tokens" not in body and body["max_completion_tokens"] == 77
     assert body["temperature"] == 0.7
-    assert KIT.request_of(question, " again", form, settings())["body"] == {
+    assert KIT.request_of(question, " again", settings())["body"] == {
         "model": "toy",
         "messages": [{"role": "user", "content": "Order again"}],
         "temperature": 0,
@@ -759,12 +760,14 @@ def test_no_json_in_any_place_of_a_reply_is_a_traceback(place, new):
         path = Path(folder, "replies")
         path.write_text(json.dumps(replaced(WHOLE, place, new)))
         requests = {"a": {"custom_id": "a", "body": {}}}
-        for reply in KIT.read_replies(path, requests).values():
+        replies = KIT.Replies(None, None)
+        known, _ = KIT.read_replies(path, requests)
+        for reply in known.values():
             votes = [reads(choice.text) for choice in reply.choices]
-            votes = [vote for vote in votes if vote]
-            KIT.count_reply(votes, reply)
-            KIT.REPLY_COUNTS.update(reply.usage)
-            found = KIT.label_probabilities(votes, reply, ("YES", "NO"))
+            reply = reply._replace(answers=[vote for vote in votes if vote])
+            replies.count(reply)
+            replies.counts.update(reply.usage)
+            found = KIT.label_probabilities(reply, ("YES", "NO"))
             assert found is None or sum(found.values()) == pytest.approx(1)
             KIT.order_in("".join(choice.text for choice in reply.choices), 3)
 

@@ -178,7 +178,7 @@ def test_claims_are_held_out_whole():
     [
         ("none", "bfloat16", "embeddings layer.0 layer.1 pooler classifier"),
         ("encoder", "float16", "pooler classifier"),
-        ("1", "bfloat16", "layer.1 pooler classifier"),
+        (1, "bfloat16", "layer.1 pooler classifier"),
     ],
 )
 def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, dtype, learning):
@@ -192,9 +192,12 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     assert found == set(learning.split())
     assert model.config.id2label == dict(enumerate(NLI))
     assert not model.config.stance_claim_first
+    KIT.set_length(model, arguments(), 2)
+    assert model[0].preprocess.in_order(["c", "a"]) == ["a", "c"]
     model = KIT.open_model(KIT.with_head, tiny(tmp_path / "new"), arguments(), "fp32")
     assert model.config.stance_claim_first
-    assert KIT.in_order(model, [("c", "a")]) == [("c", "a")]
+    KIT.set_length(model, arguments(), 2)
+    assert model[0].preprocess.in_order(["c", "a"]) == ["c", "a"]
 
 
 def test_a_killed_labelling_goes_on_where_it_was(toy, call, killed):

@@ -231,7 +231,7 @@ def test_tables_mark_best_and_second_and_escape_names():
     )
     p = pd.DataFrame({"R@5": [np.nan, 0.01, 0.2], "F1": [np.nan] * 3}, values.index)
     cells = {"value": values, "low": values - 0.1, "high": values + 0.1, "p_holm": p}
-    shown = KIT.markdown(KIT.cell_texts(cells)).splitlines()
+    shown = KIT.markdown(KIT.cell_texts(cells), []).splitlines()
     assert shown[1:5] == [
         "| --------------- | ---------- | ----- |",
         r"| a\_b\|\<i\>\&\$ | 0.100      | -     |",
@@ -239,29 +239,30 @@ def test_tables_mark_best_and_second_and_escape_names():
         "| y               | *0.200*    | 0.500 |",
     ]
     parts = {run: {"R@5": np.ones((1, 2)), "confusion": np.ones((1, 3, 3))} for run in values.index}
-    tex = KIT.tables_of(cells, parts, ["c"], {})[".tex"]
+    tex = KIT.tables_of(cells, parts, ["c"], {})[KIT.TABLES.index(".tex")]
     assert r"a\_b|<i>\&\$ & 0.100 & - \\" in tex and r"\textbf{0.300$^\dagger$} & 0.500 \\" in tex
 
 
 def test_tables_explain_only_what_they_show():
     values = pd.DataFrame({"R@5": [0.1, 0.3]}, ["x", "y"])
     cells = {"value": values, "p_holm": values + 1}
-    notes = KIT.markdown(KIT.cell_texts(cells)).split("\n\n")[1]
+    notes = "\n".join(KIT.notes_on(cells, "claims"))
     assert notes == (
         "Bold: the best run. Italics: the second best.\nMeans are over claims with evidence."
     )
     cells = {field: cell.set_axis(["pooled R@5"], axis=1) for field, cell in cells.items()}
-    notes = KIT.markdown(KIT.cell_texts(cells))
+    notes = "\n".join(KIT.notes_on(cells, "claims"))
     assert "Pooled" in notes and "Means are" not in notes and "B-Pref" not in notes
     cells["p_holm"] *= 0
-    assert "† differs" in KIT.markdown(KIT.cell_texts(cells))
+    assert KIT.notes_on(cells, "claims")[1].startswith("† differs")
 
 
 def test_a_wide_table_is_split_into_parts_that_fit_a_terminal():
     names = [f"pooled R@{k}" for k in range(1, 16)]
     values = pd.DataFrame(0.5, index=["bm25", "a-run-with-a-long-name"], columns=names)
     cells = {"value": values, "p_holm": values}
-    first, second, *more, notes = KIT.markdown(KIT.cell_texts(cells)).split("\n\n")
+    shown = KIT.markdown(KIT.cell_texts(cells), KIT.notes_on(cells, "claims"))
+    first, second, *more, notes = shown.split("\n\n")
     assert notes == "Pooled R@k is the share of all evidence pairs that is found."
     headers = []
     for part in (first, second, *more):
@@ -271,13 +272,14 @@ def test_a_wide_table_is_split_into_parts_that_fit_a_terminal():
         run, *columns = lines[0].strip("| ").split(" | ")
         headers += [column.strip() for column in columns]
     assert headers == names  # each once, in their order
-    assert len(KIT.markdown(KIT.cell_texts(cells)[["run", names[0]]]).split("\n\n")) == 2
+    narrow = KIT.cell_texts(cells)[["run", names[0]]]
+    assert len(KIT.markdown(narrow, [notes]).split("\n\n")) == 2
 
 
 def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     tsv(toy / "work/demo/test/bm25.tsv", RUN, "c3|0003|1|2; c3|0001|2|1")
     tsv(toy / "a.tsv", LABELLED, "c4|0004|1|2|REFUTES; c5|0009|1|2|NEI; c9|1|1|2|NEI")
-    words = "work/demo/test/bm25.tsv a.tsv --out out/m.tsv"
+    words = "work/demo/test/bm25.tsv a.tsv --measures climatecheck2025 Success@1 --out out/m.tsv"
     done = call(SCRIPT, words, cwd=toy)
     assert facts(done)["runs"] == 2 and len(done.stdout.splitlines()[-1]) < 200
     numbers = json.loads((toy / "out/m.json").read_text())
@@ -303,25 +305,26 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     tsv(toy / "q.tsv", QRELS, "c3|0001|SUPPORTS")
     made = facts(call(SCRIPT, "--qrels q.tsv --resamples 10", cwd=toy))["made"]
     assert made[0] == "work/demo/test/metrics-q.tsv"
-    words = "work/demo/test/bm25.tsv a.tsv --resamples 0 --out out/n.tsv"
+    words = words.replace("out/m.tsv", "out/n.tsv --resamples 0")
     facts(call(SCRIPT, words, cwd=toy))
     without = json.loads((toy / "out/n.json").read_text())
     assert without["value"] == values and without["p"]["a"]["R@5"] is None
 
 
 MEASURE = {
-    "RANKED = {": """def first_half(gold, judgements):
+    "MEASURES = {": """def first_half(judgements):
     \"\"\"Share of evidence among the first half of the ranks\"\"\"
-    half = gold[:, : gold.shape[1] // 2]
-    return mean_of(is_evidence(half).sum(1) / judgements.R, judgements.R > 0)
+    half = judgements.gold[:, : judgements.gold.shape[1] // 2]
+    return mean_over(judgements.R > 0, is_evidence(half).sum(1) / judgements.R)
 
-RANKED = {"Half": first_half, """
+MEASURES = {"Half": Measure(first_half, "Half@k reads half of them."), """
 }
 
 
 def test_a_measure_in_the_registry_is_computed(toy, call):
     words = f"{HYBRID} --measures Half@4 R@2 --out m.tsv"
-    facts(call(SCRIPT, words, cwd=toy, edits=MEASURE))
+    done = call(SCRIPT, words, cwd=toy, edits=MEASURE)
+    assert facts(done) and "\nHalf@k reads half of them.\nMeans are over" in done.stdout
     table = pd.read_csv(toy / "m.tsv", sep="\t")
     assert table["Half@4"].tolist() == table["R@2"].tolist() != [0]
 

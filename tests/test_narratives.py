@@ -10,6 +10,8 @@ import pytest
 from conftest import CLAIMS, ROOT, cases, facts, load, read, tiny, tsv
 
 sys.path.insert(0, str(ROOT / "recipes"))
+from tools import kit  # noqa: E402
+
 CODES = load("recipes/narratives.py")
 TAXONOMY = CODES.read_taxonomy(ROOT / "data/taxonomy.tsv")
 TEST = dict(read(ROOT / "data/demo/claims.test.tsv").to_numpy())
@@ -62,6 +64,25 @@ def test_a_language_model_sees_taxonomy_and_examples(narratives, endpoint, call,
     (antarctica,) = [prompt for prompt in server.answered if start in prompt]
     assert "\nClaim: Greenland is losing ice" in antarctica
     assert "up to date" in narratives("llm --model toy").stdout
+
+
+def test_a_language_model_is_asked_by_ones_own_prompt(narratives, tmp_path):
+    prompt = tmp_path / "mine.txt"
+    prompt.write_text(
+        'Name {"codes"}: {taxonomy}\n--- user\n{examples}<claim>{claim}</claim>{none}'
+    )
+    done = narratives(f"llm --model toy --prompt {prompt} --fewshot 1")
+    assert done.returncode == 3, done.stderr
+    path = tmp_path / "work/test/llm_narratives.requests.jsonl"
+    system, user = json.loads(path.read_text().splitlines()[0])["body"]["messages"]
+    assert system["content"].startswith('Name {"codes"}: 0_0 ')
+    claim = kit.plain(TEST[list(TEST)[0]])
+    assert re.fullmatch(
+        rf"Claim: .+\nCodes: .+\n\n<claim>{re.escape(claim)}</claim>0_0", user["content"]
+    )
+    prompt.write_text("{claim}")
+    done = narratives(f"llm --model toy --prompt {prompt}")
+    assert done.returncode == 2 and "mine.txt: it needs {taxonomy}" in done.stderr
 
 
 def test_an_encoder_is_trained_resumed_and_classifies(narratives, tmp_path, monkeypatch):

@@ -42,6 +42,49 @@ def test_what_stands_between_tags_is_the_new_text(reply, text):
     assert REWRITE.text_of_reply(reply) == text
 
 
+@pytest.mark.parametrize(
+    "claim, text",
+    [
+        ("Ice &amp; snow &lt; 2 °C &#39;now&#39;", "Ice & snow < 2 °C 'now'"),
+        ("See https://t.co/aB1?x=y#z and www.who.int/x now", "See and now"),
+        ("@WHO: #COVID19 is over, @me", ": COVID19 is over,"),
+        ("Hot🔥🔥 ☀️ 1️⃣st 👨‍👩", "Hot 1 st"),
+        ("mail a@b.org about No #1 and C# ™", "mail a@b.org about No 1 and C# ™"),
+        ("https://t.co/x", ""),
+    ],
+)
+def test_claims_are_cleaned(claim, text):
+    assert REWRITE.cleaned(claim) == text
+
+
+def test_the_clean_view_asks_no_model(toy, program):
+    rows = [("a", "Ice &amp; snow @me"), ("b", "https://t.co/x"), ("c", "Sun")]
+    tsv(toy / "in.tsv", HEADER[:2], rows)
+    made = facts(program("rewrite", "--view clean --claims in.tsv", cwd=toy))
+    assert made == {"made": ["work/demo/test/claims.clean.tsv"], "claims": 3, "unchanged": 2}
+    claims = read(toy / made["made"][0])["claim"].tolist()
+    assert claims == ["Ice & snow", "https://t.co/x", "Sun"]  # of b, nothing would be left
+
+
+def test_ones_own_prompt_is_asked_and_its_text_appended(toy, rewrite, endpoint, call):
+    prompt = '# a note\nBe brief.\n--- user\nPut {"x"} in tags: <claim>{claim}</claim>\n'
+    (toy / "mine.txt").write_text(prompt)
+    server = endpoint(lambda prompt: "<text>warming</text>")
+    words = "--prompt mine.txt --append"
+    (command,) = re.findall(r"python 04_llm_rerank.py (ask .*)", rewrite(words).stdout)
+    facts(call("04_llm_rerank.py", f"{command} --base-url {server.url}", cwd=toy))
+    system, _ = server.asked[0]["messages"]
+    assert system == {"role": "system", "content": "Be brief."}
+    asked = {body["messages"][1]["content"] for body in server.asked}
+    assert asked == {f'Put {{"x"}} in tags: <claim>{text}</claim>' for text in TEXTS}
+    (out,) = facts(rewrite(words))["made"]
+    assert out == "work/demo/test/claims.mine.tsv"
+    assert read(toy / out)["claim"].tolist() == [f"{claim} warming" for _, claim, _ in CLAIMS]
+    (toy / "mine.txt").write_text("What?")
+    done = rewrite(words)
+    assert done.returncode == 2 and "mine.txt: it needs {claim}" in done.stderr
+
+
 def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call):
     says = {
         TEXTS[0]: '<text>Ursus maritimus\n\tloses "mass".</text>',

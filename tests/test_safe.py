@@ -511,8 +511,8 @@ FLAGS = {
     "02_retrieve.py mine work/demo/train/hybrid.tsv --shape tuples --out new": "--hard --easy",
     "02_retrieve.py mine work/demo/train/hybrid.tsv --shape labels --out new": "--hard --seed",
     f"{BM25} --out new": "--k1 --b --max-length --batch-size",
-    "03_rerank.py --model work/demo/test/hybrid.tsv --out new": """--depth --top-k --first-stage
-        --alpha --rounds --neighbours --beam --max-length --batch-size""",
+    "03_rerank.py --model tiny --out new": """--depth --top-k --first-stage --rounds --neighbours
+        --beam --max-length --batch-size""",
     f"06_evaluate.py {HYBRID} --out new.tsv": "--depth --resamples --seed",
     f"06_evaluate.py submission {HYBRID} --out new": "--top-k",
     "04_llm_rerank.py --run work/demo/test/hybrid.tsv --backend none --model m --out new": """
@@ -531,21 +531,21 @@ FLAGS = {
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(choice=st.data())
-def test_random_numbers_end_in_a_result_or_in_one_line(toy, call, contents, command, choice):
+def test_random_numbers_end_in_a_result_or_in_one_line(small, call, contents, command, choice):
     """Status 0, 2, or 3 where requests wait; no traceback; only the outputs named are changed."""
     names = choice.draw(st.lists(st.sampled_from(FLAGS[command].split()), min_size=1, max_size=3))
     words = []
     for name in dict.fromkeys(names):
         number = choice.draw(st.one_of(st.sampled_from(WITHIN), st.sampled_from(WITHOUT)))
         words.append(f"{name}={number}")
-    before = contents(toy, "new")
-    done = call(*command.split(), *words, cwd=toy)
+    before = contents(small, "new")
+    done = call(*command.split(), *words, cwd=small)
     assert done.returncode in (0, 2, 3), (words, done.stderr)
     assert "Traceback" not in done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == (done.returncode == 2), (words, done.stderr)
-    assert contents(toy, "new") == before
-    for path in toy.glob("new*"):
+    assert contents(small, "new") == before
+    for path in small.glob("new*"):
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -65,8 +65,8 @@ def test_the_sentence_with_the_highest_probability_of_the_label_is_chosen(toy, p
     args = SimpleNamespace(model="nli", max_length=512, dtype="fp32", fields="", device=None)
     args.batch_size = 2
     model = kit.open_classifier(args)
-    inputs = kit.in_order(model, [("Größe", sentence) for sentence in SENTENCES])
-    best = kit.probabilities_of(model, kit.outputs_of(model, inputs)).argmax(axis=0)
+    pairs = [("Größe", sentence) for sentence in SENTENCES]
+    best = kit.probabilities_of(model, kit.outputs_of(model, pairs)).argmax(axis=0)
     for entry, index in zip(evidence, best):
         entry["sentence"] = SENTENCES[index]
     assert (toy / out).read_text("utf-8") == json.dumps(verdict, ensure_ascii=False) + "\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import facts, jsonl, kill_before, load, tiny, tiny_llm
+from conftest import ABSTRACTS, CLAIMS, facts, jsonl, kill_before, load, tiny, tiny_llm, tsv
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
@@ -161,6 +161,14 @@ def test_cached_and_plain_losses_of_a_batch_are_equal(small):
         features = [encoder.preprocess(list(texts)) for texts in zip(*PAIRS)]
         values.append(loss(features, None).item())
     assert values[0] == pytest.approx(values[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("script", JOBS)
+def test_texts_of_one_letter_train(small, call, script):
+    abstracts = [{"abstract_id": name, "abstract": "x"} for name in ABSTRACTS]
+    jsonl(small / "data/demo/corpus.jsonl", *abstracts)
+    tsv(small / "data/demo/claims.train.tsv", CLAIMS, "c1|y; c2|z")
+    assert facts(call(script, *words_of(script), cwd=small))["made"]
 
 
 # ---------------------------------------------------------------- Fields and cards

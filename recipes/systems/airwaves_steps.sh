@@ -19,13 +19,16 @@ bm25() {
   search $name bm25 $data
 }
 
-# encode NAME MODEL FLAGS: index with an encoder, and search. Texts are title and abstract; flags
-# may name other texts.
+# What encoders read: title and abstract, and no "query: " before a post, whatever the model's own
+# configuration says.
+TEXTS=(--fields title,abstract --separator " [SEP] " --query-prompt "" --document-prompt "")
+
+# encode NAME MODEL FLAGS: index with an encoder, and search. Flags may name other texts.
 encode() {
   local name=$1 model=$2
   shift 2
-  kit 01_index.py $D --indexes dense --dense-model $model --fields title,abstract \
-    --separator " [SEP] " --out $WORK/index-$name "$@"
+  kit 01_index.py $D --indexes dense --dense-model $model "${TEXTS[@]}" \
+    --out $WORK/index-$name "$@"
   search $name dense $DATA
 }
 
@@ -34,9 +37,9 @@ encode() {
 tune() {
   local name=$1 model=$2 examples=$3 batch=$4
   shift 4
-  kit 01_index.py train $D $WORK/train/$examples.jsonl --model $model --fields title,abstract \
-    --separator " [SEP] " --loss mnrl --scale 20 --lr 7e-6 --epochs 2 --batch-size $batch \
-    --dev-split none --out $WORK/models/$name "$@"
+  kit 01_index.py train $D $WORK/train/$examples.jsonl --model $model "${TEXTS[@]}" \
+    --loss mnrl --scale 20 --lr 7e-6 --epochs 2 --batch-size $batch --dev-split none \
+    --out $WORK/models/$name "$@"
   encode $name $WORK/models/$name "$@"
 }
 

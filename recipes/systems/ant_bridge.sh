@@ -25,7 +25,7 @@ kit 02_retrieve.py $D --retrievers bm25 --top-k ${DEPTH:-5000}
 
 # rerank NUMBER MODEL BATCH MARGIN: train a reranker with 10 random and 5 hard negatives for every
 # positive, and rerank. The model as it comes reranks BM25's 1,000; hard negatives are drawn from
-# the best 500 that are not positives.
+# the best 500, without positives.
 rerank() {
   local number=$1 model=$2 batch=$3 margin=$4
   local mined=$WORK/train/$(basename $model).tsv
@@ -55,7 +55,7 @@ stage "5  Stance: Gemini 2.5 Pro as an expert, 50 pairs a prompt, a digit each (
 label() {
   local pairs=$1 name=$2
   kit 05_classify.py llm $D --run $T/rerank.tsv --strategy batch --pairs-per-prompt $pairs \
-    --prompt recipes/systems/prompts/batch.txt --max-tokens 20000 --timeout 600 \
+    --prompt $PROMPTS/batch.txt --max-tokens 20000 --timeout 600 \
     --extra '{"seed": null}' $GEMINI --out $T/$name.tsv
 }
 label 50 verdicts

@@ -33,7 +33,7 @@ stage "5  Stance: Yi-1.5-9B-Chat-16K as an expert, zero-shot (6; difference 1)"
 # label PROMPT NAME
 label() {
   local prompt=$1 name=$2
-  kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/systems/prompts/$prompt.txt $YI \
+  kit 05_classify.py llm $D --run $T/rerank.tsv --prompt $PROMPTS/$prompt.txt $YI \
     --out $T/$name.tsv
 }
 label expert verdicts

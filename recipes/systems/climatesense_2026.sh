@@ -25,16 +25,16 @@ kit 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $LARGE \
 # rerank NUMBER MODEL BATCH MARGIN: train a reranker, and keep its best 500
 rerank() {
   local number=$1 model=$2 batch=$3 margin=$4
-  kit 02_retrieve.py mine $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 \
-    --easy 10 --seed $number --out $WORK/train/examples-$number.jsonl
-  kit 03_rerank.py train $D $WORK/train/examples-$number.jsonl --model $model --loss margin \
-    --margin $margin --batch-size $batch --epochs 1 --lr 1e-5 --seed $number \
-    --out $WORK/models/reranker-$number
+  kit 03_rerank.py train $D $WORK/train/triplets.jsonl --model $model --loss margin \
+    --margin $margin --batch-size $batch --epochs 1 --lr 1e-5 --schedule constant \
+    --seed $number --out $WORK/models/reranker-$number
   kit 03_rerank.py $D --model $WORK/models/reranker-$number --run $T/bm25.tsv \
     --depth ${DEPTH:-5000} --top-k 500 --out $T/rerank-$number.tsv
 }
 
-stage "3  Five BGE rerankers with margin loss, as Ant Bridge's (difference 21)"
+stage "3  Five BGE rerankers with margin loss, all trained on one file of triplets (difference 21)"
+kit 02_retrieve.py mine $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 --easy 10 \
+  --out $WORK/train/triplets.jsonl
 rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2
 rerank 3 $LARGE 8 0.25
@@ -45,9 +45,8 @@ stage "2  Reciprocal rank fusion of the five with k = 6; the best 10"
 kit 02_retrieve.py fuse $D --rrf-k 6 --top-k 10 --out $T/rerank.tsv $T/rerank-{1,2,3,4,5}.tsv
 
 stage "5  Stance: gpt-oss-120b, zero-shot, a label in JSON (difference 20)"
-P=recipes/systems/prompts
 LABEL="--run $T/rerank.tsv --max-tokens 1024 $GPT_OSS"
-kit 05_classify.py llm $D $LABEL --structured --prompt $P/json.txt --out $T/verdicts.tsv
+kit 05_classify.py llm $D $LABEL --structured --prompt $PROMPTS/json.txt --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
 table metrics climatecheck2026 $T/{bm25,rerank,verdicts}.tsv
@@ -57,6 +56,6 @@ further "${1:-}"
 stage "tables  Fusion with k = 60; stance in two steps"
 kit 02_retrieve.py fuse $D --rrf-k 60 --top-k 10 --out $T/rerank-k60.tsv $T/rerank-{1,2,3,4,5}.tsv
 kit 05_classify.py llm $D $LABEL --strategy two-step \
-  --prompt $P/two-step-evidence.txt $P/two-step-direction.txt --out $T/two-step.tsv
+  --prompt $PROMPTS/two-step-evidence.txt $PROMPTS/two-step-direction.txt --out $T/two-step.tsv
 table tables climatecheck2026 $T/{verdicts,two-step,bm25}.tsv $T/rerank{-1,-2,-3,-4,-5,-k60,}.tsv
 remarks

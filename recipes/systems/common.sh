@@ -7,8 +7,7 @@
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
-#   SMALL=weights   small models, but the full amount of work
-#   TINY=1          with SMALL: models of one layer of 8, which cost next to nothing
+#                   (README.md has what it sets)
 #   LLM_BASE_URL    endpoint of the language model
 #   OPENAI_API_KEY  its key; without LLM_BASE_URL, OpenAI is asked
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
@@ -25,8 +24,8 @@ SMALL=${SMALL:-}
 DATA=${DATA:-}
 DATA=${DATA%/}  # as data/scifact/
 WORK=${WORK:-}
-if [[ ! $SMALL =~ ^(1|weights)?$ ]]; then
-  refuse "SMALL: '$SMALL'; give 1, weights, or nothing"
+if [[ ! $SMALL =~ ^1?$ ]]; then
+  refuse "SMALL: '$SMALL'; give 1, or nothing"
 fi
 if [[ $DATA$WORK =~ [[:space:]] ]]; then
   refuse "DATA, WORK: a space in '$DATA' or '$WORK'"
@@ -40,6 +39,7 @@ WORK=${WORK:-work/$(basename "$DATA")/$SYSTEM}
 D="--data $DATA --work $WORK"  # flags that all scripts have
 T=$WORK/test                   # runs on the test split
 QRELS=$DATA/qrels.test.tsv
+PROMPTS=recipes/systems/prompts
 
 # -------------------- Stages
 # stage HEADING: the heading of a stage
@@ -53,9 +53,9 @@ kit() {
   python "$@" $(reduced "$1" "$2")
 }
 
-# reduced SCRIPT JOB: the flags that a rehearsal, SMALL=1, sets
+# reduced SCRIPT JOB: the flags that a rehearsal sets
 reduced() {
-  if [ "$SMALL" != 1 ]; then
+  if [ -z "$SMALL" ]; then
     return
   fi
   case "$1 $2" in
@@ -74,7 +74,7 @@ reduced() {
 
 # few WORDS: the words of a loop; in a rehearsal, the first alone
 few() {
-  if [ "$SMALL" = 1 ]; then
+  if [ -n "$SMALL" ]; then
     echo "$1"
   else
     echo "$@"
@@ -108,17 +108,8 @@ abstracts() {
 MINILM=data/models/minilm
 SPLADE_TINY=data/models/splade-tiny
 CROSS=work/small/cross-encoder
-T5=$CROSS  # for monoT5
 CAUSAL=work/small/causal
 NLI=work/small/nli
-if [ -n "${TINY:-}" ]; then
-  MINILM=work/small/tiny-encoder
-  SPLADE_TINY=work/small/tiny-splade
-  CROSS=work/small/tiny-cross-encoder
-  T5=work/small/tiny-monot5
-  CAUSAL=work/small/tiny-causal
-  NLI=work/small/tiny-nli
-fi
 if [ -n "$SMALL" ]; then
   python data/download.py models
 fi
@@ -210,14 +201,6 @@ table() {
   fi
   python 06_evaluate.py $D "$@" --measures $measures --out $T/$name.tsv
   python recipes/tools/published.py $T/$name.json "${PUBLISHED:-$SYSTEM}"
-}
-
-# runs NAMES: the files of these runs on the test split
-runs() {
-  local name
-  for name in "$@"; do
-    echo $T/$name.tsv
-  done
 }
 
 # check WORD QRELS: before the first stage, refuse words but tables, and tables without judgements

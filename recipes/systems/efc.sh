@@ -9,9 +9,9 @@
 
 E5=$(model intfloat/e5-large-v2 $MINILM)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L12-v2 $CROSS)
-DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)
+DEBERTA=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $NLI)
 QWEN=$(llm Qwen/Qwen3-14B)
-PROMPTS=(--query-prompt "query: " --document-prompt "passage: ")
+PREFIXES=(--query-prompt "query: " --document-prompt "passage: ")
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
@@ -20,15 +20,15 @@ abstracts
 
 stage "1  E5 fine-tuned; negatives: the three least similar of BM25's (7.4; differences 15, 17)"
 kit 01_index.py $D --indexes bm25 --analyser cased
-kit 01_index.py $D --indexes dense --dense-model $E5 "${PROMPTS[@]}" --out $WORK/index-e5
+kit 01_index.py $D --indexes dense --dense-model $E5 "${PREFIXES[@]}" --out $WORK/index-e5
 kit 02_retrieve.py $D --split train --retrievers bm25 --top-k 1500
 kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --top-k 1500 \
   --restrict $WORK/train/bm25.tsv
 kit 02_retrieve.py mine $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
   --from-top 1500 --out $WORK/train/triplets.jsonl
-kit 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PROMPTS[@]}" --loss mnrl \
+kit 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PREFIXES[@]}" --loss mnrl \
   --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder
-kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${PROMPTS[@]}"
+kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${PREFIXES[@]}"
 
 stage "2  Retrieval: 1,500 by BM25, of which E5 keeps 150 (7.4)"
 kit 02_retrieve.py $D --retrievers bm25 --top-k 1500
@@ -44,7 +44,7 @@ rerank() {
 rerank dense rerank
 
 stage "5  Stance, submitted: Qwen3-14B zero-shot with reasoning (7.4; difference 1)"
-kit 05_classify.py llm $D --run $T/rerank.tsv --prompt recipes/systems/prompts/reasoning.txt \
+kit 05_classify.py llm $D --run $T/rerank.tsv --prompt $PROMPTS/reasoning.txt \
   --max-tokens 4096 --timeout 600 $QWEN --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
@@ -57,11 +57,7 @@ kit 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuf
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   --split-by instance --out $WORK/models/deberta
 kit 05_classify.py $D --run $T/rerank.tsv --model $WORK/models/deberta --out $T/deberta.tsv
-STANCE="verdicts deberta"
-if [ -z "$SMALL" ]; then  # the small model has not learned NLI
-  kit 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
-  STANCE="$STANCE deberta-nli"
-fi
+kit 05_classify.py $D --run $T/rerank.tsv --model $DEBERTA --out $T/deberta-nli.tsv
 
 stage "tables  Retrieval: E5 without fine-tuning; the cross-encoder behind BM25 alone"
 kit 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm25.tsv \
@@ -69,5 +65,5 @@ kit 02_retrieve.py $D --index $WORK/index-e5 --retrievers dense --restrict $T/bm
 cp $T/untuned/dense.tsv $T/dense-untuned.tsv
 rerank dense-untuned rerank-untuned
 rerank bm25 bm25-rerank
-table tables climatecheck2025 $(runs $STANCE) \
+table tables climatecheck2025 $T/{verdicts,deberta,deberta-nli}.tsv \
   $T/{bm25,dense-untuned,dense,bm25-rerank,rerank-untuned,rerank}.tsv

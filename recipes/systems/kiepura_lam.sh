@@ -9,7 +9,6 @@ DENSE=$(model BAAI/bge-m3 $MINILM)
 SPLADE=$(model naver/splade-v3 $SPLADE_TINY)
 CROSS_ENCODER=$(model cross-encoder/ms-marco-MiniLM-L-6-v2 $CROSS)
 GPT=$(llm gpt-4.1)
-P=recipes/systems/prompts
 if [ ! -d "$DATA" ]; then
   python data/download.py climatecheck --edition 2025 --out $DATA
 fi
@@ -23,16 +22,16 @@ kit 01_index.py $D --indexes bm25 splade --analyser words --splade-model $SPLADE
 stage "1  BGE-M3, tuned on triplets with random NEI abstracts of any claim (4.1.1; difference 9)"
 kit 02_retrieve.py mine $D --shape tuples --pool nei --hard 0 --from-top 0 --easy 1 \
   --out $WORK/train/triplets.jsonl
-kit 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --loss triplet --margin 0.3 \
-  --epochs 3 --lr 5e-5 --batch-size 32 --accumulate 2
-kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder
+kit 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --max-length 8192 \
+  --loss triplet --margin 0.3 --epochs 3 --lr 5e-5 --batch-size 2 --accumulate 32
+kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder --max-length 8192 \
+  --batch-size 8
 
 stage "2  Reciprocal rank fusion, k = 60: the best 600; to train cross-encoders, 200 (4.1.1, 4.1.2)"
 kit 02_retrieve.py $D --split train --top-k 200 --rrf-k 60
 kit 02_retrieve.py $D --top-k 600 --rrf-k 60
 
-# train RUN MODEL EPOCHS NAME: mine negatives, and train on them. They are NEI of any claim: the
-# first four among the run's 200, and four of the others at random.
+# train RUN MODEL EPOCHS NAME: negatives are NEI of any claim, the first 4 of 200, and 4 at random
 train() {
   local run=$1 model=$2 epochs=$3 name=$4
   kit 02_retrieve.py mine $D $WORK/train/$run.tsv --pool nei --from-top 200 --hard 4 --draw best \
@@ -62,13 +61,13 @@ rankgpt() {
   local alpha=$1 name=$2
   shift 2
   kit 04_llm_rerank.py $D --run $T/rerank.tsv --depth 20 --window 20 --alpha $alpha --top-k 10 \
-    --prompt $P/ranking.txt $GPT --replies $T/llm.replies.jsonl --out $T/$name.tsv "$@"
+    --prompt $PROMPTS/ranking.txt $GPT --replies $T/llm.replies.jsonl --out $T/$name.tsv "$@"
 }
 kit recipes/tools/fewshot.py $D --number 6
 rankgpt 0.4 llm --fewshot $T/fewshot.tsv
 
 stage "5  Stance: GPT-4.1, two questions in a prompt, no examples (4.2.1, appendix C; difference 1)"
-kit 05_classify.py llm $D --run $T/llm.tsv --prompt $P/hybrid.txt $GPT \
+kit 05_classify.py llm $D --run $T/llm.tsv --prompt $PROMPTS/hybrid.txt $GPT \
   --out $T/verdicts.tsv
 
 stage "6  The table and the submission"
@@ -83,10 +82,10 @@ label() {
   shift
   kit 05_classify.py llm $D --run $T/llm.tsv $GPT --out $T/$name.tsv "$@"
 }
-label zero-shot-one-step --prompt $P/one-step.txt
+label zero-shot-one-step --prompt $PROMPTS/one-step.txt
 label zero-shot-two-step --strategy two-step \
-  --prompt $P/two-step-evidence.txt $P/two-step-direction.txt
-label few-shot-hybrid --prompt $P/hybrid.txt --fewshot $T/fewshot.tsv
+  --prompt $PROMPTS/two-step-evidence.txt $PROMPTS/two-step-direction.txt
+label few-shot-hybrid --prompt $PROMPTS/hybrid.txt --fewshot $T/fewshot.tsv
 
 stage "tables  Table 3: three classifiers, two of which know SciFact (4.2.2; difference 7)"
 # classifier NAME MODEL
@@ -97,9 +96,9 @@ classifier() {
     --out $WORK/models/$name
   kit 05_classify.py $D --run $T/llm.tsv --model $WORK/models/$name --out $T/$name.tsv
 }
-classifier deberta $(model MoritzLaurer/DeBERTa-v3-base-mnli $CROSS)
-classifier deberta-scifact $(model jedick/DeBERTa-v3-base-mnli-fever-anli-scifact-citint $CROSS)
-classifier roberta-scifact $(model nikolamilosevic/SCIFACT_xlm_roberta_large $CROSS)
+classifier deberta $(model MoritzLaurer/DeBERTa-v3-base-mnli $NLI)
+classifier deberta-scifact $(model jedick/DeBERTa-v3-base-mnli-fever-anli-scifact-citint $NLI)
+classifier roberta-scifact $(model nikolamilosevic/SCIFACT_xlm_roberta_large $NLI)
 table table3 climatecheck2025 \
   $T/{verdicts,zero-shot-one-step,zero-shot-two-step,few-shot-hybrid}.tsv \
   $T/{deberta,deberta-scifact,roberta-scifact}.tsv
@@ -130,12 +129,15 @@ done
 table table6 climatecheck2025 $T/{llm,rerank,hybrid}.tsv \
   $T/{bm25,splade,dense,bm25-splade,bm25-dense,splade-dense}{,-rerank}.tsv
 
-stage "tables  Table 7: retrievers, their pairs and all three by depth"
-DEEP=$WORK/table7
-kit 02_retrieve.py $D --top-k 800 --out $DEEP
-fuse $DEEP bm25 splade 800
-fuse $DEEP bm25 dense 800
-fuse $DEEP splade dense 800
-PUBLISHED="kiepura_lam:ClimateCheck 2025, Table 7" table table7 "R@100 R@200 R@400 R@600 R@800" \
-  $DEEP/{bm25,splade,dense,bm25-splade,bm25-dense,splade-dense,hybrid}.tsv
+stage "tables  Table 7: retrievers, their pairs and all three, of lists that are cut at each depth"
+PUBLISHED="kiepura_lam:ClimateCheck 2025, Table 7"
+for depth in 100 200 400 600 800; do
+  LISTS=$WORK/table7/$depth
+  kit 02_retrieve.py $D --top-k $depth --out $LISTS
+  fuse $LISTS bm25 splade $depth
+  fuse $LISTS bm25 dense $depth
+  fuse $LISTS splade dense $depth
+  table table7-$depth R@$depth \
+    $LISTS/{bm25,splade,dense,bm25-splade,bm25-dense,splade-dense,hybrid}.tsv
+done
 remarks

@@ -24,7 +24,7 @@ stage "4  Gemini 2.0 Flash sees all 40 whole abstracts and names the ten best (7
 order() {
   local run=$1 depth=$2 name=$3
   kit 04_llm_rerank.py $D --run $T/$run.tsv --depth $depth --window $depth --best 10 --alpha 0 \
-    --top-k 10 --extra '{"seed": null}' --prompt recipes/systems/prompts/ten-best.txt $GEMINI \
+    --top-k 10 --extra '{"seed": null}' --prompt $PROMPTS/ten-best.txt $GEMINI \
     --out $T/$name.tsv
 }
 order splade 40 llm

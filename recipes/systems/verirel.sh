@@ -6,10 +6,10 @@
 . "$(dirname "$0")/common.sh" scifact
 . recipes/systems/verirel_steps.sh
 
-MONO_T5=$(model castorini/monot5-3b-msmarco-10k $T5)
-VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $CROSS)  # for MultiVerS
+MONO_T5=$(model castorini/monot5-3b-msmarco-10k $CROSS)
+VERIFIER=$(model MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli $NLI)  # for MultiVerS
 SCIBERT=$(model allenai/scibert_scivocab_uncased $CROSS)
-if [ "$SMALL" = 1 ]; then
+if [ -n "$SMALL" ]; then
   DEPTH=${DEPTH:-100}
 fi
 
@@ -66,7 +66,7 @@ figures SciFact $FIRST $GOLD verdicts verdicts-{3,5,10}
 further "${1:-}"
 
 stage "tables  Table 2: monoT5 as it is, and after medical passages; alpha = 0"
-MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $T5)
+MONO_T5_MED=$(model castorini/monot5-3b-med-msmarco $CROSS)
 for set in $SETS; do
   rerank $set $MONO_T5 monot5
   rerank $set $MONO_T5_MED monot5-med

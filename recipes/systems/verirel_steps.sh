@@ -40,9 +40,8 @@ rerank() {
 # so many negatives (eq. 5).
 combo() {
   local set=$1 negatives=$2 alpha=$3 name=$4
-  kit 03_rerank.py $(on $set) --run $WORK/$set/bm25.tsv --depth ${DEPTH:-2000} \
-    --model $WORK/$set/monot5.tsv --verdicts $WORK/$set/feedback-$negatives.tsv --alpha $alpha \
-    --out $WORK/$set/$name.tsv
+  python recipes/tools/combo_score.py $(on $set) $WORK/$set/monot5.tsv \
+    $WORK/$set/feedback-$negatives.tsv --alpha $alpha --out $WORK/$set/$name.tsv
 }
 
 # student NAME NEGATIVES ALPHA: SciBERT learns ComboScorer's scores of the best 20, and 1 for

@@ -5,12 +5,12 @@
 """
 Average the weights of models that were fine-tuned from one base: a model soup.
 
-One averaged reranker costs as much as one of them, a fusion of their runs as much as all of them
-(Wortsman et al. 2022, uniform soup). The models may differ in seed, batch size, learning rate or
-training examples, but not in their base and head.
+The averaged model takes as long as one model, while a fusion of their runs takes as long as all of
+them (Wortsman et al. 2022, uniform soup). The models may differ in seed, batch size, learning rate
+and training examples, but not in their base and head.
 
 Reads   folders of models, as 01_index.py, 03_rerank.py and 05_classify.py train them
-Writes  OUT: the mean of the weights, in fp32; all other files are those of the first model
+Writes  OUT: the mean of their weights, in fp32; all other files are copied from the first model
 Prints  the last line is JSON
 
 Example
@@ -25,7 +25,7 @@ import kit
 
 
 def weights_of(folder):
-    """Return {name of a file: {name of a parameter: tensor}} of a model."""
+    """Return the weights of a model: {name of a file: {name of a parameter: tensor}}."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

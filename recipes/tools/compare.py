@@ -3,20 +3,21 @@
 # dependencies = ["pandas==3.1.1"]
 # ///
 """
-Run a command of compare.sh and record what it took; print the table of all runs.
+Run a command for compare.sh and record its cost; print a table of all runs.
 
-Reads   table: metrics.json, runs and indexes with their provenance, rows/*.json
+Reads   table: metrics.json, runs and indexes with their sidecars, rows/*.json
 Writes  run: ROW.json (error, GPU memory) and ROW.json.log (the output of the command)
         table: WORK/compare.tsv
-Prints  run: one line; table: a line for each run, and one for each model that failed
+Prints  run: one line; table: a line for each run, also for those that failed
 
 Examples
     python recipes/tools/compare.py run rows/x.json python 03_rerank.py --model x
     python recipes/tools/compare.py table work/demo/compare x
 
-Seconds come from provenance, equal scores from the run; of an interrupted command, only seconds
-since it was resumed count. GPU memory is what nvidia-smi shows above its level at the start, summed
-over all GPUs, at the peak; on a GPU that others use too, it means little.
+Seconds are those that sidecars (.meta.json) state; after an interruption, they count from the
+resumed call. GPU memory is the peak that nvidia-smi shows, summed over all GPUs, minus the level at
+the start; it means little on a GPU that others use, too. Equal scores are rows of a run that have
+the score of another row of their claim.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import kit
 
-SECONDS = 2  # between two samples of GPU memory; PyTorch keeps what it has reserved
+SECONDS = 2  # between samples of GPU memory; PyTorch keeps what it has reserved, so peaks stay
 INDEXES = ("bm25", "dense", "splade")
 
 
@@ -57,7 +58,7 @@ def watched(command, log):
 
 
 def error_in(text, status):
-    """Return the last line of an output that is an error."""
+    """Return the last line of an output that names an error."""
     lines = re.findall(r"^(?:error: |\w+(?:\.\w+)*(?:Error|Exception): ).*", text, re.M)
     if not lines:
         return f"exit status {status}"
@@ -65,7 +66,7 @@ def error_in(text, status):
 
 
 def read_row(path):
-    """Return a row that the job run wrote."""
+    """Return what the job run wrote about a command."""
     try:
         return {**json.loads(path.read_bytes())}
     except (ValueError, TypeError) as error:
@@ -73,11 +74,11 @@ def read_row(path):
 
 
 def run(args):
-    """Run the command and write its row; where its output was up to date, the old row stays."""
+    """Run a command and write its cost; if its output was up to date, the old costs stay."""
     log = Path(f"{args.row}.log")
     kit.check_outs(args.row, log)
     if not args.command:
-        kit.fail(args.row, "no command to run; give one behind it")
+        kit.fail(args.row, "no command to run; give one after this argument")
     args.row.parent.mkdir(parents=True, exist_ok=True)
     old = {}
     if args.row.exists():
@@ -98,19 +99,19 @@ def run(args):
 
 # -------------------- Table
 def seconds_of(run, index):
-    """Return the seconds that a run took, with its index if it has one of its own."""
+    """Return the seconds that a run took, together with its index if it has its own."""
     paths = [run, *(index / kind for kind in INDEXES)]
     return sum(kit.sidecar_of(path).get("seconds", 0) for path in paths)
 
 
 def read_rows(work, name):
-    """Return the rows that the job run wrote of a run and its index."""
+    """Return what the job run wrote about the index of a run and about the run."""
     paths = [work / "rows" / f"{name}.index.json", work / "rows" / f"{name}.json"]
     return [read_row(path) for path in paths if path.exists()]
 
 
 def cells_of(run, values, p_values):
-    """Return {measure: its value as text}, with † where it differs from the first run's."""
+    """Return {measure: value as text}, with † where it differs significantly from the first run."""
     cells = {}
     for measure in values.columns:
         cells[measure] = f"{values.loc[run, measure]:.3f}"
@@ -131,7 +132,7 @@ def costs_of(name, path, rows, work):
 
 
 def table(args):
-    """Write and print the table."""
+    """Write and print the table of all runs."""
     import pandas as pd
 
     out = args.work / "compare.tsv"
@@ -170,7 +171,7 @@ def main():
     table_job = jobs.add_parser("table", help=table.__doc__)
     table_job.set_defaults(job=table)
     # fmt: off
-    run_job.add_argument("row", type=Path, help="write what the command took to this JSON file")
+    run_job.add_argument("row", type=Path, help="write the cost of the command to this JSON file")
     run_job.add_argument("command", nargs="...", help="run this command")
     table_job.add_argument("work", type=Path, help="read and write in this folder of compare.sh")
     table_job.add_argument("names", nargs="*",

@@ -6,8 +6,8 @@
 Count the tokens of claims and of the fields of a collection (AIRwaves 2025, Table 2).
 
 Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv
-Prints  by kind of text: how many texts, the minimum, median and maximum of their tokens, and how
-        many texts exceed --max-length; special tokens and separators count
+Prints  for each kind of text, the number of texts, the minimum, median and maximum of their tokens,
+        and the number of texts longer than --max-length; special tokens and separators count
 
 Example
     python recipes/tools/count_tokens.py data/checkthat4b --model intfloat/e5-large-v2
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import kit
 import pandas as pd
-from kit import read_corpus, read_table, text_of
+from kit import read_corpus, text_of
 
 FIELDS = ["title", "abstract", "authors", "journal", "source"]
 
@@ -38,7 +38,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
     texts = {}
     for path in sorted(args.data.glob("claims.*.tsv")):
-        texts[path.stem] = list(read_table(path, ["claim_id", "claim"])["claim"])
+        texts[path.stem] = list(kit.read_claims(path).values())
     records = read_corpus(args.data / "corpus.jsonl").values()
     combinations = [[field] for field in FIELDS]
     combinations += [["title", "abstract"], FIELDS]

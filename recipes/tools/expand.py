@@ -5,13 +5,13 @@
 """
 Expand claims by the most frequent terms of their nearest papers (Retrix, CheckThat! 2026).
 
-A term counts max(1, round(5 * score)) times for each time that it stands in a paper, where score
-is the paper's in the run, a cosine. Terms are lower case and ASCII, have at least three letters or
-digits, and are no stopwords. The claim comes first, without the signs of mentions and hashtags and
-without emojis.
+Each occurrence of a term in a paper counts max(1, round(5 * cosine)) times, where the cosine is the
+paper's score in the run. Terms are in lower case and ASCII, have at least three letters or digits,
+and are not stopwords. The claim stands before its terms, without @ and # before words and without
+emoji.
 
 Reads   claims, a run with cosines as scores, the corpus (title and abstract)
-Writes  the claims with their terms behind them
+Writes  the claims, each followed by its terms
 Prints  the last line is JSON
 
 Example
@@ -28,9 +28,9 @@ from bm25s.stopwords import STOPWORDS_EN_PLUS
 
 
 def cleaned(claim):
-    """Return a claim without the signs of mentions and hashtags, and without emojis."""
+    """Return a claim without @ and # before words, and without emoji."""
     claim = re.sub(r"\B[@#](?=\w)", "", claim)
-    letters = [letter for letter in claim if unicodedata.category(letter) != "So"]
+    letters = [letter for letter in claim if unicodedata.category(letter) != "So"]  # symbols
     return kit.plain("".join(letters))
 
 
@@ -42,7 +42,10 @@ def terms_of(text):
 
 
 def most_frequent(papers, number):
-    """Return terms that count most; papers: [(score, terms)], nearest first, which decides ties."""
+    """Return the terms with the highest counts; the one that is seen first wins ties.
+
+    papers: [(cosine, terms)], the nearest paper first.
+    """
     counts = Counter()
     for score, terms in papers:
         for term in terms:
@@ -58,7 +61,7 @@ def expand(args):
     terms = {}
     for abstract_id, record in kit.read_corpus(args.corpus).items():
         terms[abstract_id] = terms_of(kit.text_of(record))
-    claims = kit.read_table(args.claims, ["claim_id", "claim"])
+    claims = kit.read_table(args.claims, kit.CLAIM)
     run = kit.read_table(args.run, kit.RUN, claim_id=set(claims["claim_id"]), abstract_id=terms)
     papers = {claim_id: [] for claim_id in claims["claim_id"]}
     for claim_id, abstract_id, _, score in run[run["rank"] <= args.papers][kit.RUN].to_numpy():
@@ -79,7 +82,7 @@ def add_expand(add):
     kit.add_corpus(add)
     add("--out", default="{work}/{split}/claims.expanded.tsv",
         help="write the expanded claims to this file")
-    add("--papers", type=kit.count, default=5, help="take terms of this many nearest papers")
+    add("--papers", type=kit.count, default=5, help="take terms from this many nearest papers")
     add("--terms", type=kit.count, default=15, help="add this many terms")
 # fmt: on
 

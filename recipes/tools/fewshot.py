@@ -3,11 +3,11 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Draw judged claims of the train split, as examples for prompts: --fewshot of 04 and 05 llm.
+Draw judged claims of the train split as examples for prompts (--fewshot of stages 4 and 5).
 
-Of each claim one random judgement per label is drawn. Claims without evidence or without NEI are
-left out, and those with the words of a claim that will be asked about. Claims with three labels
-come first.
+For each claim, one judgement per label is drawn at random. A claim is left out if it has no
+evidence or no NEI abstract, or the same words as a claim that will be asked about. Claims with all
+three labels come first.
 
 Reads   DATA/claims.train.tsv, DATA/qrels.train.tsv, and the claims that will be asked about
 Writes  fewshot.tsv: the drawn rows of the qrels, in the order in which prompts show them
@@ -21,13 +21,10 @@ Examples
 import kit
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR
-
-QRELS = [*PAIR, "label"]
 
 
 def draw(qrels, seed):
-    """Return a table of judgements, one a label, for each claim with evidence and NEI."""
+    """Return for each claim with evidence and NEI a table with one judgement per label."""
     order = np.random.default_rng(seed).permutation(len(qrels))
     drawn = qrels.iloc[order].drop_duplicates(["claim_id", "label"])
     tables = []
@@ -38,7 +35,7 @@ def draw(qrels, seed):
 
 
 def fewshot(args):
-    """Draw claims with one judgement a label."""
+    """Draw claims with one judgement per label."""
     claims_path = f"{args.data}/claims.train.tsv"
     qrels_path = f"{args.data}/qrels.train.tsv"
     task = kit.task_of(args, claims_path, qrels_path, args.claims)
@@ -46,7 +43,7 @@ def fewshot(args):
         return {"made": []}
     asked = {kit.words_of(claim) for claim in kit.read_claims(args.claims).values()}
     claims = kit.read_claims(claims_path)
-    qrels = kit.read_table(qrels_path, QRELS, claim_id=claims, label=LABELS)[QRELS]
+    qrels = kit.read_qrels(qrels_path, claim_id=claims)
     words = qrels["claim_id"].map(claims).map(kit.words_of)
     tables = draw(qrels[~words.isin(asked)], args.seed)
     if args.number > len(tables):

@@ -1,7 +1,17 @@
 """
-What the programs in recipes/ share: helpers of the scripts, and requests to a language model.
+What the programs in recipes/ share.
 
-While requests wait, a program writes them and ends with status 3; the same call reads the replies.
+Most of it are functions of the numbered scripts. The scripts import nothing from each other, so
+that each can be copied alone; programs in recipes/ stay beside them, so they import from the
+scripts: a program then reads, checks and writes files exactly as the scripts do, and a mistake is
+corrected in one place. Of functions that several scripts share, those of 04_llm_rerank.py are
+taken, because no other script has all that is needed: tables, texts, prompts and requests.
+
+Tables. read_table reads and checks the files that data/README.md describes: claims, judgements,
+runs, verdicts. read_texts reads any other TSV file, all columns as texts. write_table writes both.
+
+Language models. A program never calls one. It writes its requests to a file and ends with status 3;
+04_llm_rerank.py ask, or another engine, answers them, and the same call of the program goes on.
 """
 
 import argparse
@@ -15,14 +25,17 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
-text_of = import_module("01_index").text_of
 compare = import_module("06_evaluate").compare
 CLASSIFY = import_module("05_classify")
 SCRIPT = import_module("04_llm_rerank")
 LABELS = SCRIPT.LABELS
+CLAIM = ["claim_id", "claim"]
 PAIR = SCRIPT.PAIR
+QRELS = [*PAIR, "label"]
 RUN = SCRIPT.RUN
 PROBABILITIES = CLASSIFY.PROBABILITIES
 fail = SCRIPT.fail
@@ -33,7 +46,9 @@ share = SCRIPT.share
 amount = SCRIPT.amount
 positive = CLASSIFY.positive
 read_table = SCRIPT.read_table
+read_claims = SCRIPT.read_claims
 read_corpus = SCRIPT.read_corpus
+text_of = SCRIPT.text_of
 digest = SCRIPT.digest
 task_of = functools.partial(SCRIPT.task_of, without=SCRIPT.ASKING)
 sidecar_of = SCRIPT.sidecar_of
@@ -41,23 +56,26 @@ check_outs = SCRIPT.check_outs
 up_to_date = SCRIPT.up_to_date
 written = SCRIPT.written
 words_of = SCRIPT.words_of
+filled = SCRIPT.filled
+read_prompt = SCRIPT.read_prompt
 run_job = SCRIPT.run_job
-TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # of prompts
+TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # as prompts have them
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
 def arguments(doc, jobs):
-    """Return the arguments of a program.
+    """Return the arguments of a program with jobs.
 
-    doc: its docstring, for --help; jobs: {function: what adds its flags by add("--flag", ...)}.
+    doc: its docstring, for --help; jobs: {function of a job: function that adds its flags by
+    add("--flag", ...)}, the default job first.
     """
-    SCRIPT.__doc__ = doc  # command_line describes the module that it stands in
+    SCRIPT.__doc__ = doc  # which command_line shows
     groups = {job: functools.partial(add_groups, add_flags) for job, add_flags in jobs.items()}
     return SCRIPT.command_line(groups)
 
 
 def add_groups(add_flags, job):
-    """Add the flags of a job, and those that all scripts have."""
+    """Add the flags of a job, and the flags that all scripts have."""
     add_flags(job.add_argument_group("flags of this job").add_argument)
     SCRIPT.add_shared(job, split="test")
 
@@ -78,9 +96,9 @@ def call(main):
         fail(getattr(error, "filename", None) or sys.argv[0], error)
 
 
-# -------------------- Files
+# -------------------- Tables
 def read_texts(path, *columns):
-    """Read a TSV file of any columns, all as texts; it needs these columns."""
+    """Read a TSV file with these columns, and maybe others, as texts."""
     import pandas as pd
 
     try:
@@ -102,7 +120,7 @@ def read_texts(path, *columns):
 
 
 def read_metrics(path, field):
-    """Return a field of metrics.json as a table [runs, measures]; null is NaN."""
+    """Return a field of metrics.json, such as value, as a table [runs, measures]; null is NaN."""
     import pandas as pd
 
     try:
@@ -124,13 +142,13 @@ def read_values(path):
     return table
 
 
-def read_claims(path):
-    """Return {claim_id: claim}."""
-    return dict(read_table(path, ["claim_id", "claim"]).set_index("claim_id")["claim"])
+def read_qrels(path, **known):
+    """Return judged pairs, [claim_id, abstract_id, label]; known: as in read_table."""
+    return read_table(path, QRELS, label=LABELS, **known)[QRELS]
 
 
 def read_verdicts(path, columns):
-    """Return verdicts on pairs, which need these columns; their probabilities are numbers."""
+    """Read verdicts on pairs that have these columns and probabilities, which become numbers."""
     import pandas as pd
 
     table = read_table(path, [*columns, *PROBABILITIES])
@@ -143,15 +161,22 @@ def read_verdicts(path, columns):
 
 
 def quoted(text):
-    """Return a text with quotation marks as pandas writes it: in marks, with its own doubled."""
+    """Return a text with quotation marks as pandas would quote it; read_table undoes this."""
     return '"' + text.replace('"', '""') + '"' if '"' in text else text
 
 
 def write_table(table, path):
-    """Write a table as read_table reads it: of its fields, only texts are ever quoted."""
+    """Write a table as read_table reads it; only texts with quotation marks are quoted."""
     for column in table.columns.intersection(["claim", "title", "abstract"]):
         table = table.assign(**{column: table[column].map(quoted)})
     SCRIPT.write_table(table, path)
+
+
+def ranked(table):
+    """Return scored pairs as a run: the best of each claim first, equal scores in their order."""
+    order = np.lexsort((-table["score"], table["claim_id"].factorize()[0]))
+    run = table.iloc[order]
+    return run.assign(rank=run.groupby("claim_id").cumcount() + 1)[RUN]
 
 
 def plain(text):
@@ -161,13 +186,13 @@ def plain(text):
 
 # -------------------- Language model
 def is_answered(args, task, *outs):
-    """Return whether outs are up to date; --retry-errors asks again, whatever they are."""
+    """Return whether outs are up to date; with --retry-errors, they never are."""
     check_outs(args.requests, *outs)
     return not args.retry_errors and up_to_date(args, task, *outs)
 
 
 def wait(requests, args):
-    """Write the requests that wait, print the command that answers them, and exit with status 3."""
+    """Write the requests without a reply and the command that answers them; end with status 3."""
     lines = [json.dumps(request) + "\n" for request in requests]
     Path(args.requests).write_text("".join(lines))
     words = ["ask", args.requests, "--replies", args.replies, "--model", args.model]
@@ -179,23 +204,23 @@ def wait(requests, args):
 
 
 def answers_to(prompts, read, args):
-    """Return what read() makes of the reply to each prompt, and counts of replies.
+    """Return what read() finds in the reply to each prompt, and counts of replies.
 
-    A reply of which read() makes None is asked for once more; the second None stays.
+    prompts: texts; what stands above a line "--- user" is the system message.
+    Where read() returns None, the question is asked once more; the second None is final.
     """
-    SCRIPT.REPLY_COUNTS.clear()  # of an earlier call
-    SCRIPT.answer_requests = wait  # 04 would ask at once; here its job ask does, in its own call
+    replies = SCRIPT.Replies(args, wait)  # wait() only writes requests, and calls no model
     args.backend = "none"
     args.structured = False
-    form = ("text", {})  # no JSON schema
+    form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []
     for prompt in prompts:
-        messages = [{"role": "user", "content": prompt}]
-        questions.append(SCRIPT.Question(messages, args.max_tokens, read))
+        messages = SCRIPT.messages_of(prompt)
+        questions.append(SCRIPT.Question(messages, form, args.max_tokens, read))
     answers = []
-    for texts, _ in SCRIPT.answers_to(questions, form, args):
-        answers.append(texts[0] if texts else None)
-    return answers, SCRIPT.count_replies(args)
+    for reply in replies.to_questions(questions):
+        answers.append(reply.answers[0] if reply.answers else None)
+    return answers, replies.report()
 
 
 # -------------------- Flags that several programs have

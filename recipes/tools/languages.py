@@ -3,13 +3,13 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Part a data folder by the language of its claims: a folder for each language.
+Split a data folder by the language of its claims.
 
-The language stands in the column `language` of the claims; without this column, they are English.
+The column `language` of the claims names their language; without this column, they are English.
 
 Reads   DATA/corpus.jsonl, claims.SPLIT.tsv, qrels.SPLIT.tsv
-Writes  OUT/LANGUAGE/, with the corpus and the claims and judgements of this language, whole or not
-        at all
+Writes  OUT/LANGUAGE/ for each language: the whole corpus, and the claims and judgements in this
+        language
 Prints  the number of claims of each split and language
 
 Example
@@ -26,15 +26,15 @@ import kit
 
 
 def tables_in(data):
-    """Return {language: {name of a file: its rows}} of the claims and qrels in a data folder."""
+    """Return {language: {name of a file: rows}} of the claims and qrels in a data folder."""
     tables = defaultdict(dict)
     for path in sorted(data.glob("claims.*.tsv")):
-        claims = kit.read_table(path, ["claim_id", "claim"])
+        claims = kit.read_table(path, kit.CLAIM)
         if "language" not in claims:
             claims["language"] = "en"
         qrels = path.with_name(path.name.replace("claims", "qrels", 1))
         if qrels.exists():
-            judged = kit.read_table(qrels, ["claim_id", "abstract_id", "label"])
+            judged = kit.read_table(qrels, kit.QRELS)
         for language, rows in claims.groupby("language"):
             if not re.fullmatch(r"[\w-]+", language):
                 kit.fail(
@@ -52,7 +52,7 @@ def tables_in(data):
 def main():
     parser = kit.parser(__doc__)
     # fmt: off
-    parser.add_argument("data", help="part the claims and qrels of this folder")
+    parser.add_argument("data", help="split the claims and qrels of this folder")
     parser.add_argument("out", help="write a folder for each language to this one")
     # fmt: on
     args = parser.parse_args()

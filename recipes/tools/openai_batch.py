@@ -3,15 +3,16 @@
 # dependencies = ["numpy==2.4.6", "openai==3.52.0", "pandas==3.1.1"]
 # ///
 """
-Let OpenAI's queue (Batch API) answer a file of requests, at half the price and within a day.
+Have OpenAI's queue (Batch API) answer a file of requests, at half the price and within a day.
 
-The first call sends the requests that have no reply, and ends with status 3. Later calls fetch what
-is done, until nothing is in progress; with --wait, one call does it all. If a batch expires, what
-it has answered is kept, status 2 says how much is left, and the next call sends that.
+The first call sends the requests that have no reply, and ends with status 3. Later calls fetch
+replies until no batch is in progress; with --wait, the first call does all of this. If a batch
+expires, its replies are kept, the call ends with status 2 and the number of requests that are left,
+and the next call sends those.
 
 Reads   requests that a script has written with --backend none; OPENAI_API_KEY
 Writes  the replies, and beside them NAME.batches.json while batches are in progress
-Prints  what is sent, before it is sent; the last line is JSON
+Prints  how much is sent, before it is sent; the last line is JSON
 
 Example
     python recipes/tools/openai_batch.py work/demo/test/llm.requests.jsonl --wait
@@ -26,21 +27,22 @@ from pathlib import Path
 
 import kit
 
-MAX_REQUESTS = 50_000  # of a batch, and
-MAX_BYTES = 200_000_000  # of its file: platform.openai.com/docs/guides/batch
+# Limits of a batch and of its file: platform.openai.com/docs/guides/batch
+MAX_REQUESTS = 50_000
+MAX_BYTES = 200_000_000
 BATCH = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
-ENDED = ("completed", "failed", "expired", "cancelled")  # the other states are in progress
-NEVER_RUN = ("batch_expired", "batch_cancelled")  # codes of lines that answer nothing
+ENDED = ("completed", "failed", "expired", "cancelled")  # batches in other states are in progress
+NEVER_RUN = ("batch_expired", "batch_cancelled")  # error codes of requests that were not processed
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 
 
 def scrubbed(text, args):
-    """Return a text of a server in one line, without the key and the password in --base-url."""
+    """Return a server's text in one line, without the key and the password in --base-url."""
     return kit.SCRIPT.scrubbed(str(text).replace(API_KEY or "***", "***"), args)
 
 
 def read_requests(path):
-    """Return {custom_id: request}; each names its model."""
+    """Return {custom_id: request}; fail if one does not name a model."""
     requests = {}
     with open(path, encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
@@ -62,9 +64,9 @@ def read_batches(path):
 
 
 def write_batches(path, batches):
-    """Write them whole or not at all; without a batch, remove the file."""
+    """Replace the file of batches in progress; without a batch, remove it."""
     new = Path(f"{path}.{os.getpid()}.tmp")
-    kit.SCRIPT.clear(path)  # of what a kill has left
+    kit.SCRIPT.clear(path)  # what a killed process has left
     new.write_text(json.dumps(batches), encoding="utf-8")
     new.replace(path)
     if not batches:
@@ -72,7 +74,7 @@ def write_batches(path, batches):
 
 
 def append(lines, file):
-    """Append lines to a file; a torn last line stays alone."""
+    """Append lines to a file; if a kill has torn its last line, end that line first."""
     file.seek(0)
     content = file.read()
     if content and not content.endswith(b"\n"):
@@ -83,7 +85,7 @@ def append(lines, file):
 
 
 def pieces_of(requests, max_requests, max_bytes):
-    """Return the {custom_id: line} of each batch."""
+    """Return a list of batches, {custom_id: line of the request} each."""
     pieces = []
     size = max_bytes  # so that the first request begins a batch
     for custom_id, request in requests.items():
@@ -97,9 +99,10 @@ def pieces_of(requests, max_requests, max_bytes):
 
 
 def unanswered(requests, args, retry_errors=False):
-    """Return the requests that have no reply, or an error to retry, and are in no batch."""
+    """Return the requests that are in no batch and have no reply, or an error to retry."""
     known = set().union(*read_batches(args.batches).values())
-    for custom_id, reply in kit.SCRIPT.read_replies(args.replies, requests).items():
+    replies, _ = kit.SCRIPT.read_replies(args.replies, requests)
+    for custom_id, reply in replies.items():
         if not (retry_errors and reply.error):
             known.add(custom_id)
     return {name: request for name, request in requests.items() if name not in known}
@@ -112,23 +115,23 @@ def send(waiting, client, args):
     count = f"{len(waiting)} requests of about {size // 4} tokens"
     print(f"sending {count} in {len(pieces)} batches", flush=True)
     batches = read_batches(args.batches)
-    # A second try could create a second batch, where only the answer to the first was lost.
+    # No retries: if only the answer was lost, a retry would create, and pay for, a second batch.
     once = client.with_options(max_retries=0)
     for piece in pieces:
         content = b"".join(piece.values())
         file = client.files.create(file=("requests.jsonl", content), purpose="batch")
         batch = once.batches.create(input_file_id=file.id, **BATCH)
         batches[batch.id] = list(piece)
-        write_batches(args.batches, batches)  # a kill loses no batch that is paid for
+        write_batches(args.batches, batches)  # at once, so that a kill loses no paid batch
 
 
 def lines_of(batch, client):
-    """Return the lines of a batch's files that answer requests, errors among them."""
+    """Return the lines of a batch's files that are replies to requests, errors included."""
     answers = []
     for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
         for line in client.files.content(file_id).read().splitlines():
             code = None
-            with contextlib.suppress(*kit.SCRIPT.MALFORMED):  # without an error, or torn
+            with contextlib.suppress(*kit.SCRIPT.MALFORMED):  # no error in it, or a torn line
                 code = json.loads(line)["error"]["code"]
             if code not in NEVER_RUN:
                 answers.append(line)
@@ -136,7 +139,7 @@ def lines_of(batch, client):
 
 
 def fetch(file, client, args):
-    """Append the replies that are there, and return how many batches are in progress."""
+    """Append the replies of batches that have ended; return how many are in progress."""
     batches = read_batches(args.batches)
     for batch_id in list(batches):
         batch = client.batches.retrieve(batch_id)
@@ -169,7 +172,7 @@ def batch(args):
             while in_progress and args.wait:
                 time.sleep(args.interval)
                 in_progress = fetch(file, client, args)
-    except (openai.OpenAIError, ValueError) as error:  # as of a page in place of JSON
+    except (openai.OpenAIError, ValueError) as error:  # ValueError: a page in place of JSON
         what = f"{error}; check address and key, then call again; {args.batches} has the batches"
         kit.fail(args.base_url or "openai", scrubbed(what, args))
     left = len(unanswered(requests, args))
@@ -189,9 +192,9 @@ def add_batch(add):
     add("--replies", help="append replies to this file (default: beside the requests)")
     add("--wait", action="store_true", help="wait until all batches have ended")
     add("--interval", type=lambda text: kit.SCRIPT.within(float(text), 0.1, 86_400), default=60,
-        help="look every so many seconds while waiting")
+        help="while waiting, look for replies every so many seconds")
     add("--max-requests", type=kit.SCRIPT.count, default=MAX_REQUESTS,
-        help="put at most so many into a batch")
+        help="put at most this many requests into a batch")
     add("--base-url", default=os.environ.get("LLM_BASE_URL"),
         help="ask this compatible service (default: LLM_BASE_URL, else OpenAI)")
     add("--retry-errors", action="store_true", help="send requests again whose reply is an error")

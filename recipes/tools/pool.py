@@ -3,11 +3,11 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Judge the results of runs: pool unjudged pairs, merge their labels.
+Pool the unjudged pairs of runs for people to label, and merge the labels into the qrels.
 
-Reads   pool: runs, qrels, claims, corpus; merge: the pool with labels, and qrels
-Writes  pool: pool.tsv, to be labelled, and pool.run.tsv, the same pairs as a run for 05 llm;
-        merge: qrels.tsv
+Reads   pool: runs, qrels, claims, corpus; merge: the labelled pool, and qrels
+Writes  pool: pool.tsv, in which the column label is empty, and pool.run.tsv, the same pairs as a
+        run, which 05_classify.py can label; merge: qrels.tsv
 Prints  the last line is JSON
 
 Examples
@@ -18,9 +18,8 @@ Examples
 import kit
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR, RUN
+from kit import CLAIM, LABELS, PAIR, QRELS, RUN
 
-QRELS = [*PAIR, "label"]
 COLUMNS = "claim_id claim abstract_id title abstract label runs best_rank".split()
 
 
@@ -33,7 +32,7 @@ def save(task, tables, **summary):
 
 
 def pool(args):
-    """Write the unjudged pairs of runs, with their texts, to be labelled."""
+    """Write the unjudged pairs of runs with their texts, for people to label."""
     as_run = args.out.removesuffix(".tsv") + ".run.tsv"
     task = kit.task_of(args, args.qrels, *args.runs, args.claims, args.corpus)
     if kit.up_to_date(args, task, args.out, as_run):
@@ -45,13 +44,13 @@ def pool(args):
     found = found[found["rank"] <= args.pool_depth]
     pairs = found.groupby(PAIR)["rank"].agg(runs="size", best_rank="min")
     pairs = pairs[pairs["runs"] >= args.agreement]
-    judged = kit.read_table(args.qrels, QRELS, label=LABELS).set_index(PAIR).index
+    judged = kit.read_qrels(args.qrels).set_index(PAIR).index
     table = pairs.drop(judged, errors="ignore").reset_index()
-    # claims and abstracts in the order of their files: ranks would bias annotators
+    # claims and abstracts come in the order of their files: the order of ranks would bias people
     table = pd.DataFrame({"abstract_id": list(corpus)}).merge(table)
-    table = pd.DataFrame(claims.items(), columns=["claim_id", "claim"]).merge(table)
+    table = pd.DataFrame(claims.items(), columns=CLAIM).merge(table)
     table["label"] = ""
-    for column in ("title", "abstract"):  # each on one line
+    for column in ("title", "abstract"):
         texts = [kit.text_of(corpus[abstract_id], [column]) for abstract_id in table["abstract_id"]]
         table[column] = [" ".join(text.split()) for text in texts]
     rank = table.groupby("claim_id").cumcount() + 1
@@ -61,7 +60,7 @@ def pool(args):
 
 
 def merge(args):
-    """Write the qrels with the labels of a pool."""
+    """Add the labels of a pool to the qrels."""
     task = kit.task_of(args, args.pool, args.qrels)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
@@ -71,7 +70,7 @@ def merge(args):
             args.pool, "labels of a model are no judgements; give a pool that you have labelled"
         )
     labelled = pairs.loc[pairs["label"] != "", QRELS]
-    qrels = kit.read_table(args.qrels, QRELS, label=LABELS)[QRELS]
+    qrels = kit.read_qrels(args.qrels)
     both = pd.concat([qrels, labelled]).drop_duplicates()
     for row in both.index[both.duplicated(PAIR)]:
         pair = " ".join(pairs.loc[row, PAIR])

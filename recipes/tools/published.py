@@ -3,12 +3,11 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Print measured figures beside the published ones of a system.
+Print measured figures beside the published figures of a system.
 
 Reads   metrics.json of 06_evaluate.py; recipes/published.tsv
-Prints  a table of the runs that have published figures: measured, and published in brackets, on
-        the data that the heading names;
-        --remarks: the figures that have a note, by table, source and note
+Prints  a table of the runs that have published figures: the measured value, and in brackets the
+        published one; --remarks: the published figures that have a note, with table and source
 
 Examples
     python recipes/tools/published.py work/demo/test/metrics.json ant_bridge
@@ -24,7 +23,7 @@ FIGURES = kit.read_texts(kit.ROOT / "recipes" / "published.tsv", *COLUMNS)
 
 
 def rows_of(system):
-    """Return the rows of published.tsv of SYSTEM's first table, or of SYSTEM:TABLE."""
+    """Return the rows of published.tsv for SYSTEM:TABLE, or for the first table of SYSTEM."""
     tables = FIGURES["system"] + ":" + FIGURES["table"]
     chosen = tables[(tables == system) | (FIGURES["system"] == system)][:1]
     if chosen.empty:
@@ -33,13 +32,13 @@ def rows_of(system):
 
 
 def figures_of(system):
-    """Return the figures of SYSTEM's first table, or of SYSTEM:TABLE, [rows, measures]."""
+    """Return the figures of SYSTEM:TABLE, or of the first table of SYSTEM, [rows, measures]."""
     figures = rows_of(system).pivot(index="row", columns="measure", values="value")
     return figures.astype(float)
 
 
 def beside(values, figures):
-    """Return texts "measured (published)" [runs, measures] where there is a published figure."""
+    """Return the table [runs, measures] of texts "measured (published)"."""
     published = figures.reindex_like(values)
     measured = values.map("{:.3f}".format, na_action="ignore").fillna("-")
     texts = measured + published.map(" ({:.4g})".format)
@@ -48,8 +47,8 @@ def beside(values, figures):
 
 
 def print_remarks(system):
-    """Print the figures of a system that have a note, by table, source and note."""
-    rows_of(system)  # fails where there are none
+    """Print the figures of a system that have a note, grouped by table, source and note."""
+    rows_of(system)  # fails if there are none
     figures = FIGURES[(FIGURES["system"] == system) & (FIGURES["note"] != "")]
     for head, rows in figures.groupby(["table", "source", "note"], sort=False):
         print("\n" + "; ".join(head))
@@ -65,7 +64,7 @@ def main():
     add("system",
         help="show the published figures of this SYSTEM or SYSTEM:TABLE in recipes/published.tsv")
     add("--remarks", action="store_true",
-        help="show, without metrics, the figures that have a note, such as why no run makes them")
+        help="read no metrics; show the figures that have a note, such as why no run has them")
     # fmt: on
     args = parser.parse_args()
     if args.remarks:

@@ -3,12 +3,12 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Summarise runs that differ in the seed alone: mean and standard deviation, wins against a baseline.
+Summarise runs that differ only in the seed: mean and standard deviation, and wins over a baseline.
 
 Reads   metrics.json and metrics.claims.tsv of 06_evaluate.py, called with all runs
-Prints  by measure: mean and standard deviation over the seeds (divisor: seeds - 1), the value of
-        the baseline, which is the first run of the table, and how many claims are won, tied and
-        lost against it by the mean of the seeds; the last line is JSON
+Prints  for each measure, the value of the baseline, which is the first run of the table; mean and
+        standard deviation over the seeds (divisor: seeds - 1); and for how many claims the mean of
+        the seeds is above, equal to and below the baseline (won, tied, lost); the last line is JSON
 
 Example
     python 06_evaluate.py hybrid.tsv rerank-1.tsv rerank-2.tsv rerank-3.tsv --out seeds.tsv
@@ -22,8 +22,8 @@ import kit
 import pandas as pd
 
 
-def read_metrics(path, seeds):
-    """Return values [runs, measures] and those by claim [(run, claim), measures]."""
+def read_both(path, seeds):
+    """Return values [runs, measures], and values by claim [(run, claim), measures]."""
     values = kit.read_metrics(path, "value")
     by_claim = path.with_name(path.name.removesuffix(".json") + ".claims.tsv")
     claims = kit.read_values(by_claim)
@@ -36,7 +36,7 @@ def read_metrics(path, seeds):
 
 
 def won_tied_lost(claims, baseline, seeds):
-    """Return counts of claims [measures, 3]: the mean of the seeds against the baseline."""
+    """Return how many claims the mean of the seeds wins, ties and loses, [measures, 3]."""
     means = claims.loc[seeds].groupby("claim_id").mean()
     differences = (means - claims.loc[baseline]).round(9)
     counts = {
@@ -54,7 +54,7 @@ def main():
     parser.add_argument("seeds", nargs="+", help="summarise these runs, which differ in the seed")
     # fmt: on
     args = parser.parse_args()
-    values, claims = read_metrics(args.metrics, args.seeds)
+    values, claims = read_both(args.metrics, args.seeds)
     baseline = values.index[0]
     of_seeds = values.loc[args.seeds]
     table = pd.DataFrame(

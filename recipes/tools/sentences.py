@@ -5,16 +5,16 @@
 #   "transformers==5.23.0"]
 # ///
 """
-Choose a sentence of each evidence abstract: the one with the highest probability of its label.
+Choose the sentence of each evidence abstract that speaks most clearly for the abstract's label.
 
-The classifier that labels pairs scores each sentence of the abstract, without the title, with the
-claim.
+The classifier that labels pairs of a claim and an abstract here labels pairs of the claim and each
+sentence of the abstract, without the title. The sentence with the highest probability of the
+abstract's label is chosen.
 
 Reads   verdicts on claims, claims.jsonl of 05_classify.py aggregate; the corpus; a classifier
-Writes  the same records, and in each entry of their evidence the field sentence
+Writes  the same records, with the field sentence in each entry of their evidence; without
+        arguments, they replace claims.jsonl
 Prints  the last line is JSON
-
-Without arguments, claims.jsonl is replaced by the same records with sentences.
 
 Example
     python 05_classify.py aggregate --out work/demo/test/verdicts.jsonl
@@ -28,14 +28,14 @@ from types import SimpleNamespace
 import kit
 from kit import CLASSIFY, LABELS
 
-END = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])"  # of a sentence
-CLASSIFY.check_fields = lambda *_: None  # else a warning: the model has learned titles, too
+SENTENCE_END = r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])"
+CLASSIFY.check_fields = lambda *_: None  # it warns that the model has also learned from titles
 
 
 def read_evidence(path, corpus):
-    """Return verdicts on claims, and (entry, its pairs) of all their evidence.
+    """Return verdicts on claims, and (entry, pairs) for each entry of their evidence.
 
-    The pairs are those of the claim and each sentence of the abstract.
+    The pairs are the claim with each sentence of the abstract.
     """
     records = []
     evidence = []
@@ -47,9 +47,9 @@ def read_evidence(path, corpus):
                 if not isinstance(claim, str):
                     raise TypeError("a claim is no text")
                 for entry in record["evidence"]:
-                    LABELS.index(entry["label"])  # fails at an unknown one
+                    LABELS.index(entry["label"])  # a ValueError if it is unknown
                     text = kit.text_of(corpus[entry["abstract_id"]], ["abstract"])
-                    pairs = [(claim, sentence) for sentence in re.split(END, text)]
+                    pairs = [(claim, sentence) for sentence in re.split(SENTENCE_END, text)]
                     evidence.append((entry, pairs))
             except (ValueError, LookupError, TypeError) as error:
                 what = f"no verdict on a claim, with evidence of this corpus ({error})"
@@ -65,7 +65,7 @@ def choose(evidence, args):
     flags = SimpleNamespace(**flags)
     model = CLASSIFY.open_classifier(flags)
     everything = [pair for _, pairs in evidence for pair in pairs]
-    outputs = CLASSIFY.outputs_of(model, CLASSIFY.in_order(model, everything))
+    outputs = CLASSIFY.outputs_of(model, everything)
     probabilities = CLASSIFY.probabilities_of(model, outputs)
     for entry, pairs in evidence:
         own = probabilities[: len(pairs), LABELS.index(entry["label"])]
@@ -77,7 +77,7 @@ def sentences(args):
     """Choose a sentence of each evidence abstract by a classifier."""
     task = kit.task_of(args, args.verdicts, args.corpus, models=[args.model])
     if args.out == args.verdicts:
-        del task["inputs"][args.out]  # it may be replaced, as its records stay
+        del task["inputs"][args.out]  # this input may be replaced: its records stay
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
     records, evidence = read_evidence(args.verdicts, kit.read_corpus(args.corpus))

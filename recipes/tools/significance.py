@@ -6,11 +6,12 @@
 Compare runs with the first one: Wilcoxon's signed-rank test and McNemar's test (AIRwaves 2025).
 
 Reads   metrics.claims.tsv of 06_evaluate.py: each measure by run and claim
-Prints  for each further run and measure: how many claims have a value in both runs, their mean
-        difference, how many are won and lost, and two-sided p-values, not corrected for multiple
-        comparisons; McNemar's test only for measures that are 0 or 1 by claim
+Prints  for each other run and each measure, the number of claims that have a value in both runs,
+        the mean difference, how many claims are won and lost, and two-sided p-values without a
+        correction for multiple comparisons; McNemar's test only where each claim has 0 or 1
 
 Example
+    python 06_evaluate.py --measures R@5 Success@1
     python recipes/tools/significance.py work/demo/test/metrics.claims.tsv --measures R@5 Success@1
 """
 
@@ -21,7 +22,7 @@ from scipy import stats
 
 def wilcoxon(differences):
     """Return the two-sided p of the signed-rank test; 1 where no claim differs."""
-    differences = differences.round(9)  # else rounding errors would decide ranks
+    differences = differences.round(9)  # so that rounding errors do not decide ranks
     if not differences.any():
         return 1.0
     return stats.wilcoxon(differences).pvalue
@@ -37,7 +38,7 @@ def mcnemar(differences):
 
 
 def compare(values):
-    """Return a row for each further run from the values of one measure, [claims, runs]."""
+    """Return a row for each run but the first; values: of one measure, [claims, runs]."""
     first = values.iloc[:, 0]
     is_binary = values.isin([0, 1]) | values.isna()
     rows = []

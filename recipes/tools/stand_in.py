@@ -4,20 +4,20 @@
 #   "transformers==5.23.0"]
 # ///
 """
-Write a small reranker, NLI model or language model that replaces large ones in a rehearsal.
+Write a small reranker, NLI model or language model that replaces a large one in a rehearsal.
 
-Reads   data/models/minilm; --kind causal, llm: data/models/smollm2, its tokenizer and configuration
-Writes  FOLDER: two layers of MiniLM with a new head of one logit (nli: three); --kind causal: a
-        SmolLM2 of four layers, untrained; --kind llm: a Llama of one layer that gives the same
-        reply, with an order, a label and a text, to every prompt; tiny kinds: one layer of 8,
-        untrained, which costs less than the tokenizer
+Reads   data/models/minilm; --kind causal, llm: tokenizer and configuration of data/models/smollm2
+Writes  FOLDER. cross-encoder, nli: two layers of MiniLM with a new head of one or three logits;
+        causal: a SmolLM2 of four layers, untrained; llm: a Llama of one layer that gives every
+        prompt the same reply, which holds an order, a label and a text; tiny kinds: one layer of
+        width 8, untrained, which takes less time than the tokenizer
 
 Examples
     python recipes/tools/stand_in.py work/small/cross-encoder
     python recipes/tools/stand_in.py work/small/causal --kind causal
 
-No package on PyPI holds a small cross-encoder. So until they are trained, rerankers and NLI models
-score at random: a rehearsal shows that all stages run, not what they can do.
+These rerankers and NLI models score at random until they are trained, since no package on PyPI
+holds a small cross-encoder. A rehearsal shows that all stages run; its figures mean nothing.
 """
 
 from pathlib import Path
@@ -52,7 +52,7 @@ TINY = {
     "hidden_dropout_prob": 0,  # dropout takes most of a CPU's time in training
     "attention_probs_dropout_prob": 0,
 }
-TINY_MODELS = {  # of MiniLM's tokens: class, further settings
+TINY_MODELS = {  # with MiniLM's tokenizer: class, further settings
     "tiny-encoder": (BertModel, {}),
     "tiny-splade": (BertForMaskedLM, {}),
     "tiny-cross-encoder": (BertForSequenceClassification, {"num_labels": 1}),
@@ -65,7 +65,7 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}<|im_start|>assistant
 """
-REPLY = "[2] > [1]\n1: 1\n<text>a claim</text>"  # one token of the language model
+REPLY = "[2] > [1]\n1: 1\n<text>a claim</text>"  # the language model has it as one token
 
 
 def write_encoder(folder, new, labels):
@@ -78,7 +78,7 @@ def write_encoder(folder, new, labels):
 
 
 def options_of(folder):
-    """Return how to load from a folder, which may hold a GGUF file alone."""
+    """Return options to load a model from a folder, which may hold only a GGUF file."""
     options = {"trust_remote_code": False}
     for path in folder.glob("*.gguf"):
         options["gguf_file"] = path.name
@@ -109,7 +109,7 @@ def write_tiny(kind, new):
 
 
 def write_causal(folder, new, sizes):
-    """Write a causal model to the folder new, as a CrossEncoder: folder's config, other sizes."""
+    """Write a causal model to the folder new, with folder's config in other sizes."""
     options = options_of(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     config = AutoConfig.from_pretrained(folder, **options)
@@ -130,8 +130,8 @@ def write_causal(folder, new, sizes):
 def write_llm(folder, new, reply=REPLY):
     """Write a language model to the folder new, which answers every prompt with one reply.
 
-    The last token alone decides the next one: behind the one that ends a prompt comes the reply,
-    behind any other one the end.
+    Only the last token decides which token follows: after the token that ends a prompt, the reply;
+    after any other token, the end of the text.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder, **options_of(folder))
     tokenizer.add_tokens([reply])

@@ -3,11 +3,12 @@
 # dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
 # ///
 """
-Compare verdicts on claims with gold; average the verdicts of several models on pairs.
+Compare verdicts on claims with gold verdicts; average several models' verdicts on pairs.
 
-The gold verdict is SUPPORTED or REFUTED if all evidence of a claim has that label, DISPUTED if it
-has both, and NOT ENOUGH INFORMATION without any. A judged claim without a verdict counts as wrong,
-and so does the verdict UNDECIDED (all labels of the claim are near chance), which is never gold.
+The gold verdict on a claim is SUPPORTED or REFUTED if all its evidence has that label, DISPUTED if
+its evidence has both labels, and NOT ENOUGH INFORMATION if it has no evidence. A judged claim
+without a verdict counts as wrong. So does UNDECIDED, the verdict where no label is much more
+probable than chance, because it is never a gold verdict.
 
 Reads   compare: claims.jsonl of 05_classify.py aggregate, and qrels; mean: verdicts on pairs
 Writes  mean: verdicts with the mean probabilities and the most probable label
@@ -23,14 +24,14 @@ import json
 import kit
 import numpy as np
 import pandas as pd
-from kit import LABELS, PAIR, PROBABILITIES, RUN, fail, read_table, warn
+from kit import LABELS, PAIR, PROBABILITIES, RUN, fail, warn
 
 VERDICTS = ["SUPPORTED", "REFUTED", "DISPUTED", "NOT ENOUGH INFORMATION"]
 GIVEN = [*VERDICTS, "UNDECIDED", "none"]  # none: a judged claim without a verdict
 
 
 def gold_verdicts(qrels):
-    """Return the verdict on each claim that the labels of its evidence give."""
+    """Return the verdict on each judged claim that follows from the labels of its evidence."""
     claim_ids = qrels["claim_id"]
     supported = (qrels["label"] == "SUPPORTS").groupby(claim_ids, sort=False).any()
     refuted = (qrels["label"] == "REFUTES").groupby(claim_ids, sort=False).any()
@@ -46,13 +47,13 @@ def scores_of(predicted, gold):
     counts = counts.rename_axis(index="gold", columns="given")
     right = np.diag(counts)
     both = counts.sum(axis=1) + counts.sum()[VERDICTS]
-    with np.errstate(invalid="ignore"):  # 0 / 0: a verdict that does not occur
+    with np.errstate(invalid="ignore"):  # 0 / 0 where a verdict does not occur
         f1 = 2 * right / both
     return right.sum() / len(gold), np.nanmean(f1), counts
 
 
 def compare(args):
-    """Compare verdicts on claims with those of gold evidence."""
+    """Compare verdicts on claims with the verdicts that follow from the qrels."""
     try:
         with open(args.verdicts, encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
@@ -60,7 +61,7 @@ def compare(args):
     except (ValueError, LookupError, TypeError) as error:
         fail(args.verdicts, f"no verdicts of 05_classify.py aggregate ({error}); run this job")
     predicted = pd.Series(verdicts)
-    gold = gold_verdicts(read_table(args.qrels, [*PAIR, "label"], label=LABELS))
+    gold = gold_verdicts(kit.read_qrels(args.qrels))
     if not predicted.index.isin(gold.index).any():
         fail(args.verdicts, "none of its claims is in the qrels; give files of the same split")
     missing = (~gold.index.isin(predicted.index)).sum()
@@ -76,7 +77,7 @@ def compare(args):
 
 
 def mean(args):
-    """Average the probabilities of several files of verdicts on the same pairs."""
+    """Average the probabilities in several files of verdicts on the same pairs."""
     task = kit.task_of(args, *args.verdicts)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
@@ -86,7 +87,7 @@ def mean(args):
         if set(table.index) != set(run):
             fail(path, f"other pairs than in {args.verdicts[0]}; classify the same run")
     means = pd.concat(tables)[PROBABILITIES].groupby(PAIR, sort=False).mean()
-    # of equal probabilities NEI, then REFUTES, as in 05_classify.py
+    # where probabilities are equal, NEI wins, then REFUTES, as in 05_classify.py
     labels = np.array(LABELS[::-1], object)[means.to_numpy()[:, ::-1].argmax(axis=1)]
     verdicts = tables[0][["rank", "score"]].assign(label=labels).join(means).reset_index()
     with kit.written(args.out, task, pairs=len(verdicts)) as new:

@@ -8,9 +8,9 @@ Rank abstracts by the mean of their Word2Vec vectors (AIRwaves 2025, Table 5).
 Word2Vec is trained on titles and abstracts of the collection: 100 dimensions, window 5, words that
 occur at least twice. Tokens are lower-cased and split at whitespace. The score is the cosine.
 
-Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv, also of a copy made by texts.py
-Writes  a run: claim_id, abstract_id, rank, score; a claim without a known word has no rows
-Prints  the number of rows and of such claims
+Reads   DATA/corpus.jsonl, DATA/claims.SPLIT.tsv; DATA may be a copy that texts.py made
+Writes  a run; a claim without a known word has no rows
+Prints  the number of rows, and of claims without a known word
 
 Example
     pip install gensim
@@ -54,19 +54,19 @@ def main():
     corpus = kit.read_corpus(args.data / "corpus.jsonl")
     abstract_ids = np.array(list(corpus))
     texts = [kit.text_of(record).lower().split() for record in corpus.values()]
-    claims = kit.read_table(args.data / f"claims.{args.split}.tsv", ["claim_id", "claim"])
-    # one worker: with several, each run gives other vectors
+    claims = kit.read_claims(args.data / f"claims.{args.split}.tsv")
+    # one worker: with several, vectors differ from run to run
     model = Word2Vec(texts, vector_size=100, window=5, min_count=2, seed=42, workers=1)
     abstract_vectors = means_of(texts, model.wv)
-    claim_vectors = means_of([claim.lower().split() for claim in claims["claim"]], model.wv)
+    claim_vectors = means_of([claim.lower().split() for claim in claims.values()], model.wv)
     rows = []
-    for claim_id, vector in zip(claims["claim_id"], claim_vectors):
+    for claim_id, vector in zip(claims, claim_vectors):
         if vector.any():
             scores = abstract_vectors @ vector
             best = np.argsort(-scores, kind="stable")[: args.top_k]
             for rank, index in enumerate(best, 1):
                 rows.append((claim_id, abstract_ids[index], rank, scores[index]))
-    run = pd.DataFrame(rows, columns=["claim_id", "abstract_id", "rank", "score"])
+    run = pd.DataFrame(rows, columns=kit.RUN)
     with kit.written(args.out, {}) as new:
         kit.write_table(run, new)
     missing = len(claims) - run["claim_id"].nunique()

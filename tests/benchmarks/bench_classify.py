@@ -49,11 +49,10 @@ def speed(args):
         tokenizer = AutoTokenizer.from_pretrained(ROOT / "data/models/minilm", model_max_length=512)
         tokenizer.save_pretrained(folder)
         model = kit["open_classifier"](how)
-        inputs = kit["in_order"](model, pairs)
-        kit["outputs_of"](model, inputs[:64])  # warms up
+        kit["outputs_of"](model, pairs[:64])  # warms up
         model[0].preprocess.known.clear()
         start = time.monotonic()
-        probabilities = kit["probabilities_of"](model, kit["outputs_of"](model, inputs))
+        probabilities = kit["probabilities_of"](model, kit["outputs_of"](model, pairs))
         ours = time.monotonic() - start
         theirs_model = pipeline("text-classification", model=folder)
         inputs = [{"text": abstract, "text_pair": claim} for claim, abstract in pairs]
@@ -82,11 +81,10 @@ def baselines(args):
     texts = {}
     labels = {}
     for split in ("train", "test"):
-        paths = {"claims": f"{args.data}/claims.{split}.tsv", "corpus": f"{args.data}/corpus.jsonl"}
-        files = SimpleNamespace(**paths, fields="title,abstract")
-        claims, abstracts = kit["read_texts"](files)
+        claims = kit["read_claims"](f"{args.data}/claims.{split}.tsv")
+        abstracts = kit["read_abstracts"](f"{args.data}/corpus.jsonl", "title,abstract")
         qrels = kit["read_table"](f"{args.data}/qrels.{split}.tsv", kit["QRELS"])
-        pairs = kit["pairs_of"](qrels, claims, abstracts)
+        pairs = kit["paired_texts"](qrels, (claims, abstracts))
         texts[split] = [f"{claim} [SEP] {abstract}" for claim, abstract in pairs]
         labels[split] = qrels["label"]
     vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)

@@ -78,10 +78,6 @@ def make_run(path, claims, depth):
 class Free:
     """A cross-encoder that costs nothing: MiniLM's tokenizer, and scores without a network."""
 
-    prompts = {}
-    default_prompt_name = None
-    max_seq_length = 512
-    modalities = ()
     is_asked = False
     num_labels = 1
     max_seq_length = 512

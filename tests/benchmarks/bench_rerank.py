@@ -4,14 +4,14 @@ Measure the scoring of 03_rerank.py beside CrossEncoder.predict.
 Reads   nothing; makes abstracts of ClimateCheck's lengths and a cross-encoder of MiniLM-L6's size
         with random weights (on a GPU: of XLM-R-large's size, 560M parameters, in fp32 and bf16)
 Prints  pairs per second of the stage (truncation, groups, checks), of one predict call over all
-        pairs and of a call per claim, both ratios, the largest difference of scores, CPU seconds
-        of stage and predict beside a network that costs nothing, equal scores within a claim, and
-        on a GPU its peak memory; one line of JSON, last on stdout
+        pairs and of a call per claim, both ratios, the largest difference of scores, equal scores
+        within a claim, and on a GPU its peak memory; one line of JSON, last on stdout
+
+What the stage costs beside the network is measured by bench_gpu.py --sleep 0.
 
 Examples
     python tests/benchmarks/bench_rerank.py
     python tests/benchmarks/bench_rerank.py --claims 10 --depth 20
-    python tests/benchmarks/bench_rerank.py --claims 100 --depth 20 --shared 10 --free
 """
 
 import argparse
@@ -57,16 +57,13 @@ def make_model(folder, sizes):
     AutoTokenizer.from_pretrained(ROOT / "data/models/minilm").save_pretrained(folder)
 
 
-def make_texts(claims, depth, shared=1):
-    """Return {claim_id: claim}, {abstract_id: abstract} and {claim_id: [abstract_id]}.
-
-    shared: how many claims each abstract is a candidate of.
-    """
+def make_texts(claims, depth):
+    """Return {claim_id: claim}, {abstract_id: abstract} and {claim_id: [abstract_id]}."""
     rng = np.random.default_rng(13)
     words = np.array((ROOT / "README.md").read_text(encoding="utf-8").split(), dtype=object)
-    lengths = script(HERE / "make_corpus.py")["lengths_of"](rng, claims * depth // shared)
+    lengths = script(HERE / "make_corpus.py")["lengths_of"](rng, claims * depth)
     abstracts = {str(row): " ".join(rng.choice(words, size)) for row, size in enumerate(lengths)}
-    abstract_ids = np.tile(list(abstracts), shared).reshape(claims, depth).tolist()
+    abstract_ids = np.reshape(list(abstracts), (claims, depth)).tolist()
     queries = {f"c{row}": " ".join(rng.choice(words, 15)) for row in range(claims)}
     return queries, abstracts, dict(zip(queries, abstract_ids))
 
@@ -127,31 +124,6 @@ def library(folder, dtype, batch_size, pairs, depth):
     return np.concatenate(scores), *seconds
 
 
-def preparing(names, folder, batch_size, pairs):
-    """Return CPU seconds per 1,000 pairs beside a network that costs nothing: stage, predict."""
-    import torch
-    from sentence_transformers import CrossEncoder
-
-    def scores_of(features, **_):
-        return {"scores": torch.zeros(len(features["input_ids"]), 1)}
-
-    args = argparse.Namespace(device=None, max_length=512, prompt=None, model=folder, fields="")
-    stage_model = names["open_reranker"](names["load_reranker"], args, "fp32", batch_size)
-    encoder = CrossEncoder(folder, max_length=512, device="cpu")
-    calls = {
-        "stage": (stage_model, names["outputs_of"]),
-        "predict": (encoder, lambda model, texts: model.predict(texts, batch_size=batch_size)),
-    }
-    seconds = {}
-    for name, (model, call) in calls.items():
-        model.forward = scores_of
-        call(model, pairs[:64])  # warms up
-        begun = time.process_time()
-        call(model, pairs)
-        seconds[name] = (time.process_time() - begun) / len(pairs) * 1000
-    return seconds["stage"], seconds["predict"]
-
-
 def ties_in(scores, claims):
     """Return how many scores repeat another one of their claim."""
     return sum(len(part) - len(set(part.tolist())) for part in np.split(scores, claims))
@@ -164,8 +136,6 @@ def main():
     parser.add_argument("--claims", type=int, default=30)
     parser.add_argument("--depth", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--shared", type=int, default=1, help="claims that share an abstract")
-    parser.add_argument("--free", action="store_true", help="measure beside a free network alone")
     args = parser.parse_args()
     import torch
 
@@ -175,21 +145,15 @@ def main():
         sizes = LARGE
         dtypes["bf16"] = torch.bfloat16
     names = script(ROOT / "03_rerank.py")
-    texts = make_texts(args.claims, args.depth, args.shared)
+    texts = make_texts(args.claims, args.depth)
     pairs = pairs_of(*texts)
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         make_model(folder, sizes)
-        if args.free:
-            stage_seconds, predict_seconds = preparing(names, folder, args.batch_size, pairs)
-            measured = {"stage": stage_seconds, "predict": predict_seconds}
-            print(json.dumps(measured | {"ratio": stage_seconds / predict_seconds}))
-            return
         for dtype, torch_dtype in dtypes.items():
             size = args.batch_size
             found, ours, memory = stage(names, folder, dtype, size, *texts)
             theirs, one_call, per_claim = library(folder, torch_dtype, size, pairs, args.depth)
-            stage_seconds, predict_seconds = preparing(names, folder, size, pairs)
             results[dtype] = {
                 "pairs": len(pairs),
                 "stage_per_second": len(pairs) / ours,
@@ -198,8 +162,6 @@ def main():
                 "per_claim_per_second": len(pairs) / per_claim,
                 "ratio_to_per_claim": per_claim / ours,
                 "largest_difference": float(np.abs(found - theirs).max()),
-                "cpu_seconds_per_1000_beside_network": stage_seconds,
-                "the_same_of_predict": predict_seconds,
                 "gpu_gib": memory,
                 "ties": ties_in(found, args.claims),
                 "ties_of_predict": ties_in(theirs, args.claims),

@@ -1,11 +1,12 @@
 """
 Run a recipe at full size with tiny models, and measure each of its commands.
 
-All that is not arithmetic of a network has its real size: corpus, claims, depths, requests. Models
-have one layer of 8 (TINY=1 in common.sh), and endpoint.py answers for language models.
+All that is not arithmetic of a network has its real size: corpus, claims, depths, requests. In
+each command, an untrained model of one layer of 8 (recipes/tools/stand_in.py) takes the place of a
+model on the hub, and endpoint.py answers for language models.
 A recipe that was stopped goes on where it was; finished commands keep what they took.
 
-Reads   a data folder by make_corpus.py
+Reads   a data folder by make_corpus.py; data/models/
 Writes  WORK: what the recipe makes; WORK/commands.jsonl: a line a command
 Prints  a table: each script's seconds, peak memory in MB and, of its JSON, pairs and requests; then
         seconds, memory and bytes of the whole recipe, as one line of JSON
@@ -18,6 +19,7 @@ Examples
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -32,9 +34,44 @@ WRAPPER = f"""#!/bin/bash
 exec {sys.executable} {Path(__file__).resolve()} --record "$RECORD" -- "$@"
 """
 
+TINY = Path("work/small")  # tiny models, each in a folder named as its kind
+TINY_KINDS = {  # of a script's models; 03 has two others
+    "--dense-model": "tiny-encoder",
+    "--splade-model": "tiny-splade",
+    "01_index.py": "tiny-encoder",
+    "recipes/tools/count_tokens.py": "tiny-encoder",
+    "03_rerank.py": "tiny-cross-encoder",
+    "05_classify.py": "tiny-nli",
+}
+RERANKER_KINDS = {"monot5": "tiny-monot5", "Qwen": "tiny-causal"}  # by a part of the name
+
+
+def tiny_model(script, flag, name):
+    """Return the tiny model in place of a model on the hub, OWNER/NAME; another word as it is."""
+    kind = TINY_KINDS.get(flag) or TINY_KINDS.get(script)
+    if flag not in ("--model", "--dense-model", "--splade-model") or kind is None:
+        return name
+    if not re.fullmatch(r"[\w-]+/[\w.-]+", name):
+        return name
+    for part, other in RERANKER_KINDS.items():
+        if script == "03_rerank.py" and part in name:
+            kind = other
+    return str(TINY / kind)
+
+
+def make_tiny_models():
+    """Write the tiny models that are missing."""
+    subprocess.run([sys.executable, "data/download.py", "models"], cwd=ROOT, check=True)
+    for kind in {*TINY_KINDS.values(), *RERANKER_KINDS.values()}:
+        if not (ROOT / TINY / kind).exists():
+            command = [sys.executable, "recipes/tools/stand_in.py", str(TINY / kind)]
+            subprocess.run([*command, "--kind", kind], cwd=ROOT, check=True)
+
 
 def record(path, words):
-    """Run a command, append what it took to a file, and return its exit status."""
+    """Run a command with tiny models, append what it took to a file, return its exit status."""
+    flags = ["", *words]
+    words = [tiny_model(words[0], flag, word) for flag, word in zip(flags, words)]
     begun = time.monotonic()
     command = [sys.executable, *words]
     last = ""
@@ -60,6 +97,7 @@ def record(path, words):
 
 def run_recipe(args):
     """Run a recipe, every command through this program; return its exit status."""
+    make_tiny_models()
     folder = args.work / "bin"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "python").write_text(WRAPPER)
@@ -69,8 +107,7 @@ def run_recipe(args):
         "RECORD": str((args.work / "commands.jsonl").resolve()),
         "DATA": str(args.data),
         "WORK": str(args.work),
-        "SMALL": "weights",
-        "TINY": "1",
+        "SMALL": "",
         "LLM_MODEL": "scripted",
         "LLM_BASE_URL": f"http://localhost:{args.port}/v1",
     }
