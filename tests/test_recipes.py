@@ -308,7 +308,7 @@ def test_the_demo_asks_an_endpoint_only_for_a_model_that_the_user_names(
 def parse(script):
     """Return a function that parses the words of a script's command line, and no more."""
     main = load(script).main
-    main.__globals__.update(run=lambda args: None)
+    main.__globals__.update(run_job=lambda args: None)
     return main
 
 
