@@ -1,13 +1,12 @@
 """
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
-Reads   FILE, a text in UTF-8, packed by gzip or not: CSV or TSV with a header, JSON Lines, a JSON
-        document (an array of records, or an object {id: record}), a run or qrels of TREC, also as
-        JSON (see below)
-Writes  OUT: JSON Lines for a corpus, else TSV. Claims that hold their evidence, such as SciFact's,
-        become claims.SPLIT.tsv and qrels.SPLIT.tsv
-Prints  the kind of the table and its number of rows; the last line is JSON. Warnings count what is
-        left out
+Reads   FILE, in UTF-8: CSV or TSV with a header, JSON Lines, a JSON document (an array of records,
+        or an object {id: record}), a run or qrels of TREC, also as JSON (see below); all of these
+        packed by gzip, too; the first sheet of an Excel workbook, if openpyxl is installed
+Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
+        and beside it qrels.SPLIT.tsv
+Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
 
 Examples
     python data/convert.py papers.csv --columns abstract_id=pmid,abstract=text --out corpus.jsonl
@@ -17,9 +16,8 @@ Examples
     python data/convert.py papers-2024.jsonl.gz papers-2025.jsonl.gz --out corpus.jsonl
     python data/convert.py pairs.csv --make-ids --out claims.test.tsv
 
-The name of OUT gives the kind of the table: claims.test.tsv, qrels.test.tsv, corpus.jsonl, run.tsv.
-For other names, give --kind; without it, the first line of this list whose columns the file has
-decides:
+The name of OUT tells the kind of the table, as in claims.test.tsv, qrels.test.tsv, corpus.jsonl and
+run.tsv. For other names --kind does, or else the first line of this list whose columns are there:
 
     kind      columns of the file
     verdicts  claim_id, abstract_id, rank, label; optional score, p_supports, p_refutes, p_nei
@@ -31,9 +29,9 @@ decides:
     corpus    abstract_id, abstract (a text, or a list of sentences); any other field
     claims    claim_id, claim; optional language
 
-The column names of BEIR (_id, title, text; query-id, corpus-id, score), SciFact (doc_id; id, claim,
+The columns of BEIR (_id, title, text; query-id, corpus-id, score), SciFact (doc_id; id, claim,
 evidence), ClimateCheck (abstract_original_index, annotation) and CheckThat! (post_id, tweet_text,
-cord_uid, preds) are known, in upper or lower case. Name all others with --columns.
+cord_uid, preds) are known, too. --columns names any others. Case does not matter in these names.
 
 Errors name FILE:LINE. In a JSON document, the number is that of the record.
 """
@@ -50,6 +48,7 @@ import os
 import re
 import sys
 import unicodedata
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -57,6 +56,7 @@ import numpy as np
 import pandas as pd
 
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
+RELEVANT = "RELEVANT"  # where relevance is judged, not stance: TREC, CheckThat!, BEIR
 SPELLINGS = {  # without white space, hyphens and underscores, in either case
     "SUPPORTS": "support(s|ed)?|entail(s|ed|ment)",
     "REFUTES": "refute[sd]?|contradict(s|ed|ion)?",
@@ -71,25 +71,21 @@ FORMS = [  # the columns that a kind needs; the first form that fits is taken
     "qrels: claim_id, abstract_id, label",
     "corpus: abstract_id, abstract",
     "claims: claim_id, claim",
-    "narratives: claim_id, codes",
 ]
-SCORED_RUN = (
-    "run: claim_id, abstract_id, score"  # if a run is wanted; else scores may be judgements
-)
+SCORED_RUN = "run: claim_id, abstract_id, score"  # with --kind run; else they may be judgements
 PAIR = ["claim_id", "abstract_id"]
-TEXTS = ["claim", "abstract"]  # --make-ids makes claim_id and abstract_id from them
-EVIDENCE = ["evidence", "cited_doc_ids"]  # of SciFact's claims
+TEXTS = ["claim", "abstract"]  # --make-ids makes claim_id and abstract_id of them
 PROBABILITIES = "p_supports p_refutes p_nei".split()
-WRITTEN = {  # the columns of each kind that are written, if the table has them
+WRITTEN = {  # columns that are written, where the table has them
     "verdicts": "claim_id abstract_id rank score label p_supports p_refutes p_nei".split(),
     "run": "claim_id abstract_id rank score".split(),
     "qrels": "claim_id abstract_id label".split(),
     "claims": "claim_id claim language".split(),
-    "narratives": "claim_id codes".split(),
-    "corpus": ["abstract_id"],  # and every field that does not belong to a pair
+    "corpus": ["abstract_id"],  # and all others, but for those of a pair
 }
 OF_A_PAIR = "claim_id claim rank score label relevance".split() + PROBABILITIES
-OUR_COLUMNS = {*OF_A_PAIR, *"abstract_id abstract title language codes preds".split(), *EVIDENCE}
+OPTIONAL = ["language", "preds", *OF_A_PAIR[2:]]
+OUR_COLUMNS = {*PAIR, *TEXTS, "title", "evidence", "cited_doc_ids", *OPTIONAL}
 KNOWN_COLUMNS = (  # of any file, written as for --columns
     "abstract_id=abstract_original_index,label=annotation,"  # ClimateCheck
     "claim_id=post_id,claim=tweet_text,abstract_id=cord_uid,"  # CheckThat!
@@ -105,49 +101,37 @@ KNOWN_FORMS = [  # of a file that has all columns of one of these; the first is 
 PAPERS = {"cord_uid", "pubkey"}  # CheckThat!: the paper that a post is about
 TREC_QRELS = "claim_id q0 abstract_id relevance".split()
 TREC_RUN = "claim_id q0 abstract_id position score tag".split()
-CONSUMED = {*TREC_RUN, "preds", "relevance"}  # what ranks and labels are made from
+TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
+ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-NO_TEXTS = {  # first bytes of files that hold no text in UTF-8
-    b"\xff\xfe": "a text in UTF-16",
-    b"\xfe\xff": "a text in UTF-16",
-    b"\xd0\xcf\x11\xe0": "an old Excel workbook",
-    b"PK\x03\x04": "an Excel workbook or another zip archive",
-}
-WARNINGS = []  # all warnings of this process
+WARNINGS = []  # of this call
 
 
-# ---------------------------------------------------------------- Messages and outputs
-def shown(text):
-    """Return a text as one line, with its control characters escaped."""
-    text = " ".join(text.split())
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def warn(where, what):
-    """Print a warning on stderr, and keep it for SOURCE.md."""
-    WARNINGS.append(shown(f"warning: {where}: {what}"))
-    print(WARNINGS[-1], file=sys.stderr)
-
-
+# ---------------------------------------------------------------- Messages, texts, labels
 def fail(where, what):
     """End with one line on stderr and exit status 2."""
-    print(shown(f"error: {where}: {what}"), file=sys.stderr)
+    print(" ".join(f"error: {where}: {what}".split()), file=sys.stderr)
     sys.exit(2)
 
 
-def check_outs(outs, inputs):
-    """Refuse outputs that would replace an input or a folder, or need a folder where a file is."""
-    inputs = [Path(path).resolve() for path in inputs]
-    for out in outs:
-        if out.is_dir() or any(parent.is_file() for parent in out.parents):
-            fail(out, "a folder stands there, or a file in place of its folder; give another --out")
-        if out.resolve() in inputs:
-            fail(out, "this command reads it; give another --out")
+def warn(where, what):
+    """Print a warning on stderr, and keep it."""
+    WARNINGS.append(f"warning: {where}: {what}")
+    print(WARNINGS[-1], file=sys.stderr)
+
+
+def check_place(out):
+    """End if a folder stands in the place of an output, or a file in that of a folder."""
+    taken = [parent for parent in out.parents if parent.is_file()]
+    if out.is_dir():
+        taken.append(out)
+    for path in taken:
+        fail(path, "not made by this script, which would replace it; give another --out")
 
 
 @contextlib.contextmanager
 def whole(path):
-    """Yield a temporary path; what is written there replaces path if the block succeeds."""
+    """Yield a path for this process alone; what is written there becomes path, or is removed."""
     new = Path(f"{path}.{os.getpid()}.tmp")
     try:
         yield new
@@ -156,31 +140,40 @@ def whole(path):
         new.unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------- Values
-def as_text(value):
-    """Return a value as text in Unicode NFC.
+def one_line(text):
+    """Return a text in NFC, with single blanks for white space."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
 
-    Null and NaN are "", 7.0 is "7"; the items of a list are joined by blanks.
-    """
-    if isinstance(value, list):
-        return " ".join(as_text(item) for item in value if item is not None)
+
+def text_of(value):
+    """Return a value as text: "" for none, "7" for 7 and 7.0, JSON for a list or a truth value."""
+    if isinstance(value, str):
+        return value
     if value is None or value != value:  # NaN
         return ""
-    if isinstance(value, float) and value.is_integer():  # an integer in a column with gaps
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, str):
-        value = json.dumps(value, ensure_ascii=False, default=str)
-    return unicodedata.normalize("NFC", value)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def one_line(value):
-    """Return a value as text, with single blanks for white space; ids and claims are such texts."""
-    return " ".join(as_text(value).split())
+def joined(value):
+    """Return a text, or a list of sentences, as one text; None stays None."""
+    if isinstance(value, list):
+        return " ".join(text_of(sentence) for sentence in value if sentence is not None)
+    return None if value is None else text_of(value)
 
 
-def made_id(value):
-    """Return an id for a text: 12 digits of the sha256 of its one_line(), "" for an empty text."""
-    text = one_line(value)
+def as_id(value):
+    """Return an id as text: "7" for 7, 7.0 (an integer in a column with gaps) and " 7"."""
+    text = text_of(value).strip()
+    if ROW_BREAK.search(text):
+        fail(repr(text), "an id holds a tab or a line break; fix the file")
+    return text
+
+
+def made_id(text):
+    """Return an id for a text, the same for any white space: 12 digits of its sha256, or ""."""
+    text = one_line(joined(text) or "")
     if not text:
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -196,35 +189,105 @@ def label_of(text):
 
 
 def grade_label(grade):
-    """Return SUPPORTS for a grade of relevance above 0, NEI for 0, "" (not judged) below 0."""
+    """Return the label of a grade of relevance; a grade below 0 is not judged, as in TREC: ""."""
     grade = float(grade)
     if grade > 0:
-        return "SUPPORTS"
+        return RELEVANT
     if grade == 0:
         return "NEI"
     return ""
 
 
+def corpus_record(record):
+    """Return a record of the corpus: abstract_id, title, abstract, then the other fields.
+
+    Title and abstract may be lists of sentences.
+    """
+    ours = {
+        "abstract_id": record["abstract_id"],
+        "title": joined(record.get("title")),
+        "abstract": joined(record.get("abstract")) or "",
+    }
+    return ours | record | ours  # ours come first
+
+
+def storable(record, left_out):
+    """Return the fields that are texts (in NFC) or finite numbers; left_out counts the others."""
+    kept = {}
+    for field, value in record.items():
+        if isinstance(value, str):
+            kept[field] = unicodedata.normalize("NFC", value)
+        elif isinstance(value, (int, float)) and math.isfinite(value):
+            kept[field] = value
+        elif value is not None:
+            left_out[field] += 1
+    return kept
+
+
 def evidence_of(record):
     """Return {abstract_id: label} of a claim of SciFact; cited without evidence is NEI."""
-    labels = {one_line(abstract_id): "NEI" for abstract_id in record.get("cited_doc_ids") or ()}
-    for abstract_id, rationales in (record.get("evidence") or {}).items():
+    labels = {as_id(abstract_id): "NEI" for abstract_id in record.get("cited_doc_ids") or ()}
+    for abstract_id, rationales in record.get("evidence", {}).items():
         if isinstance(rationales, dict):  # SciFact-Open: one rationale
-            rationales = [rationales]
-        if rationales:  # all rationales of an abstract share a label
+            labels[abstract_id] = rationales["label"]
+        elif rationales:  # all rationales of an abstract share a label
             labels[abstract_id] = rationales[0]["label"]
     return labels
 
 
 # ---------------------------------------------------------------- Reading CSV, TSV and TREC
-def open_text(path):
-    """Open a text file in UTF-8, which gzip may have packed."""
+def trec_columns(line):
+    """Return the columns of a TREC file by one of its lines, None if it is something else."""
+    fields = line.split()
+    if len(fields) == 4 and NUMBER.fullmatch(fields[3]):
+        return TREC_QRELS
+    if len(fields) >= 6 and all(map(NUMBER.fullmatch, fields[3:5])):
+        return TREC_RUN  # the tag may have several words
+    return None
+
+
+def unquoted(field):
+    """Return a field without the quotation marks that pandas puts around it."""
+    quoted = re.fullmatch(r'"((?:[^"]|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
+
+
+def delimited_rows(path, text, delimiter):
+    """Yield (line, fields) of the rows of a CSV or TSV file that are not blank."""
+    quoting = csv.QUOTE_MINIMAL
+    tabs = {line.count("\t") for line in text.split("\n") if line}
+    if delimiter == "\t" and len(tabs) == 1:
+        # Every line of this TSV file has as many tabs: no quotation mark can swallow rows
+        quoting = csv.QUOTE_NONE
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(
+        io.StringIO(text),
+        delimiter=delimiter,
+        quoting=quoting,
+        strict=True,
+        skipinitialspace=delimiter != "\t",
+    )
+    line = 1
+    try:
+        for row in reader:
+            if any(field.strip() for field in row):
+                if quoting == csv.QUOTE_NONE:
+                    row = [unquoted(field) for field in row]
+                yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        fail(f"{path}:{line}", f"{error}; fix its quotation marks")
+
+
+def first_bytes(path):
+    """Return the first four bytes of a file."""
     with open(path, "rb") as file:
-        start = file.read(4)
-    for first_bytes, what in NO_TEXTS.items():
-        if start.startswith(first_bytes):
-            fail(path, f"{what}; save it as CSV in UTF-8")
-    if start.startswith(b"\x1f\x8b"):
+        return file.read(4)
+
+
+def open_text(path):
+    """Open a text in UTF-8, which gzip may have packed."""
+    if first_bytes(path).startswith(b"\x1f\x8b"):
         return gzip.open(path, "rt", encoding="utf-8-sig")
     return open(path, encoding="utf-8-sig")
 
@@ -238,65 +301,49 @@ def first_line(path):
     return ""
 
 
-def unquoted(field):
-    """Return a field without the quotation marks that pandas puts around it."""
-    quoted = re.fullmatch(r'"((?:[^"]|"")*)"', field)
-    return quoted[1].replace('""', '"') if quoted else field
-
-
-def trec_rows(lines):
-    """Return {line number: fields} of a TREC file, with its columns as line 0; {} for others."""
-    first = next(iter(lines.values()), "").split()
-    if len(first) == 4 and NUMBER.fullmatch(first[3]):
-        columns = TREC_QRELS
-    elif len(first) >= 6 and all(map(NUMBER.fullmatch, first[3:5])):
-        columns = TREC_RUN
-    else:
-        return {}
-    splits = len(columns) - 1  # the tag of a run may have several words
-    rows = {number: line.strip().split(maxsplit=splits) for number, line in lines.items()}
-    return {0: columns} | rows
-
-
-def csv_rows(path, text, delimiter):
-    """Return {line number: fields} of the rows of a CSV file that are not blank."""
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True, skipinitialspace=True)
-    rows = {}
-    try:
-        for row in reader:
-            if any(field.strip() for field in row):
-                rows[reader.line_num] = row
-    except csv.Error as error:
-        fail(f"{path}:{reader.line_num}", f"{error}; fix the quotation marks")
-    return rows
-
-
 def table_of_rows(path, rows):
-    """Return the table of {line number: fields}, of which the first row names the columns."""
+    """Return a table of {line: fields}, of which the first are the names of the columns."""
     if not rows:
         fail(path, "an empty file; give one with rows")
     columns = [column.strip() for column in rows.pop(min(rows))]
     for line, fields in rows.items():
         if len(fields) != len(columns):
-            what = f"{len(fields)} fields, but the first row has {len(columns)}; fix the row"
-            fail(f"{path}:{line}", what)
+            fail(
+                f"{path}:{line}", f"{len(fields)} fields, the first row has {len(columns)}; fix it"
+            )
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
 
 
-def read_delimited(path):
-    """Return the table of a CSV, TSV or TREC file, as texts; its index holds line numbers."""
+def read_table(path):
+    """Return a table of texts under the names of its columns; the index holds line numbers."""
+    header = first_line(path)
     with open_text(path) as file:
         text = file.read()
-    lines = {number: line for number, line in enumerate(text.split("\n"), 1) if line.strip()}
-    header = next(iter(lines.values()), "")
+    lines = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and line[0] not in "#;":  # a comment, in TREC's files
+            lines[number] = line.strip()
+    columns = trec_columns(next(iter(lines.values()), ""))
+    if columns:
+        last = len(columns) - 1
+        fields = {number: line.split(maxsplit=last) for number, line in lines.items()}
+        return table_of_rows(path, {0: columns} | fields)
     delimiter = max("\t,;", key=header.count)
-    rows = trec_rows(lines)
-    if not rows and delimiter == "\t" and len({line.count("\t") for line in lines.values()}) == 1:
-        # Every line has as many tabs: a row is a line, and no quotation mark can swallow rows
-        for number, line in lines.items():
-            rows[number] = [unquoted(field) for field in line.split("\t")]
-    return table_of_rows(path, rows or csv_rows(path, text, delimiter))
+    return table_of_rows(path, dict(delimited_rows(path, text, delimiter)))
+
+
+def read_workbook(path):
+    """Return a table of texts of the first sheet of an Excel workbook; the index holds its rows."""
+    try:
+        sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
+    except (ImportError, ValueError):  # no openpyxl; a damaged workbook
+        what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
+        fail(path, what)
+    name, *others = sheets
+    if others:
+        warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")
+    rows = enumerate(sheets[name].values.tolist(), 1)
+    return table_of_rows(path, {number: cells for number, cells in rows if any(cells)})
 
 
 # ---------------------------------------------------------------- Reading JSON
@@ -307,10 +354,10 @@ def parsed(path, number, text):
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
-    if "\\u" in text:  # half of a surrogate pair?
-        original = json.dumps(value, ensure_ascii=False)
-        text = original.encode("utf-8", "replace").decode()
-        if text != original:
+    if "\\u" in text:  # half of a character or of a pair?
+        whole = json.dumps(value, ensure_ascii=False)
+        text = whole.encode("utf-8", "replace").decode()
+        if text != whole:
             warn(f"{path}:{number}", "half a surrogate pair is no character and becomes ?")
             value = json.loads(text)
     return value
@@ -319,87 +366,88 @@ def parsed(path, number, text):
 def read_json(path):
     """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
     with open_text(path) as file:
-        texts = enumerate(file, 1)
-        if not re.fullmatch(r"\{.*\}", first_line(path)):
-            texts = [(1, file.read())]
-        for line, text in texts:
-            if not text.strip():
-                continue
-            value = parsed(path, line, text)
-            records = value if isinstance(value, list) else [value]
-            for number, record in enumerate(records, line):
-                if not isinstance(record, dict):
-                    what = f"a JSON object is needed, not {type(record).__name__}; fix it"
-                    fail(f"{path}:{number}", what)
-                yield number, record
+        if re.fullmatch(r"\{.*\}", first_line(path)):
+            found = (
+                (number, parsed(path, number, line))
+                for number, line in enumerate(file, 1)
+                if line.strip()
+            )
+        else:
+            document = parsed(path, 1, file.read())
+            found = enumerate(document if isinstance(document, list) else [document], 1)
+        for number, record in found:
+            if not isinstance(record, dict):
+                fail(f"{path}:{number}", f"no JSON object but: {type(record).__name__}; fix it")
+            yield number, record
 
 
-def nested_table(path, entries, wanted):
+def nested_table(path, records, wanted):
     """Return the table of {claim_id: {abstract_id: number}} or of {id: record}.
 
-    entries: the items of the outer object; wanted: the kind that --kind or --out names, or None
+    wanted: the kind that --kind or --out names, or None
     """
+    entries = [entry for record in records for entry in record.items()]
     rows = [(key, "Q0", *field) for key, record in entries for field in record.items()]
     table = pd.DataFrame(rows, columns=[*TREC_QRELS[:3], "score"], dtype=object)
     scores = table["score"]
     if not all(isinstance(score, (int, float)) for score in scores):
         return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
     if wanted != "run" and all(score % 1 == 0 for score in scores):
-        warn(path, "whole numbers are taken for relevance (with --kind run, for scores)")
+        warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
         table = table.rename(columns={"score": "relevance"})
     return table
 
 
 def json_table(path, wanted):
-    """Return the table of JSON records, with numbers and lists as they are."""
+    """Return a table of JSON records, with numbers and lists as they are."""
     lines = dict(read_json(path))
-    entries = [entry for record in lines.values() for entry in record.items()]
-    if all(isinstance(value, dict) for _, value in entries):
-        table = nested_table(path, entries, wanted)
+    records = list(lines.values())
+    if all(isinstance(value, dict) for record in records for value in record.values()):
+        table = nested_table(path, records, wanted)
         table.index += 1
         return table
-    return pd.DataFrame(list(lines.values()), list(lines), dtype=object)
+    return pd.DataFrame(records, index=list(lines), dtype=object)
 
 
 def read_any(path, wanted):
     """Return the table of a file of any format; wanted: as in nested_table()."""
-    try:
-        start = first_line(path)
-        if start.startswith(("[", "{")) or (start and Path(path).suffix in (".jsonl", ".json")):
-            return json_table(path, wanted)
-        return read_delimited(path)
-    except (UnicodeDecodeError, EOFError) as error:  # EOFError: a part of a gzip file
-        fail(path, f"not a text in UTF-8 ({error}); save it as CSV in UTF-8")
+    is_old_workbook = first_bytes(path) == b"\xd0\xcf\x11\xe0"
+    has_sheets = zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists()
+    if is_old_workbook or has_sheets:
+        return read_workbook(path)
+    start = first_line(path)
+    if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
+        return json_table(path, wanted)
+    return read_table(path)
 
 
 # ---------------------------------------------------------------- Our columns from theirs
 def reject(table, is_bad, what):
-    """Return the table, or end at the first row for which is_bad (a truth value per row) holds."""
+    """End at the first row for which is_bad (a truth value per row) holds."""
     if is_bad.any():
         row = table[is_bad].iloc[0]
         values = row.reindex(WRITTEN["verdicts"]).dropna()
         fail(row.name, f"{what}: {' '.join(map(str, values))}; fix the row")
-    return table
 
 
-def leave_out(table, is_bad, what):
-    """Return the table without the rows for which is_bad holds; a warning counts them."""
+def without_rows(path, table, is_bad, what):
+    """Return a table without the rows for which is_bad holds; a warning counts them."""
     if is_bad.any():
-        warn(table.index[is_bad][0], f"{what}; rows left out: {is_bad.sum()}")
+        warn(path, f"{is_bad.sum()} rows {what} are left out")
     return table[~is_bad]
 
 
-def guessed_names(columns, make_ids):
-    """Return {column: our name} of what is known without --columns; all columns in lower case."""
-    guesses = {column: column for column in OUR_COLUMNS} | name_pairs(KNOWN_COLUMNS)
-    for form in KNOWN_FORMS:
-        names = name_pairs(form)
-        if set(names) <= columns:
-            guesses |= names
-            break
-    if make_ids or "abstract_id" in columns:
-        guesses.pop("id", None)  # it may number pairs
-    return guesses
+def our_name(column, guesses, given):
+    """Return our name for a column of the file, or the column where we have none.
+
+    guesses: {column in lower case: our name}; given: {column: our name}, which has precedence
+    """
+    if column in given:
+        return given[column]
+    ours = guesses.get(column.strip().lower(), column)
+    if ours not in given.values():
+        return ours
+    return f"their {column}" if ours == column else column
 
 
 def with_our_columns(path, table, given, make_ids):
@@ -407,43 +455,52 @@ def with_our_columns(path, table, given, make_ids):
     theirs = list(table)
     for column, ours in given.items():
         if column not in theirs:
-            what = f"there is no column {column} for {ours} among {', '.join(theirs)}"
-            if ours in theirs:
-                what += f"; our name comes first: --columns {column}={ours}"
-            fail(f"{path}:1", what)
+            fail(f"{path}:1", f"no column {column} for {ours} among {', '.join(theirs)}")
     lower = {column.strip().lower() for column in theirs}
-    guesses = guessed_names(lower, make_ids)
-    names = []
-    for column in theirs:
-        name = guesses.get(column.strip().lower(), column)
-        if name in given.values():
-            name = f"their {column}"
-        names.append(given.get(column, name))
-    for name in filter(None, names):
-        same = [column for column, ours in zip(theirs, names) if ours == name]
-        if len(same) > 1:
-            what = f"two columns mean {name}: {' and '.join(same)}; choose one with --columns"
-            fail(f"{path}:1", f"{what} {name}={same[0]}, or rename one")
-    table = table.set_axis(names, axis=1)
+    guesses = {column: column for column in OUR_COLUMNS} | name_pairs(KNOWN_COLUMNS)
+    for form in KNOWN_FORMS:
+        names = name_pairs(form)
+        if set(names) <= lower:
+            guesses |= names
+            break
+    if make_ids or "abstract_id" in lower:
+        guesses.pop("id", None)  # it may number pairs
+    table = table.set_axis([our_name(column, guesses, given) for column in theirs], axis=1)
+    for ours in table.columns[table.columns.duplicated()]:
+        if ours:
+            both = [column for column, name in zip(theirs, table) if name == ours]
+            fail(
+                f"{path}:1",
+                f"""two columns mean {ours}: {" and ".join(both)}; choose by
+                --columns {ours}={both[0]}, or rename one""",
+            )
     if PAPERS & lower and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
         table = table.assign(relevance="1")
     return table
 
 
+def without_empty_columns(path, table):
+    """Return a table without the optional columns that have no value in any row."""
+    columns = table.columns.intersection(OPTIONAL)
+    empty = [column for column in columns if set(map(text_of, table[column])) == {""}]
+    if empty:
+        warn(path, f"columns without any value are left out: {', '.join(empty)}")
+    return table.drop(columns=empty)
+
+
 def with_made_ids(table, kind):
-    """Return a table with the ids that its kind needs, made from texts if the file has none."""
+    """Return a table with the ids that its kind needs, made of texts where the file has none."""
     for text in TEXTS:
         column = f"{text}_id"
         if text in table and column not in table and column in WRITTEN[kind]:
             ids = table[text].map(made_id)
-            what = f"{text} is empty (--drop-empty leaves such rows out)"
-            reject(table, ids == "", what)
+            reject(table, ids == "", f"{text} is empty (--drop-empty leaves such rows out)")
             table = table.assign(**{column: ids})
     return table
 
 
 def wanted_kind(kind, out):
-    """Return the kind that --kind or the name of --out gives, None if neither does."""
+    """Return the kind that --kind or the name of --out says, None if neither does."""
     named = Path(out).name.split(".")[0]
     if named not in WRITTEN:
         return kind
@@ -470,36 +527,44 @@ def kind_of(path, table, wanted, make_ids):
             return kind
     fail(
         f"{path}:1",
-        f"""columns {", ".join(table):.200} make no {wanted or "known"} table; name the missing
-        ones, such as --columns {"=THEIRS,".join(missing)}=THEIRS (--make-ids makes ids from texts;
-        --kind or the name of --out gives the kind; kinds and columns: {"; ".join(forms)})""",
+        f"""columns {", ".join(table):.200} make no {wanted or "known"} table; name what is missing,
+        as --columns {"=THEIRS,".join(missing)}=THEIRS (--make-ids makes ids of texts; --kind or the
+        name of --out tells the kind; kinds and their columns: {"; ".join(forms)})""",
     )
 
 
 # ---------------------------------------------------------------- The checks of a kind
-def with_texts(table, columns, on_fault=reject):
-    """Return a table with one-line texts in these columns; claims and ids are not empty."""
+def with_texts(table, columns):
+    """Return a table with texts in these columns; claims and ids are not empty, and one line."""
     for column in table.columns.intersection(columns):
-        table = table.assign(**{column: table[column].map(one_line)})
+        texts = table[column].map(text_of).str.strip()
+        if column == "claim":
+            texts = texts.map(one_line)
+        table = table.assign(**{column: texts})
         if column in ("claim", *PAIR):
-            table = on_fault(table, table[column] == "", f"{column} is empty")
+            reject(table, texts == "", f"{column} is empty")
+            reject(table, texts.str.contains(ROW_BREAK), f"{column} holds a tab or a line break")
     return table
 
 
-def without_repeats(table, columns, on_fault=reject):
-    """Return a table without rows that repeat an earlier one; one that contradicts it is a fault.
+def without_repeats(path, table, columns):
+    """Return a table without rows that repeat an earlier one; end at one that contradicts it.
 
-    Rows are compared by these columns, of which the ids say what a row is about. White space makes
-    no difference.
+    Of these columns, the ids tell what a row is about. White space makes no difference.
     """
     texts = table[table.columns.intersection(columns)]
     # Hashes: the texts of a whole corpus take gigabytes
-    texts = texts.map(lambda value: hash(one_line(value)))
-    repeated = texts.duplicated()
-    table = leave_out(table, repeated, "it repeats an earlier row")
+    texts = texts.map(lambda value: hash(one_line(joined(value) or "")))
     ids = texts.columns.intersection(PAIR)
-    differs = texts[~repeated].duplicated(ids)
-    return on_fault(table, differs, f"an earlier row has this {' and '.join(ids)} and differs")
+    repeated = texts.duplicated()
+    table = without_rows(path, table, repeated, "that repeat an earlier one")
+    texts = texts[~repeated]
+    differs = texts.duplicated(ids)
+    if differs.any():
+        same = texts[ids] == texts.loc[differs, ids].iloc[0]
+        earlier = same.all(axis=1).idxmax()
+        reject(table, differs, f"another row for this {' and '.join(ids)} is {earlier}")
+    return table
 
 
 def to_floats(column):
@@ -507,115 +572,116 @@ def to_floats(column):
     return pd.to_numeric(column, errors="coerce").astype(float)
 
 
-def with_list_rows(table):
+def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
-    lists = table["preds"].map(one_line).str.findall(r"[^\s\[\]'\",]+")
-    table = leave_out(table.assign(abstract_id=lists), lists.str.len() == 0, "preds holds no id")
-    table = table.explode("abstract_id")
+    has_null = table["preds"].map(lambda ids: isinstance(ids, list) and None in ids)
+    reject(table, has_null, "preds holds null in place of an id")
+    table = with_texts(table, ["claim_id", "preds"])
+    table = without_repeats(path, table, ["claim_id", "preds"])
+    lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
+    table = table.assign(abstract_id=lists)
+    is_empty = lists.str.len() == 0
+    table = without_rows(path, table, is_empty, "without any id in preds").explode("abstract_id")
     return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
 def with_trec_ranks(table):
     """Return a run ranked as trec_eval does it: by score in float32, ties by id, backwards."""
-    scores = to_floats(table["score"]).astype("float32")
+    scores = to_floats(table["score"])
     reject(table, scores.isna(), "the score is not a number")
-    table = table.assign(score=scores)
-    ordered = table.sort_values(["score", "abstract_id"], ascending=False)
-    return table.assign(rank=ordered.groupby("claim_id").cumcount() + 1)
+    ordered = table.assign(score=scores.astype("float32"))
+    ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
+    ranks = ordered.groupby("claim_id").cumcount() + 1
+    # scores that are equal in float32 get one value, as no score is above that of the rank before
+    lowest = scores[ordered.index].groupby(ordered["claim_id"]).cummin()
+    scores = table["score"].mask(lowest[scores.index] < scores, lowest)
+    return table.assign(rank=ranks, score=scores)
 
 
-def with_relevance_labels(table):
+def with_relevance_labels(path, table):
     """Return a table with labels for its relevance, "" where it is not judged."""
     grades = to_floats(table["relevance"])
     is_bad = (table["relevance"] != "") & (grades % 1 != 0)
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
     reject(table, is_bad, what)
     if (grades > 1).any():
-        warn("qrels", f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
-    what = "relevance is judged, not stance: SUPPORTS means relevant"
-    if (grades == 0).any() and "q0" not in table:
-        what += " (if the numbers stand for labels, map them: --labels SUPPORTS=1,REFUTES=0)"
-    warn("qrels", what)
+        warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
     return table.assign(label=grades.map(grade_label))
 
 
-def with_our_labels(table, meanings):
-    """Return a table with labels as we spell them; rows without a label are left out.
+def with_our_labels(path, table, kind, meanings):
+    """Return a table with labels as we spell them; qrels may have rows without any yet.
 
     meanings: {label of the file: ours}, from --labels
     """
     table = table.assign(label=table["label"].replace(meanings).map(label_of))
-    table = leave_out(table, table["label"] == "", "there is no judgement")
-    unknown = table["label"][~table["label"].isin(LABELS)]
+    if kind == "qrels":
+        is_empty = table["label"] == ""
+        table = without_rows(path, table, is_empty, "without a label, or of relevance below 0,")
+    labels = table["label"]
+    unknown = labels[~labels.isin([*LABELS, RELEVANT])]
     if len(unknown):
         counts = unknown.value_counts()[:20]
         flag = ",OURS=".join(counts.index)
-        what = f"the label is none of {', '.join(LABELS)}; the file has {counts.to_dict()}"
-        advice = f"""convert.py maps them with --labels "OURS={flag}", and grades of relevance with
-            --columns relevance=THEIRS"""
-        fail(unknown.index[0], f"{what}; {advice}")
-    return table
+        fail(
+            unknown.index[0],
+            f"""the label is none of {", ".join(LABELS)}; the file has {counts.to_dict()}: say what
+            they mean by --labels "OURS={flag}"; grades of relevance: --columns relevance=THEIRS""",
+        )
+    if (labels == RELEVANT).any():
+        warn(path, "relevance is judged, not stance: SUPPORTS means relevant")
+    return table.assign(label=labels.replace(RELEVANT, "SUPPORTS"))
 
 
 def with_checked_ranks(table):
     """Return a run by claim and rank; the ranks of a claim are 1, 2, 3, without gaps."""
-    table = table.assign(rank=to_floats(table["rank"]))
+    ranks = to_floats(table["rank"])
     if "score" not in table:
-        table = table.assign(score=-table["rank"])
+        table = table.assign(score=-ranks)
     claims = table["claim_id"].factorize()[0]  # the first claim of the file is 0
-    table = table.iloc[np.lexsort((table["rank"], claims))]
-    counted = table.groupby("claim_id").cumcount() + 1
-    reject(table, table["rank"] != counted, "the ranks of a claim are not 1, 2, 3, ...")
-    table = table.assign(rank=counted)
+    wanted = ranks.groupby(claims).rank("first")
+    reject(table, ranks != wanted, "the ranks are not 1, 2, 3")
     for column in table.columns.intersection(["score", *PROBABILITIES]):
-        is_finite = np.isfinite(to_floats(table[column]))
-        reject(table, ~is_finite, f"{column} is not a finite number")
+        numbers = to_floats(table[column])
+        reject(table, ~np.isfinite(numbers), f"{column} is not a finite number")
+    order = np.lexsort((ranks, claims))
+    table = table.assign(rank=ranks.astype(int)).iloc[order]
     scores = to_floats(table["score"])
-    is_bad = scores > scores.groupby(table["claim_id"]).shift()
-    what = "the score is above that of the rank before: higher is better, so negate distances"
-    return reject(table, is_bad, what)
+    what = """the score is above that of the rank before, but higher is better (of a distance, give
+        minus the distance)"""
+    reject(table, scores > scores.groupby(table["claim_id"]).shift(), what)
+    return table
 
 
-def checked_corpus(table, make_ids):
+def checked_corpus(path, table, make_ids):
     """Return the table of a corpus, without the columns that belong to pairs."""
     table = with_texts(table, ["abstract_id"])
     columns = ["abstract_id", "abstract"]
     if not make_ids:
         columns.append("title")
-    table = without_repeats(table, columns)
+    table = without_repeats(path, table, columns)
     if "claim" in table or "claim_id" in table:
         table = table.drop(columns=OF_A_PAIR, errors="ignore")
-    texts = table.reindex(columns=["title", "abstract"])
-    texts = texts.map(lambda value: hash(one_line(value)))
-    is_copy = texts.duplicated() & (texts["abstract"] != hash(""))
-    if is_copy.any():
-        what = "an earlier abstract has the same title and text, but another id; all are kept"
-        warn(table.index[is_copy][0], f"{what}: {is_copy.sum()}")
     return table
 
 
-def checked(table, kind, labels, on_fault=reject):
-    """Return a table with the columns of its kind, in the form that the scripts accept.
-
-    labels: {label of the file: ours}; on_fault: reject(), or leave_out() for published data sets
-    """
+def checked(path, table, kind, args):
+    """Return a table with the columns of its kind, and nothing that the kit refuses."""
+    if kind == "corpus":
+        return checked_corpus(path, table, args.make_ids)
     columns = WRITTEN[kind]
     if kind == "run" and "preds" in table:
-        table = with_list_rows(table)
-    if kind == "qrels" and "label" not in table and labels:
-        table = table.rename(columns={"relevance": "label"})
-    table = with_texts(table, [*columns, "relevance"], on_fault)
+        table = with_list_rows(path, table)
+    table = with_texts(table, [*columns, "relevance"])
     if kind == "qrels" and "label" not in table:
-        table = with_relevance_labels(table)
+        table = with_relevance_labels(path, table)
     if kind in ("qrels", "verdicts"):
-        table = with_our_labels(table, labels)
-    table = without_repeats(table, columns, on_fault)
+        table = with_our_labels(path, table, kind, args.labels)
+    table = without_repeats(path, table, columns)
     if kind == "run" and "rank" not in table:
         table = with_trec_ranks(table)
     if kind in ("run", "verdicts"):
         table = with_checked_ranks(table)
-    if "language" in table and not any(table["language"]):
-        table = table.drop(columns="language")
     return table[[column for column in columns if column in table]]
 
 
@@ -626,53 +692,63 @@ def quoted(text):
 
 
 def write_table(path, table):
-    """Write a table as TSV, whole or not at all; only claims are ever quoted."""
+    """Write a table as TSV, whole or not at all; of its fields, only claims are ever quoted."""
     if "claim" in table:
         table = table.assign(claim=table["claim"].map(quoted))
     with whole(path) as new:
         table.to_csv(new, sep="\t", index=False, lineterminator="\n", quoting=csv.QUOTE_NONE)
 
 
-def corpus_line(record, left_out):
-    """Return a record as a line of corpus.jsonl, with its texts and finite numbers.
-
-    left_out: a Counter of the fields that hold anything else. Title and abstract may be lists of
-    sentences
-    """
-    record = dict.fromkeys(["abstract_id", "title", "abstract"]) | record  # these come first
-    if record["title"] is not None:
-        record["title"] = as_text(record["title"])
-    record["abstract"] = as_text(record["abstract"])
-    kept = {}
-    for field, value in record.items():
-        if isinstance(value, str):
-            kept[field] = as_text(value)
-        elif isinstance(value, (int, float)) and math.isfinite(value):
-            kept[field] = value
-        elif value is not None:
-            left_out[field] += 1
-    return json.dumps(kept, ensure_ascii=False) + "\n"
-
-
-def warn_of_fields(where, left_out):
-    """Warn of the fields that corpus_line() has left out."""
+def write_corpus(path, records, where):
+    """Write records as JSON Lines, whole or not at all; warnings name where they come from."""
+    left_out = Counter()
+    with whole(path) as new, open(new, "w", encoding="utf-8") as file:
+        for record in records:
+            record = storable(corpus_record(record), left_out)
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
     for field, number in left_out.items():
-        warn(where, f"{number} fields {field} are neither text nor number and are left out")
+        warn(where, f"{number} fields {field} are neither text nor number, left out")
 
 
-# ---------------------------------------------------------------- Converting
+def is_evidence(value):
+    """Return whether a claim's evidence is of SciFact's form, {doc_id: [{label: ...}]}."""
+    return isinstance(value, dict) and str not in map(type, value.values())
+
+
+def evidence_pairs(table):
+    """Return the judged pairs of claims that hold their evidence, as SciFact's do."""
+    pairs = []
+    rows = []
+    for row, record in table.to_dict("index").items():
+        record["evidence"] = record["evidence"] or {}  # null where another claim has some
+        try:
+            for abstract_id, label in evidence_of(record).items():
+                pairs.append((record["claim_id"], abstract_id, label))
+                rows.append(row)
+        except (AttributeError, LookupError, TypeError) as error:
+            fail(row, f"evidence is not {{doc_id: [{{label: ...}}]}} ({error!r}); fix the line")
+    return pd.DataFrame(pairs, rows, WRITTEN["qrels"], dtype=object)
+
+
 def source_table(path, wanted, args):
-    """Return the kind and the table of a file, with our column names and ids.
+    """Return the kind and the table of a file, under our names of columns, with ids.
 
-    The index of the table holds FILE:LINE.
+    The index holds FILE:LINE.
     """
-    table = read_any(path, wanted)
+    try:
+        table = read_any(path, wanted)
+    except (UnicodeDecodeError, EOFError) as error:  # EOFError: a part of a gzip file
+        fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)
+    table = without_empty_columns(path, table)
     if args.drop_empty:
         for text in table.columns.intersection(TEXTS):
-            table = leave_out(table, table[text].map(one_line) == "", f"{text} is empty")
+            ids = table[text].map(made_id)
+            table = without_rows(path, table, ids == "", f"with an empty {text}")
     kind = kind_of(path, table, wanted, args.make_ids)
+    if table.empty:
+        fail(path, "a header without rows; give a file with rows")
     if args.make_ids:
         table = with_made_ids(table, kind)
     return kind, table
@@ -691,60 +767,37 @@ def source_of_all(args):
     return kind, source.where(source.notna(), None)
 
 
-def is_evidence(value):
-    """Return whether a claim's evidence has SciFact's form, {doc_id: [{label: ...}]}."""
-    return isinstance(value, dict) and str not in map(type, value.values())
-
-
-def evidence_pairs(table):
-    """Return the judged pairs of claims that hold their evidence, as SciFact's do."""
-    pairs = []
-    for row, record in table.to_dict("index").items():
-        try:
-            for abstract_id, label in evidence_of(record).items():
-                pairs.append((row, record["claim_id"], abstract_id, label))
-        except (AttributeError, LookupError, TypeError) as error:
-            fail(row, f"evidence is not {{doc_id: [{{label: ...}}]}} ({error!r}); fix the line")
-    columns = ["row", *WRITTEN["qrels"]]
-    return pd.DataFrame(pairs, columns=columns, dtype=object).set_index("row")
-
-
 def convert(args):
     """Write the files as ours, and return a summary."""
-    where = ", ".join(args.files)
+    path = ", ".join(args.files)
     out = Path(args.out)
     kind, source = source_of_all(args)
-    if kind == "corpus":
-        table = checked_corpus(source, args.make_ids)
-    else:
-        table = checked(source, kind, args.labels)
-    if table.empty:
-        fail(where, "no rows, or none that could be kept; give a file with rows")
-    made = {out: table}
-    used = {*table, *CONSUMED}
+    table = checked(path, source, kind, args)
+    made = {args.out: table}
+    used = set(table)
+    if kind in ("run", "qrels"):
+        used |= TAKEN
     if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
-        used.update(EVIDENCE)
+        used |= {"evidence", "cited_doc_ids"}
         qrels = out.with_name("qrels." + out.name.removeprefix("claims."))
-        made[qrels] = checked(evidence_pairs(source), "qrels", args.labels)
-    check_outs(made, args.files)
+        made[str(qrels)] = checked(path, evidence_pairs(source), "qrels", args)
+    for target in map(Path, made):
+        check_place(target)
+        if target.resolve() in [Path(file).resolve() for file in args.files]:
+            fail(target, "this command reads it; give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
-        left_out = Counter()
-        with whole(out) as new, open(new, "w", encoding="utf-8") as file:
-            for record in table.to_dict("records"):
-                file.write(corpus_line(record, left_out))
-        warn_of_fields(out, left_out)
+        write_corpus(out, table.to_dict("records"), out)
     else:
         for target, rows in made.items():
             write_table(target, rows)
     unused = [column or "(no name)" for column in source if column not in used]
     if unused:
-        warn(where, f"columns that {kind} do not need are left out: {', '.join(unused)}")
-    names = list(map(str, made))
-    print(f"{' and '.join(names)}: {kind}, {len(table)} rows")
+        warn(path, f"columns left out (no use in {kind}): {', '.join(unused)}")
+    print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
     if kind == "qrels":
         print(f"labels: {table['label'].value_counts().to_dict()}")
-    return {"made": names, "kind": kind, "rows": len(table)}
+    return {"made": list(made), "kind": kind, "rows": len(table)}
 
 
 # ---------------------------------------------------------------- Command line
@@ -754,20 +807,11 @@ def name_pairs(text):
     for pair in re.split(r",(?=\s*\w+=)", text):  # a label may hold a comma
         ours, equals, theirs = map(str.strip, pair.partition("="))
         if not equals or theirs in names:
-            what = f"{text!r} is not of the form OURS=THEIRS,... with each of THEIRS once"
-            raise argparse.ArgumentTypeError(what)
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not of the form OURS=THEIRS,... with each of THEIRS once"
+            )
         names[theirs] = ours
     return names
-
-
-def label_pairs(text):
-    """Return {label of the file: ours} of --labels."""
-    meanings = name_pairs(text)
-    for ours in meanings.values():
-        if ours not in LABELS:
-            what = f"{ours} is none of {', '.join(LABELS)}; our label comes first: SUPPORTS={ours}"
-            raise argparse.ArgumentTypeError(what)
-    return meanings
 
 
 def main():
@@ -779,21 +823,21 @@ def main():
     # fmt: off
     add("files", metavar="FILE", nargs="+", help="convert this file; several become one corpus")
     add("--out", required=True,
-        help="""write this file, JSON Lines for a corpus, else TSV; the qrels of claims that hold
-        their evidence go beside it, so name it claims.SPLIT.tsv""")
+        help="""write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for
+        claims with evidence, whose qrels go beside it""")
     add("--kind", choices=WRITTEN,
-        help="""make this kind of table (default: the first word of the name of --out if it is a
-        kind, else the first kind of the list above whose columns the file has)""")
+        help="""take the file for this kind of table (default: the first word of the name of --out
+        if it is a kind, else the first kind of the list that fits)""")
     add("--make-ids", action="store_true",
-        help="""make an id from the text of each claim or abstract if the file has no claim_id or
-        abstract_id; equal texts get equal ids, in all files""")
+        help="""make an id from the text of each claim or abstract where the file has no claim_id
+        or abstract_id; equal texts get equal ids, in all files""")
     add("--drop-empty", action="store_true",
-        help="leave out rows with an empty claim or abstract, whichever kind is made")
+        help="leave out rows whose claim or abstract is empty, whatever is made of the file")
     add("--columns", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
         help="read our column OURS from the file's column THEIRS (default: the names above)")
-    add("--labels", type=label_pairs, default={}, metavar="OURS=THEIRS,...",
-        help="""read the file's label THEIRS as OURS: SUPPORTS, REFUTES or NEI, each of which may be
-        given several times (default: common spellings such as supported, contradict, neutral)""")
+    add("--labels", type=name_pairs, default={}, metavar="OURS=THEIRS,...",
+        help="""read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand
+        for several (default: common spellings of supports, refutes, not enough info)""")
     # fmt: on
     args = parser.parse_intermixed_args()
     try:

@@ -33,8 +33,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import tempfile
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -42,46 +40,44 @@ from pathlib import Path
 import convert
 import pandas as pd
 import published
-from convert import fail, leave_out, one_line, warn
+from convert import LABELS, PAIR, RELEVANT, as_id, fail, warn
 
 DATA = Path(__file__).resolve().parent
-WANTED = (
-    ".safetensors",
-    ".gguf",
-    ".json",
-    ".txt",
-)  # files of the small models: no code, no pickles
-TEXTS = (".json", ".txt", ".model", ".jinja", ".codes")  # settings and tokenizers of models
-MODULE = re.compile(r"(.+_)?\d+_[A-Z]\w*")  # a folder of sentence-transformers: 1_Pooling
-WEIGHTS = [  # the weights of a folder are the files of the first form that it has
+WANTED = (".safetensors", ".gguf", ".json", ".txt")  # of a model: no code, no pickles
+TEXTS = (".json", ".txt", ".model", ".jinja", ".codes")  # of a model: settings, tokenizer
+MODULE = re.compile(r"(.+_)?\d+_[A-Z]\w*")  # a folder of sentence-transformers, as 1_Pooling
+WEIGHTS = [  # of a folder: the files of the first form that it has
     r"(adapter_)?model\.safetensors",
     r"model(\.safetensors)?-\d+-of-\d+\.safetensors|model\.safetensors\.index\.json",
     r"(pytorch|adapter)_model\.bin",
     r"pytorch_model-\d+-of-\d+\.bin|pytorch_model\.bin\.index\.json",
 ]
 TOKEN = "export HF_TOKEN=hf_... (or call: hf auth login), and run this again"
-COLUMNS = ["claim_id", "claim", "language", "codes", "abstract_id", "label"]
-KINDS = {"claims": "claim", "narratives": "codes", "qrels": "abstract_id"}  # {kind: what rows need}
+COLUMNS = [*PAIR, "claim", "language", "codes", "label"]  # of a split's rows
 
 
-def locked(folder):
-    """Make a folder, and keep other processes out of it until this one ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+def is_running(number):
+    """Return whether a process has this number."""
     try:
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(folder, "another process works on it; wait for it, or give another --out")
-    except OSError:
-        pass  # a file system without locks, such as a mounted drive
-    return folder
+        os.kill(number, 0)  # which only asks
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's process, or no number of one
+        pass
+    return True
 
 
 @contextlib.contextmanager
 def unfinished(target):
-    """Yield an empty folder in TARGET.new.parts, which is removed, with what killed calls left."""
-    folder = locked(target.with_name(f"{target.name}.new.parts"))
+    """Give an empty folder TARGET.PID.parts, and remove it; and those that killed calls left."""
+    for left in target.parent.glob(f"{target.name}.*.parts"):
+        number = left.name.split(".")[-2]
+        if number.isdecimal() and not is_running(int(number)):
+            shutil.rmtree(left)
+    folder = target.with_name(f"{target.name}.{os.getpid()}.parts")
+    folder.mkdir(parents=True)
     try:
-        yield Path(tempfile.mkdtemp(dir=folder))
+        yield folder
     finally:
         shutil.rmtree(folder)
 
@@ -134,18 +130,26 @@ def needed(files):
 
 
 def check_weights(name, files):
-    """End the script if a model has no weights, or pickles that this PyTorch reads unsafely."""
+    """End if a model has no weights to load, or pickles that this PyTorch does not read safely."""
     from packaging.version import Version
 
     if not weights_of(files):
-        what = """it has no weights in safetensors or pytorch_model.bin; GGUF files are for
-            04_llm_rerank.py or an endpoint (llama.cpp, Ollama)"""
-        fail(name, what)
+        what = "no weights in safetensors or pytorch_model.bin; GGUF files are for "
+        fail(name, f"{what}04_llm_rerank.py or an endpoint (llama.cpp, Ollama)")
     installed = importlib.metadata.version("torch")
     if any(file.endswith(".bin") for file in files) and Version(installed) < Version("2.10"):
-        what = f"""{installed} may run code that hides in the weights of {name} (CVE-2025-32434,
-            CVE-2026-24747); pip install -U 'torch>=2.10'"""
-        fail("torch", what)
+        what = f"{installed} may run code that hides in the weights of {name}"
+        fail("torch", f"{what} (CVE-2025-32434, CVE-2026-24747); pip install -U 'torch>=2.10'")
+
+
+def lock(folder):
+    """End if another process works in a folder, else keep it out to the end of this one."""
+    try:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(folder, "another process works on it; wait for it, or give another --out")
+    except OSError:
+        pass  # a file system without locks, as a mounted drive
 
 
 def fetch_model(name, target):
@@ -155,40 +159,46 @@ def fetch_model(name, target):
     info = HfApi().model_info(name)
     files = needed([file.rfilename for file in info.siblings])
     check_weights(name, files)
-    folder = locked(target.with_name(f"{target.name}.{info.sha}.parts"))
+    folder = target.with_name(f"{target.name}.{info.sha}.parts")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock(folder)
+    for left in folder.rglob("*.incomplete"):  # by killed calls; whole files stay
+        left.unlink()
     for file in files:
         hf_hub_download(name, file, revision=info.sha, local_dir=folder)
     return folder
 
 
 def tensors_of(path, folder):
-    """Return the weights of a pickle; if it holds anything else, remove the folder and end."""
+    """Return the weights of a pickle; end, without the folder, if it holds anything else."""
     import torch
 
     mapped = zipfile.is_zipfile(path)  # else an old pickle, which is read into memory
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         return {name: tensor.contiguous().clone() for name, tensor in weights.items()}
-    except Exception as error:  # damaged and hostile pickles raise anything
+    except Exception as error:  # of any kind, if it is damaged or hostile
         shutil.rmtree(folder)
-        what = f"""the file is damaged, or holds more than weights, such as code
-            ({type(error).__name__}); none of it was run; take another model"""
-        fail(path.name, what)
+        what = f"damaged, or more than weights, as code ({type(error).__name__})"
+        fail(path.name, f"{what}; none of it was run; take another model")
 
 
 def make_safe(folder):
     """Write the weights of pickles as safetensors, then remove the pickles."""
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
+    from torch.testing import assert_close
 
     for path in folder.rglob("*.bin"):
         name = path.stem.replace("pytorch_", "")
+        safe = path.with_name(f"{name}.safetensors")
         weights = tensors_of(path, folder)
-        save_file(weights, path.with_name(f"{name}.safetensors"), {"format": "pt"})
+        save_file(weights, safe, {"format": "pt"})
+        assert_close(load_file(safe), weights, rtol=0, atol=0, equal_nan=True)
     for path in folder.rglob("*.bin.index.json"):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r'"pytorch_(model-[^".]+)\.bin"', r'"\1.safetensors"', text)
         path.with_name("model.safetensors.index.json").write_text(text, encoding="utf-8")
-    for path in folder.rglob("*.bin*"):  # last, so that a killed call fetches none again
+    for path in folder.rglob("*.bin*"):  # after all of them: a killed call fetches none again
         path.unlink()
     shutil.rmtree(folder / ".cache")
 
@@ -207,25 +217,24 @@ def download_model(args):
         folder = fetch_model(name, target)
         make_safe(folder)
     except errors.GatedRepoError:
-        fail(name, f"the model is gated; ask for access at {page}, then {TOKEN}")
+        fail(name, f"gated; ask for access at {page}, then {TOKEN}")
     except errors.RepositoryNotFoundError:
-        fail(
-            name,
-            f"there is no such model on the hub; check the spelling. If it is private, {TOKEN}",
-        )
-    except Exception as error:  # network, offline mode, a full disk
+        fail(name, f"no such model on the hub; check the spelling. If it is private, {TOKEN}")
+    except Exception as error:  # of many kinds: network, offline, a full disk
         what = re.sub("Bearer .*", "Bearer ...", f"{type(error).__name__}: {error}")
         fail(name, f"download failed ({what}); check network and space, run this again")
     commit = folder.name.split(".")[-2]
     text = source_page(made, {"page": page, "hub": {name: commit}}, {})
     (folder / "SOURCE.md").write_text(text, encoding="utf-8")
     os.replace(folder, target)
+    for left in target.parent.glob(f"{target.name}.{'[0-9a-f]' * 40}.parts"):  # other commits
+        shutil.rmtree(left)
     print(f"{target}: made")
 
 
 # ---------------------------------------------------------------- Data sets: download
 def fetch(entry, folder, advice):
-    """Download the published files, check their sha256; return their folder or the only file."""
+    """Download the published files, check their sha256; return their folder, or the only file."""
     from huggingface_hub import snapshot_download
     from torch.hub import download_url_to_file
 
@@ -239,36 +248,83 @@ def fetch(entry, folder, advice):
         for origin, digest in files.items():
             path = folder / Path(origin).name
             download_url_to_file(origin, str(path), hash_prefix=digest)
-    except Exception as error:  # network, access rights, another sha256
+    except Exception as error:  # of many kinds: network, rights, another sha256
         what = f"download failed ({type(error).__name__}: {error}); run this again, or {advice}"
         fail(origin, what)
     return path if len(files) == 1 else folder
 
 
 # ---------------------------------------------------------------- Data sets: files of the kit
-def write_corpus(folder, name, found):
-    """Write the records of the corpus; return their ids and {split: rows} of the other rows."""
-    known = set()
-    splits = {}
-    repeated = 0
-    left_out = Counter()
-    with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
-        for split, row in found:
-            if split is not None:
-                splits.setdefault(split, []).append(row)
-                continue
-            row["abstract_id"] = one_line(row.get("abstract_id"))
-            if row["abstract_id"] in known or not row["abstract_id"]:
-                repeated += 1
-                continue
-            known.add(row["abstract_id"])
-            file.write(convert.corpus_line(row, left_out))
-    convert.warn_of_fields(name, left_out)
-    if repeated:
-        warn(name, f"{repeated} records without an abstract_id of their own are left out")
-    if not known:
-        fail(name, "no abstracts; give a folder whose corpus has some")
-    return known, splits
+def corpus_of(found, known, splits, name):
+    """Yield the records of the corpus among the pairs (split, row) that are found.
+
+    known gets the ids of the records, splits[split] the other rows. Records without an id or with
+    an earlier one's are counted; the warning names the data set.
+    """
+    number = 0
+    for split, row in found:
+        if split is not None:
+            splits.setdefault(split, []).append(row)
+            continue
+        abstract_id = as_id(row.get("abstract_id"))
+        if abstract_id in known or not abstract_id:
+            number += 1
+            continue
+        known.add(abstract_id)
+        yield row | {"abstract_id": abstract_id}
+    if number:
+        warn(name, f"{number} records without an abstract_id of their own: left out")
+
+
+def keep(table, is_good, name, what):
+    """Return the rows for which is_good (a truth value per row) holds, and count the others."""
+    if not is_good.all():
+        warn(name, f"{(~is_good).sum()} {what}: left out")
+    return table[is_good]
+
+
+def table_of(rows):
+    """Return the rows of a split as a table with ids as text, None where a row has no value."""
+    table = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
+    table = table.where(table.notna(), None)
+    table[PAIR] = table[PAIR].map(as_id)
+    return table
+
+
+def texts_of(column, table, name, what):
+    """Return the claims or the codes of a split by claim_id; of several for one id, the first.
+
+    what: how a warning names the others
+    """
+    texts = table[table[column].notna()]
+    texts = texts.assign(**{column: texts[column].map(convert.one_line)})
+    texts = texts.drop_duplicates(["claim_id", column])
+    is_good = (texts["claim_id"] != "") & (texts[column] != "") & ~texts.duplicated("claim_id")
+    texts = keep(texts, is_good, name, what)
+    columns = ["claim_id", column]
+    if texts["language"].notna().any():
+        columns.append("language")
+    return texts[columns]
+
+
+def pairs_of(split, table, claims, known, name):
+    """Return the judged pairs of known claims and abstracts; of a pair's labels, the first."""
+    pairs = table.loc[table["abstract_id"] != "", [*PAIR, "label"]]
+    labels = pairs["label"].map(lambda label: convert.label_of(str(label or "")))
+    pairs = pairs.assign(label=labels.replace(RELEVANT, LABELS[0]))
+    pairs = keep(pairs, ~pairs.duplicated(), name, f"{split} pairs that repeat an earlier one")
+    pairs = keep(pairs, pairs["label"] != "", name, f"{split} pairs without a judgement")
+    unknown = pairs[~pairs["label"].isin(LABELS)]
+    if len(unknown):
+        row = unknown.iloc[0]
+        what = f"unknown label {row['label']!r}; see the published schema"
+        fail(f"{split}, claim {row['claim_id']}", what)
+    is_good = pairs["claim_id"].isin(claims) & pairs["abstract_id"].isin(known)
+    if len(pairs) and not is_good.any():
+        pair = " ".join(pairs[PAIR].iloc[0])
+        fail(name, f"no {split} pair has a known claim and abstract, as {pair}; fix the ids")
+    pairs = keep(pairs, is_good, name, f"{split} pairs with an unknown claim or abstract")
+    return keep(pairs, ~pairs.duplicated(PAIR), name, f"{split} pairs with two labels")
 
 
 def write_dataset(folder, name, found):
@@ -276,38 +332,47 @@ def write_dataset(folder, name, found):
 
     found: pairs (split, row), as the functions of published.py yield them
     """
-    abstract_ids, splits = write_corpus(folder, name, found)
+    known = set()  # abstract_ids
+    splits = {}
     counts = Counter()
-    claim_ids = set()  # a claim may be in several splits
-    for kind, column in KINDS.items():
-        for split, rows in sorted(splits.items()):
-            table = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
-            table.index = f"{name}, {split}, claim " + table["claim_id"].map(one_line)
-            table = table[table[column].notna()]
-            if kind != "qrels":  # a claim has a row for each of its pairs
-                table = table.drop_duplicates(["claim_id", column])
-            table = convert.checked(table, kind, {}, leave_out)
-            if kind == "claims":
-                claim_ids.update(table["claim_id"])
-            if kind == "qrels":
-                known = table["claim_id"].isin(claim_ids) & table["abstract_id"].isin(abstract_ids)
-                table = leave_out(table, ~known, "the claim or the abstract is unknown")
-                counts.update(f"{split} {label}" for label in table["label"])
-            if len(table):
-                counts[f"{split} {kind}"] = len(table)
-                convert.write_table(folder / f"{kind}.{split}.tsv", table)
-    return Counter(abstracts=len(abstract_ids), claims=len(claim_ids)) + counts
+    claims_by_split = {}
+    distinct = set()  # a claim may be in several splits
+    records = corpus_of(found, known, splits, name)
+    convert.write_corpus(folder / "corpus.jsonl", records, name)
+    if not known:
+        fail(name, "no abstracts; give a folder whose corpus has some")
+    for split in sorted(splits, key=len):  # train before train-cited, which has its claims
+        table = table_of(splits[split])
+        what = f"{split} claims without id or text, or with a known id"
+        claims = texts_of("claim", table, name, what)
+        codes = texts_of("codes", table, name, f"{split} codes that differ from an earlier row's")
+        claims_by_split[split] = dict(claims[["claim_id", "claim"]].to_numpy())
+        distinct.update(claims_by_split[split].items())
+        judged = claims_by_split[split] or claims_by_split.get(split.rpartition("-")[0], {})
+        pairs = pairs_of(split, table, judged, known, name)
+        for kind, rows in (("claims", claims), ("narratives", codes), ("qrels", pairs)):
+            if len(rows):
+                convert.write_table(folder / f"{kind}.{split}.tsv", rows)
+        numbers = Counter(claims=len(claims), narratives=len(codes), pairs=len(pairs))
+        numbers += Counter(pairs["label"])  # += leaves out zeros
+        for what, number in numbers.items():
+            counts[f"{split} {what}"] = number
+    return Counter(abstracts=len(known), claims=len(distinct)) + counts
 
 
 def source_page(made, entry, counts):
-    """Return SOURCE.md: origin, terms and counts, with a warning if others are published."""
+    """Return SOURCE.md: origin and counts; the terms only of what is the published data set.
+
+    Counts that differ from the published ones are a warning.
+    """
+    words = ["page", "licence", "citation", "note"]
     for what, number in entry.get("counts", {}).items():
         if counts[what] != number:
             warn(
-                f"{counts[what]} {what}, but {number} are published",
+                f"{counts[what]} {what}, {number} are published",
                 "the copy is incomplete or another data set (data/convert.py converts your own)",
             )
-    words = ["page", "licence", "citation", "note"]
+            words = ["page", "note"]
     lines = [f"{word}: {entry[word]}" for word in words if word in entry]
     origins = entry.get("files", {}) | entry.get("hub", {})
     for origin, version in origins.items():
@@ -323,22 +388,31 @@ def make_files(entry, source, folder, made, args):
     finished = folder / "finished"
     finished.mkdir()
     try:
-        if source.is_file() and tarfile.is_tarfile(source):
-            with tarfile.open(source) as archive:
-                archive.extractall(folder / "raw", filter="data")  # nothing outside of the folder
-            source = folder / "raw"
+        if source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
+            source = unpack(source, folder / "raw")
         read = published.READERS[args.name]
         if "page" in entry and any(source.glob("claims.*.tsv")):  # already as the kit has them
             read = published.read_ours
         counts = write_dataset(finished, args.name, read(source, args))
     except Exception as error:  # damaged files raise anything, and so do hostile pickles
-        if isinstance(error, OSError) and error.errno:  # an error of the system: a full disk
+        if isinstance(error, OSError) and error.errno:  # the system's, as of a full disk
             raise
-        what = f"""the files are damaged, or not in the published schema ({type(error).__name__}:
-            {error}); download them again, or convert your own with data/convert.py"""
-        fail(args.name, what)
+        fail(
+            args.name,
+            f"damaged files, or not the published schema ({type(error).__name__}: "
+            f"{error}); download them again, or convert yours by data/convert.py",
+        )
     (finished / "SOURCE.md").write_text(source_page(made, entry, counts), encoding="utf-8")
     return counts
+
+
+def unpack(archive, folder):
+    """Unpack an archive, and nothing that would lie outside the folder; return the folder."""
+    options = {}
+    if archive.suffix != ".zip":  # zipfile refuses outside paths by itself
+        options["filter"] = "data"
+    shutil.unpack_archive(archive, folder, **options)
+    return folder
 
 
 def source_line(args):
@@ -347,15 +421,14 @@ def source_line(args):
     if args.edition:
         words.append(args.edition)
     if args.name == "split":
-        test = "drawn" if args.draw == "test" else args.test
-        words.append(f"(share {args.share}, seed {args.seed}, test {test})")
+        words.append(f"(share {args.share}, seed {args.seed}, test {args.test})")
     origins = map(str, [args.source or "its page", *args.others])
     words.append(f"from {' and '.join(origins)}.")
     return " ".join(words)
 
 
 def up_to_date(target, made):
-    """Return whether a folder is there; end the script if it was made from another source."""
+    """Return whether a folder is there; end the script if it was not made from the same source."""
     if not target.exists():
         return False
     first_line = "other files."
@@ -379,12 +452,12 @@ def make_dataset(args, entry):
     """Make the folder of a data set, whole or not at all."""
     entry |= entry.get("editions", {}).get(args.edition, {})
     source = args.source
-    target = Path(args.out or f"{source}-split").resolve()  # keeps a link to another disk
+    target = Path(args.out or f"{source}-split").resolve()  # a link to another disk stays
     made = source_line(args)
     if up_to_date(target, made):
         return
-    advice = f"""get the files of {entry.get("page")} and call: python data/download.py {args.name}
-        --from FOLDER"""
+    command = f"python data/download.py {args.name} --from FOLDER"
+    advice = f"get the files of {entry.get('page')} and call: {command}"
     if not source and "files" not in entry and "hub" not in entry:
         fail(args.name, f"given on request only; {advice}")
     if not source and args.name == "checkthat4b" and not args.allow_pickle:
@@ -401,42 +474,20 @@ def make_dataset(args, entry):
 
 
 # ---------------------------------------------------------------- Command line
-def add_flags(name, entry, add):
-    """Add the flags of a job with add(); entry: the data set of this name in sources.json."""
-    # fmt: off
-    if name == "join":
-        add("out", metavar="OUT", help="write to this new folder")
-    elif name == "model":
-        add("source", metavar="OWNER/NAME", help="download this model of the Hugging Face hub")
-        add("--out", help="write to this folder (default: data/models/NAME)")
-    elif name == "split":
-        add("--out", help="write to this folder (default: FOLDER-split)")
-    else:
-        add("--out", default=DATA / name, help=f"write to this folder (default: data/{name})")
-    if name in ("beir", "split", "join"):
-        add("source", metavar="FOLDER", type=existing, help="read the data set in this folder")
-    if "page" in entry:
-        add("--from", dest="source", metavar="PATH", type=existing,
-            help="""read a local copy of the published files (a folder, file or archive), or a
-            folder with the files of the kit (default: download)""")
-    if "editions" in entry:
-        add("--edition", choices=entry["editions"], default="2026",
-            help="take claims and labels of this year's edition (default: %(default)s)")
-    if name == "checkthat4b":
-        add("--allow-pickle", action="store_true",
-            help="read the collection's pickle with an unpickler that builds nothing but tables")
-    if name == "join":
-        add("others", metavar="FOLDER", type=existing, nargs="+",
-            help="read the data sets in these folders, too")
-    if name == "split":
-        add("--draw", choices=("dev", "test"), default="dev",
-            help="draw this split from the training claims (default: %(default)s)")
-        add("--share", type=float, default=0.15,
-            help="draw this share of the distinct training claims (default: %(default)s)")
-        add("--seed", type=int, default=13, help="seed the random draw (default: %(default)s)")
-        add("--test", default="test",
-            help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
-    # fmt: on
+def share(text):
+    """Return a number between 0 and 1."""
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not between 0 and 1")
+    return number
+
+
+def seed(text):
+    """Return a whole number from 0 on."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is below 0")
+    return number
 
 
 def command_line(sources):
@@ -446,13 +497,55 @@ def command_line(sources):
     )
     jobs = parser.add_subparsers(required=True, dest="name", metavar="JOB")
     functions = {"models": download_models, "model": download_model} | published.READERS
+    # fmt: off
     for name, function in functions.items():
+        entry = sources["data sets"].get(name, {})
         text = function.__doc__
         job = jobs.add_parser(name, help=text.split("\n")[0], description=text)
-        parser.error = job.error = lambda message: fail("download.py", f"{message}; see --help")
         job.set_defaults(source=None, edition=None, others=[])
-        add_flags(name, sources["data sets"].get(name, {}), job.add_argument)
+        job.error = parser_error
+        add = job.add_argument
+        if name == "join":
+            add("out", metavar="OUT", help="write to this new folder")
+        elif name == "model":
+            add("source", metavar="OWNER/NAME", help="download this model of the hub")
+            add("--out", help="write to this folder (default: data/models/NAME)")
+        elif name == "split":
+            add("--out", help="write to this folder (default: FOLDER-split)")
+        else:
+            add("--out", default=DATA / name, help=f"write to this folder (default: data/{name})")
+        if "page" in entry:
+            add("--from", dest="source", metavar="PATH", type=existing,
+                help="read a local copy of the published files (a folder, file or archive) or a "
+                     "folder with the files of the kit (default: download)")
+        if "editions" in entry:
+            add("--edition", choices=entry["editions"], default="2026",
+                help="take claims and labels from this year's edition (default: %(default)s)")
+    add = jobs.choices["checkthat4b"].add_argument
+    add("--allow-pickle", action="store_true",
+        help="read the collection's pickle, with an unpickler that builds nothing but tables")
+    add = jobs.choices["beir"].add_argument
+    add("source", metavar="FOLDER", type=existing, help="read this copy of a BEIR data set")
+    for name in ("split", "join"):
+        add = jobs.choices[name].add_argument
+        add("source", metavar="FOLDER", type=existing, help="read this data folder of the kit")
+    add("others", metavar="FOLDER", type=existing, nargs="+", help="read this data folder, too")
+    add = jobs.choices["split"].add_argument
+    add("--draw", choices=("dev", "test"), default="dev",
+        help="draw this split from the training claims (default: %(default)s)")
+    add("--share", type=share, default=0.15,
+        help="draw this share of the distinct training claims (default: %(default)s)")
+    add("--seed", type=seed, default=13, help="seed the random draw (default: %(default)s)")
+    add("--test", default="test",
+        help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
+    # fmt: on
+    parser.error = parser_error
     return parser
+
+
+def parser_error(message):
+    """End with one line, in place of argparse's usage."""
+    fail("download.py", f"{message}; see --help")
 
 
 def main():

@@ -5,11 +5,12 @@ Reads   the published files, at or below the folder that a function is given
 Yields  pairs (split, row), in any order:
             None, a record of the corpus with abstract_id, abstract and other fields
             "train", a row with claim_id and any of claim, language, codes, abstract_id, label
-        Rows may have other fields. Ids and labels are spelled as in the files.
+        Ids and labels are as the files spell them.
 
 To add a data set: write its function here, name it in READERS, describe it in sources.json.
 """
 
+import csv
 import filecmp
 import itertools
 import pickle
@@ -17,7 +18,7 @@ import random
 import re
 
 import convert
-from convert import PAIR, fail, one_line, warn
+from convert import PAIR, RELEVANT, as_id, fail, warn
 
 SEED = 13  # of the CLIMATE-FEVER splits that results are published on
 # All names in a pickled table of texts, numbers and dates, in pandas 1.5 to 3 and numpy 1 and 2
@@ -46,9 +47,18 @@ def find(source, *patterns):
 def find_one(source, pattern):
     """Return the one file that matches; copies with the same bytes count as one."""
     found = find(source, pattern)
-    if not all(filecmp.cmp(found[0], path, shallow=False) for path in found):
-        fail(source, f"{len(found)} files {pattern} differ; give the folder of one data set")
+    for path in found:
+        if not filecmp.cmp(found[0], path, shallow=False):
+            fail(source, f"{found[0]} and {found[-1]} differ; give the folder of one data set")
     return found[0]
+
+
+def demand(where, record, *fields):
+    """End the script if a record lacks one of the fields."""
+    missing = [field for field in fields if field not in record]
+    if missing:
+        there = ", ".join(map(str, record))
+        fail(where, f"no {', '.join(missing)} among {there}; see the published schema")
 
 
 def records_of(path):
@@ -64,24 +74,16 @@ def records_of(path):
             table = TableUnpickler(file).load()
         yield from table.to_dict("records")
     elif path.suffix in (".tsv", ".csv"):
-        yield from convert.read_delimited(path).to_dict("records")
+        yield from convert.read_table(path).to_dict("records")
     else:
         for _, record in convert.read_json(path):
             yield record
 
 
-def read_records(path, *fields, **names):
-    """Yield the records of a file; end the script at one that lacks a field.
-
-    fields: fields that a record needs; names: {our name: their name} of fields that are renamed
-    """
+def read_records(path, *fields):
+    """Yield the records of a file; end the script at one that lacks one of the fields."""
     for record in records_of(path):
-        missing = [field for field in [*fields, *names.values()] if field not in record]
-        if missing:
-            what = f"no {', '.join(missing)} among {', '.join(map(str, record))}"
-            fail(path, f"{what}; see the published schema")
-        for ours, theirs in names.items():
-            record[ours] = record.pop(theirs)
+        demand(path, record, *fields)
         yield record
 
 
@@ -98,43 +100,68 @@ class TableUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def read_corpus(path, *fields, **names):
-    """Yield (None, record) for the records of a corpus; arguments as in read_records()."""
-    for record in read_records(path, *fields, **names):
-        metadata = record.pop("metadata", None) or {}  # SciFact-Open: year, venue
-        yield None, metadata | record
+# ---------------------------------------------------------------- Records
+def renamed(record, **names):
+    """Return some fields of a record under our names; names: {our name: theirs}."""
+    return {ours: record.get(theirs) for ours, theirs in names.items()}
+
+
+def codes_of(value):
+    """Return codes, a list or a text, as "1_1;1_6"; None without any."""
+    codes = value
+    if not isinstance(value, list):
+        codes = re.split(r"[;,\s]+", value or "")
+    distinct = dict.fromkeys(code for code in codes if code)
+    return ";".join(distinct) or None
+
+
+def read_corpus(path, id_field, text_field="abstract", *others):
+    """Yield (None, record of the corpus); the fields are their abstract_id and abstract.
+
+    others: further fields that a record needs
+    """
+    for record in read_records(path, id_field, text_field, *others):
+        if isinstance(record.get("metadata"), dict):  # SciFact-Open: year, venue
+            record = record.pop("metadata") | record
+        ours = {"abstract_id": record.pop(id_field), "abstract": record.pop(text_field)}
+        yield None, record | ours
 
 
 # ---------------------------------------------------------------- Data sets
 def read_climatecheck(source, args):
     """ClimateCheck: parquet files of both hub data sets; labels of test in files named *gold*."""
-    claims = {}
+    names = {}
     for path in find(source, "*.parquet", "*gold*.csv", "*gold*.tsv"):
-        name = str(path.relative_to(source))
-        if "corpus" in name:
-            yield from read_corpus(path, "abstract_id", "abstract")
-        elif "gold" in name:
-            for record in read_records(path, "claim_id", "annotation"):
-                if "abstract_id" not in record:
-                    record["abstract_id"] = record["abstract_original_index"]
-                yield "test", climatecheck_row(record)
-        else:
-            claims[name] = path
-    for split, fields in (("train", ("claim", "abstract_id", "annotation")), ("test", ("claim",))):
-        names = [name for name in claims if claims[name].name.startswith(split)]
-        of_edition = [name for name in names if args.edition in name]
-        for name in of_edition or names:
-            for record in read_records(claims[name], "claim_id", *fields):
+        names[path] = str(path.relative_to(source))
+    corpus = [path for path in names if "corpus" in names[path]]
+    gold = [path for path in names if "gold" in names[path]]
+    claims = [path for path in names if path not in corpus and path not in gold]
+    if not corpus:
+        fail(source, "no *corpus*.parquet; add climatecheck_publications_corpus.parquet")
+    for path in corpus:
+        yield from read_corpus(path, "abstract_id")
+    public = {
+        "train": ("claim_id", "claim", "abstract_id", "annotation"),
+        "test": ("claim_id", "claim"),
+    }
+    for split, fields in public.items():
+        paths = [path for path in claims if path.name.startswith(split)]
+        of_edition = [path for path in paths if args.edition in names[path]]
+        for path in of_edition or paths:
+            for record in read_records(path, *fields):
                 yield split, climatecheck_row(record)
+    for path in gold:
+        for record in read_records(path, "claim_id", "annotation"):
+            if "abstract_id" not in record:
+                demand(path, record, "abstract_original_index")
+                record["abstract_id"] = record["abstract_original_index"]
+            yield "test", climatecheck_row(record)
 
 
 def climatecheck_row(record):
-    """Return a record of ClimateCheck with its label and codes, as "1_1;1_6" or None."""
-    codes = record.get("narrative") or ""
-    if not isinstance(codes, list):
-        codes = re.split(r"[;,\s]+", codes)
-    distinct = dict.fromkeys(filter(None, codes))
-    return record | {"label": record.get("annotation"), "codes": ";".join(distinct) or None}
+    """Return a record of ClimateCheck under our names."""
+    codes = codes_of(record.get("narrative"))
+    return record | {"label": record.get("annotation"), "codes": codes}
 
 
 def read_scifact(source, args):
@@ -145,14 +172,18 @@ def read_scifact(source, args):
     """
     for path in find(source, "claims_train.jsonl", "claims_dev.jsonl", "claims_test.jsonl"):
         split = path.stem.removeprefix("claims_")
-        for record in read_records(path, "claim", claim_id="id"):
-            yield split, record
-            cited = map(one_line, record.get("cited_doc_ids") or ())
+        fields = ["id", "claim"]
+        if split != "test":
+            fields += ["evidence", "cited_doc_ids"]
+        for record in read_records(path, *fields):
+            claim = renamed(record, claim_id="id", claim="claim")
+            yield split, claim
+            cited = map(as_id, record.get("cited_doc_ids") or ())
             for abstract_id in dict.fromkeys(cited):  # a claim may cite one twice
-                yield f"{split}-cited", record | {"abstract_id": abstract_id, "label": "SUPPORTS"}
+                yield f"{split}-cited", claim | {"abstract_id": abstract_id, "label": RELEVANT}
             for abstract_id, label in convert.evidence_of(record).items():
-                yield split, record | {"abstract_id": abstract_id, "label": label}
-    yield from read_corpus(find_one(source, "corpus.jsonl"), "abstract", abstract_id="doc_id")
+                yield split, claim | {"abstract_id": abstract_id, "label": label}
+    yield from read_corpus(find_one(source, "corpus.jsonl"), "doc_id")
 
 
 def read_scifact_open(source, args):
@@ -160,16 +191,16 @@ def read_scifact_open(source, args):
 
     Two further splits hold the evidence known from SciFact (citation), and the new (pooling).
     """
-    path = find_one(source, "claims.jsonl")
-    for record in read_records(path, "claim", "evidence", claim_id="id"):
-        yield "test", record
+    for record in read_records(find_one(source, "claims.jsonl"), "id", "claim", "evidence"):
+        claim = renamed(record, claim_id="id", claim="claim")
+        yield "test", claim
         for abstract_id, label in convert.evidence_of(record).items():
-            pair = record | {"abstract_id": abstract_id, "label": label}
+            pair = claim | {"abstract_id": abstract_id, "label": label}
             yield "test", pair
             provenance = record["evidence"][abstract_id].get("provenance")
             if provenance in ("citation", "pooling"):
                 yield provenance, pair
-    yield from read_corpus(find_one(source, "corpus.jsonl"), "abstract", abstract_id="doc_id")
+    yield from read_corpus(find_one(source, "corpus.jsonl"), "doc_id")
 
 
 def read_check_covid(source, args):
@@ -181,10 +212,11 @@ def read_check_covid(source, args):
         stem = f"covidCheck_{split}"
         names = [f"{stem}.json", f"{stem}_composed.json", f"{stem}_extracted.json"]
         for path in find(source, *names):
-            for row in read_records(path, "claim", "label", claim_id="id", abstract_id="cord_id"):
+            for record in read_records(path, "id", "claim", "cord_id", "label"):
+                row = record | renamed(record, claim_id="id", abstract_id="cord_id")
                 yield split, row
                 yield "all", row
-    yield from read_corpus(find_one(source, "corpus.json"), "abstract", abstract_id="cord_id")
+    yield from read_corpus(find_one(source, "corpus.json"), "cord_id")
 
 
 def read_climate_fever(source, args):
@@ -192,12 +224,14 @@ def read_climate_fever(source, args):
     path = find_one(source, "climate-fever*.jsonl")
     claims = list(read_records(path, "claim_id", "claim", "evidences"))
     sentences = {}  # a sentence may be evidence for several claims
+    fields = ("evidence_id", "evidence_label", "article", "evidence")
     for claim in claims:
         for evidence in claim["evidences"]:
+            demand(f"{path}, claim {claim['claim_id']}", evidence, *fields)
             sentences[evidence["evidence_id"]] = evidence
-    for abstract_id, evidence in sentences.items():
-        record = {"title": evidence["article"], "abstract": evidence["evidence"]}
-        yield None, record | {"abstract_id": abstract_id}
+    for evidence in sentences.values():
+        record = renamed(evidence, abstract_id="evidence_id", title="article", abstract="evidence")
+        yield None, record
     # By number, 9 before 10
     claims.sort(key=lambda claim: (len(str(claim["claim_id"])), str(claim["claim_id"])))
     random.Random(SEED).shuffle(claims)
@@ -205,7 +239,7 @@ def read_climate_fever(source, args):
     splits += ["test"] * (len(claims) - len(splits))
     for split, claim in zip(splits, claims):
         for evidence in claim["evidences"]:
-            pair = {"abstract_id": evidence["evidence_id"], "label": evidence["evidence_label"]}
+            pair = renamed(evidence, abstract_id="evidence_id", label="evidence_label")
             yield split, claim | pair
 
 
@@ -216,15 +250,16 @@ def read_checkthat4b(source, args):
     """
     for path in find(source, "subtask4b_query_tweets_*.tsv"):
         split = path.stem.removeprefix("subtask4b_query_tweets_")
-        names = {"claim_id": "post_id", "claim": "tweet_text"}
+        fields = ["post_id", "tweet_text"]
         if split != "test":
-            names["abstract_id"] = "cord_uid"
-        for row in read_records(path, **names):
-            yield split.removesuffix("_gold"), row | {"label": "SUPPORTS"}
+            fields.append("cord_uid")
+        for record in read_records(path, *fields):
+            row = renamed(record, claim_id="post_id", claim="tweet_text", abstract_id="cord_uid")
+            yield split.removesuffix("_gold"), row | {"label": RELEVANT}
     path = find_one(source, "subtask4b_collection_data.*")
     if path.suffix == ".pkl" and not args.allow_pickle:
         fail(path.name, PICKLE)
-    for _, record in read_corpus(path, "abstract", "title", abstract_id="cord_uid"):
+    for _, record in read_corpus(path, "cord_uid", "abstract", "title"):
         record["source"] = record.pop("source_x", None)
         record.pop("label", None)  # cord_uid once more
         yield None, record
@@ -238,32 +273,33 @@ def read_checkthat2026(source, args):
     """
     words = {}
     for path in find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv"):
-        words[path] = set(re.findall("[a-z]+", str(path.relative_to(source)).lower()))
+        words[path] = re.findall("[a-z]+", str(path.relative_to(source)).lower())
     for path in find(source, "*collection*.*"):
-        yield from read_corpus(path, "abstract", "title", abstract_id="pubkey")
+        yield from read_corpus(path, "pubkey", "abstract", "title")
     for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
-        names = {"claim": "text"}
+        fields = ["index", "text"]
         if split != "test":
-            names["abstract_id"] = "pubkey"
+            fields.append("pubkey")
         for path in words:
-            if not {language, split} <= words[path]:
+            if language not in words[path] or split not in words[path]:
                 continue
-            for record in read_records(path, "index", **names):
-                ours = {"claim_id": f"{language}-{one_line(record['index'])}", "label": "SUPPORTS"}
-                yield split, record | ours | {"language": language}
+            for record in read_records(path, *fields):
+                row = renamed(record, claim="text", abstract_id="pubkey")
+                row["claim_id"] = f"{language}-{as_id(record['index'])}"
+                yield split, row | {"language": language, "label": RELEVANT}
 
 
 def read_beir(source, args):
     """A BEIR data set: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
     queries = read_records(find_one(source, "queries.jsonl"), "_id", "text")
-    claims = {one_line(record["_id"]): record["text"] for record in queries}
-    names = {"claim_id": "query-id", "abstract_id": "corpus-id"}
+    claims = {as_id(record["_id"]): record["text"] for record in queries}
     for path in find(source, "qrels/*.tsv"):
-        for row in read_records(path, "score", **names):
-            row["claim"] = claims.get(one_line(row["claim_id"]))
-            row["label"] = convert.grade_label(row["score"])
+        for record in read_records(path, "query-id", "corpus-id", "score"):
+            row = renamed(record, claim_id="query-id", abstract_id="corpus-id")
+            row["claim"] = claims.get(as_id(row["claim_id"]))
+            row["label"] = convert.grade_label(record["score"])
             yield path.stem, row
-    yield from read_corpus(find_one(source, "corpus.jsonl"), abstract_id="_id", abstract="text")
+    yield from read_corpus(find_one(source, "corpus.jsonl"), "_id", "text")
 
 
 # ---------------------------------------------------------------- Folders of the kit
@@ -272,12 +308,26 @@ def words_of(claim):
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", claim.casefold()).split())
 
 
+def read_rows(path, *fields):
+    """Yield the rows of a table of the kit; end the script at one that lacks one of the fields."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        for row in reader:
+            demand(path, row, *fields)
+            if None in row or None in row.values():
+                fail(f"{path}:{reader.line_num}", "a row of another length; fix it")
+            if "claim" in row:  # of the fields, only claims are ever quoted
+                row["claim"] = convert.unquoted(row["claim"])
+            yield row
+
+
 def read_ours(source, args):
     """Yield the records of the corpus, then the rows of a data folder of the kit."""
-    yield from read_corpus(source / "corpus.jsonl", "abstract_id")
+    for record in read_records(source / "corpus.jsonl", "abstract_id"):
+        yield None, record
     for path in source.glob("*.*.tsv"):  # claims, qrels, narratives
         split = path.stem.partition(".")[2]
-        for row in read_records(path, "claim_id"):
+        for row in read_rows(path, "claim_id"):
             yield split, row
 
 
@@ -288,7 +338,7 @@ def read_split(source, args):
         what = "not found, or what dev is drawn from; --test names another split for test"
         fail(path, f"{what}, and --draw test draws test from train")
     claims = {}
-    for row in read_records(source / "claims.train.tsv", "claim_id", "claim"):
+    for row in read_rows(source / "claims.train.tsv", "claim_id", "claim"):
         claims[row["claim_id"]] = row["claim"]
     in_order = sorted(claim.casefold() for claim in claims.values())
     distinct = list(dict.fromkeys(map(words_of, in_order)))  # claims of equal words stay together
@@ -297,14 +347,14 @@ def read_split(source, args):
         what = f"{args.share} draws {number} of {len(distinct)} distinct claims"
         fail("--share", f"{what}; draw some, and not all")
     drawn = set(random.Random(args.seed).sample(distinct, number))
-    drawn_ids = {claim_id for claim_id, claim in claims.items() if words_of(claim) in drawn}
+    dev = {claim_id for claim_id, claim in claims.items() if words_of(claim) in drawn}
     for split, row in read_ours(source, args):
         if split is None:
             yield None, row
             continue
         base, dash, suffix = split.partition("-")  # train-cited
         if base == "train":
-            if row["claim_id"] in drawn_ids:
+            if row["claim_id"] in dev:
                 base = args.draw
             yield base + dash + suffix, row
         elif args.draw == "dev" and f"{split}-".startswith(f"{args.test}-"):
@@ -316,12 +366,12 @@ def read_join(source, args):
     folders = {path.name: path for path in [source, *args.others]}
     if len(folders) <= len(args.others):
         fail("join", "two folders have the same name, but ids begin with it; rename one of them")
-    first_ids = {}  # {id made from title and abstract: abstract_id}
+    first_ids = {}  # {id made of title and abstract: abstract_id}
     for name, folder in folders.items():
         merged = {}  # {abstract_id: that of the earlier abstract}
         for split, row in read_ours(folder, args):
             for field in PAIR:
-                own = one_line(row.get(field))
+                own = as_id(row.get(field))
                 if own:
                     row[field] = f"{name}-{own}"
             abstract_id = row.get("abstract_id")
