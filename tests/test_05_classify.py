@@ -36,7 +36,7 @@ KIT = load(SCRIPT)
 HYBRID = "--run work/demo/test/hybrid.tsv"
 P = ["p_supports", "p_refutes", "p_nei"]
 NLI = ["contradiction", "neutral", "entailment"]
-PROMPTS = ROOT / "recipes" / "prompts"
+PROMPTS = ROOT / "recipes" / "systems" / "prompts"
 SHORT = "--max-length 24"
 
 
