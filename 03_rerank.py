@@ -1008,10 +1008,8 @@ def open_model(load, name, args, dtype="fp32", **options):
     except Exception as error:  # the libraries raise many kinds
         fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
-        fail(
-            name,
-            "files of its tokenizer are missing, such as tokenizer.json; copy the whole folder",
-        )
+        what = "files of its tokenizer are missing, such as tokenizer.json"
+        fail(name, f"{what}; copy the whole folder")
     if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
