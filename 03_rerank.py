@@ -47,6 +47,8 @@ import numpy as np
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
+LISTS = ("lambda", "softmax")  # losses on a positive and its negatives together
+COMPARING = ("margin", *LISTS)  # losses that compare a positive with negatives
 MONO_T5 = "Query: {} Document: {} Relevant:"  # monoT5 goes on with true or false
 # Decoder-only rerankers that are published without the form in which they are asked. CAUSAL has
 # the forms that their model cards describe: {part of the model's name: (chat template, default of
@@ -80,6 +82,9 @@ CAUSAL = {
         ("Yes", None),
     ),
 }
+API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
+CALLING = ["base_url", "concurrency", "timeout"]  # arguments that change no score
+DOCUMENTS = 32  # in a call of a rerank endpoint: the most that TEI takes as it comes
 # The block "models" ends its messages with this.
 ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
@@ -161,13 +166,27 @@ def architectures_of(name, options):
     return str(config.architectures)
 
 
+def is_late_interaction(name, architectures, options):
+    """Return whether a model is one of late interaction, as the library, PyLate or ColBERT has."""
+    from sentence_transformers.util import load_file_path
+
+    path = load_file_path(
+        name, "config_sentence_transformers.json", local_files_only=options["local_files_only"]
+    )
+    config = json.loads(Path(path).read_bytes()) if path else {}
+    is_late = config.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+    return is_late or config.get("similarity_fn_name") == "MaxSim" or "HF_ColBERT" in architectures
+
+
 def load_reranker(name, **options):
-    """Load a cross-encoder, a decoder-only reranker or monoT5."""
+    """Load a cross-encoder, a decoder-only reranker, monoT5, or a model of late interaction."""
     import torch
-    from sentence_transformers import CrossEncoder
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder
 
     architectures = architectures_of(name, options)
     model = None
+    if is_late_interaction(name, architectures, options):
+        return MultiVectorEncoder(name, **options)
     if "ConditionalGeneration" in architectures:
         model = mono_t5(name, **options)
     elif "Classification" in architectures:
@@ -209,6 +228,12 @@ def open_reranker(load, args, dtype, batch_size):
     import torch
 
     model = open_model(load, args.model, args, dtype)
+    if model.model_type == "MultiVectorEncoder":
+        if args.prompt is not None:
+            fail("--prompt", "a model of late interaction has its own; leave it out")
+        own = model[0].document_length or model.max_seq_length or args.max_length
+        model[0].document_length = min(own, args.max_length)
+        return model
     if model.num_labels != 1:
         fail(args.model, f"{model.num_labels} labels; a classifier is for 05_classify.py")
     check_fields(model.config, args.model, args)
@@ -221,33 +246,141 @@ def open_reranker(load, args, dtype, batch_size):
     return model
 
 
-# ---------- Rerank
-def outputs_on_devices(args, model, pairs, bar):
-    """Return a model's outputs (pairs, 1), computed by a process on each of several devices."""
+# ---------- Scores: a cross-encoder, late interaction, a rerank endpoint
+def outputs_on_devices(model, args, pairs, bar):
+    """Return the scores of pairs (pairs, 1) by a process on each device, and which are cut."""
     reader = model[0].preprocess
     if not reader.library:
         fail("--device", "monoT5 takes one")
+    is_truncated = [reader.read(pair)[1] for pair in pairs]
     model[0].preprocess = reader.library  # as no PairReader can be sent to a process
     outputs = model.predict(pairs, batch_size=batch_size_of(args), device=args.device)
     model[0].preprocess = reader
     bar.update(len(pairs))
-    return outputs
+    return outputs.reshape(-1, 1), is_truncated
 
 
-def scored(model, texts, args, path, pairs):
-    """Return pairs with columns score and is_truncated, both of which the file path keeps."""
-    how = {}
+def max_sims(model, args, pairs, bar):
+    """Return MaxSim of claims and abstracts (pairs, 1), and which abstracts are truncated.
+
+    MaxSim is the sum over the tokens of a claim of the highest cosine with a token of the abstract
+    (Khattab and Zaharia 2020).
+    """
+    options = {"batch_size": batch_size_of(args)}
     if len(args.device or []) > 1:
-        how["compute"] = functools.partial(outputs_on_devices, args)
-        how["size"] = 20 * GROUP  # processes start anew for each group
-    scores, is_truncated = score_resumably(model, pairs, texts, path, args, **how)
-    return pairs.assign(score=scores[:, 0], is_truncated=is_truncated)
+        options["device"] = args.device
+    claims, abstracts = [list(dict.fromkeys(texts)) for texts in zip(*pairs)]
+    claim_vectors = dict(zip(claims, model.encode_query(claims, **options)))
+    abstract_vectors = dict(zip(abstracts, model.encode_document(abstracts, **options)))
+    scores = model.similarity_pairwise(
+        [claim_vectors[claim] for claim, _ in pairs],
+        [abstract_vectors[abstract] for _, abstract in pairs],
+    )
+    prompt = model.prompts["document"] or ""
+    coded = model.tokenizer([prompt + abstract for abstract in abstracts])["input_ids"]
+    lengths = dict(zip(abstracts, map(len, coded)))
+    is_truncated = [lengths[abstract] > model[0].document_length for _, abstract in pairs]
+    bar.update(len(pairs))
+    return scores.cpu().numpy().reshape(-1, 1), is_truncated
 
 
+def score_locally(args):
+    """Open --model, and return a function that adds the columns score and is_truncated to pairs.
+
+    It is called with texts (claims and abstracts), the file that keeps both, and pairs.
+    """
+    model = open_reranker(load_reranker, args, args.dtype, batch_size_of(args))
+    size = 20 * GROUP  # processes start anew for each group; abstracts are in many pairs
+    if model.model_type == "MultiVectorEncoder":
+        compute = functools.partial(max_sims, model, args)
+    elif len(args.device or []) > 1:
+        compute = functools.partial(outputs_on_devices, model, args)
+    else:
+        compute = functools.partial(outputs_and_cuts, model)
+        size = GROUP
+
+    def score(texts, path, pairs):
+        scores, is_truncated = score_resumably(compute, 1, pairs, texts, path, args, size)
+        return pairs.assign(score=scores[:, 0], is_truncated=is_truncated)
+
+    return score
+
+
+def results_of(body):
+    """Return the results in the reply of a rerank endpoint: TEI sends them alone."""
+    return body if isinstance(body, list) else body["results"]
+
+
+def scores_in(results, number):
+    """Return the scores of documents 0 to number - 1 in results."""
+    scores = {}
+    for result in results:
+        name = "relevance_score" if "relevance_score" in result else "score"
+        scores[result["index"]] = float(result[name])
+    scores = [scores[index] for index in range(number)]
+    if not np.isfinite(scores).all():
+        raise ValueError("a score is no finite number")
+    return scores
+
+
+def rerank_call(client, claim, documents, args):
+    """Return the scores that a rerank endpoint gives documents for a claim."""
+    import openai
+
+    body = {"model": args.model, "query": claim, "top_n": len(documents), **args.extra}
+    send = functools.partial(client.post, "/rerank", cast_to=object)
+    try:
+        found = send(body=body | {"documents": documents})
+    except openai.UnprocessableEntityError as error:
+        if "texts" not in str(error):
+            raise
+        found = send(body=body | {"texts": documents})  # TEI's name for them
+    return scores_in(results_of(found), len(documents))
+
+
+def score_by_endpoint(args):
+    """Return a function as score_locally() does, which asks the rerank endpoint --base-url.
+
+    Each reply is stored when it comes, so that nothing is asked for twice.
+    """
+    from tqdm.contrib.concurrent import thread_map
+
+    client = client_of(args, is_complete=results_of)
+    size = args.batch_size or DOCUMENTS
+    errors = []
+
+    def score(texts, path, pairs):
+        rows_of = pairs.groupby("claim_id", sort=False, observed=True).indices
+        paired = paired_texts(pairs, texts)
+        stored = open_scores(path, (len(pairs), 1))
+        calls = []
+        for rows in rows_of.values():
+            rows = rows[np.isnan(stored[rows, 0])]
+            calls += [rows[start : start + size] for start in range(0, len(rows), size)]
+
+        def fetch(rows):
+            if errors:
+                return
+            claim = paired[rows[0]][0]
+            documents = [paired[row][1] for row in rows]
+            try:
+                stored[rows, 0] = rerank_call(client, claim, documents, args)
+            except Exception as error:  # of the client, or of a reply in another form
+                errors.append(f"{type(error).__name__}: {error}")
+
+        thread_map(fetch, calls, max_workers=args.concurrency, desc=args.job)
+        if errors:
+            fail(args.base_url, scrubbed(f"{errors[0]}; run again to go on", args))
+        return pairs.assign(score=np.array(stored[:, 0]), is_truncated=False)
+
+    return score
+
+
+# ---------- Rerank
 def with_neighbours(table, graph, score, parts, args):
     """Append neighbours of the best abstracts, round by round (AlexUNLP-FMT 2025).
 
-    score(path, pairs) returns pairs with their scores, as scored() does.
+    score(path, pairs) returns pairs with their scores.
     """
     import pandas as pd
 
@@ -307,18 +440,22 @@ def rerank(args):
     inputs = [args.run, args.claims, args.corpus]
     if args.graph:
         inputs.append(args.graph)
-    task = task_of(args, *inputs, models=[args.model], without=["batch_size"])
+    models = [] if args.base_url else [args.model]
+    task = task_of(args, *inputs, models=models, without=["batch_size", *CALLING])
+    if args.base_url:
+        task["endpoint"] = shown(args.base_url)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    check_model(args.model)
+    if not args.base_url:
+        check_model(args.model)
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     candidates = read_candidates(args, claims, abstracts)
     is_within = candidates["rank"] <= args.depth
     graph = read_graph(args, task["inputs"]) if args.graph else {}
     with parts_of(args.out, task) as parts:
-        model = open_reranker(load_reranker, args, args.dtype, batch_size_of(args))
-        score = functools.partial(scored, model, (claims, abstracts), args)
+        open_scorer = score_by_endpoint if args.base_url else score_locally
+        score = functools.partial(open_scorer(args), (claims, abstracts))
         table = score(parts / "scores.npy", candidates[is_within])
         if graph:
             table = with_neighbours(table, graph, score, parts, args)
@@ -340,14 +477,15 @@ def rerank(args):
 def training_rows(example, claims, abstracts, loss):
     """Return the rows of an example, which is a pair with a target, or a tuple.
 
-    A row is (claim, positive, negative) for the margin loss, else (claim, abstract, target).
+    A row is (claim, positive, negative) for the losses of COMPARING, else (claim, abstract,
+    target).
     """
     claim = claims[str(example["claim_id"])]
-    if loss != "margin" and "positive" not in example:
+    if loss not in COMPARING and "positive" not in example:
         return [(claim, abstracts[str(example["abstract_id"])], float(example["target"]))]
     positive = abstracts[str(example["positive"])]
     negatives = [abstracts[str(abstract_id)] for abstract_id in example["negatives"]]
-    if loss == "margin":
+    if loss in COMPARING:
         return [(claim, positive, negative) for negative in negatives]
     return [(claim, positive, 1.0)] + [(claim, negative, 0.0) for negative in negatives]
 
@@ -366,6 +504,47 @@ def read_examples(path, claims, abstracts, loss):
     return list(dict.fromkeys(rows))
 
 
+def lists_of(rows, loss):
+    """Join rows (claim, positive, negative) to lists (claim, abstracts, targets).
+
+    lambda: a list has all abstracts of a claim, with the targets 1 and 0. softmax: a list has one
+    positive and its negatives; its targets are the logarithms of 1 and 0.
+    """
+    positive_target, negative_target = (0.0, -np.inf) if loss == "softmax" else (1.0, 0.0)
+    lists = {}
+    for claim, positive, negative in rows:
+        targets = lists.setdefault((claim, positive if loss == "softmax" else None), {})
+        targets.setdefault(negative, negative_target)
+        targets[positive] = positive_target
+    return [(key[0], list(targets), list(targets.values())) for key, targets in lists.items()]
+
+
+def training_table(rows, loss):
+    """Return rows, or lists, as columns {name: values}, a claim first and targets last."""
+    columns = ["positive", "negative"] if loss == "margin" else ["abstract", "label"]
+    return dict(zip(["claim", *columns], zip(*rows)))
+
+
+def count_truncated(reader, rows):
+    """Return how many pairs of rows, or of lists, are truncated."""
+    truncated = 0
+    for claim, *parts in rows:
+        texts = parts[0] if isinstance(parts[0], list) else parts
+        truncated += sum(reader.read((claim, t))[1] for t in texts if isinstance(t, str))
+    return truncated
+
+
+def positive_weight_of(rows, args):
+    """Return --positive-weight as a tensor; balanced: negatives per positive. None for 1."""
+    import torch
+
+    weight = args.positive_weight
+    if weight == "balanced":
+        targets = [target for _, _, target in rows]
+        weight = (len(targets) - sum(targets)) / max(sum(targets), 1)
+    return None if weight == 1 else torch.tensor(weight)
+
+
 def hinge_loss(model, margin):
     """Return the mean of max(0, margin - (s(positive) - s(negative))) as a loss on tuples."""
     from sentence_transformers.cross_encoder import losses
@@ -380,13 +559,18 @@ def hinge_loss(model, margin):
     return HingeLoss(model)
 
 
-def loss_of(model, args):
-    """Return the loss on logits that --loss names."""
+def loss_of(model, rows, args):
+    """Return the loss on logits that --loss names; rows: those of training."""
     import torch
     from sentence_transformers.cross_encoder import losses
 
     if args.loss == "bce":
-        return losses.BinaryCrossEntropyLoss(model)
+        return losses.BinaryCrossEntropyLoss(model, pos_weight=positive_weight_of(rows, args))
+    if args.loss == "lambda":
+        return losses.LambdaLoss(model, k=args.cutoff)  # Wang et al. 2018
+    if args.loss == "softmax":
+        # ListNet (Cao et al. 2007) takes the softmax of targets, which are logarithms here.
+        return losses.ListNetLoss(model)
     if args.loss == "l1":
         loss = losses.MSELoss(model, torch.nn.Sigmoid())
         loss.loss_fct = torch.nn.L1Loss()  # |sigmoid(s) - target| in place of its square
@@ -437,15 +621,11 @@ def train(args):
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     rows = read_examples(args.examples, claims, abstracts, args.loss)
-    columns = ["positive", "negative"] if args.loss == "margin" else ["abstract", "label"]
-    table = dict(zip(["claim", *columns], zip(*rows)))
+    if args.loss in LISTS:
+        rows = lists_of(rows, args.loss)
     transformers.set_seed(args.seed)  # of a new head
     model = open_reranker(load_to_train, args, "fp32", 32)
-    truncated = 0
-    for name in table.keys() - {"claim", "label"}:
-        for pair in zip(table["claim"], table[name]):
-            _, is_truncated = model[0].preprocess.read(pair)
-            truncated += is_truncated
+    truncated = count_truncated(model[0].preprocess, rows)
     schedule = args.schedule or "linear"
     if args.loss == "l1" and not args.schedule:
         schedule = "cosine"  # +VeriRel 2025
@@ -456,8 +636,8 @@ def train(args):
             trainer=cross_encoder.CrossEncoderTrainer,
             arguments=cross_encoder.CrossEncoderTrainingArguments,
             model=model,
-            data=Dataset.from_dict(table),
-            loss=loss_of(model, args),
+            data=Dataset.from_dict(training_table(rows, args.loss)),
+            loss=loss_of(model, rows, args),
             evaluator=dev_evaluator(dev, abstracts, args.dev_depth) if dev else None,
             measure="dev_ndcg@10",
             prompts=model.prompts.get(model.default_prompt_name),
@@ -470,6 +650,11 @@ def train(args):
 
 
 # ---------- Command line
+def weight(text):
+    """Return a weight above 0, or balanced."""
+    return text if text == "balanced" else positive(text)
+
+
 # fmt: off
 def add_texts(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
@@ -497,13 +682,21 @@ def add_rerank(job):
         help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
     add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/reranker",
-        help="score with this reranker, a folder or a name on the hub")
+        help="score with this reranker: a folder, a name on the hub, or one at --base-url")
     add_length(add)
     add("--batch-size", type=count, help="""score this many pairs of --max-length tokens at once, or
-        more shorter ones (default: 32, on a GPU 128)""")
+        more shorter ones (default: 32, on a GPU 128); with --base-url, documents of a call""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs="+", help="score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a GPU)")
+    add = job.add_argument_group("rerank endpoint").add_argument
+    add("--base-url", help="""have --model score at this endpoint, which serves /rerank, such as
+        http://localhost:8000/v1 of vLLM; the key is read from OPENAI_API_KEY""")
+    add("--extra", type=lambda text: {**json.loads(text)}, default={},
+        help="""add this JSON object of parameters to each call: {"truncate_prompt_tokens": 512}""")
+    add("--concurrency", type=count, default=16, help="make this many calls at a time")
+    add("--timeout", type=lambda text: within(float(text), 0.1, 86_400), default=120,
+        help="wait this many seconds for each reply; a call that times out is not repeated")
     add = job.add_argument_group("neighbours").add_argument
     add("--graph", metavar="FOLDER", help="""score neighbours of the best abstracts, too, in this
         graph of 01_index.py""")
@@ -527,15 +720,20 @@ def add_train(job):
         folder or a name on the hub; an encoder gets a new head""")
     add_length(add)
     add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("bce", "margin", "l1"), default="bce", help="""bce: binary cross-entropy;
-        margin: hinge loss on tuples; l1: distance of the sigmoid from the target""")
+    add("--loss", choices=("bce", "margin", "lambda", "softmax", "l1"), default="bce", help="""bce:
+        binary cross-entropy; margin: hinge loss on tuples; lambda: LambdaLoss on all abstracts of
+        a claim; softmax: cross-entropy of a positive among its negatives; l1: distance of the
+        sigmoid from the target""")
+    add("--positive-weight", type=weight, default=1, help="""bce: count a positive this many times;
+        balanced: as many times as there are negatives per positive""")
+    add("--cutoff", type=count, help="lambda: optimise nDCG at this rank (default: at all ranks)")
     add("--margin", type=float, default=0.2, help="margin: lead of a positive over a negative")
     add("--epochs", type=positive, default=3, help="train for this many passes over the examples")
     add("--lr", type=amount, default=2e-5, help="learning rate at the start, see --schedule")
     add("--schedule", choices=("constant", "linear", "cosine"), help="""keep the learning rate, or
         let it fall to 0 on a line or by a cosine (default: linear, with --loss l1 cosine)""")
     add("--batch-size", type=count, default=16,
-        help="train on this many rows at once")
+        help="train on this many rows (lambda, softmax: lists) at once")
     add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 over the
         candidates of this split's claims; without its files, the last epoch is kept""")
     add("--dev-run", metavar="RUN", help="rerank this run of dev claims (default: hybrid.tsv)")
@@ -1241,24 +1439,29 @@ def open_scores(path, shape):
     return np.load(path, mmap_mode="r+")
 
 
-def score_resumably(model, rows, texts, path, args, compute=outputs_of, size=GROUP):
+def outputs_and_cuts(model, pairs, bar):
+    """Return a model's outputs (pairs, labels), and which pairs are truncated."""
+    is_truncated = [model[0].preprocess.read(pair)[1] for pair in pairs]
+    return outputs_of(model, pairs, bar), is_truncated
+
+
+def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
     """Return a model's outputs for rows of a run (rows, labels), and which pairs are truncated.
 
-    path keeps both; NaN stands for groups that are not finished. texts: claims and abstracts.
-    compute(model, pairs, bar): returns the outputs of a group; size: pairs in a group.
+    compute(pairs, bar): returns both for a group of pairs, as outputs_and_cuts(); size: pairs in a
+    group. path keeps both; NaN stands for groups that are not finished. texts: claims and
+    abstracts.
     """
     from tqdm.auto import tqdm
 
-    reader = model[0].preprocess
-    stored = open_scores(path, (len(rows), model.num_labels + 1))
+    stored = open_scores(path, (len(rows), labels + 1))
     finished = np.isfinite(stored[:, 0]).sum()
     if finished < len(rows):
         finished -= finished % size  # a group that a kill has torn is scored anew
     with tqdm(desc=args.job, unit=" pairs", total=len(rows) - finished) as bar:
         for start in range(finished, len(rows), size):
             pairs = paired_texts(rows.iloc[start : start + size], texts)
-            is_truncated = [reader.read(pair)[1] for pair in pairs]
-            found = compute(model, pairs, bar)
+            found, is_truncated = compute(pairs, bar)
             if not np.isfinite(found).all():
                 what = "a score is no finite number; use --dtype fp32, which takes twice as long"
                 fail(args.model, what)
@@ -1267,6 +1470,61 @@ def score_resumably(model, rows, texts, path, args, compute=outputs_of, size=GRO
 
 
 # --- end of pairs
+
+
+# --- endpoints (same in 03 and 04)
+RETRIES = 6  # of a call, by the openai package, with growing pauses
+
+
+def scrubbed(text, args):
+    """Return a text in one line, without the key and the password in --base-url."""
+    password = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
+    for secret in (API_KEY, *password):
+        if secret:
+            text = text.replace(secret, "***")
+    return shown(text)
+
+
+def send_once(is_complete, send, request, **options):
+    """Send a request of the openai client by httpx, so that the client repeats what it should.
+
+    The client repeats a call after a timeout or a status of 500 and above. A call that timed out
+    may be paid for, so it is not repeated: an error of the client's own ends its tries. A status
+    200 with another body than is_complete() accepts, such as an HTML page, gets the status 520, so
+    it is repeated.
+    """
+    import openai
+
+    try:
+        response = send(request, **options)
+    except Exception as error:
+        if "Timeout" not in type(error).__name__:  # httpx has several classes of them
+            raise
+        raise openai.APITimeoutError(request) from error
+    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+        if not response.is_success or is_complete(json.loads(response.read())):
+            return response
+    response.status_code = 520
+    return response
+
+
+def client_of(args, is_complete):
+    """Return a client of --base-url; is_complete(body): whether a reply is what was asked for."""
+    import openai
+
+    http_client = openai.DefaultHttpxClient()
+    # The client decides what it repeats by what httpx returns or raises; it has no flag for that.
+    http_client.send = functools.partial(send_once, is_complete, http_client.send)
+    return openai.OpenAI(
+        base_url=args.base_url or "https://api.openai.com/v1",
+        api_key=API_KEY or "none",  # local servers want none
+        timeout=args.timeout,
+        max_retries=RETRIES,
+        http_client=http_client,
+    )
+
+
+# --- end of endpoints
 
 
 # --- training (same in 01, 03 and 05)

@@ -48,7 +48,6 @@ import numpy as np
 ALPHA = 0.4  # weight of the score before the LLM, Kiepura & Lam 2025, eq. 5
 WINDOW = 20  # abstracts per prompt, Sun et al. 2023 (RankGPT), section 3.2
 STRIDE = 10  # abstracts by which the window moves up, from the same section
-RETRIES = 6  # of a call, by the openai package, with growing pauses
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
@@ -311,15 +310,6 @@ def check_disk(path):
         os.truncate(path, size)
 
 
-def scrubbed(text, args):
-    """Return a text in one line, without the key and the password in --base-url."""
-    password = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
-    for secret in (API_KEY, *password):
-        if secret:
-            text = text.replace(secret, "***")
-    return shown(text)
-
-
 def store(request, response, args, refusal=None):
     """Append a reply to --replies: the response, or why the request was refused."""
     record = {"custom_id": request["custom_id"], "request_sha256": body_digest(request["body"])}
@@ -327,28 +317,6 @@ def store(request, response, args, refusal=None):
     if refusal:
         record |= {"response": None, "error": {"message": scrubbed(refusal, args)[:500]}}
     append(args.replies, json.dumps(record).encode())
-
-
-def send_once(send, request, **options):
-    """Send a request of the openai client by httpx, so that the client repeats what it should.
-
-    The client repeats a call after a timeout or a status of 500 and above. A call that timed out
-    may be paid for, so it is not repeated: an error of the client's own ends its tries. A status
-    200 without choices, such as an HTML page, gets the status 520, so it is repeated.
-    """
-    import openai
-
-    try:
-        response = send(request, **options)
-    except Exception as error:
-        if "Timeout" not in type(error).__name__:  # httpx has several classes of them
-            raise
-        raise openai.APITimeoutError(request) from error
-    with contextlib.suppress(*MALFORMED):
-        if not response.is_success or json.loads(response.read())["choices"]:
-            return response
-    response.status_code = 520
-    return response
 
 
 def is_answering(client, model):
@@ -428,20 +396,10 @@ def fetch(request, client, outcomes, errors, args):
 
 def ask_endpoint(waiting, args):
     """Answer requests by an OpenAI-compatible server; an outage ends the run."""
-    import openai
     from tqdm.contrib.concurrent import thread_map
 
     check_disk(args.replies)
-    http_client = openai.DefaultHttpxClient()
-    # The client decides what it repeats by what httpx returns or raises; it has no flag for that.
-    http_client.send = functools.partial(send_once, http_client.send)
-    client = openai.OpenAI(
-        base_url=args.base_url or "https://api.openai.com/v1",
-        api_key=API_KEY or "none",  # local servers want none
-        timeout=args.timeout,
-        max_retries=RETRIES,
-        http_client=http_client,
-    )
+    client = client_of(args, is_complete=lambda body: body["choices"])
     errors = []
     call = functools.partial(fetch, client=client, outcomes=[], errors=errors, args=args)
     thread_map(call, waiting, max_workers=args.concurrency, desc="ask")
@@ -1038,6 +996,61 @@ def check_splits(args):
 
 
 # --- end of helpers
+
+
+# --- endpoints (same in 03 and 04)
+RETRIES = 6  # of a call, by the openai package, with growing pauses
+
+
+def scrubbed(text, args):
+    """Return a text in one line, without the key and the password in --base-url."""
+    password = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
+    for secret in (API_KEY, *password):
+        if secret:
+            text = text.replace(secret, "***")
+    return shown(text)
+
+
+def send_once(is_complete, send, request, **options):
+    """Send a request of the openai client by httpx, so that the client repeats what it should.
+
+    The client repeats a call after a timeout or a status of 500 and above. A call that timed out
+    may be paid for, so it is not repeated: an error of the client's own ends its tries. A status
+    200 with another body than is_complete() accepts, such as an HTML page, gets the status 520, so
+    it is repeated.
+    """
+    import openai
+
+    try:
+        response = send(request, **options)
+    except Exception as error:
+        if "Timeout" not in type(error).__name__:  # httpx has several classes of them
+            raise
+        raise openai.APITimeoutError(request) from error
+    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+        if not response.is_success or is_complete(json.loads(response.read())):
+            return response
+    response.status_code = 520
+    return response
+
+
+def client_of(args, is_complete):
+    """Return a client of --base-url; is_complete(body): whether a reply is what was asked for."""
+    import openai
+
+    http_client = openai.DefaultHttpxClient()
+    # The client decides what it repeats by what httpx returns or raises; it has no flag for that.
+    http_client.send = functools.partial(send_once, is_complete, http_client.send)
+    return openai.OpenAI(
+        base_url=args.base_url or "https://api.openai.com/v1",
+        api_key=API_KEY or "none",  # local servers want none
+        timeout=args.timeout,
+        max_retries=RETRIES,
+        http_client=http_client,
+    )
+
+
+# --- end of endpoints
 
 
 # --- language models (same in 04 and 05)

@@ -187,7 +187,9 @@ def classify(args):
         shares = getattr(model.config, "stance_shares", None)  # None: not trained by this script
         if args.adjust and (not shares or 0 in shares):
             fail("--adjust", "it needs class shares: train with pairs of all three labels")
-        outputs, is_truncated = score_resumably(model, run, texts, parts / "outputs.npy", args)
+        compute = functools.partial(outputs_and_cuts, model)
+        path = parts / "outputs.npy"
+        outputs, is_truncated = score_resumably(compute, 3, run, texts, path, args)
         probabilities = probabilities_of(model, outputs, args.adjust)
         held_out = sidecar_of(args.model).get("held_out_shares")
         if held_out:
@@ -1514,24 +1516,29 @@ def open_scores(path, shape):
     return np.load(path, mmap_mode="r+")
 
 
-def score_resumably(model, rows, texts, path, args, compute=outputs_of, size=GROUP):
+def outputs_and_cuts(model, pairs, bar):
+    """Return a model's outputs (pairs, labels), and which pairs are truncated."""
+    is_truncated = [model[0].preprocess.read(pair)[1] for pair in pairs]
+    return outputs_of(model, pairs, bar), is_truncated
+
+
+def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
     """Return a model's outputs for rows of a run (rows, labels), and which pairs are truncated.
 
-    path keeps both; NaN stands for groups that are not finished. texts: claims and abstracts.
-    compute(model, pairs, bar): returns the outputs of a group; size: pairs in a group.
+    compute(pairs, bar): returns both for a group of pairs, as outputs_and_cuts(); size: pairs in a
+    group. path keeps both; NaN stands for groups that are not finished. texts: claims and
+    abstracts.
     """
     from tqdm.auto import tqdm
 
-    reader = model[0].preprocess
-    stored = open_scores(path, (len(rows), model.num_labels + 1))
+    stored = open_scores(path, (len(rows), labels + 1))
     finished = np.isfinite(stored[:, 0]).sum()
     if finished < len(rows):
         finished -= finished % size  # a group that a kill has torn is scored anew
     with tqdm(desc=args.job, unit=" pairs", total=len(rows) - finished) as bar:
         for start in range(finished, len(rows), size):
             pairs = paired_texts(rows.iloc[start : start + size], texts)
-            is_truncated = [reader.read(pair)[1] for pair in pairs]
-            found = compute(model, pairs, bar)
+            found, is_truncated = compute(pairs, bar)
             if not np.isfinite(found).all():
                 what = "a score is no finite number; use --dtype fp32, which takes twice as long"
                 fail(args.model, what)

@@ -331,13 +331,15 @@ def refused(call, contents):
 class Endpoint(BaseHTTPRequestHandler):
     """Answers as an OpenAI-compatible server does, with what server.reply(prompt) returns.
 
+    A request without messages, such as one to rerank, is given to server.reply() whole.
+
     That is a text, or a dict of status, text, headers, raw (bytes in place of a completion),
     sleep (seconds before it answers), drop (hang up without an answer).
     """
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = body["messages"][-1]["content"]
+        prompt = body["messages"][-1]["content"] if "messages" in body else body
         self.server.asked.append(body | {"key": self.headers["Authorization"]})
         answer = self.server.reply(prompt)
         if isinstance(answer, str):

@@ -22,7 +22,13 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 import transformers as tf
-from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
+from safetensors.torch import load_file, save_file
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SparseEncoder,
+)
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
@@ -79,8 +85,6 @@ def save(folder, config, model_class, tokenizer, seed=0):
 
 def to_bin(folder):
     """Replace each model.safetensors below a folder by pytorch_model.bin."""
-    from safetensors.torch import load_file
-
     for path in list(folder.rglob("model.safetensors")):
         torch.save(load_file(path), path.with_name("pytorch_model.bin"))
         path.unlink()
@@ -100,6 +104,37 @@ def as_encoder(folder, pooling, *more, prompts=None):
     pool = Pooling(transformer.get_embedding_dimension(), pooling)
     encoder = SentenceTransformer(modules=[transformer, pool, *more], prompts=prompts, device="cpu")
     encoder.save_pretrained(str(folder), create_model_card=False)
+
+
+# ---------- Late interaction
+def late_interaction(folder):
+    """A folder as the library saves it: a transformer, a projection of each token, a mask."""
+    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    MultiVectorEncoder(str(folder), device="cpu").save_pretrained(str(folder))
+
+
+def pylate(folder):
+    """A folder by PyLate before sentence-transformers 5: a transformer and a projection."""
+    late_interaction(folder)
+    modules = json.loads((folder / "modules.json").read_text())[:2]
+    modules[1]["type"] = "pylate.models.Dense.Dense"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    own = {"model_type": None, "query_prefix": "[Q] ", "document_prefix": "[D] "}
+    own |= {"query_length": 32, "document_length": 300, "attend_to_expansion_tokens": False}
+    edit(folder / "config_sentence_transformers.json", similarity_fn_name="MaxSim", **own)
+
+
+def colbert_v2(folder):
+    """A folder by Stanford's ColBERT: the projection lies among the weights of BERT."""
+    save(folder, tf.BertConfig(**SIZES), tf.BertModel, words())
+    weights = load_file(folder / "model.safetensors")
+    weights = {f"bert.{name}": weight for name, weight in weights.items()}
+    weights["linear.weight"] = torch.randn(8, SIZES["hidden_size"])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    edit(folder / "config.json", architectures=["HF_ColBERT"])
+    own = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "mask_punctuation": True}
+    own |= {"query_maxlen": 32, "doc_maxlen": 180, "dim": 8}
+    (folder / "artifact.metadata").write_text(json.dumps(own))
 
 
 # ---------- Encoders
@@ -310,6 +345,9 @@ MODELS = {
     "BAAI/bge-reranker-v2-m3": classifier(tf.XLMRobertaConfig, **XLMR),
     "BAAI/bge-reranker-large": classifier(tf.XLMRobertaConfig, is_bin=True, **XLMR),
     "Alibaba-NLP/gte-reranker-modernbert-base": classifier(tf.ModernBertConfig, **MODERN),
+    "lightonai/LateOn": late_interaction,
+    "lightonai/GTE-ModernColBERT-v1": pylate,
+    "colbert-ir/colbertv2.0": colbert_v2,
     "someone/llama-classifier": llama_classifier,
     "Qwen/Qwen3-Reranker-0.6B": causal(tf.Qwen3Config, CHATML, padding_side="left"),
     "BAAI/bge-reranker-v2-gemma": causal(tf.GemmaConfig),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ABSTRACTS, RUN, facts, jsonl, kill_before, load, read, tiny, tiny_llm
 from safetensors.torch import load_file
-from sentence_transformers import CrossEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder
 from sentence_transformers.cross_encoder import losses
 from transformers import AutoTokenizer, BertConfig, T5Config, T5ForConditionalGeneration
 
@@ -135,6 +135,90 @@ def test_mono_t5_scores_true_against_false(models, tmp_path):
         assert number == pytest.approx(float(logits[true] - logits[false]), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name", ["lightonai/LateOn", "lightonai/GTE-ModernColBERT-v1", "colbert-ir/colbertv2.0"]
+)
+def test_late_interaction_scores_by_maxsim(toy, call, refused, name):
+    layouts.make(toy, [name])
+    words = ("--model", name, "--depth", 4, "--out", "new.tsv")
+    done = facts(call(SCRIPT, *words, cwd=toy))
+    assert (done["pairs"], done["truncated"]) == (12, 0)
+    model = MultiVectorEncoder(str(toy / name), device="cpu")
+    claims = dict(read(toy / "data/demo/claims.test.tsv")[["claim_id", "claim"]].values)
+    for claim_id, abstract_id, _, score in read(toy / "new.tsv")[RUN].values:
+        tokens = model.encode_query([claims[claim_id]])[0]
+        vectors = model.encode_document([ABSTRACTS[abstract_id]])[0]
+        assert score == pytest.approx(float((tokens @ vectors.T).max(1).values.sum()), abs=1e-4)
+    facts(call(SCRIPT, *words[:-1], "two.tsv", "--device", "cpu", "cpu", cwd=toy))  # processes
+    both = read(toy / "new.tsv").merge(read(toy / "two.tsv"), on=PAIR)
+    assert len(both) == 12 and np.allclose(both["score_x"], both["score_y"], atol=1e-4)
+    short = facts(call(SCRIPT, *words[:-1], "short.tsv", "--max-length", 8, cwd=toy))
+    assert short["truncated"] > 6
+    refused(
+        toy, SCRIPT, *words[:-1], "x.tsv", "--prompt", "Judge.", said="--prompt: a model of late"
+    )
+
+
+# ---------------------------------------------------------------- A rerank endpoint
+def rerank_server(endpoint, form="results"):
+    """A rerank endpoint; the score of a document is its number of letters e."""
+
+    def reply(body):
+        if form == "texts" and "texts" not in body:
+            text = "Failed to deserialize the JSON body into the target type: missing field `texts`"
+            return {"status": 422, "text": text}
+        texts = body["texts" if form == "texts" else "documents"]
+        name = "score" if form == "texts" else "relevance_score"
+        found = [{"index": row, name: text.count("e")} for row, text in enumerate(texts)]
+        found.sort(key=lambda result: -result[name])
+        return {"raw": json.dumps(found if form == "texts" else {"results": found}).encode()}
+
+    return endpoint(reply)
+
+
+@pytest.mark.parametrize("form", ["results", "texts"])
+def test_a_rerank_endpoint_scores(toy, call, endpoint, form, monkeypatch, contents):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
+    server = rerank_server(endpoint, form)
+    words = ("--base-url", server.url, "--model", "jina", "--batch-size", 5, "--out", "new.tsv")
+    words = (*words, "--extra", '{"truncate": true}')
+    done = facts(call(SCRIPT, *words, cwd=toy))
+    run = read(toy / "new.tsv")
+    assert done["pairs"] == len(run) == 18
+    for _, abstract_id, _, score in run[RUN].values:
+        assert score == ABSTRACTS[abstract_id].count("e")
+    asked = [body for body in server.asked if form == "results" or "texts" in body]
+    assert sorted(body["top_n"] for body in asked) == [1, 1, 1, 5, 5, 5]
+    assert all(body["model"] == "jina" and body["truncate"] for body in asked)
+    assert {body["key"] for body in asked} == {"Bearer secret-key"}
+    assert b"secret-key" not in b"".join(contents(toy).values())
+    assert "up to date" in call(SCRIPT, *words, "--concurrency", 1, cwd=toy).stdout
+
+
+def test_nothing_is_asked_of_a_rerank_endpoint_twice(toy, call, endpoint, refused):
+    whole = rerank_server(endpoint)
+    refusal = {"status": 400, "text": "a document is too long"}
+    server = endpoint(lambda body: whole.reply(body) if len(server.asked) != 3 else refusal)
+    words = ("--base-url", server.url, "--model", "m", "--batch-size", 2, "--concurrency", 1)
+    words = (*words, "--out", "new.tsv")
+    refused(toy, SCRIPT, *words, said="a document is too long", kept=".parts")
+    assert len(server.asked) == 3  # no call begins after one that failed
+    done = facts(call(SCRIPT, *words, cwd=toy))
+    assert done["pairs"] == 18 and len(server.asked) == 3 + 7
+    queries = [json.dumps([body["query"], body["documents"]]) for body in server.asked]
+    assert len(set(queries)) == 9
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [{"results": []}, {"results": [{"index": 0}]}, {"results": 2 * [{"index": 0, "score": 1}]}],
+)
+def test_a_rerank_reply_without_all_scores_ends_the_run(toy, endpoint, refused, reply):
+    server = endpoint(lambda body: {"raw": json.dumps(reply).encode()})
+    words = ("--base-url", server.url, "--model", "m", "--out", "new.tsv")
+    refused(toy, SCRIPT, *words, said="run again to go on", kept=".parts")
+
+
 # ---------------------------------------------------------------- Arithmetic
 def test_blended_scores_by_hand():
     rows = [("1", "a", 3, 10.0), ("1", "b", 1, 20.0), ("2", "a", 1, 2.0), ("2", "x", 1, None)]
@@ -242,7 +326,7 @@ def test_kill_9_in_the_middle_changes_no_byte(toy, call, killed):
 def test_finished_pairs_are_not_scored_again_though_the_last_group_is_small(toy, call, killed):
     tiny(toy / "tiny")
     words = ("--model", "tiny", "--out", "new.tsv")
-    assert killed(SCRIPT, *words, cwd=toy, edits=kill_before("return pairs.assign(score", 1))
+    assert killed(SCRIPT, *words, cwd=toy, edits=kill_before("return pairs.assign(score=scores", 1))
     never = kill_before("stored[start : start + size] =", 1, by="sys.exit('done again')")
     facts(call(SCRIPT, *words, cwd=toy, edits=never))
 
@@ -300,11 +384,19 @@ DEV = ("--dev-split", "test")
 
 @pytest.mark.parametrize(
     ("loss", "shape", "rows"),
-    [("bce", "pairs", 5), ("l1", "pairs", 5), ("bce", "tuples", 5), ("margin", "tuples", 3)],
+    [
+        ("bce", "pairs", 5),
+        ("l1", "pairs", 5),
+        ("bce", "tuples", 5),
+        ("margin", "tuples", 3),
+        ("lambda", "tuples", 2),
+        ("softmax", "tuples", 2),
+    ],
 )
 def test_every_loss_trains_a_model_that_reranks(toy, call, loss, shape, rows):
     tiny(toy / "tiny", dtype="bfloat16")
     words = (*TRAIN, f"data/demo/{shape}.jsonl", "--loss", loss, "--epochs", 2, *DEV)
+    words = (*words, "--cutoff", 1, "--positive-weight", "balanced")
     made = facts(call(SCRIPT, *words, cwd=toy))
     assert made["rows"] == rows and len(made["dev_ndcg@10"]) == 3  # before, two epochs
     weights = load_file(toy / "work/demo/models/reranker/model.safetensors").values()
@@ -326,13 +418,46 @@ def test_losses_by_hand(models, tmp_path):
     down = score(list(zip(claims, bad)))
     lead = up - down
     margin = float(np.abs(lead).mean())  # one pair may be beyond it
-    loss = KIT.loss_of(model, Namespace(loss="margin", margin=margin))
+    loss = KIT.loss_of(model, [], Namespace(loss="margin", margin=margin))
     found = loss([claims, good, bad], None).item()
     assert found == pytest.approx(np.maximum(0, margin - lead).mean(), abs=1e-5)
-    loss = KIT.loss_of(model, Namespace(loss="l1"))
+    loss = KIT.loss_of(model, [], Namespace(loss="l1"))
     targets = np.array([1.0, 0.25])
     found = loss([claims, good], torch.tensor(targets)).item()
     assert found == pytest.approx(np.abs(1 / (1 + np.exp(-up)) - targets).mean(), abs=1e-5)
+    rows = [("ice", "a", 1.0), *3 * [("ice", "b", 0.0)], ("sea", "c", 1.0)]
+    for weight, times in ((2.5, 2.5), ("balanced", 1.5), (1, 1)):
+        loss = KIT.loss_of(model, rows, Namespace(loss="bce", positive_weight=weight))
+        found = loss([2 * claims, good + bad], torch.tensor([1.0, 1, 0, 0])).item()
+        wanted = np.concatenate([times * np.log1p(np.exp(-up)), np.log1p(np.exp(down))]).mean()
+        assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def test_losses_over_lists_by_hand(models, tmp_path):
+    tuples = [("ice", "a", "x"), ("ice", "a", "y"), ("ice", "b", "x"), ("sea", "c", "y")]
+    assert KIT.lists_of(tuples, "lambda") == [
+        ("ice", ["x", "a", "y", "b"], [0, 1, 0, 1]),
+        ("sea", ["y", "c"], [0, 1]),
+    ]
+    low = -np.inf
+    lists = KIT.lists_of(tuples, "softmax")
+    assert [row[1:] for row in lists] == [
+        (["x", "a", "y"], [low, 0, low]),
+        (["x", "b"], [low, 0]),
+        (["y", "c"], [low, 0]),
+    ]
+    model = CrossEncoder(tiny(tmp_path / "tiny"), device="cpu").eval()
+    model.activation_fn = torch.nn.Identity()
+    claims, texts, targets = zip(*lists)
+    found = KIT.loss_of(model, lists, Namespace(loss="softmax"))
+    found = found([claims, texts], [torch.tensor(values) for values in targets]).item()
+    wanted = []
+    for claim, abstracts, values in lists:
+        scores = model.predict([(claim, text) for text in abstracts], show_progress_bar=False)
+        wanted.append(np.log(np.exp(scores).sum()) - scores[values.index(0)])
+    assert found == pytest.approx(np.mean(wanted), abs=1e-5)
+    found = KIT.loss_of(model, lists, Namespace(loss="lambda", cutoff=5))
+    assert isinstance(found, losses.LambdaLoss) and found.k == 5
 
 
 def test_the_hinge_loss_has_the_gradients_of_torch_s(models, tmp_path):
@@ -431,7 +556,7 @@ LOSS = {
     '    if args.loss == "bce":\n': """    if args.loss == "mse":
         return losses.MSELoss(model)
     if args.loss == "bce":\n""",
-    '("bce", "margin", "l1")': '("bce", "margin", "l1", "mse")',
+    '"softmax", "l1")': '"softmax", "l1", "mse")',
 }
 
 
