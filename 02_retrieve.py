@@ -315,26 +315,66 @@ def names_of(runs, args):
     return names
 
 
+def group_of_claims(path, column):
+    """Return {claim_id: group}, such as its language, from a column of a claims file."""
+    claims = read_table(path, ["claim_id", column])
+    return dict(zip(claims["claim_id"], claims[column]))
+
+
 def read_fusion(args):
-    """Return weights, method and k from the file of the job fit that --fusion names."""
+    """Return what --fusion, a file of the job fit, says: (column, {group: weights, method, k}).
+
+    Without groups, the column and the only group are None.
+    """
     path = args.fusion
+    fusions = {}
     try:
         fusion = json.loads(Path(path).read_bytes())
         names = fusion["runs"]
-        weights = [amount(weight) for weight in fusion["weights"]]
-        k = amount(fusion["rrf_k"])
-        method = fusion["method"]
-        METHODS[method]  # an error if there is no such method
-    except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
+        column = fusion.get("by")
+        for group, found in (fusion["groups"] if column else {None: fusion}).items():
+            weights = [amount(weight) for weight in found["weights"]]
+            METHODS[found["method"]]  # an error if there is no such method
+            fusions[group] = (weights, found["method"], amount(found["rrf_k"]))
+    except (ValueError, LookupError, TypeError, AttributeError, argparse.ArgumentTypeError):
         fail(path, "no fusion; make one by 02_retrieve.py fit")
     if names != names_of(args.runs, args):
         fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
-    return weights, method, k
+    return column, fusions
+
+
+def fuse_by_group(runs, column, fusions, abstract_ids, args):
+    """Return a table as fuse_runs() does, in which each group of claims has its own fusion."""
+    import pandas as pd
+
+    group_of = group_of_claims(args.claims, column)
+    tables = []
+    for group, fusion in fusions.items():
+        of_group = [run[run["claim_id"].map(group_of) == group] for run in runs]
+        tables.append(fuse_runs(of_group, *fusion, abstract_ids))
+    fused = pd.concat(tables, ignore_index=True)
+    for path, run in zip(args.runs, runs):
+        left = set(run["claim_id"]) - set(fused["claim_id"])
+        if left:
+            what = f"claim {min(left)}: the {column} {group_of.get(min(left))!r} was not fitted"
+            fail(path, f"{what}; see {args.fusion}")
+    return fused
 
 
 def fuse(args):
     """Fuse run files into one run."""
     inputs = list(args.runs)
+    weights = args.weights or [1] * len(args.runs)
+    method = args.method
+    k = args.rrf_k
+    column = None
+    if args.fusion:
+        check_input(args.fusion, args)
+        column, fusions = read_fusion(args)
+    if column:
+        inputs.append(args.claims)
+    elif args.fusion:
+        weights, method, k = fusions[None]
     corpus = f"{args.data}/corpus.jsonl"  # for the order of ties; runs can be fused without it
     has_corpus = Path(corpus).exists()
     if has_corpus:
@@ -344,18 +384,16 @@ def fuse(args):
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    weights = args.weights or [1] * len(args.runs)
-    method = args.method
-    k = args.rrf_k
-    if args.fusion:
-        weights, method, k = read_fusion(args)
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
     runs = [read_table(path, RUN) for path in args.runs]
     if method != "union":  # which may join runs of different claims, such as of two languages
         check_claims(dict(zip(args.runs, runs)))
     abstract_ids = list(read_corpus(corpus)) if has_corpus else []
-    fused = fuse_runs(runs, weights, method, k, abstract_ids)
+    if column:
+        fused = fuse_by_group(runs, column, fusions, abstract_ids, args)
+    else:
+        fused = fuse_runs(runs, weights, method, k, abstract_ids)
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
 
@@ -448,16 +486,8 @@ def held_out_value(values, fold_count, seed):
     return held_out.mean()
 
 
-def fit(args):
-    """Find the method, k and weights (in tenths) of a fusion that are best on judged claims."""
-    # Ties have the order of the runs here and that of the corpus in fuse, so a fused run's figures
-    # may differ a little.
-    task = task_of(args, *args.runs, args.qrels)
-    if up_to_date(args, task, args.out):
-        return {"made": []}
-    runs = [read_table(path, RUN) for path in args.runs]
-    qrels = read_table(args.qrels, QRELS, label=LABELS)
-    check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
+def best_fusion(runs, qrels, args):
+    """Return the best fusion of runs on judged claims, and print the values of others."""
     claims = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
     if not claims:
         fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
@@ -485,16 +515,48 @@ def fit(args):
     print(f"These are means over {claims} claims with evidence.")
     print(f"{held_out:.4f}  on claims that were held out of the fit, in {args.folds} folds")
     method, k, weights = found[0]
-    fusion = {
-        "measure": args.measure,
+    return {
         "claims": claims,
-        "runs": names_of(args.runs, args),
         "value": values[found[0]].mean(),
         "held_out_value": held_out,
         "method": method,
         "rrf_k": k,
         "weights": weights,
     }
+
+
+def best_fusions(runs, qrels, args):
+    """Return the best fusion for each group of claims in the column --by, and values of all."""
+    group_of = group_of_claims(args.claims, args.by)
+    groups = {}
+    for group, judged in qrels.groupby(qrels["claim_id"].map(group_of)):
+        print(f"\n{args.by} {group}")
+        of_group = [run[run["claim_id"].isin(judged["claim_id"])] for run in runs]
+        groups[group] = best_fusion(of_group, judged, args)
+    counts = [found["claims"] for found in groups.values()]
+    means = {}
+    for name in ("value", "held_out_value"):
+        means[name] = np.average([found[name] for found in groups.values()], weights=counts)
+    what = f"held out, of {sum(counts)} claims in {len(groups)} groups"
+    print(f"\n{means['value']:.4f}, {means['held_out_value']:.4f} {what}")
+    return {"by": args.by, "groups": groups, **means}
+
+
+def fit(args):
+    """Find the method, k and weights (in tenths) of a fusion that are best on judged claims."""
+    # Ties have the order of the runs here and that of the corpus in fuse, so a fused run's figures
+    # may differ a little.
+    inputs = [*args.runs, args.qrels]
+    if args.by:
+        inputs.append(args.claims)
+    task = task_of(args, *inputs)
+    if up_to_date(args, task, args.out):
+        return {"made": []}
+    runs = [read_table(path, RUN) for path in args.runs]
+    qrels = read_table(args.qrels, QRELS, label=LABELS)
+    check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
+    fusion = {"measure": args.measure, "runs": names_of(args.runs, args)}
+    fusion |= (best_fusions if args.by else best_fusion)(runs, qrels, args)
     with written(args.out, task) as new:
         new.write_text(json.dumps(fusion, indent=1))
     return {"made": [args.out], **fusion}
@@ -711,6 +773,8 @@ def add_fuse(job):
     add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
     add("--fusion", help="""take method, weights and k from this file of the job
         fit, for the same runs in the same order, in place of these flags""")
+    add("--claims", default="{data}/claims.{split}.tsv",
+        help="a --fusion that was fitted --by a column reads this column here")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
         help=f"add up these points over the runs (union: take the best of them): {points}")
@@ -724,9 +788,12 @@ def add_fit(job):
     add("runs", nargs="+", help="""fit a fusion of these runs of judged claims; where a run comes
         from a trained model, take claims that the model was not trained on""")
     add("--qrels", default="{data}/qrels.{split}.tsv", help="score fusions by these judgements")
+    add("--claims", default="{data}/claims.{split}.tsv", help="read the column --by in this file")
     add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
     add("--measure", default="nDCG@10",
         help="maximise this measure of ir-measures, such as R@5 or MAP")
+    add("--by", metavar="COLUMN", help="""fit a fusion for each value of this column of the claims,
+        such as language""")
     add("--folds", type=folds, default=5, help="""also print what such a fit gives on claims that it
         has not seen: fit on all but one of this many parts of the claims, score on this one""")
     add("--seed", type=count_or_0, default=13, help="seed of the parts")

@@ -290,6 +290,41 @@ def test_a_fusion_knows_its_runs_by_their_place_below_the_split(toy, call, refus
     refused(toy, SCRIPT, f"fuse {other} --fusion f.json", said="f.json: it is for x/run.tsv, y")
 
 
+def test_each_language_gets_a_fusion_of_its_own(toy, call, refused):
+    """One run is right in German, the other in English."""
+    good = "|x|1|9; {0}|y|2|8"
+    bad = "|y|1|9; {0}|x|2|8"
+    languages = {"c1": "de", "c2": "de", "c3": "en", "c4": "en", "c5": "en"}
+    for name, known in (("a.tsv", "de"), ("b.tsv", "en")):
+        rows = [
+            claim + (good if language == known else bad).format(claim)
+            for claim, language in languages.items()
+        ]
+        tsv(toy / name, RUN, "; ".join(rows))
+    tsv(toy / "q.tsv", QRELS, [(claim, "x", "SUPPORTS") for claim in languages])
+    header = ["claim_id", "claim", "language"]
+    tsv(toy / "c.tsv", header, [(claim, "text", code) for claim, code in languages.items()])
+    words = "fit a.tsv b.tsv --qrels q.tsv --measure RR@5 --out f.json --claims c.tsv"
+    assert facts(call(SCRIPT, words, cwd=toy))["value"] < 1
+    done = call(SCRIPT, f"{words} --by language", cwd=toy)
+    fusion = facts(done)
+    assert list(fusion["groups"]) == ["de", "en"] and fusion["value"] == 1
+    assert "1.0000, 1.0000 held out, of 5 claims in 2 groups" in done.stdout
+    words = "fuse a.tsv b.tsv --fusion f.json --claims {} --out o.tsv"
+    facts(call(SCRIPT, words.format("c.tsv"), cwd=toy))
+    fused = read(toy / "o.tsv")
+    first = fused[fused["rank"] == 1]
+    assert dict(first[KEY].to_numpy().tolist()) == dict.fromkeys(languages, "x")
+    german = fusion["groups"]["de"]
+    runs = [read(toy / name)[:4] for name in ("a.tsv", "b.tsv")]
+    by_hand = KIT.fuse_runs(runs, german["weights"], german["method"], german["rrf_k"], [])
+    assert fused[:4]["score"].tolist() == pytest.approx(by_hand["score"].tolist())
+    tsv(toy / "d.tsv", header, "c1|text|de; c2|text|fr; c3|text|en; c4|text|en; c5|text|en")
+    refused(toy, SCRIPT, words.format("d.tsv"), said="claim c2: the language 'fr' was not fitted")
+    said = "claims.test.tsv:1: found columns claim_id, claim; wanted claim_id, language"
+    refused(toy, SCRIPT, words.format("data/demo/claims.test.tsv"), said=said)
+
+
 def test_a_union_joins_runs_of_different_claims(toy, call, refused):
     tsv(toy / "en.tsv", RUN, "c1|a|1|9; c1|b|2|8")
     tsv(toy / "de.tsv", RUN, "c2|b|1|3")
