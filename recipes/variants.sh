@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What LoRA, other fields, a choice of negatives, several seeds and averaged weights change: one
-# cross-encoder is trained in each way, on one small data set, with the packaged models alone
-# (results: MEASURED.md).
+# What LoRA, other fields, a choice of negatives, several seeds, averaged weights and losses change:
+# one cross-encoder is trained in each way, on one small data set, with the packaged models alone.
+# And what fitted weights and a learnt fusion give (results: MEASURED.md).
 #   bash recipes/variants.sh scifact       or check-covid, climate-fever, or a folder of that form
 # A folder has claims and qrels of train and test. There is no dev split: no epoch is chosen.
 # Half an hour to an hour on 2 CPU cores; a call resumes what the last one left.
@@ -34,11 +34,11 @@ case $NAME in
   climate-fever) TEST=dev ;;  # 153 claims in place of 615; nothing is chosen on them
 esac
 
-# mine NAME FLAGS: training examples, one negative a claim
+# mine NAME FLAGS: training examples
 mine() {
   local name=$1
   shift
-  python 02_retrieve.py mine $D --split $TRAIN --hard 1 --out $WORK/train/$name.jsonl "$@"
+  python 02_retrieve.py mine $D --split $TRAIN --out $WORK/train/$name.jsonl "$@"
 }
 
 # train NAME EXAMPLES FLAGS: a cross-encoder that begins with the weights of the first one
@@ -46,7 +46,7 @@ train() {
   local name=$1 examples=$2
   shift 2
   python 03_rerank.py train $D --split $TRAIN $WORK/train/$examples.jsonl --dev-split none \
-    --max-length $PAIR --loss bce --epochs 1 --model $WORK/models/cosines \
+    --max-length $PAIR --epochs 1 --model $WORK/models/cosines \
     --out $WORK/models/$name "$@"
 }
 
@@ -58,8 +58,8 @@ rerank() {
     --model $WORK/models/$name --out $WORK/$TEST/$name.tsv "$@"
 }
 
-stage "1, 2  BM25 and MiniLM, and their fusion, whose candidates are reranked"
-python 01_index.py $D --indexes bm25 dense --max-length 256
+stage "1, 2  BM25, MiniLM, SPLADE; a fusion of the first two, whose candidates are reranked"
+python 01_index.py $D --max-length 256
 for split in $TRAIN $TEST; do
   python 02_retrieve.py $D --split $split
   python 02_retrieve.py fuse $D --split $split --method zscore --weights 0.4 0.6 \
@@ -72,7 +72,7 @@ python 02_retrieve.py mine $D --split $TRAIN $WORK/$TRAIN/dense.tsv --shape scor
 train cosines cosines --model $MINILM --lr 1e-4
 
 stage "3  The baseline, with three seeds; their fusion, and the mean of their weights"
-mine baseline $WORK/$TRAIN/dense.tsv
+mine baseline $WORK/$TRAIN/dense.tsv --hard 1
 for seed in 13 14 15; do
   train seed-$seed baseline --seed $seed
   rerank seed-$seed
@@ -87,11 +87,35 @@ train lora baseline --lora 16 --lr 2e-4
 rerank lora
 train abstracts baseline --fields abstract
 rerank abstracts --fields abstract
-mine skip-top $WORK/$TRAIN/dense.tsv --skip-top 4
-mine relative-margin $WORK/$TRAIN/dense.tsv --relative-margin 0.95
+mine skip-top $WORK/$TRAIN/dense.tsv --hard 1 --skip-top 4
+mine relative-margin $WORK/$TRAIN/dense.tsv --hard 1 --relative-margin 0.95
 for rule in skip-top relative-margin; do
   train $rule $rule
   rerank $rule
+done
+
+stage "3  Losses: evidence with five negatives each, of the first 50 candidates"
+mine tuples $WORK/$TRAIN/z.tsv --shape tuples --hard 5 --from-top 50
+train bce tuples
+train bce-weighted tuples --positive-weight balanced
+train margin tuples --loss margin
+train lambda tuples --loss lambda --cutoff 10 --batch-size 3  # lists of six pairs and more
+train softmax tuples --loss softmax --batch-size 3
+for loss in bce bce-weighted margin lambda softmax; do
+  rerank $loss
+done
+
+stage "2  Weights fitted on train; fusions learnt on train"
+# runs SPLIT: the three runs of a split
+runs() {
+  echo $WORK/$1/bm25.tsv $WORK/$1/dense.tsv $WORK/$1/splade.tsv
+}
+python 02_retrieve.py fit $D --split $TRAIN --out $WORK/fusion.json $(runs $TRAIN)
+python 02_retrieve.py fuse $D --split $TEST --fusion $WORK/fusion.json \
+  --out $WORK/$TEST/fitted.tsv $(runs $TEST)
+for model in forest boosting; do
+  python recipes/tools/learn_fusion.py $(runs $TRAIN) --qrels $DATA/qrels.$TRAIN.tsv \
+    --model $model --test $(runs $TEST) --out $WORK/$TEST/$model.tsv
 done
 
 stage "6  Tables: everything beside the baseline; the seeds beside the run that they rerank"
@@ -100,4 +124,10 @@ python 06_evaluate.py $D --split $TEST --resamples 10000 --measures R@10 nDCG@10
   $WORK/$TEST/{lora,abstracts,skip-top,relative-margin,fused-seeds,averaged}.tsv
 python 06_evaluate.py $D --split $TEST --measures R@10 nDCG@10 --out $WORK/$TEST/seeds.tsv \
   $WORK/$TEST/z.tsv $WORK/$TEST/seed-{13,14,15}.tsv
+python 06_evaluate.py $D --split $TEST --resamples 10000 --measures R@10 nDCG@10 \
+  --out $WORK/$TEST/losses.tsv $WORK/$TEST/{bce,bce-weighted,margin,lambda,softmax,z}.tsv
+python 06_evaluate.py $D --split $TEST --resamples 10000 --measures R@10 nDCG@10 \
+  --out $WORK/$TEST/fusions.tsv $WORK/$TEST/{fitted,forest,boosting,hybrid}.tsv
+python 06_evaluate.py $D --split $TRAIN --measures R@10 nDCG@10 \
+  --out $WORK/$TRAIN/folds.tsv $WORK/$TEST/{forest,boosting}.folds.tsv
 python recipes/tools/seeds.py $WORK/$TEST/seeds.json seed-13 seed-14 seed-15
