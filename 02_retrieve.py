@@ -809,7 +809,7 @@ def add_mine(job):
     add = job.add_argument_group("examples").add_argument
     add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
         help="""pairs: claim, abstract, target 0 or 1 (03_rerank.py, losses bce and l1); tuples:
-        claim, evidence, its negatives (01_index.py; 03_rerank.py, bce and margin); labels: NEI
+        claim, evidence, its negatives (01_index.py; 03_rerank.py, all losses but l1); labels: NEI
         pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
     add("--hard", type=count_or_0, default=4, help="""draw this many negatives from the first
         ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); with 0, the run
@@ -821,9 +821,10 @@ def add_mine(job):
         take this many ranks""")
     add("--skip-top", type=count_or_0, default=0, help="""take the candidates behind this many
         first ranks, as evidence that nobody has judged is likely there""")
-    add("--max-score", type=float, default=np.inf, help="take candidates with at most this score")
-    add("--margin", type=float, default=-np.inf, help="""take candidates with scores this far below
-        the lowest one of the claim's evidence; without evidence in the run, take all""")
+    add("--max-score", type=float, default=np.inf, help="""take candidates with at most this score
+        of the run: 0.85 is much for a cosine, and is above all scores of a hybrid.tsv""")
+    add("--margin", type=float, default=-np.inf, help="""take candidates whose scores in the run are
+        this far below the lowest one of the claim's evidence; without evidence there, all""")
     add("--relative-margin", type=share, default=np.inf, metavar="SHARE",
         help="take candidates with at most this share of that lowest score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",

@@ -2181,7 +2181,8 @@ def add_requests(job):
     add("--max-words", type=count_or_0, default=0,
         help="cut abstracts to this many words; 0 shows all")
     add("--max-tokens", type=count_or_0, default=0,
-        help="limit replies, thoughts included, to this many tokens; 0 takes what the form needs")
+        help="""limit replies, thoughts included, to this many tokens; 0 takes what the form of the
+        answer needs, which leaves no room for thoughts: give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
         of parameters; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for votes""")

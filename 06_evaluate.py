@@ -809,7 +809,7 @@ def add_submission(job):
     add("--narratives", default="{work}/{split}/narratives.tsv",
         help="read the codes of claims from this file, for climatecheck2026-narratives")
     add("--out", help="write table and zip here (default: {work}/{split}/TASK/predictions.zip)")
-    add("--task", choices=TASKS, default="climatecheck2025", help="write what this task asks for")
+    add("--task", choices=TASKS, required=True, help="write what this task asks for")
     add("--top-k", type=count, help="submit this many abstracts (default: 10, for CheckThat! 5)")
     add_shared(job, split="test")
 # fmt: on

@@ -437,5 +437,7 @@ def test_outputs_with_points_in_their_names_replace_no_others(toy, call):
         done = call(SCRIPT, f"{HYBRID} --out out/{name} --resamples 9", cwd=toy)
         endings = (".tsv", ".json", ".tex", ".claims.tsv")
         assert facts(done)["made"] == [f"out/{name}{ending}" for ending in endings]
-    done = call(SCRIPT, f"submission {HYBRID} --top-k 1 --out s/run-0.5", cwd=toy)
+    done = call(
+        SCRIPT, f"submission {HYBRID} --task climatecheck2025 --top-k 1 --out s/run-0.5", cwd=toy
+    )
     assert facts(done)["made"] == ["s/run-0.5.csv", "s/run-0.5.zip"]

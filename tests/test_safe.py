@@ -68,7 +68,7 @@ MANY = {  # a command, and what it writes below or beside the place that its las
     f"{BM25} --out": "/bm25",
     "02_retrieve.py --index index --out": "/bm25.tsv",
     f"06_evaluate.py {HYBRID} --out": ".claims.tsv",
-    f"06_evaluate.py submission {HYBRID} --top-k 1 --out": ".csv",
+    f"06_evaluate.py submission {HYBRID} --task climatecheck2025 --top-k 1 --out": ".csv",
 }
 
 
@@ -514,7 +514,7 @@ FLAGS = {
     "03_rerank.py --model tiny --out new": """--depth --top-k --first-stage --rounds --neighbours
         --beam --max-length --batch-size""",
     f"06_evaluate.py {HYBRID} --out new.tsv": "--depth --resamples --seed",
-    f"06_evaluate.py submission {HYBRID} --out new": "--top-k",
+    f"06_evaluate.py submission {HYBRID} --task climatecheck2025 --out new": "--top-k",
     "04_llm_rerank.py --run work/demo/test/hybrid.tsv --backend none --model m --out new": """
         --depth --top-k --alpha --window --step --best --limit --max-words --max-tokens
         --concurrency --timeout --batch-size""",
