@@ -554,7 +554,7 @@ def train(args):
     rows = training_rows(tuples, args.loss)
     if not rows:
         fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
-    if len(rows) < len(tuples):
+    if args.loss == "mnrl" and len(rows) < len(tuples):
         what = f"{len(tuples) - len(rows)} of {len(tuples)} tuples have fewer negatives than others"
         warn(args.examples, f"{what} and are left out; --loss triplet takes them")
     set_seed(args.seed)  # the weights of an adapter (--lora) begin at random
@@ -688,11 +688,17 @@ START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+    "bm25.tsv": "02_retrieve.py",
+    "dense.tsv": "02_retrieve.py",
+    "splade.tsv": "02_retrieve.py",
     "bm25": "01_index.py",
     "dense": "01_index.py",
+    "splade": "01_index.py",
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
+    "fused": "02_retrieve.py fuse",
+    "fusion": "02_retrieve.py fit",
     "examples": "02_retrieve.py mine",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
@@ -765,9 +771,10 @@ def check_input(path, args):
     if path.exists():
         return
     kind = path.name.split(".")[0]
-    advice = [f"make it by {MADE_BY[kind]}"] if kind in MADE_BY else []
+    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
+    advice = [f"make it by {made_by}"] if made_by else []
     for folder in reversed(path.parents):
-        if not folder.exists() and kind not in MADE_BY:
+        if not folder.exists() and not made_by:
             fail(folder, "no such folder; fix its name, or see data/README.md")
     splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
     if splits:
@@ -1155,7 +1162,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     if dtype == "auto":
         dtype = "fp32"
         if str(device).startswith("cuda"):
-            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+            dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
@@ -1369,7 +1376,7 @@ def fine_tune(
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
-    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(False)
+    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     settings |= {
         "num_train_epochs": args.epochs,
         "per_device_train_batch_size": args.batch_size,
@@ -1448,7 +1455,8 @@ def add_training(add):
         share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
+    add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
+        which CUDA_VISIBLE_DEVICES chooses (default: a GPU, if there is one)""")
 # fmt: on
 
 

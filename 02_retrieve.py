@@ -234,7 +234,7 @@ def reciprocal_rank(run, k):
 
 
 def zscore(run, _):
-    """standardised score, in which a missing abstract gets the run's lowest score"""
+    """z-score within the claim, in which a missing abstract gets the claim's lowest"""
     # A missing abstract adds 0 points. Subtracting the lowest score in place of the mean makes that
     # the points of the lowest one, and moves the sums of all abstracts of a claim alike.
     scores = run["score"].groupby(run["claim_id"])
@@ -305,7 +305,7 @@ def check_claims(tables):
 
 
 def names_of(runs, args):
-    """Return what runs of other claims are called, too: the path below WORK/SPLIT, or the name."""
+    """Return a name of each run that other splits share: its path below WORK/SPLIT, or its name."""
     names = []
     folder = Path(args.work, args.split).resolve()
     for run in runs:
@@ -371,16 +371,15 @@ def fuse(args):
     if args.fusion:
         check_input(args.fusion, args)
         column, fusions = read_fusion(args)
-    if column:
-        inputs.append(args.claims)
-    elif args.fusion:
-        weights, method, k = fusions[None]
+        inputs.append(args.fusion)
+        if column:
+            inputs.append(args.claims)
+        else:
+            weights, method, k = fusions[None]
     corpus = f"{args.data}/corpus.jsonl"  # for the order of ties; runs can be fused without it
     has_corpus = Path(corpus).exists()
     if has_corpus:
         inputs.append(corpus)
-    if args.fusion:
-        inputs.append(args.fusion)
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
@@ -525,8 +524,8 @@ def best_fusion(runs, qrels, args):
     }
 
 
-def best_fusions(runs, qrels, args):
-    """Return the best fusion for each group of claims in the column --by, and values of all."""
+def best_fusion_by_group(runs, qrels, args):
+    """Return the best fusion for each group of claims in the column --by, and the mean values."""
     group_of = group_of_claims(args.claims, args.by)
     groups = {}
     for group, judged in qrels.groupby(qrels["claim_id"].map(group_of)):
@@ -556,7 +555,10 @@ def fit(args):
     qrels = read_table(args.qrels, QRELS, label=LABELS)
     check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
     fusion = {"measure": args.measure, "runs": names_of(args.runs, args)}
-    fusion |= (best_fusions if args.by else best_fusion)(runs, qrels, args)
+    if args.by:
+        fusion |= best_fusion_by_group(runs, qrels, args)
+    else:
+        fusion |= best_fusion(runs, qrels, args)
     with written(args.out, task) as new:
         new.write_text(json.dumps(fusion, indent=1))
     return {"made": [args.out], **fusion}
@@ -850,11 +852,17 @@ START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+    "bm25.tsv": "02_retrieve.py",
+    "dense.tsv": "02_retrieve.py",
+    "splade.tsv": "02_retrieve.py",
     "bm25": "01_index.py",
     "dense": "01_index.py",
+    "splade": "01_index.py",
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
+    "fused": "02_retrieve.py fuse",
+    "fusion": "02_retrieve.py fit",
     "examples": "02_retrieve.py mine",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
@@ -927,9 +935,10 @@ def check_input(path, args):
     if path.exists():
         return
     kind = path.name.split(".")[0]
-    advice = [f"make it by {MADE_BY[kind]}"] if kind in MADE_BY else []
+    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
+    advice = [f"make it by {made_by}"] if made_by else []
     for folder in reversed(path.parents):
-        if not folder.exists() and kind not in MADE_BY:
+        if not folder.exists() and not made_by:
             fail(folder, "no such folder; fix its name, or see data/README.md")
     splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
     if splits:
@@ -1317,7 +1326,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     if dtype == "auto":
         dtype = "fp32"
         if str(device).startswith("cuda"):
-            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+            dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}

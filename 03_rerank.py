@@ -7,7 +7,7 @@
 # ]
 # ///
 """
-Rerank the candidates of a run with a cross-encoder, or train one.
+Rerank the candidates of a run with a cross-encoder or another reranker; train a cross-encoder.
 
 Reads   a run, claims, corpus, and with --graph a neighbour graph; train: examples.jsonl of
         02_retrieve.py mine, and claims, qrels and a run of a dev split
@@ -285,12 +285,13 @@ def max_sims(model, args, pairs, bar):
 
 
 def score_locally(args):
-    """Open --model, and return a function that adds the columns score and is_truncated to pairs.
+    """Open --model, and return score(texts, path, pairs), which returns pairs with their scores.
 
-    It is called with texts (claims and abstracts), the file that keeps both, and pairs.
+    It adds the columns score and is_truncated, which the file path keeps. texts: claims and
+    abstracts.
     """
     model = open_reranker(load_reranker, args, args.dtype, batch_size_of(args))
-    size = 20 * GROUP  # processes start anew for each group; abstracts are in many pairs
+    size = 20 * GROUP  # for each group, processes start anew, and an abstract is encoded anew
     if model.model_type == "MultiVectorEncoder":
         compute = functools.partial(max_sims, model, args)
     elif len(args.device or []) > 1:
@@ -345,7 +346,7 @@ def score_by_endpoint(args):
     """
     from tqdm.contrib.concurrent import thread_map
 
-    client = client_of(args, is_complete=results_of)
+    client = client_of(args, is_complete=results_of)  # without results, a call is repeated
     size = args.batch_size or DOCUMENTS
     errors = []
 
@@ -440,6 +441,8 @@ def rerank(args):
     inputs = [args.run, args.claims, args.corpus]
     if args.graph:
         inputs.append(args.graph)
+    if args.base_url and args.prompt is not None:
+        fail("--prompt", "a rerank endpoint has its own; leave it out, or see --extra")
     models = [] if args.base_url else [args.model]
     task = task_of(args, *inputs, models=models, without=["batch_size", *CALLING])
     if args.base_url:
@@ -481,6 +484,8 @@ def training_rows(example, claims, abstracts, loss):
     target).
     """
     claim = claims[str(example["claim_id"])]
+    if loss in COMPARING and "positive" not in example:
+        raise ValueError(f"--loss {loss} needs --shape tuples")
     if loss not in COMPARING and "positive" not in example:
         return [(claim, abstracts[str(example["abstract_id"])], float(example["target"]))]
     positive = abstracts[str(example["positive"])]
@@ -606,6 +611,8 @@ def dev_evaluator(paths, abstracts, depth):
 
 def train(args):
     """Fine-tune a cross-encoder on mined examples."""
+    if args.dev_run:
+        check_input(args.dev_run, args)
     dev = [f"{args.data}/claims.{args.dev_split}.tsv", f"{args.data}/qrels.{args.dev_split}.tsv"]
     dev = dev_files([*dev, args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"])
     task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
@@ -666,7 +673,7 @@ def add_fields(add):
 
 def add_length(add):
     add("--max-length", type=length, default=512,
-        help="truncate prompt and pair to this many tokens")
+        help="truncate prompt and pair to this many tokens (an endpoint: see --extra)")
     add("--prompt", help="instruct a causal reranker or monoT5 by this text (default: its own)")
 
 def add_rerank(job):
@@ -753,11 +760,17 @@ START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+    "bm25.tsv": "02_retrieve.py",
+    "dense.tsv": "02_retrieve.py",
+    "splade.tsv": "02_retrieve.py",
     "bm25": "01_index.py",
     "dense": "01_index.py",
+    "splade": "01_index.py",
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
+    "fused": "02_retrieve.py fuse",
+    "fusion": "02_retrieve.py fit",
     "examples": "02_retrieve.py mine",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
@@ -830,9 +843,10 @@ def check_input(path, args):
     if path.exists():
         return
     kind = path.name.split(".")[0]
-    advice = [f"make it by {MADE_BY[kind]}"] if kind in MADE_BY else []
+    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
+    advice = [f"make it by {made_by}"] if made_by else []
     for folder in reversed(path.parents):
-        if not folder.exists() and kind not in MADE_BY:
+        if not folder.exists() and not made_by:
             fail(folder, "no such folder; fix its name, or see data/README.md")
     splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
     if splits:
@@ -1190,7 +1204,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     if dtype == "auto":
         dtype = "fp32"
         if str(device).startswith("cuda"):
-            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+            dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
@@ -1280,9 +1294,8 @@ class PairReader:
     """Turns pairs (claim, abstract) into tensors as a model's own preprocess does, only faster.
 
     A claim and an abstract are in many pairs, and the library tokenises them in each. Here a text
-    is tokenised once, and its token ids are put between the special tokens of a pair. If both
-    texts are too long together, the claim keeps at most half of the tokens, and the abstract is
-    cut to what is left.
+    is tokenised once, and its token ids are put between the special tokens of a pair. The claim is
+    cut to half of the tokens that fit, the abstract to what is left.
 
     claim_at: the claim is the first (0) or second (1) text of the model's input.
     batch_size: a batch has as many tokens as this many pairs of --max-length.
@@ -1422,7 +1435,7 @@ def outputs_of(model, pairs, bar=None):
 
 
 def open_scores(path, shape):
-    """Return the stored scores of this shape, as a file that changes with them; NaN at first.
+    """Return the stored scores of this shape, which the file path keeps; NaN: not scored yet.
 
     A damaged file is replaced.
     """
@@ -1659,7 +1672,7 @@ def fine_tune(
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
-    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(False)
+    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     settings |= {
         "num_train_epochs": args.epochs,
         "per_device_train_batch_size": args.batch_size,
@@ -1738,7 +1751,8 @@ def add_training(add):
         share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
+    add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
+        which CUDA_VISIBLE_DEVICES chooses (default: a GPU, if there is one)""")
 # fmt: on
 
 

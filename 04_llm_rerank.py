@@ -169,7 +169,8 @@ def mean_order(orders, n):
 def windows(n, size, stride):
     """Return the slice of each window on n candidates, from the bottom to the top.
 
-    The last window always begins at the top, whatever n is; in RankGPT's own loop it may not.
+    stride is less than size. The last window always begins at the top; in RankGPT's own loop it may
+    not.
     """
     ends = [n, *range(n - stride, size - stride, -stride)]
     return [slice(max(0, end - size), end) for end in ends if end > 1]
@@ -242,8 +243,9 @@ def fuse_run(run, candidates, sort_keys, args):
 # ---------- Rerank
 def rerank(args):
     """Order candidates by a language model, and fuse with the run's scores."""
-    if args.step > args.window:
-        fail("--step", f"{args.step} would skip abstracts; take at most --window, {args.window}")
+    if args.step >= args.window:
+        what = "windows would not overlap, so no abstract could move up"
+        fail("--step", f"{what}; take less than --window, {args.window}")
     if args.fewshot and args.method != "listwise":
         fail("--fewshot", "its examples are orders; take --method listwise, or no --fewshot")
     inputs = [args.run, args.claims, args.corpus, *fewshot_files(args)]
@@ -320,7 +322,7 @@ def store(request, response, args, refusal=None):
 
 
 def is_answering(client, model):
-    """Return whether the server answers another question."""
+    """Return whether the server answers a question that no model refuses."""
     with contextlib.suppress(Exception):
         question = [{"role": "user", "content": "Say yes."}]
         return bool(client.chat.completions.create(model=model, messages=question))
@@ -328,16 +330,13 @@ def is_answering(client, model):
 
 
 def refusal_of(error, body, client, errors):
-    """Return why a server refuses this one request; None if it would refuse any other, too.
-
-    What ends the run, because all requests would meet it, is appended to errors.
-    """
+    """Return why a server refuses this one request; else None, and what ends the run in errors."""
     message = f"{error} {getattr(error, 'body', None) or ''}"
     status = getattr(error, "status_code", None)
     name = getattr(error, "param", None)
     remedy = "check address, key and model"
     if getattr(error, "code", None) in UNSUPPORTED and name in list(body):
-        extra = {key: None for key in body if name in key}  # logprobs and top_logprobs
+        extra = {key: None for key in body if key in (name, f"top_{name}")}  # of logprobs
         if name == "max_tokens":
             extra["max_completion_tokens"] = body[name]
         remedy = f"make requests with --extra '{json.dumps(extra)}'"
@@ -602,11 +601,17 @@ START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+    "bm25.tsv": "02_retrieve.py",
+    "dense.tsv": "02_retrieve.py",
+    "splade.tsv": "02_retrieve.py",
     "bm25": "01_index.py",
     "dense": "01_index.py",
+    "splade": "01_index.py",
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
+    "fused": "02_retrieve.py fuse",
+    "fusion": "02_retrieve.py fit",
     "examples": "02_retrieve.py mine",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
@@ -679,9 +684,10 @@ def check_input(path, args):
     if path.exists():
         return
     kind = path.name.split(".")[0]
-    advice = [f"make it by {MADE_BY[kind]}"] if kind in MADE_BY else []
+    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
+    advice = [f"make it by {made_by}"] if made_by else []
     for folder in reversed(path.parents):
-        if not folder.exists() and kind not in MADE_BY:
+        if not folder.exists() and not made_by:
             fail(folder, "no such folder; fix its name, or see data/README.md")
     splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
     if splits:
@@ -1111,7 +1117,7 @@ API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 USAGE = "prompt_tokens completion_tokens".split()
 COUNTED = "replies refused cut unread unusable_lines".split() + USAGE
 REMEDIES = {  # {kind of a reply without an answer: what helps}
-    "cut": "raise --max-tokens",
+    "cut": "raise --max-tokens where requests are made",
     "unread": """they are in another form than was asked for; of thoughts without an answer: raise
         --max-tokens, or serve the model without a reasoning parser""",
     "refused": "{}; --retry-errors asks again",

@@ -188,8 +188,7 @@ def classify(args):
         if args.adjust and (not shares or 0 in shares):
             fail("--adjust", "it needs class shares: train with pairs of all three labels")
         compute = functools.partial(outputs_and_cuts, model)
-        path = parts / "outputs.npy"
-        outputs, is_truncated = score_resumably(compute, 3, run, texts, path, args)
+        outputs, is_truncated = score_resumably(compute, 3, run, texts, parts / "outputs.npy", args)
         probabilities = probabilities_of(model, outputs, args.adjust)
         held_out = sidecar_of(args.model).get("held_out_shares")
         if held_out:
@@ -223,15 +222,17 @@ def hold_out(table, args):
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
+    is_held_out = np.zeros(len(table), bool)
+    if not args.held_out:
+        return is_held_out
     splitter = StratifiedKFold
     groups = None
     if args.split_by == "claim":
         splitter = StratifiedGroupKFold
         groups = table["claim_id"]
-    is_held_out = np.zeros(len(table), bool)
-    if not args.held_out:
-        return is_held_out
     part = Fraction(args.held_out).limit_denominator(20)  # 0.4 is two of five folds
+    if part in (0, 1):
+        fail("--held-out", "take 0, or a share from 0.05 to 0.95")
     with contextlib.suppress(ValueError):  # there are fewer pairs, or claims, than folds
         folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
         splits = list(folds.split(table, table["label"], groups))
@@ -490,15 +491,16 @@ DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
 
 
 # This script asks no language model itself: 04_llm_rerank.py does, if it stands beside it. Its
-# function runs in this process, as a child would go on asking, and someone paying, after a kill.
-# Alone, this script writes the requests to a file and ends with status 3; once any engine of the
-# OpenAI Batch API has answered them, the same call reads the replies.
+# function runs in this process: a child would go on asking, at a cost, after this one is killed.
+# Without 04, the requests are written to a file, and the status is 3. Once any engine of the OpenAI
+# Batch API has answered them, the same call reads the replies.
 @functools.cache  # so that a local model, which 04 keeps in its own names, is loaded only once
 def answering_function():
     """Return answer_requests() of 04_llm_rerank.py, or write_requests() without that script."""
     path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
     if path.exists():
         return runpy.run_path(str(path))["answer_requests"]
+    print(f"{path}: not there, so that requests are only written")
     return write_requests
 
 
@@ -830,11 +832,17 @@ START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+    "bm25.tsv": "02_retrieve.py",
+    "dense.tsv": "02_retrieve.py",
+    "splade.tsv": "02_retrieve.py",
     "bm25": "01_index.py",
     "dense": "01_index.py",
+    "splade": "01_index.py",
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
+    "fused": "02_retrieve.py fuse",
+    "fusion": "02_retrieve.py fit",
     "examples": "02_retrieve.py mine",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
@@ -907,9 +915,10 @@ def check_input(path, args):
     if path.exists():
         return
     kind = path.name.split(".")[0]
-    advice = [f"make it by {MADE_BY[kind]}"] if kind in MADE_BY else []
+    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
+    advice = [f"make it by {made_by}"] if made_by else []
     for folder in reversed(path.parents):
-        if not folder.exists() and kind not in MADE_BY:
+        if not folder.exists() and not made_by:
             fail(folder, "no such folder; fix its name, or see data/README.md")
     splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
     if splits:
@@ -1267,7 +1276,7 @@ def open_model(load, name, args, dtype="fp32", **options):
     if dtype == "auto":
         dtype = "fp32"
         if str(device).startswith("cuda"):
-            dtype = "bf16" if torch.cuda.is_bf16_supported(False) else "fp16"
+            dtype = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     options |= {"device": device, "trust_remote_code": False}
     options["model_kwargs"] = {"dtype": names[dtype]}
@@ -1357,9 +1366,8 @@ class PairReader:
     """Turns pairs (claim, abstract) into tensors as a model's own preprocess does, only faster.
 
     A claim and an abstract are in many pairs, and the library tokenises them in each. Here a text
-    is tokenised once, and its token ids are put between the special tokens of a pair. If both
-    texts are too long together, the claim keeps at most half of the tokens, and the abstract is
-    cut to what is left.
+    is tokenised once, and its token ids are put between the special tokens of a pair. The claim is
+    cut to half of the tokens that fit, the abstract to what is left.
 
     claim_at: the claim is the first (0) or second (1) text of the model's input.
     batch_size: a batch has as many tokens as this many pairs of --max-length.
@@ -1499,7 +1507,7 @@ def outputs_of(model, pairs, bar=None):
 
 
 def open_scores(path, shape):
-    """Return the stored scores of this shape, as a file that changes with them; NaN at first.
+    """Return the stored scores of this shape, which the file path keeps; NaN: not scored yet.
 
     A damaged file is replaced.
     """
@@ -1681,7 +1689,7 @@ def fine_tune(
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
     strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
-    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(False)
+    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     settings |= {
         "num_train_epochs": args.epochs,
         "per_device_train_batch_size": args.batch_size,
@@ -1760,7 +1768,8 @@ def add_training(add):
         share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, help="cpu, mps, cuda (of CUDA_VISIBLE_DEVICES; default: a GPU)")
+    add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
+        which CUDA_VISIBLE_DEVICES chooses (default: a GPU, if there is one)""")
 # fmt: on
 
 
@@ -1833,7 +1842,7 @@ API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 USAGE = "prompt_tokens completion_tokens".split()
 COUNTED = "replies refused cut unread unusable_lines".split() + USAGE
 REMEDIES = {  # {kind of a reply without an answer: what helps}
-    "cut": "raise --max-tokens",
+    "cut": "raise --max-tokens where requests are made",
     "unread": """they are in another form than was asked for; of thoughts without an answer: raise
         --max-tokens, or serve the model without a reasoning parser""",
     "refused": "{}; --retry-errors asks again",

@@ -175,7 +175,7 @@ class Measure(NamedTuple):
 
     fraction: object  # function as above; None: ir-measures computes it
     note: str  # explains it below a table; {} are the claims that means are over
-    has_depth: bool = True  # whether it reads --depth ranks where the name has no @k, or all ranks
+    has_depth: bool = True  # without @k in its name: whether it reads --depth ranks, or all
 
 
 MEANS = "Means are over {} with evidence."
@@ -262,7 +262,7 @@ def stance_basis(run, matrix, depth):
     return {
         "labelled pairs": int((run["rank"] <= depth).sum()),
         "judged pairs": int(support.sum()),
-        "majority F1": share * 2 * share / (1 + share),
+        "majority F1": 2 * share**2 / (1 + share),
     }
 
 
@@ -361,7 +361,10 @@ def compare(components, names, resamples, seed):
 
 # ---------- Tables
 def cell_texts(cells, bounds="", best="**{}**", second="*{}*", sign="†"):
-    """Return cells as texts; best and second: patterns; sign: of p < 0.05; bounds: follow these."""
+    """Return a table of texts; best, second: formats of these values; sign marks p < 0.05.
+
+    bounds: texts behind the values.
+    """
     values = cells["value"]
     texts = values.map("{:.3f}".format) + np.where(cells["p_holm"] < 0.05, sign, "")
     place = values.round(3).rank(method="dense", ascending=False)
@@ -690,7 +693,7 @@ def evaluate(args):
     check_splits(args)
     names = []
     for word in args.measures:
-        names += SETS.get(word, word).split(", ")
+        names += SETS[word].split(", ") if word in SETS else [word]
     names = list(dict.fromkeys(names))
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
@@ -698,14 +701,16 @@ def evaluate(args):
     runs = {}
     for name, path in paths.items():
         runs[name], counts[name] = read_run(path, qrels)
-        needed = [*names, "R@5"]  # the page sorts claims by R@5
+        needed = [*names, "R@5"]  # by which the page sorts claims
         components[name] = components_of(runs[name], qrels, needed, args.depth)
         matrix = components[name][CONFUSION].sum(axis=0)
         if matrix.any():
             counts[name] |= stance_basis(runs[name], matrix, args.depth)
     cells = compare(components, names, args.resamples, args.seed)
-    is_known = cells["value"].notna().any()  # for some run
-    cells = {field: cell.loc[:, is_known] for field, cell in cells.items()}
+    has_value = cells["value"].notna().any()  # for some run
+    for name in set(args.measures) & set(has_value.index[~has_value]):
+        warn("--measures", f"{name}: no run has a value; measures of labels need verdicts")
+    cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
     corpus = read_corpus(args.corpus) if Path(args.corpus).exists() else {}
     notes = notes_on(cells, judged_claims(qrels)) + basis_lines(counts, qrels, corpus)
     contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
@@ -824,11 +829,17 @@ START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
 CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+    "bm25.tsv": "02_retrieve.py",
+    "dense.tsv": "02_retrieve.py",
+    "splade.tsv": "02_retrieve.py",
     "bm25": "01_index.py",
     "dense": "01_index.py",
+    "splade": "01_index.py",
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
+    "fused": "02_retrieve.py fuse",
+    "fusion": "02_retrieve.py fit",
     "examples": "02_retrieve.py mine",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
@@ -901,9 +912,10 @@ def check_input(path, args):
     if path.exists():
         return
     kind = path.name.split(".")[0]
-    advice = [f"make it by {MADE_BY[kind]}"] if kind in MADE_BY else []
+    made_by = MADE_BY.get(path.name, MADE_BY.get(kind))
+    advice = [f"make it by {made_by}"] if made_by else []
     for folder in reversed(path.parents):
-        if not folder.exists() and kind not in MADE_BY:
+        if not folder.exists() and not made_by:
             fail(folder, "no such folder; fix its name, or see data/README.md")
     splits = [other.name.split(".")[1] for other in path.parent.glob(f"{kind}.*.tsv")]
     if splits:
