@@ -22,22 +22,6 @@ if head -n 1 $DATA/claims.test.tsv | grep -q language; then
 fi
 
 stage "2  EuroLLM translates French and German posts into English (3.1; difference 31)"
-# translate SPLIT: its posts in English. What no reply can be read for is asked once more.
-translate() {
-  local split=$1 status round
-  local view=$WORK/$split/claims.translation
-  local name=${EUROLLM##* }  # the last word of --backend WHAT --model NAME
-  for round in 1 2 3; do
-    status=0
-    python recipes/rewrite.py $D --split $split --view translation --languages fr de \
-      --model $name --max-tokens 256 || status=$?
-    if [ $status != 3 ]; then  # 3: requests wait
-      return $status
-    fi
-    python 04_llm_rerank.py ask $view.requests.jsonl --replies $view.replies.jsonl $EUROLLM
-  done
-  refuse "$view.replies.jsonl: the same requests wait again and again; see its last lines"
-}
 translate test
 
 stage "1, 2  Terms of near papers expand a post; BGE-M3 finds 2,000 (3.2, 3.3; differences 32, 33)"
