@@ -26,7 +26,7 @@ search() {
   kit 01_index.py $D --indexes dense --dense-model $encoder --fields $TEXTS \
     --out $WORK/index-$name
   kit 02_retrieve.py $D --split train --index $WORK/index-$name --retrievers dense \
-    --top-k 200 --out $WORK/train/$name
+    --top-k 100 --out $WORK/train/$name
 }
 # strict NAME, loose NAME: negatives of the run NAME, the best first
 strict() {
