@@ -68,6 +68,13 @@ rerank test gte-authors 100 --model $GTE --max-length 1024 $AUTHORS
 rerank test qwen 100 --model $QWEN --max-length 512 --prompt "$ABOUT"
 rerank test qwen-authors 100 --model $QWEN --max-length 512 --prompt "$ABOUT" $AUTHORS
 rerank test rerank-100 100 $TRAINED
+NEMOTRON=
+if [ -n "${RERANK_BASE_URL:-}" ]; then
+  SERVED="--base-url $RERANK_BASE_URL --model nvidia/llama-nemotron-rerank-1b-v2"
+  rerank test nemotron 100 $SERVED
+  rerank test nemotron-authors 100 $SERVED $AUTHORS
+  NEMOTRON="$T/nemotron.tsv $T/nemotron-authors.tsv"
+fi
 
 stage "tables  Dev at depth 1,000; weights of BGE-M3 and reranker, fitted on it (difference 38)"
 FITTED=
@@ -83,7 +90,7 @@ else
 fi
 
 stage "tables  All posts; those of each language, on test and dev"
-ALL=($T/{dense,rerank,rerank-100}.tsv $FITTED $T/{gte,gte-authors,qwen,qwen-authors}.tsv)
+ALL=($T/{dense,rerank,rerank-100}.tsv $FITTED $T/{gte,gte-authors,qwen,qwen-authors}.tsv $NEMOTRON)
 
 # by_language SPLIT RUNS: a table of the runs for each language that has judgements
 by_language() {
