@@ -110,12 +110,11 @@ trained() {
   done
   ROWS="$ROWS $name $name-bce-loose $name-bce-strict $name-bce-static $name-lambda"
 }
-MARCO=cross-encoder/ms-marco
 trained gte $GTE 1
-trained electra $(model $MARCO-electra-base $CROSS) 1
-trained minilm-l12 $(model $MARCO-MiniLM-L12-v2 $CROSS) 4
-trained minilm-l6 $(model $MARCO-MiniLM-L6-v2 $CROSS) 8
-trained tinybert $(model $MARCO-TinyBERT-L2-v2 $CROSS) 128
+for reranker in $(few electra-base/1 MiniLM-L12-v2/4 MiniLM-L6-v2/8 TinyBERT-L2-v2/128); do
+  name=${reranker%/*}
+  trained $name $(model cross-encoder/ms-marco-$name $CROSS) ${reranker#*/}
+done
 
 stage "tables  All runs on $SPLIT"
 FILES=
