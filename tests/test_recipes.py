@@ -16,7 +16,7 @@ from conftest import ROOT, RUN, load, records, tiny, tsv
 
 SYSTEMS = (
     "kiepura_lam ant_bridge alexunlp_fmt efc pranav baseline_2025 airwaves verirel "
-    "climatesense_2026 checkthat_2026".split()
+    "climatesense_2026 checkthat_2026 sourcesniffers kvist_2026".split()
 )
 
 
@@ -275,6 +275,8 @@ def rehearsed(toy):
             "NOTES": f"{toy}/notes",
             "SMALL": "",
             "LLM_BASE_URL": "http://none",
+            "RERANK_BASE_URL": "http://none",
+            "JINA_BASE_URL": "http://none",
             "PATH": f"{toy}/bin:{os.environ['PATH']}",
         }
         command = ["bash", f"{toy}/{path_of(name)}", word]
@@ -392,7 +394,7 @@ def test_a_figure_stands_once():
 
 NOT_SETTINGS = set(
     "data work split out run index corpus claims replies dev-run verdicts graph "
-    "restrict prompt indexes retrievers seed backend timeout examples".split()
+    "restrict prompt indexes retrievers seed backend timeout examples base-url".split()
 )
 
 

@@ -22,22 +22,6 @@ if head -n 1 $DATA/claims.test.tsv | grep -q language; then
 fi
 
 stage "2  EuroLLM translates French and German posts into English (3.1; difference 31)"
-# translate SPLIT: its posts in English. What no reply can be read for is asked once more.
-translate() {
-  local split=$1 status round
-  local view=$WORK/$split/claims.translation
-  local name=${EUROLLM##* }  # the last word of --backend WHAT --model NAME
-  for round in 1 2 3; do
-    status=0
-    python recipes/rewrite.py $D --split $split --view translation --languages fr de \
-      --model $name --max-tokens 256 || status=$?
-    if [ $status != 3 ]; then  # 3: requests wait
-      return $status
-    fi
-    python 04_llm_rerank.py ask $view.requests.jsonl --replies $view.replies.jsonl $EUROLLM
-  done
-  refuse "$view.replies.jsonl: the same requests wait again and again; see its last lines"
-}
 translate test
 
 stage "1, 2  Terms of near papers expand a post; BGE-M3 finds 2,000 (3.2, 3.3; differences 32, 33)"
@@ -84,6 +68,13 @@ rerank test gte-authors 100 --model $GTE --max-length 1024 $AUTHORS
 rerank test qwen 100 --model $QWEN --max-length 512 --prompt "$ABOUT"
 rerank test qwen-authors 100 --model $QWEN --max-length 512 --prompt "$ABOUT" $AUTHORS
 rerank test rerank-100 100 $TRAINED
+NEMOTRON=
+if [ -n "${RERANK_BASE_URL:-}" ]; then
+  SERVED="--base-url $RERANK_BASE_URL --model nvidia/llama-nemotron-rerank-1b-v2"
+  rerank test nemotron 100 $SERVED
+  rerank test nemotron-authors 100 $SERVED $AUTHORS
+  NEMOTRON="$T/nemotron.tsv $T/nemotron-authors.tsv"
+fi
 
 stage "tables  Dev at depth 1,000; weights of BGE-M3 and reranker, fitted on it (difference 38)"
 FITTED=
@@ -99,7 +90,7 @@ else
 fi
 
 stage "tables  All posts; those of each language, on test and dev"
-ALL=($T/{dense,rerank,rerank-100}.tsv $FITTED $T/{gte,gte-authors,qwen,qwen-authors}.tsv)
+ALL=($T/{dense,rerank,rerank-100}.tsv $FITTED $T/{gte,gte-authors,qwen,qwen-authors}.tsv $NEMOTRON)
 
 # by_language SPLIT RUNS: a table of the runs for each language that has judgements
 by_language() {

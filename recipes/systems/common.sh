@@ -11,6 +11,8 @@
 #   LLM_BASE_URL    endpoint of the language model
 #   OPENAI_API_KEY  its key; without LLM_BASE_URL, OpenAI is asked
 #   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
+#   RERANK_BASE_URL rerank endpoint of models that need code of their own, such as
+#                   http://localhost:8001/v1 of vLLM; without it, their rows are left out
 #   PIECE=N         requests that vLLM answers in a call (default: 500)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -153,6 +155,25 @@ llm() {
     refuse "LLM_BASE_URL: not set, and $name will be asked;" \
       "set it (OPENAI_API_KEY alone means OpenAI)"
   fi
+}
+
+# translate SPLIT FLAGS: its French and German posts in English, by $EUROLLM. What no reply can be
+# read for is asked once more. Flags are for recipes/rewrite.py.
+translate() {
+  local split=$1 status round
+  local view=$WORK/$split/claims.translation
+  local name=${EUROLLM##* }  # the last word of --backend WHAT --model NAME
+  shift
+  for round in 1 2 3; do
+    status=0
+    python recipes/rewrite.py $D --split $split --view translation --languages fr de \
+      --model $name --max-tokens 256 --out $view.tsv "$@" || status=$?
+    if [ $status != 3 ]; then  # 3: requests wait
+      return $status
+    fi
+    python 04_llm_rerank.py ask $view.requests.jsonl --replies $view.replies.jsonl $EUROLLM
+  done
+  refuse "$view.replies.jsonl: the same requests wait again and again; see its last lines"
 }
 
 # ask OUT COMMAND: a stage of 04 or 05 that writes OUT.tsv. Both end with status 3 while requests

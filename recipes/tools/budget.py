@@ -35,6 +35,7 @@ PAPERS = 7_718
 # CheckThat! 2026
 PAPERS_2026 = 10_000
 ENGLISH_2026 = 14_977  # posts of its train split
+TRAIN_2026 = 19_244  # in three languages
 TEST_2026 = 8_172
 SCIFACT_TRAIN = 809
 SCIFACT_DEV = 300
@@ -81,6 +82,7 @@ DEBERTA = "DeBERTa-large"
 T5 = "monoT5-3B"
 BASE = "BERT-base (SciBERT)"
 MODERN = "ModernBERT-base (gte-reranker)"
+HARRIER = "Harrier 27B (Gemma 3)"
 MODELS = {
     LARGE: (24, 1024, 4096, 0),
     SPLADE: (12, 768, 3072, 768 * (768 + 30_522)),
@@ -88,6 +90,8 @@ MODELS = {
     L6: (6, 384, 1536, 0),
     BASE: (12, 768, 3072, 0),
     MODERN: (22, 768, 3 * 1152 // 2, 0),  # a gated feed-forward part, as Qwen3's
+    # 32 heads of 128, 16 of keys and values
+    HARRIER: (62, 5376, 3 * 21_504 // 2, 62 * (2 * 5376 * HEAD * 48 - 4 * 5376**2)),
     DEBERTA: (24, 1024, 4096, 0),
     T5: (48, 1024, 16_384, 24 * 4 * 1024 * 3072),  # 32 heads of 128: four times the usual attention
 } | {size: qwen(*shape) for size, shape in QWEN.items()}
@@ -151,6 +155,15 @@ SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
         ("two dense indexes", LARGE, 2 * PAPERS_2026, ABSTRACT, False),
         ("training, 3 epochs of 1 + 5", MODERN, 3 * 6 * (ENGLISH_2026 + POSTS), PAIR, True),
         ("reranking 2,000 a post", MODERN, TEST_2026 * 2000, PAIR, False),
+    ],
+    "sourcesniffers": [
+        ("dense index of bge-small", L12, PAPERS, ABSTRACT, False),
+        ("training, 2 epochs of 1 + 5", MODERN, 2 * 6 * POSTS, PAIR, True),
+        ("reranking 1,000 a post", MODERN, TEST_POSTS * 1000, PAIR, False),
+    ],
+    "kvist_2026": [
+        ("dense index", HARRIER, PAPERS_2026, ABSTRACT, False),
+        ("posts of train and test", HARRIER, TRAIN_2026 + TEST_2026, CLAIM, False),
     ],
     "climatesense_2026": [
         ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR, False),
