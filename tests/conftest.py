@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -109,7 +110,7 @@ def pytest_collection_modifyitems(items):
 
 
 @contextlib.contextmanager
-def warm_python(environment=None):
+def warm_python():
     """Give a PATH whose python runs scripts in copies of a process that has imported PyTorch."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # paths of sockets are short
         script = ROOT / "tests/tools/warm.py"
@@ -118,7 +119,7 @@ def warm_python(environment=None):
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} ask {socket} "$@"\n')
         python.chmod(0o755)
         command = [sys.executable, script, "serve", socket]
-        with subprocess.Popen(command, env=environment) as server:
+        with subprocess.Popen(command) as server:
             while not socket.exists() and server.poll() is None:
                 time.sleep(0.05)
             yield f"{folder}:{os.environ['PATH']}"
@@ -137,6 +138,28 @@ def models():
     """data/models/ with minilm, splade-tiny and smollm2."""
     assert (ROOT / "data" / "models" / "smollm2").exists(), "python data/download.py models"
     return ROOT / "data" / "models"
+
+
+@pytest.fixture(scope="session")
+def served(warm, tmp_path_factory):
+    """A hub, with .gated removed: served.url, served.folder, served.environment.
+
+    served.make(text): make those models of layouts.py that a text names, once.
+    """
+    import hub
+
+    def make(text):
+        import layouts
+
+        for name in layouts.MODELS:
+            if name in text and not (folder / name).exists():
+                layouts.make(folder, [name])
+
+    folder = tmp_path_factory.mktemp("hub")
+    with hub.serving(folder) as server:
+        server.make = make
+        server.environment = hub.online(server, folder / "home") | {"PATH": warm}
+        yield server
 
 
 def tiny(folder, outputs=("LABEL_0",), seed=0, dtype="float32"):
@@ -282,6 +305,18 @@ def program(monkeypatch, capsys):
         return end_of(lambda: runpy.run_path(str(path), run_name="__main__"), args, capsys)
 
     return call_program
+
+
+@pytest.fixture
+def quick_processes(monkeypatch):
+    """Processes of a pool are copies of one that has imported PyTorch, not new ones.
+
+    What they get is pickled in both cases.
+    """
+    copies = multiprocessing.get_context("forkserver")
+    copies.set_forkserver_preload(["sentence_transformers"])
+    spawn = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(type(spawn), "Process", copies.Process)
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 def serving(folder):
     """Give a Hub that answers from another thread."""
     with Hub(folder) as hub:
-        thread = threading.Thread(target=hub.serve_forever, daemon=True)
+        thread = threading.Thread(target=hub.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         yield hub
         hub.shutdown()

@@ -138,7 +138,7 @@ def test_mono_t5_scores_true_against_false(models, tmp_path):
 @pytest.mark.parametrize(
     "name", ["lightonai/LateOn", "lightonai/GTE-ModernColBERT-v1", "colbert-ir/colbertv2.0"]
 )
-def test_late_interaction_scores_by_maxsim(toy, call, refused, name):
+def test_late_interaction_scores_by_maxsim(toy, call, refused, quick_processes, name):
     layouts.make(toy, [name])
     words = ("--model", name, "--depth", 4, "--out", "new.tsv")
     done = facts(call(SCRIPT, *words, cwd=toy))
@@ -256,7 +256,7 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, c
 
 
 # ---------------------------------------------------------------- Reranking
-def test_candidates_are_sorted_by_the_scores_of_a_model(toy, call):
+def test_candidates_are_sorted_by_the_scores_of_a_model(toy, call, quick_processes):
     def reranked(*words):
         facts(call(SCRIPT, "--model", "tiny", "--depth", 4, *words, "--out", "new.tsv", cwd=toy))
         return read(toy / "new.tsv")

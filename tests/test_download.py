@@ -26,7 +26,7 @@ SOURCES = json.loads((ROOT / "data" / "sources.json").read_text("utf-8"))
 
 
 @pytest.fixture
-def kit(tmp_path):
+def kit(tmp_path, warm):
     """kit("scifact", ...): the script in a folder with in/, small copies of what is published."""
     shutil.copytree(ROOT / "tests" / "published", tmp_path / "in")
     (tmp_path / "data").mkdir()
@@ -34,12 +34,11 @@ def kit(tmp_path):
         shutil.copy(ROOT / "data" / name, tmp_path / "data")
     sources = json.loads(json.dumps(SOURCES))
 
-    def run(*words, **env):
+    def run(*words, python="python", **env):
         (tmp_path / "data" / "sources.json").write_text(json.dumps(sources))
-        command = [sys.executable, "-B", "data/download.py", *map(str, words)]
-        return subprocess.run(
-            command, cwd=tmp_path, env=os.environ | env, capture_output=True, text=True
-        )
+        command = [python, "data/download.py", *map(str, words)]
+        env = os.environ | env | {"PATH": warm, "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
 
     run.sources = sources["data sets"]
     run.data = tmp_path / "data"
@@ -423,7 +422,10 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     convert = kit.data / "convert.py"
     good = convert.read_text("utf-8")
     convert.write_text(good + "\ndef write_table(*_):\n    os.kill(os.getpid(), 9)\n", "utf-8")
-    assert kit(*words[:-1], "killed").returncode == -9 and not (tmp_path / "killed").exists()
+    assert (
+        kit(*words[:-1], "killed", python=sys.executable).returncode == -9
+        and not (tmp_path / "killed").exists()
+    )
     convert.write_text(good, "utf-8")
     assert kit(*words[:-1], "killed").returncode == 0
     assert tables(tmp_path / "killed") == tables(tmp_path / "out")

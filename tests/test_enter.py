@@ -6,12 +6,10 @@ import shutil
 import subprocess
 import zipfile
 
-import hub
-import layouts
 import nbformat
 import pandas as pd
 import pytest
-from conftest import ROOT, read, warm_python
+from conftest import ROOT, read
 from nbclient import NotebookClient
 from test_models import publish_climatecheck
 
@@ -22,7 +20,7 @@ MODELS = [
     "MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli",
     "cross-encoder/ms-marco-MiniLM-L6-v2",
 ]
-WARM = "import sys; sys.executable = 'python'"  # the python of warm_python(), first in PATH
+WARM = "import sys; sys.executable = 'python'"  # that of warm_python(), first in PATH
 # What enter.ipynb imports on Colab. Both print what they are asked for.
 COLAB = """
 import types
@@ -33,25 +31,19 @@ sys.modules["google.colab"] = types.SimpleNamespace(drive=drive, files=files)
 """
 
 
-@pytest.fixture(scope="module")
-def served(models, tmp_path_factory):
-    """A hub with ClimateCheck and the models that README names."""
-    folder = tmp_path_factory.mktemp("hub")
-    layouts.make(folder, MODELS)
-    (folder / "rabuahmad").mkdir()
-    publish_climatecheck(folder / "rabuahmad")
-    with hub.serving(folder) as server:
-        server.environment = hub.online(server, folder / "home")
-        with warm_python(server.environment) as path:
-            server.environment["PATH"] = path
-            yield server
+@pytest.fixture
+def published(served, models):
+    """The hub, with ClimateCheck and the models that README names."""
+    served.make(" ".join(MODELS))
+    publish_climatecheck(served.folder / "rabuahmad")
+    return served
 
 
 @pytest.fixture
-def environment(served, tmp_path, monkeypatch):
+def environment(published, tmp_path, monkeypatch):
     """Set the variables of a notebook's process: the hub, and folders for all that it makes."""
     monkeypatch.delenv("MPLBACKEND", raising=False)
-    names = served.environment | {
+    names = published.environment | {
         "DATA": str(tmp_path / "data"),
         "WORK": str(tmp_path / "work"),
         "IPYTHONDIR": str(tmp_path),
@@ -139,7 +131,7 @@ def test_the_notebook_enters_checkthat_on_colab_and_goes_on_in_a_new_session(
         assert f"up to date: {tmp_path / 'work' / name}" in shown
 
 
-def test_readme_enters_checkthat_2026(served, posts, tmp_path):
+def test_readme_enters_checkthat_2026(published, posts, tmp_path):
     page = (ROOT / "README.md").read_text("utf-8")
     assert len(page.encode()) <= 12_000
     (section,) = re.findall(r"## Enter CheckThat! 2026\n(.*?)\n## ", page, re.S)
@@ -149,7 +141,7 @@ def test_readme_enters_checkthat_2026(served, posts, tmp_path):
     for path in [*ROOT.glob("0*.py"), *ROOT.glob("data/*.*")]:
         shutil.copy(path, tmp_path / path.relative_to(ROOT))
     posts.rename(tmp_path / "FOLDER")
-    how = {"cwd": tmp_path, "env": served.environment, "capture_output": True, "text": True}
+    how = {"cwd": tmp_path, "env": published.environment, "capture_output": True, "text": True}
     for command in commands:
         done = subprocess.run(command.split(), **how)
         assert done.returncode == 0, done.stderr

@@ -13,14 +13,13 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import hub
 import layouts
 import numpy as np
 import pandas as pd
 import peft
 import pytest
 import torch
-from conftest import ABSTRACTS, KEY, LABELS, facts, load, read, warm_python
+from conftest import ABSTRACTS, KEY, LABELS, facts, load, read
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from torch.torch_version import TorchVersion
 from transformers import (
@@ -34,27 +33,19 @@ from transformers import (
 CLAIMS = {"c3": "Polar bears are starving!!", "c4": "It's the sun, stupid"}
 
 
-@pytest.fixture(scope="session")
-def served(models, tmp_path_factory):
-    """A hub of all layouts, with .gated removed: served.url, served.folder."""
-    folder = tmp_path_factory.mktemp("hub")
-    layouts.make(folder)
-    with hub.serving(folder) as server:
-        server.environment = hub.online(server, folder / "home") | {"HF_TOKEN": "hf_x"}
-        with warm_python(server.environment) as path:
-            server.environment["PATH"] = path
-            yield server
+TOKEN = {"HF_TOKEN": "hf_x"}
 
 
 @pytest.fixture
 def script(served, toy):
     """script("03_rerank.py --model ..."): the call, in toy; is_new: in a process of its own."""
 
-    def call(command, is_new=False, **changes):
-        name, *words = command.split()
+    def call(text, is_new=False, **changes):
+        name, *words = text.split()
         shutil.copy(layouts.ROOT / name, toy)
         command = [sys.executable if is_new else "python", name, *words]
-        environment = served.environment | changes
+        served.make(f"{text} BAAI/bge-m3")  # an adapter's base
+        environment = served.environment | TOKEN | changes
         return subprocess.run(command, cwd=toy, env=environment, capture_output=True, text=True)
 
     return call
@@ -370,6 +361,9 @@ def test_a_decoder_only_reranker_keeps_its_template_when_it_is_trained(script, t
 # ---------- ClimateCheck 2026, as README enters it
 def publish_climatecheck(folder):
     """Write the demo as the organisers publish their data: ids are numbers, labels are theirs."""
+    if folder.exists():
+        return
+    folder.mkdir()
     demo = layouts.ROOT / "data/demo"
     spelling = {"SUPPORTS": "Supports", "REFUTES": "Refutes", "NEI": "Not Enough Information"}
     papers = pd.read_json(demo / "corpus.jsonl", lines=True, dtype=False)
@@ -390,7 +384,6 @@ def publish_climatecheck(folder):
 
 
 def test_readme_enters_climatecheck_2026(served, tmp_path):
-    (served.folder / "rabuahmad").mkdir()
     publish_climatecheck(served.folder / "rabuahmad")
     page = (layouts.ROOT / "README.md").read_text("utf-8")
     (section,) = re.findall(r"## Enter ClimateCheck 2026\n(.*?)\n## ", page, re.S)
@@ -402,8 +395,10 @@ def test_readme_enters_climatecheck_2026(served, tmp_path):
     for path in layouts.ROOT.glob("0*.py"):
         shutil.copy(path, tmp_path)
     for command in commands:
+        served.make(command)
+        env = served.environment | TOKEN
         done = subprocess.run(
-            command.split(), cwd=tmp_path, env=served.environment, capture_output=True, text=True
+            command.split(), cwd=tmp_path, env=env, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "work").rglob("predictions.zip")
@@ -422,7 +417,9 @@ ANY_DEVICE = SimpleNamespace(device=None)
 
 def test_before_torch_2_10_safetensors_alone_are_read(served, monkeypatch, capsys):
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1"))
-    for name in ("BAAI/bge-m3", "castorini/monot5-3b-msmarco-10k", "BAAI/bge-reranker-large"):
+    names = ["BAAI/bge-m3", "castorini/monot5-3b-msmarco-10k", "BAAI/bge-reranker-large"]
+    served.make(" ".join([*names, "BAAI/bge-reranker-v2-m3"]))
+    for name in names:
         load_model = SentenceTransformer if name == "BAAI/bge-m3" else KIT.load_reranker
         with pytest.raises(SystemExit, match="2"):
             KIT.open_model(load_model, served.folder / name, ANY_DEVICE)

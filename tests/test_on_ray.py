@@ -46,20 +46,24 @@ def start(folder, text, **env):
     )
 
 
-def result(process):
+def result(status, out, err):
     """Return the last line of a script as JSON, or its one line of an error."""
-    out, err = process.communicate()
-    assert process.returncode in (0, 2) and "Traceback" not in err, err
+    assert status in (0, 2) and "Traceback" not in err, err
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    if process.returncode == 0:
+    if status == 0:
         assert not errors, err
         return json.loads(out.splitlines()[-1])
     assert len(errors) == 1, err
     return errors[0]
 
 
+def end(process):
+    out, err = process.communicate()
+    return result(process.returncode, out, err)
+
+
 def on_ray(folder, text, **env):
-    return result(start(folder, text, **env))
+    return end(start(folder, text, **env))
 
 
 def same(folder, name):
@@ -68,9 +72,18 @@ def same(folder, name):
     return one.read_bytes() == many.read_bytes() and one.stat().st_size > 500
 
 
-def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
+def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder, program, warm, monkeypatch):
+    monkeypatch.setenv("PATH", warm)
+    monkeypatch.setattr(sys, "executable", "python")
+
+    def here(text):
+        """Run on_ray.py in this process, and its scripts in copies of one."""
+        job, *words = text.split()
+        done = program("on_ray", f"{job} --work work/many", *words, cwd=folder)
+        return result(done.returncode, done.stdout, done.stderr)
+
     def shard(job, number):
-        return on_ray(folder, f"{job} --only {number}/3 -- {BM25[job]}")
+        return here(f"{job} --only {number}/3 -- {BM25[job]}")
 
     assert "share the folder" in shard("index", 2)  # not cut yet, or seen by another node only
     for job, numbers in (("index", (0, 1, 2, 3)), ("retrieve", (1, 2, 3, 0))):
@@ -99,7 +112,6 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
     corpus.write_bytes(b"".join(lines[:-1]))
     assert "shards-3 was cut from" in shard("index", 0)
     corpus.write_bytes(b"".join(lines))
-    (folder / "ray.py").write_text("raise ImportError")
     run = "work/many/test/bm25.tsv"
     for words, said in {
         "index --shards 400": "305 abstracts for 400 shards",
@@ -109,7 +121,9 @@ def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder):
         "index -- --out=x": "not allowed behind --",
         "rerank --only 1/2": "work/many/test/hybrid.tsv: [Errno 2]",
     }.items():
-        assert said in on_ray(folder, words)
+        assert said in here(words)
+    (folder / "ray.py").write_text("raise ImportError")
+    monkeypatch.undo()
     assert "pip install ray==" in on_ray(folder, "index", PYTHONPATH=str(folder))
 
 
@@ -149,7 +163,7 @@ def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster
     script_on(other, process)
     cluster.remove_node(other, allow_graceful=False)
     cluster.add_node(num_cpus=1)
-    assert list(result(process)["shards"]) == ["1", "2"]
+    assert list(end(process)["shards"]) == ["1", "2"]
     for job, (script, words) in JOBS.items():
         run = "--run work/one/test/rerank.tsv" if job == "classify" else ""
         facts(call(script, f"--work work/one {run} {words}", cwd=folder))

@@ -132,9 +132,10 @@ def test_vllm_answers_pieces_until_nothing_waits(toy, warm):
         ("OPENAI_API_KEY=sk-1 SMALL=", "--backend openai --model gpt-4.1"),
     ],
 )
-def test_a_rehearsal_spends_only_on_a_model_that_the_user_names(settings, flags):
+def test_a_rehearsal_spends_only_on_a_model_that_the_user_names(settings, flags, warm):
     script = f"export {settings}; . recipes/systems/common.sh demo; llm gpt-4.1"
-    shown = subprocess.check_output(["bash", "-c", script], cwd=ROOT, text=True)
+    env = os.environ | {"PATH": warm}
+    shown = subprocess.check_output(["bash", "-c", script], cwd=ROOT, env=env, text=True)
     assert shown.splitlines()[-1].startswith(flags)
 
 

@@ -5,6 +5,7 @@ python warm.py ask SOCKET SCRIPT ...  what recipes find as python on the PATH
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -33,9 +34,13 @@ def serve(server):
 
 def run(folder, environment, words):
     """Run a script as __main__, and return its exit status; an error ends this process."""
+    import huggingface_hub
+
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
+    importlib.reload(huggingface_hub.constants)  # which reads the environment: the hub, its cache
     sys.argv = words
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
     try:
