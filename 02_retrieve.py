@@ -315,6 +315,14 @@ def names_of(runs, args):
     return names
 
 
+def warn_of_splits(args):
+    """Warn of runs that were made for another split than this call is for."""
+    for path in args.runs:
+        split = sidecar_of(path).get("arguments", {}).get("split", args.split)
+        if split != args.split:
+            warn(path, f"it was made for the split {split}, this call is for {args.split}: --split")
+
+
 def group_of_claims(path, column):
     """Return {claim_id: group}, such as its language, from a column of a claims file."""
     claims = read_table(path, ["claim_id", column])
@@ -385,6 +393,7 @@ def fuse(args):
         return {"made": []}
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
+    warn_of_splits(args)
     runs = [read_table(path, RUN) for path in args.runs]
     if method != "union":  # which may join runs of different claims, such as of two languages
         check_claims(dict(zip(args.runs, runs)))
@@ -551,6 +560,7 @@ def fit(args):
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
+    warn_of_splits(args)
     runs = [read_table(path, RUN) for path in args.runs]
     qrels = read_table(args.qrels, QRELS, label=LABELS)
     check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
@@ -781,7 +791,8 @@ def add_fuse(job):
     add("--method", choices=METHODS, default="rrf",
         help=f"add up these points over the runs (union: take the best of them): {points}")
     add("--weights", nargs="+", type=amount,
-        help="multiply the points of each run by its weight, one per run (default: 1 each)")
+        help="""multiply the points of each run by its weight, one per run (default: 1 each); name
+        the runs before this flag""")
     add_ranks(add)
     add_shared(job, split="test")
 

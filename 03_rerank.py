@@ -86,8 +86,8 @@ API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 CALLING = ["base_url", "concurrency", "timeout"]  # arguments that change no score
 DOCUMENTS = 32  # in a call of a rerank endpoint: the most that TEI takes as it comes
 # The block "models" ends its messages with this.
-ADVICE = """train it (python 03_rerank.py train --data ...), name one (--model
-    cross-encoder/ms-marco-MiniLM-L6-v2) or fetch the small ones (python data/download.py models)"""
+ADVICE = """train it (python 03_rerank.py train --data ...) or name one (--model
+    cross-encoder/ms-marco-MiniLM-L6-v2)"""
 
 
 # ---------- Inputs

@@ -38,7 +38,7 @@ PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
-STAGES = "bm25 dense splade hybrid rerank llm verdicts llm_verdicts".split()
+STAGES = "bm25 dense splade hybrid fused rerank llm verdicts llm_verdicts".split()
 SETS = {  # of measures, by name
     "climatecheck2025": "R@2, R@5, R@10, B-Pref, Subtask I, Judged@10, P, R, F1, Subtask II",
     "climatecheck2026": "R@2, R@5, B-Pref, Retrieval 2026, Judged@5, P, R, F1, Verification 2026",
@@ -761,6 +761,8 @@ def submission(args):
     for claim_id in claims[~claims.isin(run["claim_id"][run["rank"] == top_k])]:
         more = "fuse the run with a dense one (02_retrieve.py fuse), or lower --top-k"
         fail(args.run, f"claim {claim_id} has fewer than {top_k} abstracts; {more}")
+    if "label" not in run and args.task.startswith("climatecheck"):
+        warn(args.run, "it has no labels, so it counts for retrieval alone; see 05_classify.py")
     table = run.filter([*RUN[:3], "label"]).replace({"label": OFFICIAL})
     if is_tsv:  # a list of ids for each post
         lists = run.groupby("claim_id", sort=False)["abstract_id"].agg(list).map(str)
@@ -799,7 +801,8 @@ def add_evaluate(job):
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
         help=f"""sets: {', '.join(SETS)}; single ones: R@k, 'pooled R@k', B-Pref,
         {', '.join([*COMPOSED, *STANCE])}, abstract P, abstract R, abstract F1, or any of
-        ir-measures, such as nDCG@10, Judged@10 (default: climatecheck2025)""")
+        ir-measures, such as nDCG@10, Judged@10; name the runs before this flag (default:
+        climatecheck2025)""")
     add("--depth", type=count, default=10,
         help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
     add("--resamples", type=count_or_0, default=2000,
