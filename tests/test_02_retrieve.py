@@ -333,6 +333,14 @@ def test_a_union_joins_runs_of_different_claims(toy, call, refused):
     refused(toy, SCRIPT, "fuse en.tsv de.tsv", said="no claim in common")
 
 
+def test_a_run_of_another_split_is_noticed(toy, call):
+    tsv(toy / "a.tsv", RUN, "c1|a|1|9")
+    facts(call(SCRIPT, "fuse a.tsv --split train --out b.tsv", cwd=toy))
+    assert "warning" not in call(SCRIPT, "fuse b.tsv --split train --out c.tsv", cwd=toy).stderr
+    said = "b.tsv: it was made for the split train, this call is for dev"
+    assert said in call(SCRIPT, "fuse a.tsv b.tsv --split dev --out d.tsv", cwd=toy).stderr
+
+
 # ---------------------------------------------------------------- Training examples
 def test_examples_by_hand():
     rng = np.random.default_rng(0)

@@ -177,7 +177,7 @@ def rerank_server(endpoint, form="results"):
 
 
 @pytest.mark.parametrize("form", ["results", "texts"])
-def test_a_rerank_endpoint_scores(toy, call, endpoint, form, monkeypatch, contents):
+def test_a_rerank_endpoint_scores(toy, call, refused, endpoint, form, monkeypatch, contents):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
     server = rerank_server(endpoint, form)
     words = ("--base-url", server.url, "--model", "jina", "--batch-size", 5, "--out", "new.tsv")
@@ -193,6 +193,7 @@ def test_a_rerank_endpoint_scores(toy, call, endpoint, form, monkeypatch, conten
     assert {body["key"] for body in asked} == {"Bearer secret-key"}
     assert b"secret-key" not in b"".join(contents(toy).values())
     assert "up to date" in call(SCRIPT, *words, "--concurrency", 1, cwd=toy).stdout
+    refused(toy, SCRIPT, *words, "--prompt", "Judge.", said="--prompt: a rerank endpoint has its")
 
 
 def test_nothing_is_asked_of_a_rerank_endpoint_twice(toy, call, endpoint, refused):
@@ -527,6 +528,13 @@ def test_kill_9_in_training_ends_in_the_same_bytes(toy, call, killed):
     assert {**again, "made": 0} == {**whole, "made": 0} and not (toy / "killed.parts").exists()
     for path in filter(Path.is_file, (toy / "whole").rglob("*")):
         assert path.read_bytes() == Path(str(path).replace("whole", "killed")).read_bytes(), path
+
+
+def test_a_dev_run_that_is_not_there_and_pairs_for_a_loss_on_tuples_are_refused(toy, refused):
+    tiny(toy / "tiny")
+    words = (*TRAIN, "data/demo/pairs.jsonl")
+    refused(toy, SCRIPT, *words, "--dev-run", "typo.tsv", said="typo.tsv: not found")
+    refused(toy, SCRIPT, *words, "--loss", "softmax", said="--loss softmax needs --shape tuples")
 
 
 def test_two_trainings_on_one_output_do_not_meet(toy, call, refused):

@@ -264,7 +264,7 @@ def test_a_prompt_file_is_sent_without_the_comments_at_its_top(toy, rerank, endp
         ("--top-k 0", "--top-k: 0"),
         ("--window 0", "--window: 0"),
         ("--step 0", "--step: 0"),
-        ("--step 30", "--step: 30 would skip abstracts; take at most --window, 20"),
+        ("--step 20", "--step: windows would not overlap, so no abstract could move up"),
         ("--best -1", "--best: -1"),
         ("--max-words -1", "--max-words: -1"),
         ("--max-tokens -1", "--max-tokens: -1"),
@@ -598,6 +598,7 @@ PARAMETERS = [
     ("unsupported_parameter", "max_tokens", {"max_tokens": None, "max_completion_tokens": 184}),
     ("unsupported_value", "temperature", {"temperature": None}),
     ("unsupported_parameter", "logprobs", {"logprobs": None, "top_logprobs": None}),
+    ("unsupported_value", "n", {"n": None}),
 ]
 
 
@@ -616,7 +617,8 @@ def test_a_parameter_that_a_model_refuses_ends_the_run(toy, rerank, endpoint, co
         words += " --method pointwise --depth 1"
     else:
         words += " --max-tokens 184"
-    done = rerank(server, words)
+    own = ' --extra {"n":2}' if name == "n" else ""
+    done = rerank(server, words + own)
     flag = f"--extra '{json.dumps(extra)}'"
     assert done.returncode == 2 and flag in done.stderr.splitlines()[-1]
     assert len(server.asked) == 1 and (toy / REPLIES).read_bytes() == b""

@@ -170,6 +170,9 @@ def test_claims_are_held_out_whole():
     is_held_out = KIT.hold_out(qrels, arguments())
     assert 80 <= is_held_out.sum() <= 120
     assert not KIT.hold_out(qrels, arguments(held_out=0)).any()
+    for share in (0.01, 0.99):
+        with pytest.raises(SystemExit):
+            KIT.hold_out(qrels, arguments(held_out=share))
     assert not set(qrels[is_held_out]["claim_id"]) & set(qrels[~is_held_out]["claim_id"])
 
 

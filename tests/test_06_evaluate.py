@@ -399,6 +399,9 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
     facts(call(SCRIPT, words, cwd=toy))
     assert len(set(re.findall(r"d\d+", file.read_text()))) == (5 if task == "checkthat4b" else 10)
     assert "up to date" in call(SCRIPT, words, cwd=toy).stdout
+    tsv(toy / "r.tsv", RUN, [row[:4] for row in rows])
+    unlabelled = call(SCRIPT, f"submission r.tsv --task {task} --out u", cwd=toy)
+    assert ("it has no labels" in unlabelled.stderr) == task.startswith("climatecheck")
 
 
 def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call, refused):
