@@ -472,7 +472,7 @@ def thoughts(field):
 @pytest.mark.parametrize(
     "reply, said",
     [
-        (completions(None, reason="length"), "3 cut (raise --max-tokens)"),
+        (completions(None, reason="length"), "3 cut (raise --max-tokens where"),
         ("I cannot rank [1] and [2].", "3 unread ("),
         ({"status": 400, "text": "max_tokens is not known"}, "3 refused ("),
         (thoughts("reasoning_content"), f"3 unread (they are in another form {PARSER})"),
@@ -843,7 +843,7 @@ def test_a_local_model_judges_by_its_first_logits_and_is_not_asked_twice(toy, ca
     assert read(toy / OUT).equals(whole)
     assert (toy / REPLIES).read_text().splitlines() == lines
     done = call(SCRIPT, f"{words} --depth 2 --method listwise", cwd=toy)
-    assert done.returncode == 2 and "of 3 replies, 3 cut (raise --max-tokens)" in done.stderr
+    assert done.returncode == 2 and "of 3 replies, 3 cut (raise --max-tokens where" in done.stderr
     weights = load_file(toy / "llm/model.safetensors")
     weights["model.norm.weight"] *= math.nan  # as half precision may make
     save_file(weights, toy / "llm/model.safetensors", {"format": "pt"})

@@ -18,20 +18,20 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-
 LIGHT = sorted(TEXTS)
 LIMITS = {  # tokens of a whole script, with its blocks
     "01_index.py": 9650,
-    "02_retrieve.py": 9680,
+    "02_retrieve.py": 9740,
     "03_rerank.py": 11650,
     "04_llm_rerank.py": 9910,
     "05_classify.py": 14800_700,
-    "06_evaluate.py": 8370,
+    "06_evaluate.py": 8390,
 }
 BLOCKS = {
     "helpers": 2900,
     "language models": 2800,
     "training": 1300,
-    "pairs": 1510,
+    "pairs": 1520,
 }  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 82_100, "data/*.py": 11_450, "recipes/**/*.py": 25_600}  # tokens
+FOLDERS = {"tests/*.py": 84_900, "data/*.py": 11_450, "recipes/**/*.py": 25_640}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 HEAVY = {
     "torch",
