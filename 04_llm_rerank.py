@@ -357,7 +357,7 @@ def note(outcome, outcomes, errors):
     number = outcomes[:FIRST].count(masked)
     if outcomes[-2:] == [TIMEOUT, TIMEOUT]:
         errors.append("two calls in a row timed out; give a larger --timeout")
-    elif outcome and number > FIRST / 2:
+    elif outcome and outcome != TIMEOUT and number > FIRST / 2:
         what = f"{number} of the first {len(outcomes)} requests are refused: {outcome}"
         errors.append(f"{what}; fix this, give --retry-errors")
 
@@ -1229,7 +1229,8 @@ def read_replies(path, requests):
                 if sha256 != body_digest(requests[custom_id]["body"]):
                     continue
             reply = reply_of(record)
-            if not reply.error or replies.get(custom_id, reply).error:
+            is_reply = custom_id in replies and not replies[custom_id].error
+            if not (reply.error and is_reply):
                 replies[custom_id] = reply
         except UnicodeDecodeError:
             fail(f"{path}:{number}", "not UTF-8; save the replies as UTF-8")
@@ -1440,15 +1441,15 @@ def shares_of(votes, labels):
 def with_backend(args):
     """Return the arguments with a backend, a model and files, whose defaults depend on others.
 
-    An endpoint may cost money. A key alone chooses none: a model has to be named that is no path.
+    An endpoint may cost money: with a key alone, none is asked unless a model is named, not a path.
     """
-    names_models = args.job == "ask" and not args.model  # the requests name theirs
+    requests_name_it = args.job == "ask" and not args.model
     if not args.backend:
-        is_named = names_models or args.model and not Path(args.model).exists()
+        is_named = requests_name_it or (args.model and not Path(args.model).exists())
         args.backend = "openai" if args.base_url or (API_KEY and is_named) else "transformers"
     if args.backend == "transformers":
         args.model = args.model or "data/models/smollm2"
-    elif not args.model and not names_models:
+    elif not args.model and not requests_name_it:
         fail("--model", f"--backend {args.backend} needs the name of a model; or set LLM_MODEL")
     elif args.backend == "openai" and not args.base_url and not API_KEY:
         fail("OPENAI_API_KEY", "not set, and there is no --base-url; set one of them")
@@ -1475,7 +1476,7 @@ def add_model(job):
     add = job.add_argument_group("language model: who answers").add_argument
     add("--backend", choices=("openai", "transformers", "none"), help="""ask an endpoint or a local
         model, or only write the requests and end with status 3 (default: openai with --base-url, or
-        with OPENAI_API_KEY and --model; else transformers)""")
+        with OPENAI_API_KEY and a --model that is no path; else transformers)""")
     add("--model", default=os.getenv("LLM_MODEL"), help="""ask this model: its name at the endpoint,
         or a folder or hub name (default: LLM_MODEL; for transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),

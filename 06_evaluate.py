@@ -407,7 +407,7 @@ def markdown(texts, notes):
     return "\n".join([*tables, *notes])
 
 
-def judged_claims(qrels):
+def claims_in_words(qrels):
     """Return the claims that means are over, in words."""
     evidence = qrels[qrels["label"] != "NEI"]
     return f"the {evidence['claim_id'].nunique()} of {qrels['claim_id'].nunique()} claims"
@@ -712,7 +712,7 @@ def evaluate(args):
         warn("--measures", f"{name}: no run has a value; measures of labels need verdicts")
     cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
     corpus = read_corpus(args.corpus) if Path(args.corpus).exists() else {}
-    notes = notes_on(cells, judged_claims(qrels)) + basis_lines(counts, qrels, corpus)
+    notes = notes_on(cells, claims_in_words(qrels)) + basis_lines(counts, qrels, corpus)
     contents = tables_of(cells, components, qrels["claim_id"].unique(), counts)
     if args.report:
         data = rankings(args, runs, qrels, components, corpus)
