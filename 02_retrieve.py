@@ -512,6 +512,7 @@ def best_fusion(runs, qrels, args):
     values = try_fusions(few_runs, scorer_of(args.measure, few_qrels))
     held_out = held_out_value(np.stack(list(values.values())), args.folds, args.seed)
     found = best_first(values)
+    fitted = values[found[0]].mean()
     if len(compared) < len(counted):
         print(f"all fusions: on {len(compared)} claims; the best {FINALISTS} of them: on all")
         values = try_fusions(runs, scorer, found[:FINALISTS])
@@ -521,7 +522,8 @@ def best_fusion(runs, qrels, args):
         how = f"{method}, k = {k}, weights {' '.join(map(str, weights))}"
         print(f"{values[fusion].mean():.4f}  {how}")
     print(f"These are means over {claims} claims with evidence.")
-    print(f"{held_out:.4f}  on claims that were held out of the fit, in {args.folds} folds")
+    what = f"{len(compared)} claims, each held out of its fit, in {args.folds} folds"
+    print(f"{held_out:.4f}  on {what}; fitted on them {fitted:.4f}")
     method, k, weights = found[0]
     return {
         "claims": claims,
