@@ -318,25 +318,35 @@ def scores_in(results, number):
     for result in results:
         name = "relevance_score" if "relevance_score" in result else "score"
         scores[result["index"]] = float(result[name])
-    scores = [scores[index] for index in range(number)]
+    scores = [scores.get(index, np.nan) for index in range(number)]
     if not np.isfinite(scores).all():
-        raise ValueError("a score is no finite number")
+        raise ValueError("the reply has no score, or none that is a number, for some documents")
     return scores
 
 
-def rerank_call(client, claim, documents, args):
-    """Return the scores that a rerank endpoint gives documents for a claim."""
-    import openai
+class RerankEndpoint:
+    """Asks --base-url for scores. documents: what it calls the texts; TEI calls them texts."""
 
-    body = {"model": args.model, "query": claim, "top_n": len(documents), **args.extra}
-    send = functools.partial(client.post, "/rerank", cast_to=object)
-    try:
-        found = send(body=body | {"documents": documents})
-    except openai.UnprocessableEntityError as error:
-        if "texts" not in str(error):
-            raise
-        found = send(body=body | {"texts": documents})  # TEI's name for them
-    return scores_in(results_of(found), len(documents))
+    def __init__(self, args):
+        self.args = args
+        self.client = client_of(args, is_complete=results_of)  # without results, a call is repeated
+        self.documents = "documents"
+
+    def call(self, claim, documents):
+        """Return the scores of documents for a claim."""
+        import openai
+
+        name = self.documents  # another thread may change it
+        body = {"model": self.args.model, "query": claim, "top_n": len(documents)}
+        body |= {name: documents, **self.args.extra}
+        try:
+            found = self.client.post("/rerank", cast_to=object, body=body)
+        except openai.UnprocessableEntityError as error:
+            if name == "texts" or "texts" not in str(error):
+                raise
+            self.documents = "texts"
+            return self.call(claim, documents)
+        return scores_in(results_of(found), len(documents))
 
 
 def score_by_endpoint(args):
@@ -346,7 +356,7 @@ def score_by_endpoint(args):
     """
     from tqdm.contrib.concurrent import thread_map
 
-    client = client_of(args, is_complete=results_of)  # without results, a call is repeated
+    endpoint = RerankEndpoint(args)
     size = args.batch_size or DOCUMENTS
     errors = []
 
@@ -365,7 +375,7 @@ def score_by_endpoint(args):
             claim = paired[rows[0]][0]
             documents = [paired[row][1] for row in rows]
             try:
-                stored[rows, 0] = rerank_call(client, claim, documents, args)
+                stored[rows, 0] = endpoint.call(claim, documents)
             except Exception as error:  # of the client, or of a reply in another form
                 errors.append(f"{type(error).__name__}: {error}")
 

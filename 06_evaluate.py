@@ -708,7 +708,7 @@ def evaluate(args):
             counts[name] |= stance_basis(runs[name], matrix, args.depth)
     cells = compare(components, names, args.resamples, args.seed)
     has_value = cells["value"].notna().any()  # for some run
-    for name in set(args.measures) & set(has_value.index[~has_value]):
+    for name in has_value.index[~has_value].intersection(args.measures):  # not those of a set
         warn("--measures", f"{name}: no run has a value; measures of labels need verdicts")
     cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
     corpus = read_corpus(args.corpus) if Path(args.corpus).exists() else {}

@@ -319,6 +319,11 @@ def test_each_language_gets_a_fusion_of_its_own(toy, call, refused):
     runs = [read(toy / name)[:4] for name in ("a.tsv", "b.tsv")]
     by_hand = KIT.fuse_runs(runs, german["weights"], german["method"], german["rrf_k"], [])
     assert fused[:4]["score"].tolist() == pytest.approx(by_hand["score"].tolist())
+    english = "c3|x|1|9; c3|y|2|8"
+    for name in ("a.tsv", "b.tsv"):
+        tsv(toy / "test" / name, RUN, english)  # no claim in German
+    facts(call(SCRIPT, words.format("c.tsv").replace("a.tsv b", "test/a.tsv test/b"), cwd=toy))
+    assert read(toy / "o.tsv")["abstract_id"].tolist() == ["x", "y"]
     tsv(toy / "d.tsv", header, "c1|text|de; c2|text|fr; c3|text|en; c4|text|en; c5|text|en")
     refused(toy, SCRIPT, words.format("d.tsv"), said="claim c2: the language 'fr' was not fitted")
     said = "claims.test.tsv:1: found columns claim_id, claim; wanted claim_id, language"

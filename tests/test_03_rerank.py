@@ -193,6 +193,9 @@ def test_a_rerank_endpoint_scores(toy, call, refused, endpoint, form, monkeypatc
     assert {body["key"] for body in asked} == {"Bearer secret-key"}
     assert b"secret-key" not in b"".join(contents(toy).values())
     assert "up to date" in call(SCRIPT, *words, "--concurrency", 1, cwd=toy).stdout
+    server.asked.clear()
+    facts(call(SCRIPT, *words, "--concurrency", 1, "--force", cwd=toy))
+    assert len(server.asked) == (7 if form == "texts" else 6)  # one is refused, not each
     refused(toy, SCRIPT, *words, "--prompt", "Judge.", said="--prompt: a rerank endpoint has its")
 
 

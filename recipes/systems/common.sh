@@ -245,6 +245,16 @@ further() {
   fi
 }
 
+# dev_or_test: set SPLIT, the split of further tables, and S, the folder of its runs
+dev_or_test() {
+  SPLIT=dev
+  if [ ! -e $DATA/qrels.dev.tsv ]; then
+    echo "there is no $DATA/qrels.dev.tsv: the next tables are of test"
+    SPLIT=test
+  fi
+  S=$WORK/$SPLIT
+}
+
 # remarks: the published figures that no run here stands for, why, and the slips of the papers
 remarks() {
   stage "tables  Published figures without a run here, and slips of the papers"

@@ -63,12 +63,7 @@ table metrics "$MEASURES" $T/{bm25,dense,forest,rerank}.tsv
 kit 06_evaluate.py submission $D $T/rerank.tsv --task $TASK
 further "${1:-}"
 
-SPLIT=dev
-if [ ! -e $DATA/qrels.dev.tsv ]; then
-  echo "there is no $DATA/qrels.dev.tsv: the next tables are of test"
-  SPLIT=test
-fi
-S=$WORK/$SPLIT
+dev_or_test
 
 stage "tables  Rows 1 to 6 of the ablation: BM25+ as its library has it, BGE-M3, both fusions"
 kit 01_index.py $D --indexes bm25 --bm25-method bm25+ --delta 1 --k1 1.5 --b 0.75 \

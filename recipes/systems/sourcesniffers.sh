@@ -66,12 +66,7 @@ table metrics checkthat $T/{bm25,rerank}.tsv
 kit 06_evaluate.py submission $D $T/rerank.tsv --task checkthat4b
 further "${1:-}"
 
-SPLIT=dev
-if [ ! -e $DATA/qrels.dev.tsv ]; then
-  echo "there is no $DATA/qrels.dev.tsv: the next tables are of test"
-  SPLIT=test
-fi
-S=$WORK/$SPLIT
+dev_or_test
 
 stage "tables  The submitted reranker at depths 30, 100 and 1,000"
 kit 02_retrieve.py $D --split $SPLIT --retrievers bm25 --top-k 1000
