@@ -404,6 +404,14 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
     assert ("it has no labels" in unlabelled.stderr) == task.startswith("climatecheck")
 
 
+def test_a_measure_without_a_value_is_said_and_a_comma_may_be_in_one(toy, call):
+    measures = ("F1", "R@5", "P(rel=1, judged_only=True)@5")
+    done = call(SCRIPT, HYBRID, "--measures", *measures, cwd=toy)
+    assert facts(done)["runs"] == 1 and "--measures: F1: no run has a value" in done.stderr
+    header = (toy / "work/demo/test/metrics.tsv").read_text().splitlines()[0]
+    assert header == "run\tR@5\tP(rel=1, judged_only=True)@5"
+
+
 def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call, refused):
     claims = ("c3", "c4", "c5")
     rows = [(claim, f"00{rank:02}", rank, -rank) for claim in claims for rank in (1, 2)]
