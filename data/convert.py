@@ -41,14 +41,12 @@ import contextlib
 import csv
 import gzip
 import hashlib
-import io
 import json
 import math
 import os
 import re
 import sys
 import unicodedata
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -120,15 +118,6 @@ def warn(where, what):
     print(WARNINGS[-1], file=sys.stderr)
 
 
-def check_place(out):
-    """End if a folder stands in the place of an output, or a file in that of a folder."""
-    taken = [parent for parent in out.parents if parent.is_file()]
-    if out.is_dir():
-        taken.append(out)
-    for path in taken:
-        fail(path, "not made by this script, which would replace it; give another --out")
-
-
 @contextlib.contextmanager
 def whole(path):
     """Yield a path for this process alone; what is written there becomes path, or is removed."""
@@ -145,7 +134,7 @@ def one_line(text):
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def text_of(value):
+def as_text(value):
     """Return a value as text: "" for none, "7" for 7 and 7.0, JSON for a list or a truth value."""
     if isinstance(value, str):
         return value
@@ -159,13 +148,13 @@ def text_of(value):
 def joined(value):
     """Return a text, or a list of sentences, as one text; None stays None."""
     if isinstance(value, list):
-        return " ".join(text_of(sentence) for sentence in value if sentence is not None)
-    return None if value is None else text_of(value)
+        return " ".join(as_text(sentence) for sentence in value if sentence is not None)
+    return None if value is None else as_text(value)
 
 
 def as_id(value):
     """Return an id as text: "7" for 7, 7.0 (an integer in a column with gaps) and " 7"."""
-    text = text_of(value).strip()
+    text = as_text(value).strip()
     if ROW_BREAK.search(text):
         fail(repr(text), "an id holds a tab or a line break; fix the file")
     return text
@@ -198,23 +187,19 @@ def grade_label(grade):
     return ""
 
 
-def corpus_record(record):
-    """Return a record of the corpus: abstract_id, title, abstract, then the other fields.
+def corpus_record(record, left_out):
+    """Return a record of the corpus: abstract_id, title, abstract, then its other fields.
 
-    Title and abstract may be lists of sentences.
+    Title and abstract may be lists of sentences. Texts (in NFC) and finite numbers are kept;
+    left_out counts the other fields.
     """
     ours = {
         "abstract_id": record["abstract_id"],
         "title": joined(record.get("title")),
         "abstract": joined(record.get("abstract")) or "",
     }
-    return ours | record | ours  # ours come first
-
-
-def storable(record, left_out):
-    """Return the fields that are texts (in NFC) or finite numbers; left_out counts the others."""
     kept = {}
-    for field, value in record.items():
+    for field, value in (ours | record | ours).items():  # the first sets the order of the fields
         if isinstance(value, str):
             kept[field] = unicodedata.normalize("NFC", value)
         elif isinstance(value, (int, float)) and math.isfinite(value):
@@ -252,42 +237,11 @@ def unquoted(field):
     return quoted[1].replace('""', '"') if quoted else field
 
 
-def delimited_rows(path, text, delimiter):
-    """Yield (line, fields) of the rows of a CSV or TSV file that are not blank."""
-    quoting = csv.QUOTE_MINIMAL
-    tabs = {line.count("\t") for line in text.split("\n") if line}
-    if delimiter == "\t" and len(tabs) == 1:
-        # Every line of this TSV file has as many tabs: no quotation mark can swallow rows
-        quoting = csv.QUOTE_NONE
-    csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(
-        io.StringIO(text),
-        delimiter=delimiter,
-        quoting=quoting,
-        strict=True,
-        skipinitialspace=delimiter != "\t",
-    )
-    line = 1
-    try:
-        for row in reader:
-            if any(field.strip() for field in row):
-                if quoting == csv.QUOTE_NONE:
-                    row = [unquoted(field) for field in row]
-                yield line, row
-            line = reader.line_num + 1
-    except csv.Error as error:
-        fail(f"{path}:{line}", f"{error}; fix its quotation marks")
-
-
-def first_bytes(path):
-    """Return the first four bytes of a file."""
-    with open(path, "rb") as file:
-        return file.read(4)
-
-
 def open_text(path):
     """Open a text in UTF-8, which gzip may have packed."""
-    if first_bytes(path).startswith(b"\x1f\x8b"):
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    if is_packed:
         return gzip.open(path, "rt", encoding="utf-8-sig")
     return open(path, encoding="utf-8-sig")
 
@@ -308,42 +262,55 @@ def table_of_rows(path, rows):
     columns = [column.strip() for column in rows.pop(min(rows))]
     for line, fields in rows.items():
         if len(fields) != len(columns):
-            fail(
-                f"{path}:{line}", f"{len(fields)} fields, the first row has {len(columns)}; fix it"
-            )
+            what = f"{len(fields)} fields, the first row has {len(columns)}; fix it"
+            fail(f"{path}:{line}", what)
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=str)
 
 
-def read_table(path):
-    """Return a table of texts under the names of its columns; the index holds line numbers."""
-    header = first_line(path)
+def table_of_lines(path, lines):
+    """Return a table of {line number: line} of a TSV file whose rows are lines."""
+    return table_of_rows(path, {number: line.split("\t") for number, line in lines.items()})
+
+
+def read_lines(path):
+    """Return {number: line} of the lines of a text that are not blank."""
     with open_text(path) as file:
-        text = file.read()
-    lines = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip() and line[0] not in "#;":  # a comment, in TREC's files
-            lines[number] = line.strip()
-    columns = trec_columns(next(iter(lines.values()), ""))
+        return {number: line.rstrip("\n") for number, line in enumerate(file, 1) if line.strip()}
+
+
+def quoted_rows(path, delimiter):
+    """Yield (line, fields) of a text with quoted fields, which may hold line breaks."""
+    csv.field_size_limit(2**31 - 1)
+    line = 1
+    with open_text(path) as file:
+        reader = csv.reader(
+            file, delimiter=delimiter, strict=True, skipinitialspace=delimiter != "\t"
+        )
+        try:
+            for fields in reader:
+                if "".join(fields).strip():
+                    yield line, fields
+                line = reader.line_num + 1
+        except csv.Error as error:
+            fail(f"{path}:{line}", f"{error}; fix its quotation marks")
+
+
+def read_delimited(path):
+    """Return the table of texts of a CSV, TSV or TREC file; the index holds line numbers."""
+    header = first_line(path)
+    lines = read_lines(path)
+    columns = trec_columns(header)
     if columns:
         last = len(columns) - 1
-        fields = {number: line.split(maxsplit=last) for number, line in lines.items()}
-        return table_of_rows(path, {0: columns} | fields)
+        rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
+        return table_of_rows(path, {0: columns} | rows)
     delimiter = max("\t,;", key=header.count)
-    return table_of_rows(path, dict(delimited_rows(path, text, delimiter)))
-
-
-def read_workbook(path):
-    """Return a table of texts of the first sheet of an Excel workbook; the index holds its rows."""
-    try:
-        sheets = pd.read_excel(path, None, header=None, dtype=str, na_filter=False)
-    except (ImportError, ValueError):  # no openpyxl; a damaged workbook
-        what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
-        fail(path, what)
-    name, *others = sheets
-    if others:
-        warn(path, f"only the first sheet, {name}, is read, not {', '.join(others)}")
-    rows = enumerate(sheets[name].values.tolist(), 1)
-    return table_of_rows(path, {number: cells for number, cells in rows if any(cells)})
+    tabs = {line.count("\t") for line in lines.values()}
+    if delimiter == "\t" and len(tabs) == 1:
+        # Every line has as many tabs: no quotation mark can swallow rows
+        table = table_of_lines(path, lines)
+        return table.map(unquoted).rename(columns=unquoted)
+    return table_of_rows(path, dict(quoted_rows(path, delimiter)))
 
 
 # ---------------------------------------------------------------- Reading JSON
@@ -355,11 +322,11 @@ def parsed(path, number, text):
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
     if "\\u" in text:  # half of a character or of a pair?
-        whole = json.dumps(value, ensure_ascii=False)
-        text = whole.encode("utf-8", "replace").decode()
-        if text != whole:
+        decoded = json.dumps(value, ensure_ascii=False)
+        replaced = decoded.encode("utf-8", "replace").decode()
+        if replaced != decoded:
             warn(f"{path}:{number}", "half a surrogate pair is no character and becomes ?")
-            value = json.loads(text)
+            value = json.loads(replaced)
     return value
 
 
@@ -392,7 +359,7 @@ def nested_table(path, records, wanted):
     scores = table["score"]
     if not all(isinstance(score, (int, float)) for score in scores):
         return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
-    if wanted != "run" and all(score % 1 == 0 for score in scores):
+    if wanted != "run" and (scores % 1 == 0).all():
         warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
         table = table.rename(columns={"score": "relevance"})
     return table
@@ -411,14 +378,10 @@ def json_table(path, wanted):
 
 def read_any(path, wanted):
     """Return the table of a file of any format; wanted: as in nested_table()."""
-    is_old_workbook = first_bytes(path) == b"\xd0\xcf\x11\xe0"
-    has_sheets = zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists()
-    if is_old_workbook or has_sheets:
-        return read_workbook(path)
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
         return json_table(path, wanted)
-    return read_table(path)
+    return read_delimited(path)
 
 
 # ---------------------------------------------------------------- Our columns from theirs
@@ -430,33 +393,16 @@ def reject(table, is_bad, what):
         fail(row.name, f"{what}: {' '.join(map(str, values))}; fix the row")
 
 
-def without_rows(path, table, is_bad, what):
+def without_rows(where, table, is_bad, what):
     """Return a table without the rows for which is_bad holds; a warning counts them."""
     if is_bad.any():
-        warn(path, f"{is_bad.sum()} rows {what} are left out")
+        warn(where, f"{is_bad.sum()} {what}: left out")
     return table[~is_bad]
 
 
-def our_name(column, guesses, given):
-    """Return our name for a column of the file, or the column where we have none.
-
-    guesses: {column in lower case: our name}; given: {column: our name}, which has precedence
-    """
-    if column in given:
-        return given[column]
-    ours = guesses.get(column.strip().lower(), column)
-    if ours not in given.values():
-        return ours
-    return f"their {column}" if ours == column else column
-
-
-def with_our_columns(path, table, given, make_ids):
-    """Return a table with our column names; given: {column of the file: our column}."""
-    theirs = list(table)
-    for column, ours in given.items():
-        if column not in theirs:
-            fail(f"{path}:1", f"no column {column} for {ours} among {', '.join(theirs)}")
-    lower = {column.strip().lower() for column in theirs}
+def our_names(columns, given, make_ids):
+    """Return {column of the file: our name}; given: those of --columns, which have precedence."""
+    lower = {column.strip().lower() for column in columns}
     guesses = {column: column for column in OUR_COLUMNS} | name_pairs(KNOWN_COLUMNS)
     for form in KNOWN_FORMS:
         names = name_pairs(form)
@@ -465,16 +411,28 @@ def with_our_columns(path, table, given, make_ids):
             break
     if make_ids or "abstract_id" in lower:
         guesses.pop("id", None)  # it may number pairs
-    table = table.set_axis([our_name(column, guesses, given) for column in theirs], axis=1)
+    names = {ours: f"their {ours}" for ours in given.values()}
+    for column in columns:
+        ours = guesses.get(column.strip().lower())
+        if ours and ours not in given.values():
+            names[column] = ours
+    return names | given
+
+
+def with_our_columns(path, table, given, make_ids):
+    """Return a table with our column names; given: {column of the file: our column}."""
+    theirs = table.columns
+    for column, ours in given.items():
+        if column not in theirs:
+            fail(f"{path}:1", f"no column {column} for {ours} among {', '.join(theirs)}")
+    table = table.rename(columns=our_names(theirs, given, make_ids))
     for ours in table.columns[table.columns.duplicated()]:
         if ours:
-            both = [column for column, name in zip(theirs, table) if name == ours]
-            fail(
-                f"{path}:1",
-                f"""two columns mean {ours}: {" and ".join(both)}; choose by
-                --columns {ours}={both[0]}, or rename one""",
-            )
-    if PAPERS & lower and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
+            both = theirs[table.columns == ours]
+            what = f"two columns mean {ours}: {' and '.join(both)}; choose by --columns"
+            fail(f"{path}:1", f"{what} {ours}={both[0]}, or rename one")
+    names_paper = PAPERS & {column.strip().lower() for column in theirs}
+    if names_paper and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
         table = table.assign(relevance="1")
     return table
 
@@ -482,7 +440,7 @@ def with_our_columns(path, table, given, make_ids):
 def without_empty_columns(path, table):
     """Return a table without the optional columns that have no value in any row."""
     columns = table.columns.intersection(OPTIONAL)
-    empty = [column for column in columns if set(map(text_of, table[column])) == {""}]
+    empty = [column for column in columns if set(map(as_text, table[column])) == {""}]
     if empty:
         warn(path, f"columns without any value are left out: {', '.join(empty)}")
     return table.drop(columns=empty)
@@ -537,7 +495,7 @@ def kind_of(path, table, wanted, make_ids):
 def with_texts(table, columns):
     """Return a table with texts in these columns; claims and ids are not empty, and one line."""
     for column in table.columns.intersection(columns):
-        texts = table[column].map(text_of).str.strip()
+        texts = table[column].map(as_text).str.strip()
         if column == "claim":
             texts = texts.map(one_line)
         table = table.assign(**{column: texts})
@@ -552,12 +510,12 @@ def without_repeats(path, table, columns):
 
     Of these columns, the ids tell what a row is about. White space makes no difference.
     """
-    texts = table[table.columns.intersection(columns)]
+    texts = table.filter(columns)
     # Hashes: the texts of a whole corpus take gigabytes
     texts = texts.map(lambda value: hash(one_line(joined(value) or "")))
     ids = texts.columns.intersection(PAIR)
     repeated = texts.duplicated()
-    table = without_rows(path, table, repeated, "that repeat an earlier one")
+    table = without_rows(path, table, repeated, "rows that repeat an earlier one")
     texts = texts[~repeated]
     differs = texts.duplicated(ids)
     if differs.any():
@@ -574,14 +532,14 @@ def to_floats(column):
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
-    has_null = table["preds"].map(lambda ids: isinstance(ids, list) and None in ids)
-    reject(table, has_null, "preds holds null in place of an id")
     table = with_texts(table, ["claim_id", "preds"])
     table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
     table = table.assign(abstract_id=lists)
     is_empty = lists.str.len() == 0
-    table = without_rows(path, table, is_empty, "without any id in preds").explode("abstract_id")
+    table = without_rows(path, table, is_empty, "rows without any id in preds").explode(
+        "abstract_id"
+    )
     return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
@@ -617,7 +575,7 @@ def with_our_labels(path, table, kind, meanings):
     table = table.assign(label=table["label"].replace(meanings).map(label_of))
     if kind == "qrels":
         is_empty = table["label"] == ""
-        table = without_rows(path, table, is_empty, "without a label, or of relevance below 0,")
+        table = without_rows(path, table, is_empty, "rows without a label, or of relevance below 0")
     labels = table["label"]
     unknown = labels[~labels.isin([*LABELS, RELEVANT])]
     if len(unknown):
@@ -682,7 +640,7 @@ def checked(path, table, kind, args):
         table = with_trec_ranks(table)
     if kind in ("run", "verdicts"):
         table = with_checked_ranks(table)
-    return table[[column for column in columns if column in table]]
+    return table.filter(columns)
 
 
 # ---------------------------------------------------------------- Writing
@@ -704,8 +662,8 @@ def write_corpus(path, records, where):
     left_out = Counter()
     with whole(path) as new, open(new, "w", encoding="utf-8") as file:
         for record in records:
-            record = storable(corpus_record(record), left_out)
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            line = json.dumps(corpus_record(record, left_out), ensure_ascii=False)
+            file.write(f"{line}\n")
     for field, number in left_out.items():
         warn(where, f"{number} fields {field} are neither text nor number, left out")
 
@@ -745,7 +703,7 @@ def source_table(path, wanted, args):
     if args.drop_empty:
         for text in table.columns.intersection(TEXTS):
             ids = table[text].map(made_id)
-            table = without_rows(path, table, ids == "", f"with an empty {text}")
+            table = without_rows(path, table, ids == "", f"rows with an empty {text}")
     kind = kind_of(path, table, wanted, args.make_ids)
     if table.empty:
         fail(path, "a header without rows; give a file with rows")
@@ -781,9 +739,9 @@ def convert(args):
         used |= {"evidence", "cited_doc_ids"}
         qrels = out.with_name("qrels." + out.name.removeprefix("claims."))
         made[str(qrels)] = checked(path, evidence_pairs(source), "qrels", args)
-    for target in map(Path, made):
-        check_place(target)
-        if target.resolve() in [Path(file).resolve() for file in args.files]:
+    inputs = [Path(file).resolve() for file in args.files]
+    for target in made:
+        if Path(target).resolve() in inputs:
             fail(target, "this command reads it; give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
@@ -843,7 +801,7 @@ def main():
     try:
         print(json.dumps(convert(args)))
     except OSError as error:
-        fail(error.filename or args.out, error.strerror)
+        fail(error.filename2 or error.filename or args.out, error.strerror)
 
 
 if __name__ == "__main__":
