@@ -10,7 +10,6 @@ Yields  pairs (split, row), in any order:
 To add a data set: write its function here, name it in READERS, describe it in sources.json.
 """
 
-import csv
 import filecmp
 import itertools
 import pickle
@@ -74,7 +73,7 @@ def records_of(path):
             table = TableUnpickler(file).load()
         yield from table.to_dict("records")
     elif path.suffix in (".tsv", ".csv"):
-        yield from convert.read_table(path).to_dict("records")
+        yield from convert.read_delimited(path).to_dict("records")
     else:
         for _, record in convert.read_json(path):
             yield record
@@ -130,31 +129,31 @@ def read_corpus(path, id_field, text_field="abstract", *others):
 # ---------------------------------------------------------------- Data sets
 def read_climatecheck(source, args):
     """ClimateCheck: parquet files of both hub data sets; labels of test in files named *gold*."""
-    names = {}
+    claims = {}  # {path: its name below source}
+    gold = []
     for path in find(source, "*.parquet", "*gold*.csv", "*gold*.tsv"):
-        names[path] = str(path.relative_to(source))
-    corpus = [path for path in names if "corpus" in names[path]]
-    gold = [path for path in names if "gold" in names[path]]
-    claims = [path for path in names if path not in corpus and path not in gold]
-    if not corpus:
-        fail(source, "no *corpus*.parquet; add climatecheck_publications_corpus.parquet")
-    for path in corpus:
-        yield from read_corpus(path, "abstract_id")
+        name = str(path.relative_to(source))
+        if "corpus" in name:
+            yield from read_corpus(path, "abstract_id")
+        elif "gold" in name:
+            gold.append(path)
+        else:
+            claims[path] = name
     public = {
         "train": ("claim_id", "claim", "abstract_id", "annotation"),
         "test": ("claim_id", "claim"),
     }
     for split, fields in public.items():
         paths = [path for path in claims if path.name.startswith(split)]
-        of_edition = [path for path in paths if args.edition in names[path]]
+        of_edition = [path for path in paths if args.edition in claims[path]]
         for path in of_edition or paths:
             for record in read_records(path, *fields):
                 yield split, climatecheck_row(record)
     for path in gold:
         for record in read_records(path, "claim_id", "annotation"):
-            if "abstract_id" not in record:
-                demand(path, record, "abstract_original_index")
+            if "abstract_original_index" in record:
                 record["abstract_id"] = record["abstract_original_index"]
+            demand(path, record, "abstract_id")
             yield "test", climatecheck_row(record)
 
 
@@ -309,16 +308,12 @@ def words_of(claim):
 
 
 def read_rows(path, *fields):
-    """Yield the rows of a table of the kit; end the script at one that lacks one of the fields."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        for row in reader:
-            demand(path, row, *fields)
-            if None in row or None in row.values():
-                fail(f"{path}:{reader.line_num}", "a row of another length; fix it")
-            if "claim" in row:  # of the fields, only claims are ever quoted
-                row["claim"] = convert.unquoted(row["claim"])
-            yield row
+    """Return the rows of a table of the kit; end the script if it lacks one of the fields."""
+    table = convert.table_of_lines(path, convert.read_lines(path))
+    demand(path, table, *fields)
+    if "claim" in table:  # of the fields, only claims are ever quoted
+        table["claim"] = table["claim"].map(convert.unquoted)
+    return table.to_dict("records")
 
 
 def read_ours(source, args):
@@ -347,16 +342,14 @@ def read_split(source, args):
         what = f"{args.share} draws {number} of {len(distinct)} distinct claims"
         fail("--share", f"{what}; draw some, and not all")
     drawn = set(random.Random(args.seed).sample(distinct, number))
-    dev = {claim_id for claim_id, claim in claims.items() if words_of(claim) in drawn}
+    drawn_ids = {claim_id for claim_id, claim in claims.items() if words_of(claim) in drawn}
     for split, row in read_ours(source, args):
         if split is None:
             yield None, row
-            continue
-        base, dash, suffix = split.partition("-")  # train-cited
-        if base == "train":
-            if row["claim_id"] in dev:
-                base = args.draw
-            yield base + dash + suffix, row
+        elif f"{split}-".startswith("train-"):  # train-cited, too
+            if row["claim_id"] in drawn_ids:
+                split = split.replace("train", args.draw, 1)
+            yield split, row
         elif args.draw == "dev" and f"{split}-".startswith(f"{args.test}-"):
             yield "test" + split.removeprefix(args.test), row
 
