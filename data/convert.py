@@ -101,7 +101,8 @@ TREC_QRELS = "claim_id q0 abstract_id relevance".split()
 TREC_RUN = "claim_id q0 abstract_id position score tag".split()
 TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+TREC_LINE = re.compile(rf"(?:\S+\s+){{3}}{NUMBER}(\s+{NUMBER}\s.*)?", re.IGNORECASE)
 WARNINGS = []  # of this call
 
 
@@ -223,12 +224,12 @@ def evidence_of(record):
 # ---------------------------------------------------------------- Reading CSV, TSV and TREC
 def trec_columns(line):
     """Return the columns of a TREC file by one of its lines, None if it is something else."""
-    fields = line.split()
-    if len(fields) == 4 and NUMBER.fullmatch(fields[3]):
-        return TREC_QRELS
-    if len(fields) >= 6 and all(map(NUMBER.fullmatch, fields[3:5])):
-        return TREC_RUN  # the tag may have several words
-    return None
+    match = TREC_LINE.fullmatch(line)
+    if not match:
+        return None
+    if match[1]:  # a score and a tag, which may have several words
+        return TREC_RUN
+    return TREC_QRELS
 
 
 def unquoted(field):
@@ -348,39 +349,35 @@ def read_json(path):
             yield number, record
 
 
-def nested_table(path, records, wanted):
-    """Return the table of {claim_id: {abstract_id: number}} or of {id: record}.
-
-    wanted: the kind that --kind or --out names, or None
-    """
+def nested_table(records):
+    """Return the table of {claim_id: {abstract_id: number}} or of {id: record}."""
     entries = [entry for record in records for entry in record.items()]
-    rows = [(key, "Q0", *field) for key, record in entries for field in record.items()]
-    table = pd.DataFrame(rows, columns=[*TREC_QRELS[:3], "score"], dtype=object)
+    rows = [(key, *field) for key, record in entries for field in record.items()]
+    table = pd.DataFrame(rows, columns=[*PAIR, "score"], dtype=object)
     scores = table["score"]
     if not all(isinstance(score, (int, float)) for score in scores):
         return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
-    if wanted != "run" and (scores % 1 == 0).all():
-        warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
-        table = table.rename(columns={"score": "relevance"})
-    return table
+    if (scores % 1 == 0).all():
+        return table.assign(relevance=scores)  # or scores, by --kind run
+    return table.assign(q0="Q0")  # a run, as TREC's
 
 
-def json_table(path, wanted):
+def json_table(path):
     """Return a table of JSON records, with numbers and lists as they are."""
     lines = dict(read_json(path))
     records = list(lines.values())
     if all(isinstance(value, dict) for record in records for value in record.values()):
-        table = nested_table(path, records, wanted)
+        table = nested_table(records)
         table.index += 1
         return table
     return pd.DataFrame(records, index=list(lines), dtype=object)
 
 
-def read_any(path, wanted):
-    """Return the table of a file of any format; wanted: as in nested_table()."""
+def read_any(path):
+    """Return the table of a file of any format."""
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
-        return json_table(path, wanted)
+        return json_table(path)
     return read_delimited(path)
 
 
@@ -552,7 +549,7 @@ def with_trec_ranks(table):
     ranks = ordered.groupby("claim_id").cumcount() + 1
     # scores that are equal in float32 get one value, as no score is above that of the rank before
     lowest = scores[ordered.index].groupby(ordered["claim_id"]).cummin()
-    scores = table["score"].mask(lowest[scores.index] < scores, lowest)
+    scores = table["score"].mask(scores.gt(lowest), lowest)
     return table.assign(rank=ranks, score=scores)
 
 
@@ -694,7 +691,7 @@ def source_table(path, wanted, args):
     The index holds FILE:LINE.
     """
     try:
-        table = read_any(path, wanted)
+        table = read_any(path)
     except (UnicodeDecodeError, EOFError) as error:  # EOFError: a part of a gzip file
         fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
     table = table.set_axis([f"{path}:{line}" for line in table.index])

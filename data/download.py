@@ -288,7 +288,7 @@ def write_dataset(folder, name, found):
     known = set()  # abstract_ids
     splits = {}
     counts = Counter()
-    claims_by_split = {}
+    claim_ids = {}  # {split: ids of its claims}
     distinct = set()  # a claim may be in several splits
     records = corpus_of(found, known, splits, name)
     convert.write_corpus(folder / "corpus.jsonl", records, name)
@@ -299,10 +299,9 @@ def write_dataset(folder, name, found):
         what = f"{split} claims without id or text, or with a known id"
         claims = texts_of("claim", table, name, what)
         codes = texts_of("codes", table, name, f"{split} codes that differ from an earlier row's")
-        claims_by_split[split] = dict(claims[["claim_id", "claim"]].to_numpy())
-        distinct.update(claims_by_split[split].items())
-        judged = claims_by_split[split] or claims_by_split.get(split.rpartition("-")[0], {})
-        pairs = pairs_of(split, table, judged, known, name)
+        distinct.update(map(tuple, claims[["claim_id", "claim"]].to_numpy()))
+        claim_ids[split] = set(claims["claim_id"]) or claim_ids.get(split.rpartition("-")[0], ())
+        pairs = pairs_of(split, table, claim_ids[split], known, name)
         for kind, rows in (("claims", claims), ("narratives", codes), ("qrels", pairs)):
             if len(rows):
                 convert.write_table(folder / f"{kind}.{split}.tsv", rows)

@@ -107,10 +107,8 @@ def renamed(record, **names):
 
 def codes_of(value):
     """Return codes, a list or a text, as "1_1;1_6"; None without any."""
-    codes = value
-    if not isinstance(value, list):
-        codes = re.split(r"[;,\s]+", value or "")
-    distinct = dict.fromkeys(code for code in codes if code)
+    codes = re.findall(r'[^;,\s"\[\]]+', convert.as_text(value))
+    distinct = dict.fromkeys(codes)
     return ";".join(distinct) or None
 
 
@@ -208,9 +206,7 @@ def read_check_covid(source, args):
     The split all holds the claims of the three splits.
     """
     for split in ("train", "dev", "test"):
-        stem = f"covidCheck_{split}"
-        names = [f"{stem}.json", f"{stem}_composed.json", f"{stem}_extracted.json"]
-        for path in find(source, *names):
+        for path in find(source, f"covidCheck_{split}*.json"):
             for record in read_records(path, "id", "claim", "cord_id", "label"):
                 row = record | renamed(record, claim_id="id", abstract_id="cord_id")
                 yield split, row
@@ -231,12 +227,10 @@ def read_climate_fever(source, args):
     for evidence in sentences.values():
         record = renamed(evidence, abstract_id="evidence_id", title="article", abstract="evidence")
         yield None, record
-    # By number, 9 before 10
-    claims.sort(key=lambda claim: (len(str(claim["claim_id"])), str(claim["claim_id"])))
+    claims.sort(key=lambda claim: int(claim["claim_id"]))
     random.Random(SEED).shuffle(claims)
     splits = ["train"] * (len(claims) // 2) + ["dev"] * (len(claims) // 10)
-    splits += ["test"] * (len(claims) - len(splits))
-    for split, claim in zip(splits, claims):
+    for claim, split in itertools.zip_longest(claims, splits, fillvalue="test"):
         for evidence in claim["evidences"]:
             pair = renamed(evidence, abstract_id="evidence_id", label="evidence_label")
             yield split, claim | pair
@@ -270,17 +264,16 @@ def read_checkthat2026(source, args):
     The path of a file of posts names language and split, as in de_train.json; claim_id is
     LANGUAGE-NUMBER. Without the papers of test, these posts have no judgements.
     """
-    words = {}
-    for path in find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv"):
-        words[path] = re.findall("[a-z]+", str(path.relative_to(source)).lower())
+    paths = find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv")
     for path in find(source, "*collection*.*"):
         yield from read_corpus(path, "pubkey", "abstract", "title")
     for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
         fields = ["index", "text"]
         if split != "test":
             fields.append("pubkey")
-        for path in words:
-            if language not in words[path] or split not in words[path]:
+        for path in paths:
+            words = re.findall("[a-z]+", str(path.relative_to(source)).lower())
+            if language not in words or split not in words:
                 continue
             for record in read_records(path, *fields):
                 row = renamed(record, claim="text", abstract_id="pubkey")
