@@ -39,7 +39,6 @@ Errors name FILE:LINE. In a JSON document, the number is that of the record.
 import argparse
 import contextlib
 import csv
-import gzip
 import hashlib
 import json
 import math
@@ -238,18 +237,9 @@ def unquoted(field):
     return quoted[1].replace('""', '"') if quoted else field
 
 
-def open_text(path):
-    """Open a text in UTF-8, which gzip may have packed."""
-    with open(path, "rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    if is_packed:
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return open(path, encoding="utf-8-sig")
-
-
 def first_line(path):
     """Return the first line that is not blank, "" if there is none."""
-    with open_text(path) as file:
+    with open(path, encoding="utf-8-sig") as file:
         for line in file:
             if line.strip():
                 return line.strip()
@@ -275,7 +265,7 @@ def table_of_lines(path, lines):
 
 def read_lines(path):
     """Return {number: line} of the lines of a text that are not blank."""
-    with open_text(path) as file:
+    with open(path, encoding="utf-8-sig") as file:
         return {number: line.rstrip("\n") for number, line in enumerate(file, 1) if line.strip()}
 
 
@@ -283,7 +273,7 @@ def quoted_rows(path, delimiter):
     """Yield (line, fields) of a text with quoted fields, which may hold line breaks."""
     csv.field_size_limit(2**31 - 1)
     line = 1
-    with open_text(path) as file:
+    with open(path, encoding="utf-8-sig") as file:
         reader = csv.reader(
             file, delimiter=delimiter, strict=True, skipinitialspace=delimiter != "\t"
         )
@@ -333,7 +323,7 @@ def parsed(path, number, text):
 
 def read_json(path):
     """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
-    with open_text(path) as file:
+    with open(path, encoding="utf-8-sig") as file:
         if re.fullmatch(r"\{.*\}", first_line(path)):
             found = (
                 (number, parsed(path, number, line))
@@ -455,13 +445,11 @@ def with_made_ids(table, kind):
 
 
 def wanted_kind(kind, out):
-    """Return the kind that --kind or the name of --out says, None if neither does."""
+    """Return the kind that --kind or else the name of --out says, None if neither does."""
     named = Path(out).name.split(".")[0]
-    if named not in WRITTEN:
-        return kind
-    if kind not in (None, named):
-        fail("--kind", f"{kind}, but the name {out} says {named}; change one of them")
-    return named
+    if kind is None and named in WRITTEN:
+        return named
+    return kind
 
 
 def kind_of(path, table, wanted, make_ids):
@@ -507,7 +495,7 @@ def without_repeats(path, table, columns):
 
     Of these columns, the ids tell what a row is about. White space makes no difference.
     """
-    texts = table.filter(columns)
+    texts = table[table.columns.intersection(columns)]
     # Hashes: the texts of a whole corpus take gigabytes
     texts = texts.map(lambda value: hash(one_line(joined(value) or "")))
     ids = texts.columns.intersection(PAIR)
@@ -529,14 +517,10 @@ def to_floats(column):
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
-    table = with_texts(table, ["claim_id", "preds"])
-    table = without_repeats(path, table, ["claim_id", "preds"])
-    lists = table["preds"].str.findall(r"[^\s\[\]'\",]+")
+    lists = table["preds"].map(as_text).str.findall(r"[^\s\[\]'\",]+")
     table = table.assign(abstract_id=lists)
-    is_empty = lists.str.len() == 0
-    table = without_rows(path, table, is_empty, "rows without any id in preds").explode(
-        "abstract_id"
-    )
+    table = without_rows(path, table, lists.str.len() == 0, "rows without any id in preds")
+    table = table.explode("abstract_id")
     return table.assign(rank=table.groupby(level=0).cumcount() + 1)
 
 
@@ -637,7 +621,7 @@ def checked(path, table, kind, args):
         table = with_trec_ranks(table)
     if kind in ("run", "verdicts"):
         table = with_checked_ranks(table)
-    return table.filter(columns)
+    return table[[column for column in columns if column in table]]
 
 
 # ---------------------------------------------------------------- Writing
@@ -692,7 +676,7 @@ def source_table(path, wanted, args):
     """
     try:
         table = read_any(path)
-    except (UnicodeDecodeError, EOFError) as error:  # EOFError: a part of a gzip file
+    except UnicodeDecodeError as error:
         fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)

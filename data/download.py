@@ -442,13 +442,28 @@ def command_line(sources):
         add = job.add_argument
         if name == "join":
             add("out", metavar="OUT", help="write to this new folder")
+        if name in ("beir", "split", "join"):
+            add("source", metavar="FOLDER", type=existing, help="read this folder")
+        if name == "join":
+            add("others", metavar="FOLDER", type=existing, nargs="+", help="read this one, too")
         elif name == "model":
             add("source", metavar="OWNER/NAME", help="download this model of the hub")
             add("--out", help="write to this folder (default: data/models/NAME)")
         elif name == "split":
             add("--out", help="write to this folder (default: FOLDER-split)")
+            add("--draw", choices=("dev", "test"), default="dev",
+                help="draw this split from the training claims (default: %(default)s)")
+            add("--share", type=float, default=0.15,
+                help="draw this share of the distinct training claims (default: %(default)s)")
+            add("--seed", type=int, default=13,
+                help="seed the random draw (default: %(default)s)")
+            add("--test", default="test",
+                help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
         else:
             add("--out", default=DATA / name, help=f"write to this folder (default: data/{name})")
+        if name == "checkthat4b":
+            add("--allow-pickle", action="store_true",
+                help="read the collection's pickle, with an unpickler that builds only tables")
         if "page" in entry:
             add("--from", dest="source", metavar="PATH", type=existing,
                 help="read a local copy of the published files (a folder, file or archive) or a "
@@ -456,21 +471,6 @@ def command_line(sources):
         if "editions" in entry:
             add("--edition", choices=entry["editions"], default="2026",
                 help="take claims and labels from this year's edition (default: %(default)s)")
-    add = jobs.choices["checkthat4b"].add_argument
-    add("--allow-pickle", action="store_true",
-        help="read the collection's pickle, with an unpickler that builds nothing but tables")
-    for name in ("beir", "split", "join"):
-        add = jobs.choices[name].add_argument
-        add("source", metavar="FOLDER", type=existing, help="read this folder")
-    add("others", metavar="FOLDER", type=existing, nargs="+", help="and these folders")
-    add = jobs.choices["split"].add_argument
-    add("--draw", choices=("dev", "test"), default="dev",
-        help="draw this split from the training claims (default: %(default)s)")
-    add("--share", type=float, default=0.15,
-        help="draw this share of the distinct training claims (default: %(default)s)")
-    add("--seed", type=int, default=13, help="seed the random draw (default: %(default)s)")
-    add("--test", default="test",
-        help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
     # fmt: on
     return parser
 
