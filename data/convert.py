@@ -2,8 +2,7 @@
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
 Reads   FILE, in UTF-8: CSV or TSV with a header, JSON Lines, a JSON document (an array of records,
-        or an object {id: record}), a run or qrels of TREC, also as JSON (see below); all of these
-        packed by gzip, too; the first sheet of an Excel workbook, if openpyxl is installed
+        or an object {id: record}), a run or qrels of TREC, also as JSON (see below)
 Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
         and beside it qrels.SPLIT.tsv
 Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
@@ -13,7 +12,6 @@ Examples
     python data/convert.py posts.json --columns claim_id=index,claim=text --out claims.test.tsv
     python data/convert.py judged.csv --labels "REFUTES=false,REFUTES=wrong" --out qrels.test.tsv
     python data/convert.py run.trec --out run.tsv
-    python data/convert.py papers-2024.jsonl.gz papers-2025.jsonl.gz --out corpus.jsonl
     python data/convert.py pairs.csv --make-ids --out claims.test.tsv
 
 The name of OUT tells the kind of the table, as in claims.test.tsv, qrels.test.tsv, corpus.jsonl and
@@ -80,9 +78,10 @@ WRITTEN = {  # columns that are written, where the table has them
     "claims": "claim_id claim language".split(),
     "corpus": ["abstract_id"],  # and all others, but for those of a pair
 }
-OF_A_PAIR = "claim_id claim rank score label relevance".split() + PROBABILITIES
-OPTIONAL = ["language", "preds", *OF_A_PAIR[2:]]
-OUR_COLUMNS = {*PAIR, *TEXTS, "title", "evidence", "cited_doc_ids", *OPTIONAL}
+OF_A_PAIR = "claim_id claim rank score label relevance p_supports p_refutes p_nei".split()
+OUR_COLUMNS = """claim_id claim language abstract_id abstract title evidence cited_doc_ids preds
+    rank score label relevance p_supports p_refutes p_nei""".split()
+JUDGED = "rank score label relevance p_supports p_refutes p_nei".split()
 KNOWN_COLUMNS = (  # of any file, written as for --columns
     "abstract_id=abstract_original_index,label=annotation,"  # ClimateCheck
     "claim_id=post_id,claim=tweet_text,abstract_id=cord_uid,"  # CheckThat!
@@ -102,6 +101,7 @@ TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written 
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 TREC_LINE = re.compile(rf"(?:\S+\s+){{3}}{NUMBER}(\s+{NUMBER}\s.*)?", re.IGNORECASE)
+HALF_PAIR = re.compile(r"[\ud800-\udfff]")  # whole pairs are decoded as one character
 WARNINGS = []  # of this call
 
 
@@ -221,16 +221,6 @@ def evidence_of(record):
 
 
 # ---------------------------------------------------------------- Reading CSV, TSV and TREC
-def trec_columns(line):
-    """Return the columns of a TREC file by one of its lines, None if it is something else."""
-    match = TREC_LINE.fullmatch(line)
-    if not match:
-        return None
-    if match[1]:  # a score and a tag, which may have several words
-        return TREC_RUN
-    return TREC_QRELS
-
-
 def unquoted(field):
     """Return a field without the quotation marks that pandas puts around it."""
     quoted = re.fullmatch(r'"((?:[^"]|"")*)"', field)
@@ -290,8 +280,11 @@ def read_delimited(path):
     """Return the table of texts of a CSV, TSV or TREC file; the index holds line numbers."""
     header = first_line(path)
     lines = read_lines(path)
-    columns = trec_columns(header)
-    if columns:
+    match = TREC_LINE.fullmatch(header)
+    if match:
+        columns = TREC_QRELS
+        if match[1]:  # a score and a tag, which may have several words
+            columns = TREC_RUN
         last = len(columns) - 1
         rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
         return table_of_rows(path, {0: columns} | rows)
@@ -314,10 +307,10 @@ def parsed(path, number, text):
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
     if "\\u" in text:  # half of a character or of a pair?
         decoded = json.dumps(value, ensure_ascii=False)
-        replaced = decoded.encode("utf-8", "replace").decode()
-        if replaced != decoded:
+        decoded, count = HALF_PAIR.subn("?", decoded)
+        if count:
             warn(f"{path}:{number}", "half a surrogate pair is no character and becomes ?")
-            value = json.loads(replaced)
+            value = json.loads(decoded)
     return value
 
 
@@ -419,18 +412,9 @@ def with_our_columns(path, table, given, make_ids):
             what = f"two columns mean {ours}: {' and '.join(both)}; choose by --columns"
             fail(f"{path}:1", f"{what} {ours}={both[0]}, or rename one")
     names_paper = PAPERS & {column.strip().lower() for column in theirs}
-    if names_paper and set(PAIR) <= set(table) and not set(OF_A_PAIR[2:]) & set(table):
+    if names_paper and set(PAIR) <= set(table) and not set(JUDGED) & set(table):
         table = table.assign(relevance="1")
     return table
-
-
-def without_empty_columns(path, table):
-    """Return a table without the optional columns that have no value in any row."""
-    columns = table.columns.intersection(OPTIONAL)
-    empty = [column for column in columns if set(map(as_text, table[column])) == {""}]
-    if empty:
-        warn(path, f"columns without any value are left out: {', '.join(empty)}")
-    return table.drop(columns=empty)
 
 
 def with_made_ids(table, kind):
@@ -444,32 +428,28 @@ def with_made_ids(table, kind):
     return table
 
 
-def wanted_kind(kind, out):
-    """Return the kind that --kind or else the name of --out says, None if neither does."""
-    named = Path(out).name.split(".")[0]
-    if kind is None and named in WRITTEN:
-        return named
-    return kind
+def kind_of(table, args):
+    """Return the kind of --kind or of the name of --out, else the first of which all columns exist.
 
-
-def kind_of(path, table, wanted, make_ids):
-    """Return the kind of the first form of which all columns are there, or can be made.
-
-    wanted: the kind that --kind or --out names, or None
+    With --make-ids, a text stands for its id.
     """
-    found = set(table)
-    if make_ids:
-        found |= {f"{text}_id" for text in found.intersection(TEXTS)}
+    named = Path(args.out).name.split(".")[0]
+    wanted = args.kind
+    if wanted is None and named in WRITTEN:
+        wanted = named
     forms = FORMS
     if wanted:
         forms = [form for form in [*FORMS, SCORED_RUN] if form.startswith(wanted)]
+    found = set(table)
+    if args.make_ids:
+        found |= {f"{text}_id" for text in found.intersection(TEXTS)}
     for form in forms:
         kind, needed = form.split(": ")
         missing = [column for column in needed.split(", ") if column not in found]
         if not missing:
             return kind
     fail(
-        f"{path}:1",
+        f"{args.file}:1",
         f"""columns {", ".join(table):.200} make no {wanted or "known"} table; name what is missing,
         as --columns {"=THEIRS,".join(missing)}=THEIRS (--make-ids makes ids of texts; --kind or the
         name of --out tells the kind; kinds and their columns: {"; ".join(forms)})""",
@@ -583,8 +563,7 @@ def with_checked_ranks(table):
     for column in table.columns.intersection(["score", *PROBABILITIES]):
         numbers = to_floats(table[column])
         reject(table, ~np.isfinite(numbers), f"{column} is not a finite number")
-    order = np.lexsort((ranks, claims))
-    table = table.assign(rank=ranks.astype(int)).iloc[order]
+    table = table.assign(rank=ranks.astype(int)).iloc[np.lexsort((ranks, claims))]
     scores = to_floats(table["score"])
     what = """the score is above that of the rank before, but higher is better (of a distance, give
         minus the distance)"""
@@ -592,22 +571,20 @@ def with_checked_ranks(table):
     return table
 
 
-def checked_corpus(path, table, make_ids):
+def checked_corpus(path, table):
     """Return the table of a corpus, without the columns that belong to pairs."""
     table = with_texts(table, ["abstract_id"])
-    columns = ["abstract_id", "abstract"]
-    if not make_ids:
-        columns.append("title")
-    table = without_repeats(path, table, columns)
+    table = without_repeats(path, table, ["abstract_id", "abstract"])
     if "claim" in table or "claim_id" in table:
         table = table.drop(columns=OF_A_PAIR, errors="ignore")
     return table
 
 
-def checked(path, table, kind, args):
+def checked(table, kind, args):
     """Return a table with the columns of its kind, and nothing that the kit refuses."""
+    path = args.file
     if kind == "corpus":
-        return checked_corpus(path, table, args.make_ids)
+        return checked_corpus(path, table)
     columns = WRITTEN[kind]
     if kind == "run" and "preds" in table:
         table = with_list_rows(path, table)
@@ -669,23 +646,24 @@ def evidence_pairs(table):
     return pd.DataFrame(pairs, rows, WRITTEN["qrels"], dtype=object)
 
 
-def source_table(path, wanted, args):
-    """Return the kind and the table of a file, under our names of columns, with ids.
+def read_source(args):
+    """Return the kind and the table of the file, under our names of columns, with ids.
 
     The index holds FILE:LINE.
     """
+    path = args.file
     try:
         table = read_any(path)
     except UnicodeDecodeError as error:
         fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
+    table = table.astype(object).where(table.notna(), None)
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)
-    table = without_empty_columns(path, table)
     if args.drop_empty:
         for text in table.columns.intersection(TEXTS):
-            ids = table[text].map(made_id)
-            table = without_rows(path, table, ids == "", f"rows with an empty {text}")
-    kind = kind_of(path, table, wanted, args.make_ids)
+            is_empty = table[text].map(made_id) == ""
+            table = without_rows(path, table, is_empty, f"rows with an empty {text}")
+    kind = kind_of(table, args)
     if table.empty:
         fail(path, "a header without rows; give a file with rows")
     if args.make_ids:
@@ -693,36 +671,21 @@ def source_table(path, wanted, args):
     return kind, table
 
 
-def source_of_all(args):
-    """Return the kind and the table of all files; only a corpus is made of several."""
-    wanted = wanted_kind(args.kind, args.out)
-    tables = []
-    for path in args.files:
-        kind, table = source_table(path, wanted, args)
-        if kind != "corpus" and len(args.files) > 1:
-            fail(path, f"it holds {kind}, but only a corpus is made of several files")
-        tables.append(table.astype(object))
-    source = pd.concat(tables)
-    return kind, source.where(source.notna(), None)
-
-
 def convert(args):
-    """Write the files as ours, and return a summary."""
-    path = ", ".join(args.files)
-    out = Path(args.out)
-    kind, source = source_of_all(args)
-    table = checked(path, source, kind, args)
-    made = {args.out: table}
+    """Write the file as ours, and return a summary."""
+    kind, source = read_source(args)
+    table = checked(source, kind, args)
     used = set(table)
     if kind in ("run", "qrels"):
         used |= TAKEN
+    out = Path(args.out)
+    made = {args.out: table}
     if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
         used |= {"evidence", "cited_doc_ids"}
         qrels = out.with_name("qrels." + out.name.removeprefix("claims."))
-        made[str(qrels)] = checked(path, evidence_pairs(source), "qrels", args)
-    inputs = [Path(file).resolve() for file in args.files]
+        made[str(qrels)] = checked(evidence_pairs(source), "qrels", args)
     for target in made:
-        if Path(target).resolve() in inputs:
+        if Path(target).resolve() == Path(args.file).resolve():
             fail(target, "this command reads it; give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
@@ -732,7 +695,7 @@ def convert(args):
             write_table(target, rows)
     unused = [column or "(no name)" for column in source if column not in used]
     if unused:
-        warn(path, f"columns left out (no use in {kind}): {', '.join(unused)}")
+        warn(args.file, f"columns left out (no use in {kind}): {', '.join(unused)}")
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
     if kind == "qrels":
         print(f"labels: {table['label'].value_counts().to_dict()}")
@@ -760,7 +723,7 @@ def main():
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
     # fmt: off
-    add("files", metavar="FILE", nargs="+", help="convert this file; several become one corpus")
+    add("file", metavar="FILE", help="convert this file")
     add("--out", required=True,
         help="""write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for
         claims with evidence, whose qrels go beside it""")
@@ -778,7 +741,7 @@ def main():
         help="""read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand
         for several (default: common spellings of supports, refutes, not enough info)""")
     # fmt: on
-    args = parser.parse_intermixed_args()
+    args = parser.parse_args()
     try:
         print(json.dumps(convert(args)))
     except OSError as error:

@@ -34,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import convert
@@ -153,8 +153,7 @@ def make_safe(folder):
     from safetensors.torch import save_file
 
     for path in folder.rglob("*.bin"):
-        name = path.stem.replace("pytorch_", "")
-        safe = path.with_name(f"{name}.safetensors")
+        safe = path.with_name(path.stem.replace("pytorch_", "") + ".safetensors")
         save_file(tensors_of(path, folder), safe, {"format": "pt"})
     for path in folder.rglob("*.bin.index.json"):
         text = path.read_text(encoding="utf-8")
@@ -225,14 +224,14 @@ def corpus_of(found, known, splits, name):
     number = 0
     for split, row in found:
         if split is not None:
-            splits.setdefault(split, []).append(row)
+            splits[split].append(row)
             continue
         abstract_id = as_id(row.get("abstract_id"))
-        if abstract_id in known or not abstract_id:
+        if abstract_id and abstract_id not in known:
+            known.add(abstract_id)
+            yield row | {"abstract_id": abstract_id}
+        else:
             number += 1
-            continue
-        known.add(abstract_id)
-        yield row | {"abstract_id": abstract_id}
     if number:
         warn(name, f"{number} records without an abstract_id of their own: left out")
 
@@ -265,16 +264,12 @@ def pairs_of(split, table, claims, known, name):
     """Return the judged pairs of known claims and abstracts; of a pair's labels, the first."""
     pairs = table.loc[table["abstract_id"] != "", [*PAIR, "label"]]
     pairs.index = f"{split}, claim " + pairs["claim_id"]
-    repeated = pairs.duplicated()
-    pairs = without_rows(name, pairs, repeated, f"{split} pairs that repeat an earlier one")
-    is_unjudged = pairs["label"] == ""
-    pairs = without_rows(name, pairs, is_unjudged, f"{split} pairs without a judgement")
-    is_unknown = ~pairs["label"].isin(LABELS)
-    convert.reject(pairs, is_unknown, "unknown label, see the published schema")
+    what = f"{split} pairs that repeat an earlier one"
+    pairs = without_rows(name, pairs, pairs.duplicated(), what)
+    what = f"{split} pairs without a judgement"
+    pairs = without_rows(name, pairs, pairs["label"] == "", what)
+    convert.reject(pairs, ~pairs["label"].isin(LABELS), "unknown label, see the published schema")
     is_known = pairs["claim_id"].isin(claims) & pairs["abstract_id"].isin(known)
-    if len(pairs) and not is_known.any():
-        pair = " ".join(pairs[PAIR].iloc[0])
-        fail(name, f"no {split} pair has a known claim and abstract, as {pair}; fix the ids")
     what = f"{split} pairs with an unknown claim or abstract"
     pairs = without_rows(name, pairs, ~is_known, what)
     return without_rows(name, pairs, pairs.duplicated(PAIR), f"{split} pairs with two labels")
@@ -286,7 +281,7 @@ def write_dataset(folder, name, found):
     found: pairs (split, row), as the functions of published.py yield them
     """
     known = set()  # abstract_ids
-    splits = {}
+    splits = defaultdict(list)  # {split: rows}
     counts = Counter()
     claim_ids = {}  # {split: ids of its claims}
     distinct = set()  # a claim may be in several splits
@@ -340,12 +335,10 @@ def make_files(entry, source, folder, made, args):
     finished = folder / "finished"
     finished.mkdir()
     try:
-        if source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
-            options = {}
-            if source.suffix != ".zip":  # zipfile refuses outside paths by itself
-                options["filter"] = "data"
-            shutil.unpack_archive(source, folder / "raw", **options)
-            source = folder / "raw"
+        if source.name.endswith((".tar.gz", ".tgz", ".tar")):
+            raw = folder / "raw"
+            shutil.unpack_archive(source, raw, filter="data")  # nothing outside of the folder
+            source = raw
         read = published.READERS[args.name]
         if "page" in entry and any(source.glob("claims.*.tsv")):  # already as the kit has them
             read = published.read_ours

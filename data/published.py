@@ -45,11 +45,11 @@ def find(source, *patterns):
 
 def find_one(source, pattern):
     """Return the one file that matches; copies with the same bytes count as one."""
-    found = find(source, pattern)
-    for path in found:
-        if not filecmp.cmp(found[0], path, shallow=False):
-            fail(source, f"{found[0]} and {found[-1]} differ; give the folder of one data set")
-    return found[0]
+    first, *others = find(source, pattern)
+    for path in others:
+        if not filecmp.cmp(first, path, shallow=False):
+            fail(source, f"{first} and {path} differ; give the folder of one data set")
+    return first
 
 
 def demand(where, record, *fields):
@@ -107,17 +107,13 @@ def renamed(record, **names):
 
 def codes_of(value):
     """Return codes, a list or a text, as "1_1;1_6"; None without any."""
-    codes = re.findall(r'[^;,\s"\[\]]+', convert.as_text(value))
-    distinct = dict.fromkeys(codes)
-    return ";".join(distinct) or None
+    codes = dict.fromkeys(re.findall(r'[^;,\s"\[\]]+', convert.as_text(value)))
+    return ";".join(codes) or None
 
 
-def read_corpus(path, id_field, text_field="abstract", *others):
-    """Yield (None, record of the corpus); the fields are their abstract_id and abstract.
-
-    others: further fields that a record needs
-    """
-    for record in read_records(path, id_field, text_field, *others):
+def read_corpus(path, id_field, text_field="abstract"):
+    """Yield (None, record of the corpus); the fields are their abstract_id and abstract."""
+    for record in read_records(path, id_field, text_field):
         if isinstance(record.get("metadata"), dict):  # SciFact-Open: year, venue
             record = record.pop("metadata") | record
         ours = {"abstract_id": record.pop(id_field), "abstract": record.pop(text_field)}
@@ -223,10 +219,12 @@ def read_climate_fever(source, args):
     for claim in claims:
         for evidence in claim["evidences"]:
             demand(f"{path}, claim {claim['claim_id']}", evidence, *fields)
-            sentences[evidence["evidence_id"]] = evidence
-    for evidence in sentences.values():
-        record = renamed(evidence, abstract_id="evidence_id", title="article", abstract="evidence")
+            sentences[evidence["evidence_id"]] = renamed(
+                evidence, abstract_id="evidence_id", title="article", abstract="evidence"
+            )
+    for record in sentences.values():
         yield None, record
+    # In the order of numbers: the shuffle starts from it
     claims.sort(key=lambda claim: int(claim["claim_id"]))
     random.Random(SEED).shuffle(claims)
     splits = ["train"] * (len(claims) // 2) + ["dev"] * (len(claims) // 10)
@@ -252,7 +250,7 @@ def read_checkthat4b(source, args):
     path = find_one(source, "subtask4b_collection_data.*")
     if path.suffix == ".pkl" and not args.allow_pickle:
         fail(path.name, PICKLE)
-    for _, record in read_corpus(path, "cord_uid", "abstract", "title"):
+    for _, record in read_corpus(path, "cord_uid"):
         record["source"] = record.pop("source_x", None)
         record.pop("label", None)  # cord_uid once more
         yield None, record
@@ -266,7 +264,7 @@ def read_checkthat2026(source, args):
     """
     paths = find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv")
     for path in find(source, "*collection*.*"):
-        yield from read_corpus(path, "pubkey", "abstract", "title")
+        yield from read_corpus(path, "pubkey")
     for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
         fields = ["index", "text"]
         if split != "test":
