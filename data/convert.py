@@ -497,6 +497,7 @@ def to_floats(column):
 
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
+    table = without_repeats(path, table, ["claim_id", "preds"])
     lists = table["preds"].map(as_text).str.findall(r"[^\s\[\]'\",]+")
     table = table.assign(abstract_id=lists)
     table = without_rows(path, table, lists.str.len() == 0, "rows without any id in preds")
@@ -517,14 +518,12 @@ def with_trec_ranks(table):
     return table.assign(rank=ranks, score=scores)
 
 
-def with_relevance_labels(path, table):
+def with_relevance_labels(table):
     """Return a table with labels for its relevance, "" where it is not judged."""
     grades = to_floats(table["relevance"])
     is_bad = (table["relevance"] != "") & (grades % 1 != 0)
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
     reject(table, is_bad, what)
-    if (grades > 1).any():
-        warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
     return table.assign(label=grades.map(grade_label))
 
 
@@ -590,7 +589,7 @@ def checked(table, kind, args):
         table = with_list_rows(path, table)
     table = with_texts(table, [*columns, "relevance"])
     if kind == "qrels" and "label" not in table:
-        table = with_relevance_labels(path, table)
+        table = with_relevance_labels(table)
     if kind in ("qrels", "verdicts"):
         table = with_our_labels(path, table, kind, args.labels)
     table = without_repeats(path, table, columns)
@@ -664,8 +663,6 @@ def read_source(args):
             is_empty = table[text].map(made_id) == ""
             table = without_rows(path, table, is_empty, f"rows with an empty {text}")
     kind = kind_of(table, args)
-    if table.empty:
-        fail(path, "a header without rows; give a file with rows")
     if args.make_ids:
         table = with_made_ids(table, kind)
     return kind, table
@@ -675,6 +672,8 @@ def convert(args):
     """Write the file as ours, and return a summary."""
     kind, source = read_source(args)
     table = checked(source, kind, args)
+    if table.empty:
+        fail(args.file, "no rows, or none is left; give a file with rows")
     used = set(table)
     if kind in ("run", "qrels"):
         used |= TAKEN
@@ -682,7 +681,7 @@ def convert(args):
     made = {args.out: table}
     if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
         used |= {"evidence", "cited_doc_ids"}
-        qrels = out.with_name("qrels." + out.name.removeprefix("claims."))
+        qrels = out.with_name(f"qrels.{out.name.removeprefix('claims.')}")
         made[str(qrels)] = checked(evidence_pairs(source), "qrels", args)
     for target in made:
         if Path(target).resolve() == Path(args.file).resolve():
@@ -745,7 +744,8 @@ def main():
     try:
         print(json.dumps(convert(args)))
     except OSError as error:
-        fail(error.filename2 or error.filename or args.out, error.strerror)
+        where = error.filename2 or error.filename or args.out
+        fail(where, f"{error.strerror}; give another FILE or --out")
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def make_safe(folder):
     from safetensors.torch import save_file
 
     for path in folder.rglob("*.bin"):
-        safe = path.with_name(path.stem.replace("pytorch_", "") + ".safetensors")
+        safe = path.with_name(path.name.removeprefix("pytorch_")).with_suffix(".safetensors")
         save_file(tensors_of(path, folder), safe, {"format": "pt"})
     for path in folder.rglob("*.bin.index.json"):
         text = path.read_text(encoding="utf-8")

@@ -1,12 +1,10 @@
 """data/convert.py: other people's tables become ours, whole or not at all, losses counted."""
 
 import csv
-import gzip
 import re
 import shlex
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -119,44 +117,6 @@ def test_the_name_of_the_output_tells_the_kind(tmp_path, convert, out, words, ki
     assert (tmp_path / out).read_text() == written
 
 
-def test_several_files_become_one_corpus(tmp_path, convert):
-    """The same id and text once, whatever the form of the files; other fields may differ."""
-    jsonl(
-        tmp_path / "a.jsonl",
-        {"abstract_id": 1, "title": "T", "abstract": "Ice melts.", "year": 2001},
-        {"abstract_id": 2, "title": None, "abstract": ["Seas", "rise."], "year": 2.5},
-    )
-    (tmp_path / "b.csv").write_text("id,abstract,venue\n3,It is cold.,V\n2,Seas  rise.,W\n")
-    done = convert("a.jsonl", None, "b.csv", out="corpus.jsonl")
-    assert facts(done)["rows"] == 3
-    assert done.stderr == (
-        "warning: a.jsonl, b.csv: 1 rows that repeat an earlier one are left out\n"
-    )
-    assert (tmp_path / "corpus.jsonl").read_text().splitlines() == [
-        '{"abstract_id": "1", "title": "T", "abstract": "Ice melts.", "year": 2001}',
-        '{"abstract_id": "2", "abstract": "Seas rise.", "year": 2.5}',
-        '{"abstract_id": "3", "abstract": "It is cold.", "venue": "V"}',
-    ]
-
-
-def test_several_files_that_make_no_corpus(tmp_path, convert, contents):
-    jsonl(tmp_path / "a.jsonl", {"abstract_id": 1, "abstract": "Ice"})
-    (tmp_path / "b.csv").write_text("abstract_id,abstract\n2,Sea\n1,Ice melts\n")
-    (tmp_path / "c.csv").write_text("claim_id,claim\n1,Ice\n")
-    before = contents(tmp_path)
-    for words, out, said in (
-        ("a.jsonl b.csv", "corpus.jsonl", "b.csv:3: another row for this abstract_id is a.jsonl:1"),
-        ("c.csv c.csv", "t.tsv", "c.csv: it holds claims, but only a corpus is made of several"),
-        ("a.jsonl c.csv", "t.tsv", "c.csv: it holds claims, but only a corpus is made of several"),
-        ("a.jsonl c.csv", "corpus.jsonl", "c.csv:1: columns claim_id, claim make no corpus table"),
-        ("a.jsonl a.jsonl", "a.jsonl", "a.jsonl: this command reads it; give another --out"),
-    ):
-        first, *others = words.split()
-        done = convert(first, None, *others, out=out)
-        assert done.returncode == 2 and said in done.stderr
-    assert contents(tmp_path) == before
-
-
 def test_empty_texts_are_left_out_of_all_files(tmp_path, convert):
     """The ids of claims, qrels and corpus fit together; without --make-ids, too."""
     text = "claim,abstract,label\nIce,A,NEI\n,B,NEI\nSea, ,NEI\nSun,A,Supports\n"
@@ -175,8 +135,8 @@ def test_empty_texts_are_left_out_of_all_files(tmp_path, convert):
         for out in ("claims.tsv", "qrels.tsv", "corpus.jsonl"):
             done = convert("p.csv", content, "--drop-empty", *words, out=out)
             assert done.stderr.startswith(
-                "warning: p.csv: 1 rows with an empty claim are left out\n"
-                "warning: p.csv: 1 rows with an empty abstract are left out\n"
+                "warning: p.csv: 1 rows with an empty claim: left out\n"
+                "warning: p.csv: 1 rows with an empty abstract: left out\n"
             )
             table = records(Path(out)) if out == "corpus.jsonl" else read(out).to_dict("records")
             found[out] = table
@@ -185,93 +145,6 @@ def test_empty_texts_are_left_out_of_all_files(tmp_path, convert):
         for column, out in (("claim_id", "claims.tsv"), ("abstract_id", "corpus.jsonl")):
             ids = {str(row[column]) for row in found[out]}
             assert {row[column] for row in found["qrels.tsv"]} == ids
-
-
-@pytest.mark.parametrize("name", ["c.csv.gz", "c.csv", "c.jsonl.gz", "run"])
-def test_gzip_is_read_whatever_the_name(tmp_path, convert, name):
-    content = b"claim_id,claim\n1,Caf\xc3\xa9\n"
-    if "jsonl" in name:
-        content = b'{"claim_id": 1, "claim": "Caf\xc3\xa9"}\n'
-    packed = gzip.compress(content)
-    assert facts(convert(name, packed))["kind"] == "claims"
-    assert (tmp_path / "out/t.tsv").read_text("utf-8") == "claim_id\tclaim\n1\tCafé\n"
-    done = convert(name, packed[:-9])
-    assert done.returncode == 2 and f"error: {name}: no text in UTF-8 (Compr" in done.stderr
-
-
-SHEET = """<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>
-{}</sheetData></worksheet>"""
-
-
-def workbook(path, *sheets):
-    """Write the least that is an Excel workbook; a cell is a text, a number, or None."""
-    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
-    office = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-    package = "http://schemas.openxmlformats.org/package/2006"
-    form = "application/vnd.openxmlformats-officedocument.spreadsheetml"
-    names = types = links = ""
-    with zipfile.ZipFile(path, "w") as file:
-        for number, rows in enumerate(sheets, 1):
-            names += f'<sheet name="S{number}" sheetId="{number}" r:id="r{number}"/>'
-            links += f'<Relationship Id="r{number}" Type="{office}/worksheet" '
-            links += f'Target="worksheets/sheet{number}.xml"/>'
-            types += f'<Override PartName="/xl/worksheets/sheet{number}.xml" '
-            types += f'ContentType="{form}.worksheet+xml"/>'
-            text = ""
-            for line, row in enumerate(rows, 1):
-                text += f'<row r="{line}">'
-                for letter, value in zip("ABCDEF", row, strict=False):
-                    if isinstance(value, str):
-                        text += f'<c r="{letter}{line}" t="inlineStr"><is><t>{value}</t></is></c>'
-                    elif value is not None:
-                        text += f'<c r="{letter}{line}"><v>{value}</v></c>'
-                text += "</row>"
-            file.writestr(f"xl/worksheets/sheet{number}.xml", SHEET.format(text))
-        file.writestr(
-            "xl/workbook.xml",
-            f'<workbook xmlns="{main}" xmlns:r="{office}"><sheets>{names}</sheets></workbook>',
-        )
-        file.writestr(
-            "xl/_rels/workbook.xml.rels",
-            f'<Relationships xmlns="{package}/relationships">{links}</Relationships>',
-        )
-        file.writestr(
-            "_rels/.rels",
-            f'<Relationships xmlns="{package}/relationships"><Relationship Id="r1" '
-            f'Type="{office}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
-        )
-        file.writestr(
-            "[Content_Types].xml",
-            f'<Types xmlns="{package}/content-types"><Default Extension="rels" '
-            'ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override '
-            f'PartName="/xl/workbook.xml" ContentType="{form}.sheet.main+xml"/>{types}</Types>',
-        )
-
-
-@pytest.mark.parametrize("name", ["c.xlsx", "c.csv", "old.xls"])
-def test_a_workbook_is_named_where_nothing_reads_it(tmp_path, monkeypatch, convert, name):
-    for package in ("openpyxl", "xlrd"):
-        monkeypatch.setitem(sys.modules, package, None)
-    workbook(tmp_path / name, [["claim_id", "claim"], [1, "Ice"]])
-    if name == "old.xls":
-        (tmp_path / name).write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600))
-    done = convert(name, None)
-    what = "an Excel workbook; save it as CSV in UTF-8, or pip install openpyxl (.xlsx only)"
-    assert done.returncode == 2 and done.stderr == f"error: {name}: {what}\n"
-
-
-def test_a_workbook_is_read(tmp_path, convert):
-    """Whole numbers stay whole, blank rows are skipped, and errors name the row of the sheet."""
-    pytest.importorskip("openpyxl")
-    rows = [[None], ["claim_id", "claim", "note"], [7, "Ice "], [None], ["007", "NA", 1.5]]
-    workbook(tmp_path / "c.xlsx", rows, [["x"]])
-    done = convert("c.xlsx", None)
-    assert (tmp_path / "out/t.tsv").read_text() == "claim_id\tclaim\n7\tIce\n007\tNA\n"
-    assert "only the first sheet, S1, is read, not S2" in done.stderr
-    workbook(tmp_path / "c.xlsx", [*rows, [8, None]])
-    assert "error: c.xlsx:6: claim is empty: 8" in convert("c.xlsx", None).stderr
-    workbook(tmp_path / "c.xlsx", [[None]])
-    assert "error: c.xlsx: an empty file" in convert("c.xlsx", None).stderr
 
 
 def test_columns_of_other_names_are_named(tmp_path, convert):
