@@ -116,12 +116,18 @@ def check_weights(name, files):
     from packaging.version import Version
 
     if not weights_of(files):
-        what = "no weights in safetensors or pytorch_model.bin; GGUF files are for "
-        fail(name, f"{what}04_llm_rerank.py or an endpoint (llama.cpp, Ollama)")
+        fail(
+            name,
+            "no weights in safetensors or pytorch_model.bin; GGUF files are for "
+            "04_llm_rerank.py or an endpoint (llama.cpp, Ollama)",
+        )
     installed = importlib.metadata.version("torch")
     if any(file.endswith(".bin") for file in files) and Version(installed) < Version("2.10"):
-        what = f"{installed} may run code that hides in the weights of {name}"
-        fail("torch", f"{what} (CVE-2025-32434, CVE-2026-24747); pip install -U 'torch>=2.10'")
+        fail(
+            "torch",
+            f"{installed} may run code that hides in the weights of {name} "
+            "(CVE-2025-32434, CVE-2026-24747); pip install -U 'torch>=2.10'",
+        )
 
 
 def fetch_model(info, folder):
