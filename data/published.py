@@ -202,7 +202,12 @@ def read_check_covid(source, args):
     The split all holds the claims of the three splits.
     """
     for split in ("train", "dev", "test"):
-        for path in find(source, f"covidCheck_{split}*.json"):
+        for path in find(
+            source,
+            f"covidCheck_{split}.json",
+            f"covidCheck_{split}_composed.json",
+            f"covidCheck_{split}_extracted.json",  # not *_noNEI.json, which has a part of them
+        ):
             for record in read_records(path, "id", "claim", "cord_id", "label"):
                 row = record | renamed(record, claim_id="id", abstract_id="cord_id")
                 yield split, row
