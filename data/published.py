@@ -206,7 +206,7 @@ def read_check_covid(source, args):
             source,
             f"covidCheck_{split}.json",
             f"covidCheck_{split}_composed.json",
-            f"covidCheck_{split}_extracted.json",  # not *_noNEI.json, which has a part of them
+            f"covidCheck_{split}_extracted.json",  # but not *_noNEI.json
         ):
             for record in read_records(path, "id", "claim", "cord_id", "label"):
                 row = record | renamed(record, claim_id="id", abstract_id="cord_id")
