@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
+# dependencies = ["numpy==2.4.6", "openai==3.52.0", "pandas==3.1.1", "tqdm==4.70.1"]
 # ///
 """
 Score abstracts that nobody has judged, as ClimateCheck 2026 does after Ev2R (Akhtar et al. 2025).
@@ -21,14 +21,16 @@ JSON, and takes a missing count as 0.
 
 Reads   the pool of tools/pool.py, verdicts of 05_classify.py --model on its pairs, runs
 Writes  ev2r.tsv: both scores by run, with intervals; ev2r.pairs.tsv: the scores of pairs;
-        ev2r.requests.jsonl: requests that wait, with exit status 3, for 04_llm_rerank.py ask;
-        ev2r.replies.jsonl serves all runs: only failed requests are sent again (--retry-errors)
+        ev2r.replies.jsonl serves all runs: only failed requests are sent again (--retry-errors);
+        without --base-url: ev2r.requests.jsonl, and exit status 3 while the requests wait for
+        04_llm_rerank.py ask
 Prints  the table; the last line is JSON
 
 Example, where a.tsv and b.tsv are runs or verdicts
     python recipes/tools/pool.py a.tsv b.tsv
     python 05_classify.py --run work/demo/test/pool.run.tsv --out proxy.tsv
-    python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --model gpt-4.1
+    python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --base-url http://localhost:8000/v1 \\
+        --model NAME
 """
 
 import re
@@ -174,7 +176,7 @@ def read_inputs(args):
 def score(args):
     """Compare the unjudged abstracts of runs with gold abstracts, and score the runs by it."""
     files = [args.pool, args.qrels, args.claims, args.corpus, *args.verdicts, *args.runs]
-    task = kit.task_of(args, *files, models=[args.replies])
+    task = kit.task_of(args, *files)
     details = str(Path(args.out).with_suffix(".pairs.tsv"))
     if kit.is_answered(args, task, args.out, details):
         return {"made": []}
@@ -211,6 +213,7 @@ def score(args):
         "left_out": skipped,
         "claims": {path: int(of_run["Ev2R"][:, 1].sum()) for path, of_run in components.items()},
     }
+    task = kit.with_replies(task, args)
     for path, rows in {args.out: table, details: scored}.items():
         with kit.written(path, task, **summary) as new:
             kit.write_table(rows, new)

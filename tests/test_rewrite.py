@@ -66,26 +66,26 @@ def test_the_clean_view_asks_no_model(toy, program):
     assert claims == ["Ice & snow", "https://t.co/x", "Sun"]  # of b, nothing would be left
 
 
-def test_ones_own_prompt_is_asked_and_its_text_appended(toy, rewrite, endpoint, call):
+def test_ones_own_prompt_is_asked_and_its_text_appended(toy, rewrite, endpoint):
     prompt = '# a note\nBe brief.\n--- user\nPut {"x"} in tags: <claim>{claim}</claim>\n'
     (toy / "mine.txt").write_text(prompt)
     server = endpoint(lambda prompt: "<text>warming</text>")
-    words = "--prompt mine.txt --append"
-    (command,) = re.findall(r"python 04_llm_rerank.py (ask .*)", rewrite(words).stdout)
-    facts(call("04_llm_rerank.py", f"{command} --base-url {server.url}", cwd=toy))
+    words = f"--prompt mine.txt --append --base-url {server.url}"
+    (out,) = facts(rewrite(words))["made"]
     system, _ = server.asked[0]["messages"]
     assert system == {"role": "system", "content": "Be brief."}
     asked = {body["messages"][1]["content"] for body in server.asked}
     assert asked == {f'Put {{"x"}} in tags: <claim>{text}</claim>' for text in TEXTS}
-    (out,) = facts(rewrite(words))["made"]
     assert out == "work/demo/test/claims.mine.tsv"
     assert read(toy / out)["claim"].tolist() == [f"{claim} warming" for _, claim, _ in CLAIMS]
+    assert "up to date" in rewrite(words).stdout
+    assert "up to date" in rewrite(words.split(" --base")[0]).stdout
     (toy / "mine.txt").write_text("What?")
     done = rewrite(words)
     assert done.returncode == 2 and "mine.txt: it needs {claim}" in done.stderr
 
 
-def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call):
+def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call, monkeypatch):
     says = {
         TEXTS[0]: '<text>Ursus maritimus\n\tloses "mass".</text>',
         TEXTS[1]: "no tag",
@@ -108,6 +108,11 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert rows == [["c1", 'Ursus maritimus loses "mass".', "en"], *map(list, CLAIMS[1:])]
     assert "up to date" in rewrite().stdout
     assert rewrite("--retry-errors").returncode == 3
+    monkeypatch.setenv("LLM_BASE_URL", server.url)
+    assert facts(rewrite("--retry-errors"))["refused"] == 1
+    assert claim_in(server.asked[-1]["messages"][0]["content"]) == TEXTS[2]  # refused again
+    assert len(server.asked) == 5  # and nothing else is asked
+    monkeypatch.delenv("LLM_BASE_URL")
     assert rewrite("--view passage").returncode == 3  # another file, other requests
     replies = toy / f"{AT}.replies.jsonl"
     replies.write_text(replies.read_text().replace("Ursus maritimus", "It"))  # made anew
