@@ -78,14 +78,13 @@ def test_ones_own_prompt_is_asked_and_its_text_appended(toy, rewrite, endpoint):
     assert asked == {f'Put {{"x"}} in tags: <claim>{text}</claim>' for text in TEXTS}
     assert out == "work/demo/test/claims.mine.tsv"
     assert read(toy / out)["claim"].tolist() == [f"{claim} warming" for _, claim, _ in CLAIMS]
-    assert "up to date" in rewrite(words).stdout
-    assert "up to date" in rewrite(words.split(" --base")[0]).stdout
+    assert "up to date" in rewrite(f"{words}/other").stdout  # the replies are there
     (toy / "mine.txt").write_text("What?")
     done = rewrite(words)
     assert done.returncode == 2 and "mine.txt: it needs {claim}" in done.stderr
 
 
-def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call, monkeypatch):
+def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint, call):
     says = {
         TEXTS[0]: '<text>Ursus maritimus\n\tloses "mass".</text>',
         TEXTS[1]: "no tag",
@@ -108,11 +107,8 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert rows == [["c1", 'Ursus maritimus loses "mass".', "en"], *map(list, CLAIMS[1:])]
     assert "up to date" in rewrite().stdout
     assert rewrite("--retry-errors").returncode == 3
-    monkeypatch.setenv("LLM_BASE_URL", server.url)
-    assert facts(rewrite("--retry-errors"))["refused"] == 1
-    assert claim_in(server.asked[-1]["messages"][0]["content"]) == TEXTS[2]  # refused again
-    assert len(server.asked) == 5  # and nothing else is asked
-    monkeypatch.delenv("LLM_BASE_URL")
+    assert facts(rewrite(f"--retry-errors --base-url {server.url}"))["refused"] == 1
+    assert len(server.asked) == 5  # what was refused is asked again, and nothing else
     assert rewrite("--view passage").returncode == 3  # another file, other requests
     replies = toy / f"{AT}.replies.jsonl"
     replies.write_text(replies.read_text().replace("Ursus maritimus", "It"))  # made anew
@@ -120,11 +116,9 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert read(toy / f"{AT}.tsv")["claim"][0].startswith("It")
 
 
-def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call):
+def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call, monkeypatch):
     server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")
-    assert rewrite().returncode == 3
-    ask = f"ask {AT}.requests.jsonl --replies {AT}.replies.jsonl --base-url {server.url}"
-    facts(call("04_llm_rerank.py", ask, cwd=toy))
+    monkeypatch.setenv("LLM_BASE_URL", server.url)
     assert facts(rewrite())["unchanged"] == 0
     facts(call("01_index.py", "--indexes bm25", cwd=toy))
     runs = ["work/demo/test/bm25.tsv", f"{AT}/bm25.tsv", "work/demo/test/fused.tsv"]
