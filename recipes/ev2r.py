@@ -236,7 +236,7 @@ def add_score(add):
     add("--requests", default="{work}/{split}/ev2r.requests.jsonl",
         help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/ev2r.replies.jsonl",
-        help="read replies from this file")
+        help="keep replies in this file")
     add("--depth", type=kit.count, default=10, help="score this many ranks of each run")
     add("--seed", type=kit.count_or_0, default=13, help="draw the resamples with this seed")
     kit.add_model(add, max_tokens=4096)

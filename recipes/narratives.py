@@ -18,8 +18,10 @@ Prints  evaluate: a table; the last line is JSON
 Examples
     python recipes/narratives.py train && python recipes/narratives.py classify
     python recipes/narratives.py evaluate work/demo/test/narratives.tsv
+    python 06_evaluate.py submission --task climatecheck2026-narratives
     python recipes/narratives.py llm --base-url http://localhost:8000/v1 --model NAME
 
+A submission has verdicts.tsv of stage 5 and narratives.tsv, or --narratives llm_narratives.tsv.
 Without --base-url, llm writes its requests and ends with exit status 3, until 04_llm_rerank.py ask
 or another engine has answered them; the same call continues when the replies are there.
 Where a reply has no codes, the question is asked once more. Codes have to be equal: 1_0 is wrong
@@ -412,7 +414,7 @@ def add_llm(add):
     add("--requests", default="{work}/{split}/llm_narratives.requests.jsonl",
         help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/llm_narratives.replies.jsonl",
-        help="read replies from this file")
+        help="keep replies in this file")
     add("--prompt", metavar="FILE", help="ask by this prompt, with {claim}, {taxonomy}, and where "
         "wanted {examples} and {none}, the code for no narrative (default: the program's own)")
     add("--fewshot", type=kit.count_or_0, default=8,

@@ -149,7 +149,7 @@ def add_rewrite(add):
     add("--out", help="write the new claims to this file (default: WORK/SPLIT/claims.VIEW.tsv)")
     add("--requests",
         help="write requests that wait to this file (default: --out with .requests.jsonl)")
-    add("--replies", help="read replies from this file (default: --out with .replies.jsonl)")
+    add("--replies", help="keep replies in this file (default: --out with .replies.jsonl)")
     kit.add_model(add, max_tokens=512)
 # fmt: on
 

@@ -77,9 +77,10 @@ def arguments(doc, jobs):
 
 
 def add_groups(add_flags, job):
-    """Add the flags of a job, and the flags that all scripts have."""
+    """Add the flags of a job, and those that all scripts have; --split if a default names it."""
     add_flags(job.add_argument_group("flags of this job").add_argument)
-    SCRIPT.add_shared(job, split="test")
+    defaults = [flag.default for flag in job._actions]  # argparse has no public list of them
+    SCRIPT.add_shared(job, split="test" if "{split}" in str(defaults) else None)
 
 
 def parser(doc):
@@ -250,7 +251,8 @@ def add_model(add, max_tokens):
     add("--timeout", type=positive, default=120,
         help="wait this many seconds for each reply; a call that times out is not repeated")
     add("--max-tokens", type=count, default=max_tokens,
-        help="limit each reply, thoughts included, to this many tokens; give reasoning models 4000")
+        help="""limit each reply, thoughts included, to this many tokens; reasoning models need 4000
+        or more""")
     add("--extra", type=lambda text: {**json.loads(text)}, default={},
         help="add these parameters, a JSON object, to each request; null removes a parameter")
     add("--retry-errors", action="store_true", help="""ask again what the server has refused;
