@@ -147,7 +147,7 @@ def read_run(path, pairs, qrels, args):
     run = kit.read_table(path, kit.RUN).reindex(columns=[*kit.RUN, "label"])
     if not run["claim_id"].isin(qrels["claim_id"]).any():
         kit.fail(path, f"none of its claims is in {args.qrels}; give files of the same split")
-    run = unjudged(run[run["rank"] <= args.depth], qrels)[[*PAIR, "label"]]
+    run = unjudged(run[run["rank"] <= args.depth], qrels)[kit.QRELS]
     is_known = pd.MultiIndex.from_frame(run[PAIR]).isin(pd.MultiIndex.from_frame(pairs[PAIR]))
     for claim_id, abstract_id in run.loc[~is_known, PAIR].to_numpy():
         kit.fail(
@@ -163,7 +163,7 @@ def read_inputs(args):
     claims = kit.read_claims(args.claims)
     corpus = kit.read_corpus(args.corpus)
     ids = {"claim_id": claims, "abstract_id": corpus}
-    qrels = kit.read_table(args.qrels, [*PAIR, "label"], label=kit.LABELS, **ids)
+    qrels = kit.read_qrels(args.qrels, **ids)
     pool = kit.read_table(args.pool, PAIR, **ids)[PAIR]
     claims = {claim_id: kit.plain(claim) for claim_id, claim in claims.items()}
     abstracts = {
@@ -189,7 +189,7 @@ def score(args):
             "(05_classify.py --run pool.run.tsv)",
         )
     runs = {path: read_run(path, pairs, qrels, args) for path in args.runs}
-    gold = qrels[[*PAIR, "label"]].set_axis(["claim_id", "gold_id", "expected"], axis=1)
+    gold = qrels.set_axis(["claim_id", "gold_id", "expected"], axis=1)
     comparisons = pairs[PAIR].merge(gold, on="claim_id")
     prompts = []
     for claim_id, abstract_id, gold_id in comparisons[[*PAIR, "gold_id"]].to_numpy():
@@ -233,8 +233,6 @@ def add_score(add):
     kit.add_corpus(add)
     add("--out", default="{work}/{split}/ev2r.tsv",
         help="write the table to this file, and the scores of pairs to NAME.pairs.tsv")
-    add("--requests", default="{work}/{split}/ev2r.requests.jsonl",
-        help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/ev2r.replies.jsonl",
         help="keep replies in this file")
     add("--depth", type=kit.count, default=10, help="score this many ranks of each run")

@@ -411,8 +411,6 @@ def add_llm(add):
     kit.add_claims(add)
     add_device(add)
     add("--out", default="{work}/{split}/llm_narratives.tsv", help="write the codes to this file")
-    add("--requests", default="{work}/{split}/llm_narratives.requests.jsonl",
-        help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/llm_narratives.replies.jsonl",
         help="keep replies in this file")
     add("--prompt", metavar="FILE", help="ask by this prompt, with {claim}, {taxonomy}, and where "

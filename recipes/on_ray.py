@@ -96,7 +96,7 @@ def read(path):
 
 def write(path, table):
     with kit.written(path, {}) as new:
-        kit.SCRIPT.write_table(table, new)
+        kit.write_table(table, new)
 
 
 def cut_run(args):

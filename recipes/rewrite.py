@@ -147,8 +147,6 @@ def add_rewrite(add):
         help="rewrite the claims of these languages alone, by their column language; without this "
         "column, claims are English (default: all)")
     add("--out", help="write the new claims to this file (default: WORK/SPLIT/claims.VIEW.tsv)")
-    add("--requests",
-        help="write requests that wait to this file (default: --out with .requests.jsonl)")
     add("--replies", help="keep replies in this file (default: --out with .replies.jsonl)")
     kit.add_model(add, max_tokens=512)
 # fmt: on
@@ -160,7 +158,6 @@ def main():
     if args.prompt:
         view = Path(args.prompt).stem
     args.out = args.out or f"{args.work}/{args.split}/claims.{view}.tsv"
-    args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     kit.run_job(args)
 

@@ -189,7 +189,11 @@ def plain(text):
 
 # -------------------- Language model
 def is_answered(args, task, *outs):
-    """Return whether outs are up to date; with --retry-errors, they never are."""
+    """Return whether outs are up to date; with --retry-errors, they never are.
+
+    Requests that will wait are written beside --out, as by 04_llm_rerank.py.
+    """
+    args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
     check_outs(args.requests, *outs, inputs=[args.replies])
     return not args.retry_errors and up_to_date(args, SCRIPT.with_replies(task, args), *outs)
 
@@ -246,7 +250,8 @@ def add_model(add, max_tokens):
     add("--base-url", default=os.environ.get("LLM_BASE_URL"),
         help="""have --model answer at this OpenAI-compatible endpoint, such as
         http://localhost:8000/v1; the key is read from OPENAI_API_KEY (default: LLM_BASE_URL;
-        without either, requests are written to --requests, and the exit status is 3)""")
+        without either, requests are written beside --out, to NAME.requests.jsonl, and the exit
+        status is 3)""")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
     add("--timeout", type=positive, default=120,
         help="wait this many seconds for each reply; a call that times out is not repeated")
