@@ -18,10 +18,11 @@ Prints  evaluate: a table; the last line is JSON
 Examples
     python recipes/narratives.py train && python recipes/narratives.py classify
     python recipes/narratives.py evaluate work/demo/test/narratives.tsv
-    python 06_evaluate.py submission --task climatecheck2026-narratives
     python recipes/narratives.py llm --base-url http://localhost:8000/v1 --model NAME
+    python 06_evaluate.py submission --task climatecheck2026-narratives  # of verdicts.tsv, too
+    python 06_evaluate.py submission --task climatecheck2026-narratives \\
+        --narratives work/demo/test/llm_narratives.tsv
 
-A submission has verdicts.tsv of stage 5 and narratives.tsv, or --narratives llm_narratives.tsv.
 Without --base-url, llm writes its requests and ends with exit status 3, until 04_llm_rerank.py ask
 or another engine has answered them; the same call continues when the replies are there.
 Where a reply has no codes, the question is asked once more. Codes have to be equal: 1_0 is wrong
