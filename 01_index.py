@@ -601,8 +601,10 @@ def add_abstracts(job):
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
         long texts, or pool the vectors of overlapping windows (index and train alike)""")
     add("--query-prompt",
-        help="dense: put this before claims, such as 'query: ' (default: the model's)")
-    add("--document-prompt", help="dense: put this before abstracts (default: the model's)")
+        help="""dense: put this before claims, such as 'query: ' (default: the prompt in the model's
+        own files, if they have one)""")
+    add("--document-prompt", help="""dense: put this before abstracts (default: the prompt in the
+        model's own files, if they have one)""")
 
 def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -886,7 +888,8 @@ def add_shared(job, split=None, force=True):
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
+    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
+        them; {work} in other defaults (default: work/ and the last part of --data)""")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
     if force:
@@ -1451,8 +1454,11 @@ def add_training(add):
         this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this
-        share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
+    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save a
+        checkpoint, from which an interrupted training resumes, whenever this share of the steps is
+        done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
+        at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved
+        instead""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,

@@ -20,7 +20,7 @@ Examples
     python 02_retrieve.py --retrievers bm25 dense --top-k 200
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
     python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
-    python 02_retrieve.py mine --shape tuples --hard 5 --skip-top 4 --max-score 0.85
+    python 02_retrieve.py mine work/demo/train/dense.tsv --shape tuples --hard 5 --max-score 0.85
 """
 
 import argparse
@@ -791,7 +791,8 @@ def add_fuse(job):
         help="a --fusion that was fitted --by a column reads this column here")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
-        help=f"add up these points over the runs (union: take the best of them): {points}")
+        help=f"""add up these points over the runs; union takes the best of them, and also joins
+        runs of different claims, such as one run per language: {points}""")
     add("--weights", nargs="+", type=amount,
         help="""multiply the points of each run by its weight, one per run (default: 1 each); name
         the runs before this flag""")
@@ -839,7 +840,8 @@ def add_mine(job):
     add("--max-score", type=float, default=np.inf, help="""take candidates with at most this score
         of the run: 0.85 is much for a cosine, and is above all scores of a hybrid.tsv""")
     add("--margin", type=float, default=-np.inf, help="""take candidates whose scores in the run are
-        this far below the lowest one of the claim's evidence; without evidence there, all""")
+        this far below the lowest one of the claim's evidence, in the run's own units, such as 0.05
+        for cosines; without evidence there, all""")
     add("--relative-margin", type=share, default=np.inf, metavar="SHARE",
         help="take candidates with at most this share of that lowest score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",
@@ -849,7 +851,8 @@ def add_mine(job):
     add("--seed", type=count_or_0, default=13, help="seed of the random draws")
     add = job.add_argument_group("--shape scores: target = 0.5 + scale * (score - middle), within "
                                  "0 and 1").add_argument
-    add("--middle", type=float, help="give this score the target 0.5; it is required")
+    add("--middle", type=float, help="""give this score the target 0.5; it is required
+        (recipes/MEASURED.md has 0.53 for MiniLM's cosines, and 1.6 for --scale)""")
     add("--scale", type=float, help="add this to the target per unit of the score; it is required")
     add("--gold", action="store_true", help="give all evidence the target 1, found or not")
     add_shared(job, split="train")
@@ -1063,7 +1066,8 @@ def add_shared(job, split=None, force=True):
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
+    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
+        them; {work} in other defaults (default: work/ and the last part of --data)""")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
     if force:

@@ -684,7 +684,8 @@ def add_fields(add):
 def add_length(add):
     add("--max-length", type=length, default=512,
         help="truncate prompt and pair to this many tokens (an endpoint: see --extra)")
-    add("--prompt", help="instruct a causal reranker or monoT5 by this text (default: its own)")
+    add("--prompt", metavar="TEXT", help="""instruct a causal reranker or monoT5 by this text, which
+        is not a file, unlike in 04_llm_rerank.py (default: its own)""")
 
 def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -696,7 +697,8 @@ def add_rerank(job):
     add("--top-k", type=count, help="""write this many abstracts per claim; candidates beyond
         --depth follow in their old order (default: those that are scored)""")
     add("--first-stage", type=share, default=0, metavar="WEIGHT",
-        help="blend in the scores of --run with this weight, from 0 to 1 (z-scores per claim)")
+        help="""blend in the scores of --run with this weight (z-scores per claim): 0 leaves them
+        out, 1 keeps their order; a weak reranker wants 0.5 to 0.8, a strong one 0 to 0.2""")
     add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/reranker",
         help="score with this reranker: a folder, a name on the hub, or one at --base-url")
@@ -968,7 +970,8 @@ def add_shared(job, split=None, force=True):
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
+    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
+        them; {work} in other defaults (default: work/ and the last part of --data)""")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
     if force:
@@ -1757,8 +1760,11 @@ def add_training(add):
         this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this
-        share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
+    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save a
+        checkpoint, from which an interrupted training resumes, whenever this share of the steps is
+        done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
+        at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved
+        instead""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,

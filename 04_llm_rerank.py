@@ -567,7 +567,9 @@ def add_rerank(job):
     add("--limit", type=count, help="take only this many claims of the run (default: all)")
     add("--depth", type=count, default=20, help="ask about this many candidates per claim")
     add("--top-k", type=count, default=10, help="write this many abstracts per claim")
-    add("--alpha", type=share, default=ALPHA, help="weight of the run's scores, 0 to 1")
+    add("--alpha", type=share, default=ALPHA, help="""weigh the run's scores, from 0 to 1 per
+        claim, by this share, and the model's ranks by the rest; 1 keeps the order of the run, 0
+        takes that of the model""")
     add = job.add_argument_group("prompts").add_argument
     add("--method", choices=PROMPT_PARTS, default="listwise",
         help="listwise: order the abstracts of a window; pointwise: order all by P(YES) of each")
@@ -799,7 +801,8 @@ def add_shared(job, split=None, force=True):
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
+    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
+        them; {work} in other defaults (default: work/ and the last part of --data)""")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
     if force:
@@ -1303,7 +1306,7 @@ class Replies:
             if waiting:
                 tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
                 what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
-                print(f"{what}; --backend none only writes them")
+                print(f"{what}; --backend none (recipes: no --base-url) only writes them")
                 self.answer(waiting, args)
                 known, unusable = read_replies(args.replies, unique)
         missing = unique.keys() - known.keys()
@@ -1486,7 +1489,9 @@ def add_model(job):
         help="wait this many seconds for each reply; a call that times out is not repeated")
     add("--batch-size", type=count, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
+    add("--retry-errors", action="store_true", help="""ask again what the server has refused, that
+        is, answered with an error; replies that came but could not be read (unread) stay as they
+        are""")
 # fmt: on
 
 

@@ -798,9 +798,9 @@ def add_llm(job):
     add = job.add_argument_group("prompts").add_argument
     add("--strategy", choices=STRATEGIES, default="one-step", help="""ask for the label of a pair;
         for evidence, then its direction; or for the labels of many pairs by one prompt""")
-    add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask with these prompts, such as
-        those in recipes/systems/prompts: two-step wants two (default: the script's own, for
-        one-step)""")
+    add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask with the prompts in these
+        files, which hold {claim} and {abstract} (batch: {n} and {pairs}); two-step wants two files;
+        recipes/systems/prompts has examples (default: the script's own, for one-step)""")
     add("--pairs-per-prompt", type=count, default=50, help="batch: show this many pairs at once")
     add("--fewshot", metavar="FILE", help="""one-step: show the labels of these train pairs first,
         which recipes/tools/fewshot.py draws""")
@@ -1030,7 +1030,8 @@ def add_shared(job, split=None, force=True):
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
+    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
+        them; {work} in other defaults (default: work/ and the last part of --data)""")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
     if force:
@@ -1764,8 +1765,11 @@ def add_training(add):
         this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save after this
-        share of the steps (1 and more: after so many steps); with a dev split, after each epoch""")
+    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save a
+        checkpoint, from which an interrupted training resumes, whenever this share of the steps is
+        done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
+        at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved
+        instead""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
@@ -2028,7 +2032,7 @@ class Replies:
             if waiting:
                 tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
                 what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
-                print(f"{what}; --backend none only writes them")
+                print(f"{what}; --backend none (recipes: no --base-url) only writes them")
                 self.answer(waiting, args)
                 known, unusable = read_replies(args.replies, unique)
         missing = unique.keys() - known.keys()
@@ -2211,7 +2215,9 @@ def add_model(job):
         help="wait this many seconds for each reply; a call that times out is not repeated")
     add("--batch-size", type=count, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="send refused requests again, not unread ones")
+    add("--retry-errors", action="store_true", help="""ask again what the server has refused, that
+        is, answered with an error; replies that came but could not be read (unread) stay as they
+        are""")
 # fmt: on
 
 

@@ -799,10 +799,14 @@ def add_evaluate(job):
     add_texts(add)
     add = job.add_argument_group("measures").add_argument
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
-        help=f"""sets: {', '.join(SETS)}; single ones: R@k, 'pooled R@k', B-Pref,
-        {', '.join([*COMPOSED, *STANCE])}, abstract P, abstract R, abstract F1, or any of
-        ir-measures, such as nDCG@10, Judged@10; name the runs before this flag (default:
-        climatecheck2025)""")
+        help=f"""sets: {', '.join(SETS)}; single ones: R@k (share of a claim's
+        evidence in the first k ranks), 'pooled R@k' (share of all evidence pairs), B-Pref (mean of
+        1 - n / R over a claim's R evidence abstracts, with n NEI abstracts above one, at most R; 0
+        for one that is not found), Subtask I (mean of R@2, R@5, R@10, B-Pref), Subtask II (F1 +
+        R@10), Retrieval 2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5), P, R and F1 of
+        labels (weighted by support), macro F1, abstract P, abstract R, abstract F1 (evidence with
+        the right label), or any of ir-measures, such as nDCG@10, Judged@10; name the runs before
+        this flag (default: climatecheck2025)""")
     add("--depth", type=count, default=10,
         help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
     add("--resamples", type=count_or_0, default=2000,
@@ -1030,7 +1034,8 @@ def add_shared(job, split=None, force=True):
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
     add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="write to this folder; {work} in other defaults (default: work/DATA)")
+    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
+        them; {work} in other defaults (default: work/ and the last part of --data)""")
     if split:
         add("--split", default=split, help="take this split; {split} in other defaults")
     if force:

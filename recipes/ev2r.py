@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
+# dependencies = ["numpy==2.4.6", "openai==3.52.0", "pandas==3.1.1", "tqdm==4.70.1"]
 # ///
 """
 Score abstracts that nobody has judged, as ClimateCheck 2026 does after Ev2R (Akhtar et al. 2025).
@@ -21,14 +21,16 @@ JSON, and takes a missing count as 0.
 
 Reads   the pool of tools/pool.py, verdicts of 05_classify.py --model on its pairs, runs
 Writes  ev2r.tsv: both scores by run, with intervals; ev2r.pairs.tsv: the scores of pairs;
-        ev2r.requests.jsonl: requests that wait, with exit status 3, for 04_llm_rerank.py ask;
-        ev2r.replies.jsonl serves all runs: only failed requests are sent again (--retry-errors)
+        ev2r.replies.jsonl serves all runs: only failed requests are sent again (--retry-errors);
+        without --base-url: ev2r.requests.jsonl, and exit status 3 while the requests wait for
+        04_llm_rerank.py ask
 Prints  the table; the last line is JSON
 
 Example, where a.tsv and b.tsv are runs or verdicts
     python recipes/tools/pool.py a.tsv b.tsv
     python 05_classify.py --run work/demo/test/pool.run.tsv --out proxy.tsv
-    python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --model gpt-4.1
+    python recipes/ev2r.py a.tsv b.tsv --verdicts proxy.tsv --base-url http://localhost:8000/v1 \\
+        --model NAME
 """
 
 import re
@@ -145,7 +147,7 @@ def read_run(path, pairs, qrels, args):
     run = kit.read_table(path, kit.RUN).reindex(columns=[*kit.RUN, "label"])
     if not run["claim_id"].isin(qrels["claim_id"]).any():
         kit.fail(path, f"none of its claims is in {args.qrels}; give files of the same split")
-    run = unjudged(run[run["rank"] <= args.depth], qrels)[[*PAIR, "label"]]
+    run = unjudged(run[run["rank"] <= args.depth], qrels)[kit.QRELS]
     is_known = pd.MultiIndex.from_frame(run[PAIR]).isin(pd.MultiIndex.from_frame(pairs[PAIR]))
     for claim_id, abstract_id in run.loc[~is_known, PAIR].to_numpy():
         kit.fail(
@@ -161,7 +163,7 @@ def read_inputs(args):
     claims = kit.read_claims(args.claims)
     corpus = kit.read_corpus(args.corpus)
     ids = {"claim_id": claims, "abstract_id": corpus}
-    qrels = kit.read_table(args.qrels, [*PAIR, "label"], label=kit.LABELS, **ids)
+    qrels = kit.read_qrels(args.qrels, **ids)
     pool = kit.read_table(args.pool, PAIR, **ids)[PAIR]
     claims = {claim_id: kit.plain(claim) for claim_id, claim in claims.items()}
     abstracts = {
@@ -174,7 +176,7 @@ def read_inputs(args):
 def score(args):
     """Compare the unjudged abstracts of runs with gold abstracts, and score the runs by it."""
     files = [args.pool, args.qrels, args.claims, args.corpus, *args.verdicts, *args.runs]
-    task = kit.task_of(args, *files, models=[args.replies])
+    task = kit.task_of(args, *files)
     details = str(Path(args.out).with_suffix(".pairs.tsv"))
     if kit.is_answered(args, task, args.out, details):
         return {"made": []}
@@ -187,7 +189,7 @@ def score(args):
             "(05_classify.py --run pool.run.tsv)",
         )
     runs = {path: read_run(path, pairs, qrels, args) for path in args.runs}
-    gold = qrels[[*PAIR, "label"]].set_axis(["claim_id", "gold_id", "expected"], axis=1)
+    gold = qrels.set_axis(["claim_id", "gold_id", "expected"], axis=1)
     comparisons = pairs[PAIR].merge(gold, on="claim_id")
     prompts = []
     for claim_id, abstract_id, gold_id in comparisons[[*PAIR, "gold_id"]].to_numpy():
@@ -211,6 +213,7 @@ def score(args):
         "left_out": skipped,
         "claims": {path: int(of_run["Ev2R"][:, 1].sum()) for path, of_run in components.items()},
     }
+    task = kit.with_replies(task, args)
     for path, rows in {args.out: table, details: scored}.items():
         with kit.written(path, task, **summary) as new:
             kit.write_table(rows, new)
@@ -230,10 +233,8 @@ def add_score(add):
     kit.add_corpus(add)
     add("--out", default="{work}/{split}/ev2r.tsv",
         help="write the table to this file, and the scores of pairs to NAME.pairs.tsv")
-    add("--requests", default="{work}/{split}/ev2r.requests.jsonl",
-        help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/ev2r.replies.jsonl",
-        help="read replies from this file")
+        help="keep replies in this file")
     add("--depth", type=kit.count, default=10, help="score this many ranks of each run")
     add("--seed", type=kit.count_or_0, default=13, help="draw the resamples with this seed")
     kit.add_model(add, max_tokens=4096)

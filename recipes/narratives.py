@@ -2,8 +2,8 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "accelerate==1.15.0", "datasets==5.2.0", "numpy==2.4.6", "pandas==3.1.1",
-#     "scikit-learn==1.9.1", "sentence-transformers==6.2.0", "torch==2.13.0",
-#     "transformers==5.23.0",
+#     "openai==3.52.0", "scikit-learn==1.9.1", "sentence-transformers==6.2.0", "torch==2.13.0",
+#     "tqdm==4.70.1", "transformers==5.23.0",
 # ]
 # ///
 """
@@ -18,11 +18,13 @@ Prints  evaluate: a table; the last line is JSON
 Examples
     python recipes/narratives.py train && python recipes/narratives.py classify
     python recipes/narratives.py evaluate work/demo/test/narratives.tsv
-    python recipes/narratives.py llm
-    python 04_llm_rerank.py ask work/demo/test/llm_narratives.requests.jsonl \\
-        --replies work/demo/test/llm_narratives.replies.jsonl
+    python recipes/narratives.py llm --base-url http://localhost:8000/v1 --model NAME
+    python 06_evaluate.py submission --task climatecheck2026-narratives  # of verdicts.tsv, too
+    python 06_evaluate.py submission --task climatecheck2026-narratives \\
+        --narratives work/demo/test/llm_narratives.tsv
 
-While replies are missing, llm ends with exit status 3; the same call continues when they are there.
+Without --base-url, llm writes its requests and ends with exit status 3, until 04_llm_rerank.py ask
+or another engine has answered them; the same call continues when the replies are there.
 Where a reply has no codes, the question is asked once more. Codes have to be equal: 1_0 is wrong
 where 1_1 is right. A claim without a narrative has the code 0_0.
 """
@@ -169,17 +171,16 @@ def llm(args):
     if args.prompt:
         inputs.append(args.prompt)
         template = kit.read_prompt(args.prompt, "claim", "taxonomy")
-    task = kit.task_of(args, *inputs, models=[args.encoder, args.replies])
+    task = kit.task_of(args, *inputs, models=[args.encoder])
     shots_path = Path(args.out).with_suffix(".shots.json")
     kit.check_outs(shots_path)
     if kit.is_answered(args, task, args.out):
         return {"made": []}
     taxonomy = read_taxonomy(TAXONOMY)
     claims = kit.read_claims(args.claims)
-    task_of_shots = kit.task_of(args, *inputs, models=[args.encoder])
-    if not kit.up_to_date(args, task_of_shots, shots_path):
+    if not kit.up_to_date(args, task, shots_path):
         all_shots = nearest(list(claims.values()), read_labelled(args, taxonomy), args)
-        with kit.written(shots_path, task_of_shots) as path:
+        with kit.written(shots_path, task) as path:
             path.write_text(json.dumps(all_shots, indent=1) + "\n")
     all_shots = json.loads(shots_path.read_bytes())
     prompts = []
@@ -203,7 +204,7 @@ def llm(args):
             f"{len(unread)} claims without a code get {NONE}: {' '.join(unread)}",
         )
     summary |= {"unknown_codes": unknown, "without_codes": len(unread)}
-    return write_codes(codes, task, args, **summary)
+    return write_codes(codes, kit.with_replies(task, args), args, **summary)
 
 
 # -------------------- Thresholds
@@ -411,10 +412,8 @@ def add_llm(add):
     kit.add_claims(add)
     add_device(add)
     add("--out", default="{work}/{split}/llm_narratives.tsv", help="write the codes to this file")
-    add("--requests", default="{work}/{split}/llm_narratives.requests.jsonl",
-        help="write requests that wait to this file")
     add("--replies", default="{work}/{split}/llm_narratives.replies.jsonl",
-        help="read replies from this file")
+        help="keep replies in this file")
     add("--prompt", metavar="FILE", help="ask by this prompt, with {claim}, {taxonomy}, and where "
         "wanted {examples} and {none}, the code for no narrative (default: the program's own)")
     add("--fewshot", type=kit.count_or_0, default=8,

@@ -96,7 +96,7 @@ def read(path):
 
 def write(path, table):
     with kit.written(path, {}) as new:
-        kit.SCRIPT.write_table(table, new)
+        kit.write_table(table, new)
 
 
 def cut_run(args):
@@ -267,6 +267,7 @@ def rerank(args):
 
 def classify(args):
     """Label parts of a run by 05_classify.py, and join the verdicts."""
+    args.run = kit.CLASSIFY.run_of(args)
     return run(args)
 
 
@@ -291,6 +292,11 @@ def add_flags(add):
     add("--gpus", type=kit.amount, default=0, help="reserve this many GPUs per shard (default: 0)")
 
 
+def add_retrieve(add):
+    add_flags(add)
+    add("--split", default="test", help="retrieve for the claims of this split")
+
+
 def add_rerank(add):
     add_flags(add)
     add("--run", default="{work}/{split}/hybrid.tsv", help="rerank this run")
@@ -299,7 +305,8 @@ def add_rerank(add):
 
 def add_classify(add):
     add_flags(add)
-    add("--run", default="{work}/{split}/llm.tsv", help="classify the pairs of this run")
+    add("--run", help="""classify the pairs of this run (default: in {work}/{split} llm.tsv, else
+        rerank.tsv, else hybrid.tsv)""")
     add("--out", default="{work}/{split}/verdicts.tsv", help="write the verdicts to this file")
 # fmt: on
 
@@ -344,7 +351,7 @@ def main():
         split_at = sys.argv.index("--")
         words = sys.argv[split_at + 1 :]
         sys.argv = sys.argv[:split_at]
-    jobs = {index: add_flags, retrieve: add_flags, rerank: add_rerank, classify: add_classify}
+    jobs = {index: add_flags, retrieve: add_retrieve, rerank: add_rerank, classify: add_classify}
     args = kit.arguments(__doc__, jobs)
     prepare(args, words)
     kit.run_job(args)

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["numpy==2.4.6", "pandas==3.1.1"]
+# dependencies = ["numpy==2.4.6", "openai==3.52.0", "pandas==3.1.1", "tqdm==4.70.1"]
 # ///
 """
 Rewrite claims, mostly by a language model, as an additional view of them for retrieval.
@@ -27,16 +27,14 @@ A claim whose reply cannot be read, or of which nothing is left, stays as it is,
 
 Reads   data/NAME/claims.SPLIT.tsv; work/NAME/SPLIT/claims.VIEW.replies.jsonl, if it exists (with
         --prompt, VIEW is the name of its file)
-Writes  work/NAME/SPLIT/claims.VIEW.tsv: the same rows with other texts; while replies wait,
-        claims.VIEW.requests.jsonl and exit status 3
+Writes  work/NAME/SPLIT/claims.VIEW.tsv: the same rows with other texts; replies of --base-url to
+        claims.VIEW.replies.jsonl; without --base-url, claims.VIEW.requests.jsonl and exit status 3
+        while they wait for 04_llm_rerank.py ask
 Prints  what waits, or how many claims are rewritten; the last line is JSON
 
 Example
-    python recipes/rewrite.py --view statement --model gpt-4.1
+    python recipes/rewrite.py --base-url https://api.openai.com/v1 --model gpt-4.1
     T=work/demo/test
-    python 04_llm_rerank.py ask $T/claims.statement.requests.jsonl \\
-        --replies $T/claims.statement.replies.jsonl
-    python recipes/rewrite.py --view statement --model gpt-4.1
     python 02_retrieve.py --claims $T/claims.statement.tsv --out $T/statement
     python 02_retrieve.py fuse $T/hybrid.tsv $T/statement/hybrid.tsv
 """
@@ -109,7 +107,7 @@ def rewrite(args):
     inputs = [args.claims]
     if args.prompt:
         inputs.append(args.prompt)
-    task = kit.task_of(args, *inputs, models=[args.replies])
+    task = kit.task_of(args, *inputs)
     if kit.is_answered(args, task, args.out):
         return {"made": []}
     table = kit.read_table(args.claims, kit.CLAIM)
@@ -132,7 +130,7 @@ def rewrite(args):
             rewritten[row] = text
     summary["claims"] = len(asked)
     summary["unchanged"] = sum(rewritten[row] == claims[row] for row in asked)
-    with kit.written(args.out, task, **summary) as path:
+    with kit.written(args.out, kit.with_replies(task, args), **summary) as path:
         kit.write_table(table.assign(claim=rewritten), path)
     return {"made": [args.out], **summary}
 
@@ -149,9 +147,7 @@ def add_rewrite(add):
         help="rewrite the claims of these languages alone, by their column language; without this "
         "column, claims are English (default: all)")
     add("--out", help="write the new claims to this file (default: WORK/SPLIT/claims.VIEW.tsv)")
-    add("--requests",
-        help="write requests that wait to this file (default: --out with .requests.jsonl)")
-    add("--replies", help="read replies from this file (default: --out with .replies.jsonl)")
+    add("--replies", help="keep replies in this file (default: --out with .replies.jsonl)")
     kit.add_model(add, max_tokens=512)
 # fmt: on
 
@@ -162,7 +158,6 @@ def main():
     if args.prompt:
         view = Path(args.prompt).stem
     args.out = args.out or f"{args.work}/{args.split}/claims.{view}.tsv"
-    args.requests = args.requests or str(Path(args.out).with_suffix(".requests.jsonl"))
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     kit.run_job(args)
 

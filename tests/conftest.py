@@ -85,8 +85,11 @@ def contents():
 
 
 # ---------------------------------------------------------------- Models and toy data
+RUNNING = contextlib.ExitStack()  # what this session has started
+
+
 def pytest_sessionstart(session):
-    """Fetch the models once before tests run in parallel.
+    """Fetch the models, and start warm_python(), once before tests run in parallel.
 
     Each process keeps to one core: a copy of one with threads of torch waits for them for ever.
     """
@@ -96,6 +99,11 @@ def pytest_sessionstart(session):
     os.environ["OMP_NUM_THREADS"] = "1"
     if not hasattr(session.config, "workerinput"):
         subprocess.run([sys.executable, ROOT / "data" / "download.py", "models"], check=False)
+        os.environ["WARM_PATH"] = RUNNING.enter_context(warm_python())
+
+
+def pytest_sessionfinish():
+    RUNNING.close()
 
 
 def pytest_collection_modifyitems(items):
@@ -129,8 +137,7 @@ def warm_python():
 @pytest.fixture(scope="session")
 def warm():
     """The PATH of warm_python()."""
-    with warm_python() as path:
-        yield path
+    return os.environ["WARM_PATH"]
 
 
 @pytest.fixture(scope="session")
@@ -408,8 +415,12 @@ class Endpoint(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint():
-    """endpoint(reply): a server with its url, and what it was asked and answered so far."""
+def endpoint(monkeypatch):
+    """endpoint(reply): a server with its url, and what it was asked and answered so far.
+
+    The openai package pauses before it asks again; in this process, only for a moment.
+    """
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     with contextlib.ExitStack() as running:
 
         def start(reply):

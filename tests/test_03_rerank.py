@@ -220,7 +220,8 @@ def test_nothing_is_asked_of_a_rerank_endpoint_twice(toy, call, endpoint, refuse
 def test_a_rerank_reply_without_all_scores_ends_the_run(toy, endpoint, refused, reply):
     server = endpoint(lambda body: {"raw": json.dumps(reply).encode()})
     words = ("--base-url", server.url, "--model", "m", "--out", "new.tsv")
-    refused(toy, SCRIPT, *words, said="run again to go on", kept=".parts")
+    how = {"kept": ".parts", "edits": {"RETRIES = 6": "RETRIES = 0"}}
+    refused(toy, SCRIPT, *words, said="run again to go on", **how)
 
 
 # ---------------------------------------------------------------- Arithmetic

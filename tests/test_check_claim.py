@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 from conftest import ROOT, TOY, jsonl, records, tiny
@@ -15,17 +14,23 @@ CONTROL = r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]"
 CLAIM = '--top "polar\tbears"\' lose\n\x1b[31m sea ice $(touch pwned) `touch pwned`; {é} \\n%s'
 
 
-def check(*words, script="recipes/check_claim.py", **env):
-    return subprocess.run(
-        [sys.executable, ROOT / script, *words],
-        env=os.environ | env,
-        text=True,
-        capture_output=True,
-    )
+@pytest.fixture(scope="module")
+def check(warm):
+    """check("a claim", LLM_MODEL="toy"): check_claim.py in a copy of a process, as its scripts."""
+
+    def call_check(*words, script="recipes/check_claim.py", **env):
+        return subprocess.run(
+            ["python", str(ROOT / script), *map(str, words)],
+            env=os.environ | env | {"PATH": warm},
+            text=True,
+            capture_output=True,
+        )
+
+    return call_check
 
 
 @pytest.fixture(scope="module")
-def flags(tmp_path_factory):
+def flags(check, tmp_path_factory):
     """--data and --work of the toy, two abstracts of it hostile, with a BM25 index."""
     folder = tmp_path_factory.mktemp("check")
     corpus = records(TOY / "corpus.jsonl")
@@ -37,7 +42,7 @@ def flags(tmp_path_factory):
     return flags
 
 
-def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
+def test_a_hostile_claim_is_data_and_is_asked_once(check, flags, endpoint):
     def reply(prompt):
         if "a tenth" in prompt:
             return "SUPPORTS"
@@ -64,7 +69,7 @@ def test_a_hostile_claim_is_data_and_is_asked_once(flags, endpoint):
     assert len(server.asked) == asked
 
 
-def test_failed_requests_are_named_and_sent_again(flags, endpoint):
+def test_failed_requests_are_named_and_sent_again(check, flags, endpoint):
     broken = ["in zoos"]
 
     def reply(prompt):
@@ -83,7 +88,9 @@ def test_failed_requests_are_named_and_sent_again(flags, endpoint):
     assert (answer["refused"], answer["NEI"], len(server.asked)) == (0, 3, asked + 1)
 
 
-def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(flags, endpoint, tmp_path):
+def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(
+    check, flags, endpoint, tmp_path
+):
     folder = tmp_path / "classifier"
     tiny(folder, ["contradiction", "neutral", "entailment"])
     config = json.loads((folder / "config.json").read_text())
@@ -122,7 +129,7 @@ def test_a_key_alone_asks_nobody_and_a_classifier_says_what_it_is_worth(flags, e
         (["sea", "--work", "w"], "w/index: no index; make one: python 01_index.py --data"),
     ],
 )
-def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, contents):
+def test_one_line_says_what_is_wrong_before_any_work(check, flags, words, said, contents):
     before = contents(flags[1])
     done = check(*flags, *words)
     assert (done.returncode, done.stdout) == (2, "")
@@ -131,7 +138,7 @@ def test_one_line_says_what_is_wrong_before_any_work(flags, words, said, content
     assert contents(flags[1]) == before
 
 
-def test_a_file_in_the_place_of_the_answers_stays(flags, tmp_path):
+def test_a_file_in_the_place_of_the_answers_stays(check, flags, tmp_path):
     shutil.copytree(flags[3], tmp_path / "work")
     (tmp_path / "work/models/classifier").mkdir(parents=True)
     shutil.rmtree(tmp_path / "work/checked", ignore_errors=True)

@@ -99,12 +99,11 @@ def figures(folder):
     return {key: list(row) for key, row in numbers.iterrows()}
 
 
-def test_both_figures_by_hand(folder, ev2r):
+def test_both_figures_by_hand(folder, ev2r, endpoint):
     """c1: r1 (2/3 + .6) / 2 = .6333, r2 (2/3 + .2) / 2 = .4333; c2: r1 (0 + .8) / 2 = .4."""
-    done = ev2r(*SCORE, "--depth", "3")
-    assert done.returncode == 3, done.stderr
-    assert len(answer(folder, lambda name: said(COMPARED[name]))) == 6
-    made = facts(ev2r(*SCORE, "--depth", "3"))
+    server = endpoint(lambda prompt: said(COMPARED[name_of(prompt)]))
+    made = facts(ev2r(*SCORE, "--depth", "3", "--base-url", server.url))
+    assert len(server.asked) == 6
     assert made["claims"] == {SCORE[0]: 2, SCORE[1]: 1}
     assert made["missing"] == 0
     found = figures(folder)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pandas as pd
 import psutil
@@ -15,6 +16,7 @@ from conftest import ROOT, facts, read, tiny
 
 ALONE = "--batch-size 1 --max-length"  # no padding to other texts: equal bytes
 BM25 = {"index": "--indexes bm25", "retrieve": "--retrievers bm25 --top-k 30"}
+DENSE = f"--indexes dense {ALONE} 16"
 JOBS = {
     "index": ("01_index.py", f"--indexes dense splade {ALONE} 16"),
     "retrieve": ("02_retrieve.py", "--retrievers dense splade"),
@@ -66,22 +68,48 @@ def on_ray(folder, text, **env):
     return end(start(folder, text, **env))
 
 
+def shorten(folder):
+    """Leave 130 abstracts and 9 claims, for speed."""
+    for name, rows in (("corpus.jsonl", 130), ("claims.test.tsv", 9)):
+        path = folder / "data/demo" / name
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:rows]))
+
+
 def same(folder, name):
-    one = folder / "work/one/test" / name
-    many = folder / "work/many/test" / name
+    one = folder / "work/one" / name
+    many = folder / "work/many" / name
     return one.read_bytes() == many.read_bytes() and one.stat().st_size > 500
 
 
-def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder, program, warm, monkeypatch):
+@pytest.fixture
+def here(folder, program, warm, monkeypatch):
+    """here("index --only 1/2"): on_ray.py in this process, its scripts in copies of one."""
     monkeypatch.setenv("PATH", warm)
     monkeypatch.setattr(sys, "executable", "python")
 
-    def here(text):
-        """Run on_ray.py in this process, and its scripts in copies of one."""
+    def call_here(text):
         job, *words = text.split()
         done = program("on_ray", f"{job} --work work/many", *words, cwd=folder)
         return result(done.returncode, done.stdout, done.stderr)
 
+    return call_here
+
+
+def test_shards_of_all_jobs_give_the_bytes_of_one_machine(folder, here, call):
+    tiny(folder / "reranker", ["relevant"])
+    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+    shorten(folder)
+    for job, (script, words) in JOBS.items():
+        facts(call(script, f"--work work/one {words}", cwd=folder))
+        numbers = (0, 1, 2) if job == "index" else (1, 2, 0)  # index cuts, the others merge
+        for number in numbers:
+            assert here(f"{job} --only {number}/2 -- {words}")["job"] == job
+    for name in ("dense", "splade", "hybrid", "rerank", "verdicts"):
+        assert same(folder, f"test/{name}.tsv"), name
+
+
+def test_a_job_array_cuts_and_merges_and_bad_input_is_one_line(folder, here, monkeypatch):
     def shard(job, number):
         return here(f"{job} --only {number}/3 -- {BM25[job]}")
 
@@ -149,28 +177,22 @@ def script_on(node, driver):
     raise AssertionError(f"no script ran on the node: {driver.communicate()}")
 
 
-def test_the_bytes_of_one_machine_though_a_script_and_a_node_die(folder, cluster, call):
-    tiny(folder / "reranker", ["relevant"])
-    tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
+def test_an_index_is_whole_though_a_script_and_a_node_die(folder, cluster, here):
+    shorten(folder)
     at = f"--shards 2 --address {cluster.address} --"
-    for name, rows in (("corpus.jsonl", 130), ("claims.test.tsv", 9)):  # less of it, for speed
-        path = folder / "data/demo" / name
-        lines = path.read_bytes().splitlines(keepends=True)
-        path.write_bytes(b"".join(lines[:rows]))
-    process = start(folder, f"index {at} {JOBS['index'][1]}")
+    process = start(folder, f"index {at} {DENSE}")
     script_on(cluster.head_node, process).kill()
     (other,) = cluster.worker_nodes
     script_on(other, process)
     cluster.remove_node(other, allow_graceful=False)
     cluster.add_node(num_cpus=1)
     assert list(end(process)["shards"]) == ["1", "2"]
-    for job, (script, words) in JOBS.items():
-        run = "--run work/one/test/rerank.tsv" if job == "classify" else ""
-        facts(call(script, f"--work work/one {run} {words}", cwd=folder))
-        if job != "index":
-            assert on_ray(folder, f"{job} {run} {at} {words}")["job"] == job
-    for name in ("dense", "splade", "hybrid", "rerank", "verdicts"):
-        assert same(folder, f"{name}.tsv"), name
+    for number in (1, 2):
+        path = f"shards-2/{number}/index/dense/embeddings.npy"
+        made = (folder / "work/many" / path).read_bytes()
+        shutil.rmtree(folder / "work/many" / Path(path).parent)
+        here(f"index --only {number}/2 -- {DENSE}")
+        assert (folder / "work/many" / path).read_bytes() == made
     shutil.rmtree(folder / "work/many")
     corpus = folder / "data/demo/corpus.jsonl"
     lines = corpus.read_bytes().splitlines(keepends=True)

@@ -307,6 +307,12 @@ def test_the_demo_asks_an_endpoint_only_for_a_model_that_the_user_names(
             assert words[words.index("--backend") + 1] == backend
 
 
+def test_a_translation_is_answered_by_the_model_of_the_recipe_alone(rehearsed):
+    for script, *words in rehearsed("checkthat_2026"):
+        if script.endswith("rewrite.py"):
+            assert words[words.index("--base-url") + 1] == ""
+
+
 @functools.cache
 def parse(script):
     """Return a function that parses the words of a script's command line, and no more."""

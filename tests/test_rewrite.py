@@ -66,20 +66,19 @@ def test_the_clean_view_asks_no_model(toy, program):
     assert claims == ["Ice & snow", "https://t.co/x", "Sun"]  # of b, nothing would be left
 
 
-def test_ones_own_prompt_is_asked_and_its_text_appended(toy, rewrite, endpoint, call):
+def test_ones_own_prompt_is_asked_and_its_text_appended(toy, rewrite, endpoint):
     prompt = '# a note\nBe brief.\n--- user\nPut {"x"} in tags: <claim>{claim}</claim>\n'
     (toy / "mine.txt").write_text(prompt)
     server = endpoint(lambda prompt: "<text>warming</text>")
-    words = "--prompt mine.txt --append"
-    (command,) = re.findall(r"python 04_llm_rerank.py (ask .*)", rewrite(words).stdout)
-    facts(call("04_llm_rerank.py", f"{command} --base-url {server.url}", cwd=toy))
+    words = f"--prompt mine.txt --append --base-url {server.url}"
+    (out,) = facts(rewrite(words))["made"]
     system, _ = server.asked[0]["messages"]
     assert system == {"role": "system", "content": "Be brief."}
     asked = {body["messages"][1]["content"] for body in server.asked}
     assert asked == {f'Put {{"x"}} in tags: <claim>{text}</claim>' for text in TEXTS}
-    (out,) = facts(rewrite(words))["made"]
     assert out == "work/demo/test/claims.mine.tsv"
     assert read(toy / out)["claim"].tolist() == [f"{claim} warming" for _, claim, _ in CLAIMS]
+    assert "up to date" in rewrite(f"{words}/other").stdout  # the replies are there
     (toy / "mine.txt").write_text("What?")
     done = rewrite(words)
     assert done.returncode == 2 and "mine.txt: it needs {claim}" in done.stderr
@@ -108,6 +107,8 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert rows == [["c1", 'Ursus maritimus loses "mass".', "en"], *map(list, CLAIMS[1:])]
     assert "up to date" in rewrite().stdout
     assert rewrite("--retry-errors").returncode == 3
+    assert facts(rewrite(f"--retry-errors --base-url {server.url}"))["refused"] == 1
+    assert len(server.asked) == 5  # what was refused is asked again, and nothing else
     assert rewrite("--view passage").returncode == 3  # another file, other requests
     replies = toy / f"{AT}.replies.jsonl"
     replies.write_text(replies.read_text().replace("Ursus maritimus", "It"))  # made anew
@@ -115,11 +116,9 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert read(toy / f"{AT}.tsv")["claim"][0].startswith("It")
 
 
-def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call):
+def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call, monkeypatch):
     server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")
-    assert rewrite().returncode == 3
-    ask = f"ask {AT}.requests.jsonl --replies {AT}.replies.jsonl --base-url {server.url}"
-    facts(call("04_llm_rerank.py", ask, cwd=toy))
+    monkeypatch.setenv("LLM_BASE_URL", server.url)
     assert facts(rewrite())["unchanged"] == 0
     facts(call("01_index.py", "--indexes bm25", cwd=toy))
     runs = ["work/demo/test/bm25.tsv", f"{AT}/bm25.tsv", "work/demo/test/fused.tsv"]

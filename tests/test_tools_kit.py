@@ -20,6 +20,7 @@ def answers_to(prompts, **flags):
     """Return answers_to's answers, the word behind "Answer:", and counts; flags: other ones."""
     args = {
         "model": "toy",
+        "base_url": None,
         "max_tokens": 9,
         "extra": {},
         "retry_errors": False,

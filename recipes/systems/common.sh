@@ -158,7 +158,8 @@ llm() {
 }
 
 # translate SPLIT FLAGS: its French and German posts in English, by $EUROLLM. What no reply can be
-# read for is asked once more. Flags are for recipes/rewrite.py.
+# read for is asked once more. Flags are for recipes/rewrite.py, which only writes the requests: 04
+# answers them, since in a rehearsal a local model does, even if LLM_BASE_URL is set.
 translate() {
   local split=$1 status round
   local view=$WORK/$split/claims.translation
@@ -167,7 +168,7 @@ translate() {
   for round in 1 2 3; do
     status=0
     python recipes/rewrite.py $D --split $split --view translation --languages fr de \
-      --model $name --max-tokens 256 --out $view.tsv "$@" || status=$?
+      --model $name --base-url "" --max-tokens 256 --out $view.tsv "$@" || status=$?
     if [ $status != 3 ]; then  # 3: requests wait
       return $status
     fi

@@ -57,7 +57,9 @@ def fewshot(args):
 
 # fmt: off
 def add_fewshot(add):
-    kit.add_claims(add)
+    add("--claims", default="{data}/claims.{split}.tsv", help="""leave out train claims with the
+        same words as one of these, about which prompts will ask; --split names their split, and
+        examples always come from train""")
     add("--out", default="{work}/{split}/fewshot.tsv", help="write the judgements to this file")
     add("--number", type=kit.count, default=6, help="draw this many claims of the train split")
     add("--seed", type=kit.count_or_0, default=13, help="seed of the draw")

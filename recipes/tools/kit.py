@@ -10,8 +10,9 @@ taken, because no other script has all that is needed: tables, texts, prompts an
 Tables. read_table reads and checks the files that data/README.md describes: claims, judgements,
 runs, verdicts. read_texts reads any other TSV file, all columns as texts. write_table writes both.
 
-Language models. A program never calls one. It writes its requests to a file and ends with status 3;
-04_llm_rerank.py ask, or another engine, answers them, and the same call of the program goes on.
+Language models. With --base-url, an endpoint answers, as in 04_llm_rerank.py. Without it, a program
+writes its requests to a file and ends with status 3; 04_llm_rerank.py ask, or another engine,
+answers them, and the same call of the program goes on.
 """
 
 import argparse
@@ -52,6 +53,7 @@ text_of = SCRIPT.text_of
 digest = SCRIPT.digest
 task_of = functools.partial(SCRIPT.task_of, without=SCRIPT.ASKING)
 sidecar_of = SCRIPT.sidecar_of
+with_replies = functools.partial(SCRIPT.with_replies, is_made=True)
 check_outs = SCRIPT.check_outs
 up_to_date = SCRIPT.up_to_date
 written = SCRIPT.written
@@ -75,9 +77,10 @@ def arguments(doc, jobs):
 
 
 def add_groups(add_flags, job):
-    """Add the flags of a job, and the flags that all scripts have."""
+    """Add the flags of a job, and those that all scripts have; --split if a default names it."""
     add_flags(job.add_argument_group("flags of this job").add_argument)
-    SCRIPT.add_shared(job, split="test")
+    defaults = [flag.default for flag in job._actions]  # argparse has no public list of them
+    SCRIPT.add_shared(job, split="test" if "{split}" in str(defaults) else None)
 
 
 def parser(doc):
@@ -186,9 +189,13 @@ def plain(text):
 
 # -------------------- Language model
 def is_answered(args, task, *outs):
-    """Return whether outs are up to date; with --retry-errors, they never are."""
-    check_outs(args.requests, *outs)
-    return not args.retry_errors and up_to_date(args, task, *outs)
+    """Return whether outs are up to date; with --retry-errors, they never are.
+
+    Requests that will wait are written beside --out, as by 04_llm_rerank.py.
+    """
+    args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
+    check_outs(args.requests, *outs, inputs=[args.replies])
+    return not args.retry_errors and up_to_date(args, SCRIPT.with_replies(task, args), *outs)
 
 
 def wait(requests, args):
@@ -209,8 +216,8 @@ def answers_to(prompts, read, args):
     prompts: texts; what stands above a line "--- user" is the system message.
     Where read() returns None, the question is asked once more; the second None is final.
     """
-    replies = SCRIPT.Replies(args, wait)  # wait() only writes requests, and calls no model
-    args.backend = "none"
+    replies = SCRIPT.Replies(args, SCRIPT.ask_endpoint if args.base_url else wait)
+    args.backend = "none"  # which request_of() wants to know
     args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []
@@ -240,8 +247,19 @@ def add_qrels(add):
 def add_model(add, max_tokens):
     add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
         help="name this language model in the requests")
-    add("--max-tokens", type=count, default=max_tokens, help="limit each reply to this many tokens")
+    add("--base-url", default=os.environ.get("LLM_BASE_URL"),
+        help="""have --model answer at this OpenAI-compatible endpoint, such as
+        http://localhost:8000/v1; the key is read from OPENAI_API_KEY (default: LLM_BASE_URL;
+        without either, requests are written beside --out, to NAME.requests.jsonl, and the exit
+        status is 3)""")
+    add("--concurrency", type=count, default=16, help="make this many calls at a time")
+    add("--timeout", type=positive, default=120,
+        help="wait this many seconds for each reply; a call that times out is not repeated")
+    add("--max-tokens", type=count, default=max_tokens,
+        help="""limit each reply, thoughts included, to this many tokens; reasoning models need 4000
+        or more""")
     add("--extra", type=lambda text: {**json.loads(text)}, default={},
         help="add these parameters, a JSON object, to each request; null removes a parameter")
-    add("--retry-errors", action="store_true", help="ask failed requests again")
+    add("--retry-errors", action="store_true", help="""ask again what the server has refused;
+        replies that came but could not be read stay as they are""")
 # fmt: on

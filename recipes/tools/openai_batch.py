@@ -193,7 +193,7 @@ def add_batch(add):
     add("--wait", action="store_true", help="wait until all batches have ended")
     add("--interval", type=lambda text: kit.SCRIPT.within(float(text), 0.1, 86_400), default=60,
         help="while waiting, look for replies every so many seconds")
-    add("--max-requests", type=kit.SCRIPT.count, default=MAX_REQUESTS,
+    add("--max-requests", type=kit.count, default=MAX_REQUESTS,
         help="put at most this many requests into a batch")
     add("--base-url", default=os.environ.get("LLM_BASE_URL"),
         help="ask this compatible service (default: LLM_BASE_URL, else OpenAI)")

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import runpy
+import shutil
 import socket
 import sys
 
@@ -42,6 +43,7 @@ def run(folder, environment, words):
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in environment
     importlib.reload(huggingface_hub.constants)  # which reads the environment: the hub, its cache
     sys.argv = words
+    sys.executable = shutil.which("python", path=environment["PATH"])  # for what it starts
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
     try:
         runpy.run_path(words[0], run_name="__main__")
