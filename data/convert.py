@@ -12,6 +12,7 @@ Examples
     python data/convert.py posts.json --columns claim_id=index,claim=text --out claims.test.tsv
     python data/convert.py judged.csv --labels "REFUTES=false,REFUTES=wrong" --out qrels.test.tsv
     python data/convert.py run.trec --out run.tsv
+    python data/convert.py papers-2024.jsonl papers-2025.jsonl --out corpus.jsonl
     python data/convert.py pairs.csv --make-ids --out claims.test.tsv
 
 The name of OUT tells the kind of the table, as in claims.test.tsv, qrels.test.tsv, corpus.jsonl and
@@ -116,6 +117,17 @@ def warn(where, what):
     """Print a warning on stderr, and keep it."""
     WARNINGS.append(f"warning: {where}: {what}")
     print(WARNINGS[-1], file=sys.stderr)
+
+
+def check_place(out, files):
+    """End if an output would replace an input or a folder, or a file that its folder needs."""
+    if out.resolve() in [Path(file).resolve() for file in files]:
+        fail(out, "this command reads it; give another --out")
+    taken = [parent for parent in out.parents if parent.is_file()]
+    if out.is_dir():
+        taken.append(out)
+    for path in taken:
+        fail(path, "not made by this script, which would replace it; give another --out")
 
 
 @contextlib.contextmanager
@@ -429,7 +441,7 @@ def with_made_ids(table, kind):
     return table
 
 
-def kind_of(table, args):
+def kind_of(path, table, args):
     """Return the kind of --kind or of the name of --out, else the first of which all columns exist.
 
     With --make-ids, a text stands for its id.
@@ -450,7 +462,7 @@ def kind_of(table, args):
         if not missing:
             return kind
     fail(
-        f"{args.file}:1",
+        f"{path}:1",
         f"""columns {", ".join(table):.200} make no {wanted or "known"} table; name what is missing,
         as --columns {"=THEIRS,".join(missing)}=THEIRS (--make-ids makes ids of texts; --kind or the
         name of --out tells the kind; kinds and their columns: {"; ".join(forms)})""",
@@ -571,20 +583,22 @@ def with_checked_ranks(table):
     return table
 
 
-def checked_corpus(path, table):
+def checked_corpus(path, table, make_ids):
     """Return the table of a corpus, without the columns that belong to pairs."""
     table = with_texts(table, ["abstract_id"])
-    table = without_repeats(path, table, ["abstract_id", "abstract"])
+    columns = ["abstract_id", "abstract"]
+    if not make_ids:
+        columns.append("title")
+    table = without_repeats(path, table, columns)
     if "claim" in table or "claim_id" in table:
         table = table.drop(columns=OF_A_PAIR, errors="ignore")
     return table
 
 
-def checked(table, kind, args):
+def checked(path, table, kind, args):
     """Return a table with the columns of its kind, and nothing that the kit refuses."""
-    path = args.file
     if kind == "corpus":
-        return checked_corpus(path, table)
+        return checked_corpus(path, table, args.make_ids)
     columns = WRITTEN[kind]
     if kind == "run" and "preds" in table:
         table = with_list_rows(path, table)
@@ -646,47 +660,57 @@ def evidence_pairs(table):
     return pd.DataFrame(pairs, rows, WRITTEN["qrels"], dtype=object)
 
 
-def read_source(args):
-    """Return the kind and the table of the file, under our names of columns, with ids.
+def read_source(path, args):
+    """Return the kind and the table of a file, under our names of columns, with ids.
 
     The index holds FILE:LINE.
     """
-    path = args.file
     try:
         table = read_any(path)
     except UnicodeDecodeError as error:
         fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
-    table = table.astype(object).where(table.notna(), None)
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)
     if args.drop_empty:
         for text in table.columns.intersection(TEXTS):
             is_empty = table[text].map(made_id) == ""
             table = without_rows(path, table, is_empty, f"rows with an empty {text}")
-    kind = kind_of(table, args)
+    kind = kind_of(path, table, args)
     if args.make_ids:
         table = with_made_ids(table, kind)
     return kind, table
 
 
+def read_sources(args):
+    """Return the kind and the table of all files; only a corpus is made of several."""
+    tables = []
+    for path in args.files:
+        kind, table = read_source(path, args)
+        if kind != "corpus" and len(args.files) > 1:
+            fail(path, f"it holds {kind}, but only a corpus is made of several files")
+        tables.append(table)
+    table = pd.concat(tables).astype(object)
+    return kind, table.where(table.notna(), None)
+
+
 def convert(args):
-    """Write the file as ours, and return a summary."""
-    kind, source = read_source(args)
-    table = checked(source, kind, args)
+    """Write the files as ours, and return a summary."""
+    path = ", ".join(args.files)
+    out = Path(args.out)
+    check_place(out, args.files)
+    kind, source = read_sources(args)
+    table = checked(path, source, kind, args)
     if table.empty:
-        fail(args.file, "no rows, or none is left; give a file with rows")
+        fail(path, "no rows, or none is left; give a file with rows")
     used = set(table)
     if kind in ("run", "qrels"):
         used |= TAKEN
-    out = Path(args.out)
     made = {args.out: table}
     if kind == "claims" and any(map(is_evidence, source.get("evidence", []))):
         used |= {"evidence", "cited_doc_ids"}
         qrels = out.with_name(f"qrels.{out.name.removeprefix('claims.')}")
-        made[str(qrels)] = checked(evidence_pairs(source), "qrels", args)
-    for target in made:
-        if Path(target).resolve() == Path(args.file).resolve():
-            fail(target, "this command reads it; give another --out")
+        check_place(qrels, args.files)
+        made[str(qrels)] = checked(path, evidence_pairs(source), "qrels", args)
     out.parent.mkdir(parents=True, exist_ok=True)
     if kind == "corpus":
         write_corpus(out, table.to_dict("records"), out)
@@ -695,7 +719,7 @@ def convert(args):
             write_table(rows, target)
     unused = [column or "(no name)" for column in source if column not in used]
     if unused:
-        warn(args.file, f"columns left out (no use in {kind}): {', '.join(unused)}")
+        warn(path, f"columns left out (no use in {kind}): {', '.join(unused)}")
     print(f"{' and '.join(made)}: {kind}, {len(table)} rows")
     if kind == "qrels":
         print(f"labels: {table['label'].value_counts().to_dict()}")
@@ -723,7 +747,7 @@ def main():
     parser.error = lambda message: fail("convert.py", f"{message}; see --help")
     add = parser.add_argument
     # fmt: off
-    add("file", metavar="FILE", help="convert this file")
+    add("files", metavar="FILE", nargs="+", help="convert this file; several become one corpus")
     add("--out", required=True,
         help="""write this file, JSON Lines for a corpus, else TSV; name it claims.SPLIT.tsv for
         claims with evidence, whose qrels go beside it""")
@@ -741,7 +765,7 @@ def main():
         help="""read the file's label THEIRS as SUPPORTS, REFUTES or NEI; one of these may stand
         for several (default: common spellings of supports, refutes, not enough info)""")
     # fmt: on
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     try:
         print(json.dumps(convert(args)))
     except OSError as error:

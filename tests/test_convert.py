@@ -117,6 +117,44 @@ def test_the_name_of_the_output_tells_the_kind(tmp_path, convert, out, words, ki
     assert (tmp_path / out).read_text() == written
 
 
+def test_several_files_become_one_corpus(tmp_path, convert):
+    """The same id and text once, whatever the form of the files; other fields may differ."""
+    jsonl(
+        tmp_path / "a.jsonl",
+        {"abstract_id": 1, "title": "T", "abstract": "Ice melts.", "year": 2001},
+        {"abstract_id": 2, "title": None, "abstract": ["Seas", "rise."], "year": 2.5},
+    )
+    (tmp_path / "b.csv").write_text("id,abstract,venue\n3,It is cold.,V\n2,Seas  rise.,W\n")
+    done = convert("a.jsonl", None, "b.csv", out="corpus.jsonl")
+    assert facts(done)["rows"] == 3
+    assert done.stderr == (
+        "warning: a.jsonl, b.csv: 1 rows that repeat an earlier one: left out\n"
+    )
+    assert (tmp_path / "corpus.jsonl").read_text().splitlines() == [
+        '{"abstract_id": "1", "title": "T", "abstract": "Ice melts.", "year": 2001}',
+        '{"abstract_id": "2", "abstract": "Seas rise.", "year": 2.5}',
+        '{"abstract_id": "3", "abstract": "It is cold.", "venue": "V"}',
+    ]
+
+
+def test_several_files_that_make_no_corpus(tmp_path, convert, contents):
+    jsonl(tmp_path / "a.jsonl", {"abstract_id": 1, "abstract": "Ice"})
+    (tmp_path / "b.csv").write_text("abstract_id,abstract\n2,Sea\n1,Ice melts\n")
+    (tmp_path / "c.csv").write_text("claim_id,claim\n1,Ice\n")
+    before = contents(tmp_path)
+    for words, out, said in (
+        ("a.jsonl b.csv", "corpus.jsonl", "b.csv:3: another row for this abstract_id is a.jsonl:1"),
+        ("c.csv c.csv", "t.tsv", "c.csv: it holds claims, but only a corpus is made of several"),
+        ("a.jsonl c.csv", "t.tsv", "c.csv: it holds claims, but only a corpus is made of several"),
+        ("a.jsonl c.csv", "corpus.jsonl", "c.csv:1: columns claim_id, claim make no corpus table"),
+        ("a.jsonl a.jsonl", "a.jsonl", "a.jsonl: this command reads it; give another --out"),
+    ):
+        first, *others = words.split()
+        done = convert(first, None, *others, out=out)
+        assert done.returncode == 2 and said in done.stderr
+    assert contents(tmp_path) == before
+
+
 def test_empty_texts_are_left_out_of_all_files(tmp_path, convert):
     """The ids of claims, qrels and corpus fit together; without --make-ids, too."""
     text = "claim,abstract,label\nIce,A,NEI\n,B,NEI\nSea, ,NEI\nSun,A,Supports\n"
