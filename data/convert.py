@@ -2,7 +2,8 @@
 Convert a corpus, claims, qrels, runs or verdicts of other formats into the files of the kit.
 
 Reads   FILE, in UTF-8: CSV or TSV with a header, JSON Lines, a JSON document (an array of records,
-        or an object {id: record}), a run or qrels of TREC, also as JSON (see below)
+        or an object {id: record}), a run or qrels of TREC, also as JSON (see below); all of these
+        packed by gzip, too
 Writes  OUT: JSON Lines for a corpus, else TSV; for SciFact's claims with evidence, claims.SPLIT.tsv
         and beside it qrels.SPLIT.tsv
 Prints  kind and number of rows of the table; the last line is JSON; warnings name what is left out
@@ -38,6 +39,7 @@ Errors name FILE:LINE. In a JSON document, the number is that of the record.
 import argparse
 import contextlib
 import csv
+import gzip
 import hashlib
 import json
 import math
@@ -45,6 +47,8 @@ import os
 import re
 import sys
 import unicodedata
+import zipfile
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -239,9 +243,22 @@ def unquoted(field):
     return quoted[1].replace('""', '"') if quoted else field
 
 
+def first_bytes(path):
+    """Return the first four bytes of a file."""
+    with open(path, "rb") as file:
+        return file.read(4)
+
+
+def open_text(path):
+    """Open a text in UTF-8, which gzip may have packed."""
+    if first_bytes(path).startswith(b"\x1f\x8b"):
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return open(path, encoding="utf-8-sig")
+
+
 def first_line(path):
     """Return the first line that is not blank, "" if there is none."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         for line in file:
             if line.strip():
                 return line.strip()
@@ -267,7 +284,7 @@ def table_of_lines(path, lines):
 
 def read_lines(path):
     """Return {number: line} of the lines of a text that are not blank."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         return {number: line.rstrip("\n") for number, line in enumerate(file, 1) if line.strip()}
 
 
@@ -275,7 +292,7 @@ def quoted_rows(path, delimiter):
     """Yield (line, fields) of a text with quoted fields, which may hold line breaks."""
     csv.field_size_limit(2**31 - 1)
     line = 1
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         reader = csv.reader(
             file, delimiter=delimiter, strict=True, skipinitialspace=delimiter != "\t"
         )
@@ -292,13 +309,14 @@ def read_delimited(path):
     """Return the table of texts of a CSV, TSV or TREC file; the index holds line numbers."""
     header = first_line(path)
     lines = read_lines(path)
-    match = TREC_LINE.fullmatch(header)
+    rows = {number: line for number, line in lines.items() if line[0] not in "#;"}  # no comments
+    match = TREC_LINE.fullmatch(next(iter(rows.values()), "").strip())
     if match:
         columns = TREC_QRELS
         if match[1]:  # a score and a tag, which may have several words
             columns = TREC_RUN
         last = len(columns) - 1
-        rows = {number: line.split(maxsplit=last) for number, line in lines.items()}
+        rows = {number: line.split(maxsplit=last) for number, line in rows.items()}
         return table_of_rows(path, {0: columns} | rows)  # as if line 0 were a header
     delimiter = max("\t,;", key=header.count)
     tabs = {line.count("\t") for line in lines.values()}
@@ -328,7 +346,7 @@ def parsed(path, number, text):
 
 def read_json(path):
     """Yield (line, record) of JSON Lines, or (number, record) of a JSON array."""
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         if re.fullmatch(r"\{.*\}", first_line(path)):
             found = (
                 (number, parsed(path, number, line))
@@ -370,6 +388,10 @@ def json_table(path):
 
 def read_any(path):
     """Return the table of a file of any format."""
+    is_old_workbook = first_bytes(path) == b"\xd0\xcf\x11\xe0"
+    has_sheets = zipfile.is_zipfile(path) and zipfile.Path(path, "xl/").exists()
+    if is_old_workbook or has_sheets:
+        fail(path, "an Excel workbook; save it as CSV in UTF-8")
     start = first_line(path)
     if start and (start[0] in "[{" or Path(path).suffix in (".jsonl", ".json")):
         return json_table(path)
@@ -430,6 +452,15 @@ def with_our_columns(path, table, given, make_ids):
     return table
 
 
+def without_empty_columns(path, table):
+    """Return a table without the optional columns that have no value in any row."""
+    columns = table.columns.intersection(["language", "preds", *JUDGED])
+    empty = [column for column in columns if set(map(as_text, table[column])) == {""}]
+    if empty:
+        warn(path, f"columns without any value are left out: {', '.join(empty)}")
+    return table.drop(columns=empty)
+
+
 def with_made_ids(table, kind):
     """Return a table with the ids that its kind needs, made of texts where the file has none."""
     for text in TEXTS:
@@ -448,7 +479,9 @@ def kind_of(path, table, args):
     """
     named = Path(args.out).name.split(".")[0]
     wanted = args.kind
-    if wanted is None and named in WRITTEN:
+    if named in WRITTEN:
+        if wanted not in (None, named):
+            fail("--kind", f"{wanted}, but the name {args.out} says {named}; change one of them")
         wanted = named
     forms = FORMS
     if wanted:
@@ -511,6 +544,8 @@ def to_floats(column):
 def with_list_rows(path, table):
     """Return CheckThat!'s lists of ids, in the order of rank, as a row for every id."""
     table = without_repeats(path, table, ["claim_id", "preds"])
+    has_null = table["preds"].map(lambda ids: isinstance(ids, list) and None in ids)
+    reject(table, has_null, "preds holds null in place of an id")
     lists = table["preds"].map(as_text).str.findall(r"[^\s\[\]'\",]+")
     table = table.assign(abstract_id=lists)
     table = without_rows(path, table, lists.str.len() == 0, "rows without any id in preds")
@@ -667,10 +702,11 @@ def read_source(path, args):
     """
     try:
         table = read_any(path)
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)
+    table = without_empty_columns(path, table)
     if args.drop_empty:
         for text in table.columns.intersection(TEXTS):
             is_empty = table[text].map(made_id) == ""

@@ -1,10 +1,12 @@
 """data/convert.py: other people's tables become ours, whole or not at all, losses counted."""
 
 import csv
+import gzip
 import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -127,9 +129,7 @@ def test_several_files_become_one_corpus(tmp_path, convert):
     (tmp_path / "b.csv").write_text("id,abstract,venue\n3,It is cold.,V\n2,Seas  rise.,W\n")
     done = convert("a.jsonl", None, "b.csv", out="corpus.jsonl")
     assert facts(done)["rows"] == 3
-    assert done.stderr == (
-        "warning: a.jsonl, b.csv: 1 rows that repeat an earlier one: left out\n"
-    )
+    assert done.stderr == ("warning: a.jsonl, b.csv: 1 rows that repeat an earlier one: left out\n")
     assert (tmp_path / "corpus.jsonl").read_text().splitlines() == [
         '{"abstract_id": "1", "title": "T", "abstract": "Ice melts.", "year": 2001}',
         '{"abstract_id": "2", "abstract": "Seas rise.", "year": 2.5}',
@@ -183,6 +183,32 @@ def test_empty_texts_are_left_out_of_all_files(tmp_path, convert):
         for column, out in (("claim_id", "claims.tsv"), ("abstract_id", "corpus.jsonl")):
             ids = {str(row[column]) for row in found[out]}
             assert {row[column] for row in found["qrels.tsv"]} == ids
+
+
+@pytest.mark.parametrize("name", ["c.csv.gz", "c.csv", "c.jsonl.gz", "run"])
+def test_gzip_is_read_whatever_the_name(tmp_path, convert, name):
+    content = b"claim_id,claim\n1,Caf\xc3\xa9\n"
+    if "jsonl" in name:
+        content = b'{"claim_id": 1, "claim": "Caf\xc3\xa9"}\n'
+    packed = gzip.compress(content)
+    assert facts(convert(name, packed))["kind"] == "claims"
+    assert (tmp_path / "out/t.tsv").read_text("utf-8") == "claim_id\tclaim\n1\tCafé\n"
+    done = convert(name, packed[:-9])
+    assert done.returncode == 2 and f"error: {name}: no text in UTF-8 (Compr" in done.stderr
+    for damaged in (packed[:10] + b"??" + packed[12:], packed[:-8] + bytes(8)):
+        done = convert(name, damaged)
+        assert done.returncode == 2 and f"error: {name}: no text in UTF-8 (" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["c.xlsx", "c.csv", "old.xls"])
+def test_a_workbook_is_named(tmp_path, convert, name):
+    with zipfile.ZipFile(tmp_path / name, "w") as file:
+        file.writestr("xl/workbook.xml", "<workbook/>")
+    if name == "old.xls":
+        (tmp_path / name).write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600))
+    done = convert(name, None)
+    what = "an Excel workbook; save it as CSV in UTF-8"
+    assert done.returncode == 2 and done.stderr == f"error: {name}: {what}\n"
 
 
 def test_columns_of_other_names_are_named(tmp_path, convert):
