@@ -702,7 +702,13 @@ def read_source(path, args):
     """
     try:
         table = read_any(path)
-    except (UnicodeDecodeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (
+        UnicodeDecodeError,
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        zipfile.BadZipFile,
+    ) as error:
         fail(path, f"no text in UTF-8 ({error}); save it as CSV in UTF-8")
     table = table.set_axis([f"{path}:{line}" for line in table.index])
     table = with_our_columns(path, table, args.columns, args.make_ids)

@@ -24,6 +24,7 @@ one. data/convert.py converts your own data.
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -32,7 +33,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -57,12 +57,30 @@ TOKEN = "export HF_TOKEN=hf_... (or call: hf auth login), and run this again"
 COLUMNS = [*PAIR, "claim", "language", "codes", "label"]  # of a split's rows
 
 
+def is_running(number):
+    """Return whether a process has this number."""
+    try:
+        os.kill(number, 0)  # which only asks
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's process, or no number of one
+        pass
+    return True
+
+
 @contextlib.contextmanager
 def unfinished(target):
-    """Give an empty folder TARGET.*.parts, and remove it with what is left in it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(".parts", f"{target.name}.", target.parent) as folder:
-        yield Path(folder)
+    """Give an empty folder TARGET.PID.parts, and remove it; and those that killed calls left."""
+    for left in target.parent.glob(f"{target.name}.*.parts"):
+        number = left.name.split(".")[-2]
+        if number.isdecimal() and not is_running(int(number)):
+            shutil.rmtree(left)
+    folder = target.with_name(f"{target.name}.{os.getpid()}.parts")
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 # ---------------------------------------------------------------- Models
@@ -130,12 +148,26 @@ def check_weights(name, files):
         )
 
 
+def lock(folder):
+    """End if another process works in a folder, else keep it out to the end of this one."""
+    try:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fail(folder, "another process works on it; wait for it, or give another --out")
+    except OSError:
+        pass  # a file system without locks, as a mounted drive
+
+
 def fetch_model(info, folder):
     """Fetch what is needed of a model of the hub; files that a killed call has fetched are kept."""
     from huggingface_hub import hf_hub_download
 
     files = needed([file.rfilename for file in info.siblings])
     check_weights(info.id, files)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock(folder)
+    for left in folder.rglob("*.incomplete"):  # by killed calls; whole files stay
+        left.unlink()
     for file in files:
         hf_hub_download(info.id, file, revision=info.sha, local_dir=folder)
 
@@ -195,6 +227,8 @@ def download_model(args):
     text = source_page(made, {"page": page, "hub": {name: info.sha}}, {})
     (folder / "SOURCE.md").write_text(text, encoding="utf-8")
     os.replace(folder, target)
+    for left in target.parent.glob(f"{target.name}.{'[0-9a-f]' * 40}.parts"):  # other commits
+        shutil.rmtree(left)
     print(f"{target}: made")
 
 
@@ -276,6 +310,9 @@ def pairs_of(split, table, claims, known, name):
     pairs = without_rows(name, pairs, pairs["label"] == "", what)
     convert.reject(pairs, ~pairs["label"].isin(LABELS), "unknown label, see the published schema")
     is_known = pairs["claim_id"].isin(claims) & pairs["abstract_id"].isin(known)
+    if len(pairs) and not is_known.any():
+        pair = " ".join(pairs[PAIR].iloc[0])
+        fail(name, f"no {split} pair has a known claim and abstract, as {pair}; fix the ids")
     what = f"{split} pairs with an unknown claim or abstract"
     pairs = without_rows(name, pairs, ~is_known, what)
     return without_rows(name, pairs, pairs.duplicated(PAIR), f"{split} pairs with two labels")
@@ -342,10 +379,8 @@ def make_files(entry, source, folder, made, args):
     finished = folder / "finished"
     finished.mkdir()
     try:
-        if source.name.endswith((".tar.gz", ".tgz", ".tar")):
-            raw = folder / "raw"
-            shutil.unpack_archive(source, raw, filter="data")  # nothing outside of the folder
-            source = raw
+        if source.name.endswith((".tar.gz", ".tgz", ".tar", ".zip")):
+            source = unpack(source, folder / "raw")
         read = published.READERS[args.name]
         if "page" in entry and any(source.glob("claims.*.tsv")):  # already as the kit has them
             read = published.read_ours
@@ -360,6 +395,15 @@ def make_files(entry, source, folder, made, args):
         )
     (finished / "SOURCE.md").write_text(source_page(made, entry, counts), encoding="utf-8")
     return counts
+
+
+def unpack(archive, folder):
+    """Unpack an archive, and nothing that would lie outside the folder; return the folder."""
+    options = {}
+    if archive.suffix != ".zip":  # zipfile refuses outside paths by itself
+        options["filter"] = "data"
+    shutil.unpack_archive(archive, folder, **options)
+    return folder
 
 
 def source_line(args):
@@ -389,25 +433,29 @@ def up_to_date(target, made):
 
 
 def existing(path):
-    """Return the absolute path of a file or folder; end the script if there is none."""
+    """Return the path of a file or folder; end the script if there is none."""
     if not Path(path).exists():
         fail(path, "no such file or folder; check the path")
-    return Path(os.path.abspath(path))
+    return Path(path)
 
 
 def make_dataset(args, entry):
     """Make the folder of a data set, whole or not at all."""
     entry |= entry.get("editions", {}).get(args.edition, {})
     source = args.source
-    target = Path(args.out or f"{source}-split").resolve()  # a link to another disk stays
+    out = args.out or f"{os.path.abspath(source)}-split"
+    target = Path(out).resolve()  # a link to another disk stays
     made = source_line(args)
     if up_to_date(target, made):
         return
     command = f"python data/download.py {args.name} --from FOLDER"
     advice = f"get the files of {entry.get('page')} and call: {command}"
-    if not source and "files" not in entry and "hub" not in entry:
+    if source:  # a copy, of a revision that is not known
+        entry.pop("files", None)
+        entry.pop("hub", None)
+    elif "files" not in entry and "hub" not in entry:
         fail(args.name, f"given on request only; {advice}")
-    if not source and args.name == "checkthat4b" and not args.allow_pickle:
+    elif args.name == "checkthat4b" and not args.allow_pickle:
         fail(args.name, published.PICKLE)  # before the download
     with unfinished(target) as folder:
         if not source:
@@ -426,6 +474,29 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         fail("download.py", f"{message}; see --help")
+
+
+def share(text):
+    """Return a number between 0 and 1."""
+    number = float(text)
+    if not 0 < number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not between 0 and 1")
+    return number
+
+
+def seed(text):
+    """Return a whole number from 0 on."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is below 0")
+    return number
+
+
+def default_of(entry):
+    """Return what --from is by default, for its help."""
+    if {"files", "editions"} & set(entry):
+        return "download"
+    return "none, as the data are given on request"
 
 
 def command_line(sources):
@@ -453,9 +524,9 @@ def command_line(sources):
             add("--out", help="write to this folder (default: FOLDER-split)")
             add("--draw", choices=("dev", "test"), default="dev",
                 help="draw this split from the training claims (default: %(default)s)")
-            add("--share", type=float, default=0.15,
+            add("--share", type=share, default=0.15,
                 help="draw this share of the distinct training claims (default: %(default)s)")
-            add("--seed", type=int, default=13,
+            add("--seed", type=seed, default=13,
                 help="seed the random draw (default: %(default)s)")
             add("--test", default="test",
                 help="with --draw dev, write this split of FOLDER as test (default: %(default)s)")
@@ -466,8 +537,8 @@ def command_line(sources):
                 help="read the collection's pickle, with an unpickler that builds only tables")
         if "page" in entry:
             add("--from", dest="source", metavar="PATH", type=existing,
-                help="read a local copy of the published files (a folder, a file, a .tar.gz) or a "
-                     "folder with the files of the kit (default: download)")
+                help="read a local copy of the published files (a folder, file or archive) or a "
+                     f"folder with the files of the kit (default: {default_of(entry)})")
         if "editions" in entry:
             add("--edition", choices=entry["editions"], default="2026",
                 help="take claims and labels from this year's edition (default: %(default)s)")

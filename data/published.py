@@ -12,6 +12,7 @@ To add a data set: write its function here, name it in READERS, describe it in s
 
 import filecmp
 import itertools
+import os
 import pickle
 import random
 import re
@@ -352,7 +353,8 @@ def read_split(source, args):
 
 def read_join(source, args):
     """Join data folders: an id becomes FOLDER-ID, abstracts with the same text become one."""
-    folders = {path.name: path for path in [source, *args.others]}
+    paths = [source, *args.others]
+    folders = {os.path.basename(os.path.abspath(path)): path for path in paths}
     if len(folders) <= len(args.others):
         fail("join", "two folders have the same name, but ids begin with it; rename one of them")
     first_ids = {}  # {id made of title and abstract: abstract_id}
