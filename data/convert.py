@@ -124,7 +124,7 @@ def warn(where, what):
 
 
 def check_place(out, files):
-    """End if an output would replace an input or a folder, or a file that its folder needs."""
+    """End if an output would replace an input, a folder, or a file in the place of its folder."""
     if out.resolve() in [Path(file).resolve() for file in files]:
         fail(out, "this command reads it; give another --out")
     taken = [parent for parent in out.parents if parent.is_file()]
