@@ -1562,7 +1562,7 @@ def positive(text):
     return within(float(text), 1e-9)
 
 
-def steps(text):
+def steps_or_share(text):
     """Return a share of all steps, with a decimal point, or a whole number of steps."""
     return within(float(text), 1e-9, 1) if "." in text else count(text)
 
@@ -1765,7 +1765,7 @@ def add_training(add):
         this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=steps, default=0.1, metavar="SHARE", help="""save a checkpoint, from
+    add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a checkpoint, from
         which an interrupted training resumes, whenever this share of the steps is done: 0.1 is ten
         times; 1 and more are whole numbers of steps, and more than there are saves at the end only;
         where a dev split or held-out pairs choose the epoch, each epoch is saved instead""")
