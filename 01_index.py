@@ -1459,10 +1459,11 @@ def add_training(add):
         this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a checkpoint, from
-        which an interrupted training resumes, whenever this share of the steps is done: 0.1 is ten
-        times; 1 and more are whole numbers of steps, and more than there are saves at the end only;
-        where a dev split or held-out pairs choose the epoch, each epoch is saved instead""")
+    add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
+        checkpoint, from which an interrupted training resumes, whenever this share of the steps is
+        done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
+        at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved
+        instead""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
