@@ -38,17 +38,10 @@ BLOCKS = {
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
 FOLDERS = {"tests/*.py": 85_200, "data/*.py": 11_450, "recipes/**/*.py": 25_640}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
-HEAVY = {
-    "torch",
-    "transformers",
-    "sentence_transformers",
-    "datasets",
-    "pandas",
-    "scipy",
-    "sklearn",
-    "bm25s",
-    "openai",
-}  # a second and more to import
+# A second and more to import
+HEAVY = set(
+    "torch transformers sentence_transformers datasets pandas scipy sklearn bm25s openai".split()
+)
 PINNED = "\n".join(
     (ROOT / folder / "requirements.txt").read_text(encoding="utf-8") for folder in ("", "tests")
 )
