@@ -222,7 +222,7 @@ def commands(path):
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         for call in re.findall(CALL, line.split(" #")[0])[:1]:
             call = re.split(r"; | && | -- ", call)[0]  # words behind -- go to another script
-            call = re.sub(r'\.py"$', ".py", call)  # name="python SCRIPT.py"
+            call = re.sub('^([^"]*)"$', r"\1", call)  # name="python SCRIPT.py FLAGS"
             yield shlex.split(call.rstrip(" };"))
 
 
