@@ -575,8 +575,8 @@ for (const claim of data.claims) {
   const titles = hits.map(([, id]) => `${id} ${data.abstracts[id][0]}`);
   claim.text = [claim.id, claim.claim, claim.verdict, ...flags, ...titles].join(" ").toLowerCase();
   const recalls = data.runs.map(([name], n) => `${name} ${claim.recall[n]?.toFixed(2)}`);
-  const known = claim.recall[0] === null ? "no evidence in the qrels" : `R@5: ${recalls.join(", ")}`;
-  const facts = element("small", "", `${claim.id} · ${known} `);
+  const r5 = claim.recall[0] === null ? "no evidence in the qrels" : `R@5: ${recalls.join(", ")}`;
+  const facts = element("small", "", `${claim.id} · ${r5} `);
   facts.append(...flags.map(flag => badge(flag.split(":")[0], "unjudged")));
   const head = element("summary", "", claim.verdict && badge(claim.verdict), claim.claim, facts);
   claim.node = element("details", "box", head);
