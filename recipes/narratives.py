@@ -21,9 +21,6 @@ Examples
     python recipes/narratives.py llm
     python 04_llm_rerank.py ask work/demo/test/llm_narratives.requests.jsonl \\
         --replies work/demo/test/llm_narratives.replies.jsonl
-    python 06_evaluate.py submission --task climatecheck2026-narratives  # of verdicts.tsv, too
-    python 06_evaluate.py submission --task climatecheck2026-narratives \\
-        --narratives work/demo/test/llm_narratives.tsv
 
 While replies are missing, llm ends with exit status 3; the same call continues when they are there.
 Where a reply has no codes, the question is asked once more. Codes have to be equal: 1_0 is wrong
