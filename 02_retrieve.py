@@ -906,7 +906,7 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=10**9):
+def within(number, least, most=1_000_000_000):
     """Return the number if it is in this range; argparse shows the error to the user."""
     if not least <= number <= most:
         raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
@@ -1045,9 +1045,14 @@ def written(path, task, **summary):
     yield new
     check_outs(path, is_folder=new.is_dir())
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": list(map(shown, sys.argv)), "script": digest(sys.argv[0])}
-    made |= {"packages": loaded, "warnings": WARNINGS, "sha256": digest(new)}
-    made["seconds"] = round(time.monotonic() - START, 1)
+    made = {
+        "command": list(map(shown, sys.argv)),
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "sha256": digest(new),
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
     meta.write_text("{}")  # while the output is replaced
     if path.is_dir():

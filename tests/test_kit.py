@@ -23,11 +23,11 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-
 LIGHT = sorted(TEXTS)
 LIMITS = {  # tokens of a whole script, with its blocks
     "01_index.py": 9650,
-    "02_retrieve.py": 9750,
-    "03_rerank.py": 11690,
-    "04_llm_rerank.py": 9920,
-    "05_classify.py": 14_810,
-    "06_evaluate.py": 8390,
+    "02_retrieve.py": 9730,
+    "03_rerank.py": 11700,
+    "04_llm_rerank.py": 9890,
+    "05_classify.py": 14_830,
+    "06_evaluate.py": 8380,
 }
 BLOCKS = {
     "helpers": 2900,
@@ -36,7 +36,7 @@ BLOCKS = {
     "pairs": 1520,
 }  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 85_200, "data/*.py": 11_450, "recipes/**/*.py": 25_700}  # tokens
+FOLDERS = {"tests/*.py": 85_310, "data/*.py": 11_450, "recipes/**/*.py": 25_700}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 # A second and more to import
 HEAVY = set(
