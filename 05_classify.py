@@ -185,8 +185,11 @@ def classify(args):
     with parts_of(args.out, task) as parts:
         model = open_classifier(args)
         shares = getattr(model.config, "stance_shares", None)  # None: not trained by this script
-        if args.adjust and (not shares or 0 in shares):
-            fail("--adjust", "it needs class shares: train with pairs of all three labels")
+        if args.adjust:
+            if not shares or 0 in shares:
+                fail("--adjust", "it needs class shares: train with pairs of all three labels")
+            if np.ptp(shares) < 1e-6:
+                warn("--adjust", "training balanced the classes, so it changes nothing; see --help")
         compute = functools.partial(outputs_and_cuts, model)
         outputs, is_truncated = score_resumably(compute, 3, run, texts, parts / "outputs.npy", args)
         probabilities = probabilities_of(model, outputs, args.adjust)
@@ -418,7 +421,12 @@ def assess(logits, labels, out):
     majority_f1 = weighted_f1(np.full(len(labels), np.bincount(labels).argmax()))
     print(f"{out}: held-out F1 of the best epoch {f1:.3f}, majority label {majority_f1:.3f}")
     if f1 <= majority_f1:
-        warn(out, "held-out F1 is not above that of the majority label: verdicts are worthless")
+        warn(
+            out,
+            """held-out F1 is not above that of the majority label: verdicts are worthless; train
+            for more epochs (the default is 10), or start from an NLI model, such as
+            --model MoritzLaurer/DeBERTa-v3-base-mnli""",
+        )
     temperature = fit_temperature(logits, labels)
     figures = {"held_out_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
     return figures | {"held_out_shares": label_shares(labels)}
@@ -747,7 +755,9 @@ def add_classify(job):
         help="label with this classifier or NLI model, a folder or a name on the hub")
     add_length(add)
     add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
-        probability by the share of its label in the training batches, to this power; 0 is off""")
+        probability by the share of its label in training, to this power, 0 (off) to 1; train with
+        --sampler shuffle --loss cross-entropy first, since by default training balances the
+        classes, and then nothing changes""")
     add("--batch-size", type=count, help="""label this many pairs of --max-length tokens at once, or
         more shorter ones (default: 32, on a GPU 128)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
@@ -779,7 +789,8 @@ def add_train(job):
         in Kiepura & Lam 2025""")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
-    add("--epochs", type=positive, default=10, help="train for this many passes over the pairs")
+    add("--epochs", type=positive, default=10, help="""train for at most this many passes over
+        the pairs; the best one on held-out pairs is kept, and two are often too few""")
     add("--lr", type=amount, default=5e-5, help="learning rate at the start, see --schedule")
     add("--schedule", choices=("constant", "linear"), default="constant",
         help="keep the learning rate, or let it fall to 0 linearly")
@@ -870,7 +881,7 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=10**9):
+def within(number, least, most=1_000_000_000):
     """Return the number if it is in this range; argparse shows the error to the user."""
     if not least <= number <= most:
         raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
@@ -1009,9 +1020,14 @@ def written(path, task, **summary):
     yield new
     check_outs(path, is_folder=new.is_dir())
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": list(map(shown, sys.argv)), "script": digest(sys.argv[0])}
-    made |= {"packages": loaded, "warnings": WARNINGS, "sha256": digest(new)}
-    made["seconds"] = round(time.monotonic() - START, 1)
+    made = {
+        "command": list(map(shown, sys.argv)),
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "sha256": digest(new),
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
     meta.write_text("{}")  # while the output is replaced
     if path.is_dir():
@@ -1212,26 +1228,26 @@ def read_abstracts(path, fields, separator=" "):
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
-def claims_of(split, args):
-    """Return the ids and the words of the claims of a split; nothing if it does not exist."""
+def words_of_claims(split, args):
+    """Return the words of each claim of a split; nothing if it does not exist."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
-    words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
-    return set(claims), words
+    return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
 
 
 def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high."""
+    """Warn of claims of --split that another split has, too: figures on them are too high.
+
+    Equal words tell, not equal ids: in some data sets, ids begin anew in each split.
+    """
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    ids, words = claims_of(args.split, args)
+    words = words_of_claims(args.split, args)
     for split in ("train", "dev", "test"):
-        other_ids, other_words = claims_of(split, args)
-        same = (
-            f"{len(words & other_words)} claims with the words, {len(ids & other_ids)} with the id"
-        )
+        shared = words & words_of_claims(split, args)
         is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and (words & other_words or ids & other_ids):
-            warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
+        if is_other and shared:
+            what = f"claims with the words of a claim in {split}: {len(shared)}"
+            warn(f"{args.data}, {args.split}", what)
 
 
 # --- end of helpers
@@ -1567,6 +1583,11 @@ def positive(text):
     return within(float(text), 1e-9)
 
 
+def steps_or_share(text):
+    """Return a share of all steps, with a decimal point, or a whole number of steps."""
+    return within(float(text), 1e-9, 1) if "." in text else count(text)
+
+
 def remove_parts(folder):
     """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
     shutil.rmtree(folder)
@@ -1765,7 +1786,7 @@ def add_training(add):
         this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
         peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=positive, default=0.1, metavar="SHARE", help="""save a
+    add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
         checkpoint, from which an interrupted training resumes, whenever this share of the steps is
         done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
         at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved

@@ -386,6 +386,8 @@ def notes_on(cells, claims):
         elif name not in COMPOSED:
             measure, _ = measure_of(name)
             notes.append(measure.note.format(claims))
+    if cells["value"].isna().any(axis=None):
+        notes.append("-: no value, such as F1 of a run without labels.")
     return list(dict.fromkeys(notes))  # each once
 
 
@@ -490,8 +492,11 @@ svg { width: 100%%; height: 1.75rem; overflow: visible; stroke: currentColor; st
 path { stroke-width: 12px; vector-effect: non-scaling-stroke }
 .axis { grid-column: 3; display: flex; justify-content: space-between }
 input, select, ::placeholder { font: inherit; color: inherit; max-width: 100%%; padding: .4rem }
-.columns { display: grid; grid: auto / auto-flow minmax(17rem, 1fr); gap: 1rem;
+.columns { display: grid; grid: auto / auto-flow minmax(14.5rem, 1fr); gap: 1rem;
   margin-top: 1rem; overflow-x: auto }
+.columns, figure { background:  /* a shadow on the right, as long as there is more to scroll to */
+  linear-gradient(90deg, #0000, var(--card) 70%%) right / 3rem 100%% no-repeat local,
+  linear-gradient(270deg, var(--quiet), #0000) right / .6rem 100%% no-repeat }
 .hit { background: var(--page); border-left: 4px solid var(--ink); margin: .6rem 0; padding: .7rem }
 .missed { border: 2px dashed var(--ink) }
 mark { background: var(--tint); color: inherit }
@@ -569,8 +574,9 @@ for (const claim of data.claims) {
   const flags = Object.keys(FLAGS).filter(flag => FLAGS[flag](hits, claim.recall));
   const titles = hits.map(([, id]) => `${id} ${data.abstracts[id][0]}`);
   claim.text = [claim.id, claim.claim, claim.verdict, ...flags, ...titles].join(" ").toLowerCase();
-  const recalls = runs.map(run => `${run.name} ${claim.recall[run.column]?.toFixed(2) ?? "–"}`);
-  const facts = element("small", "", `${claim.id} · R@5: ${recalls.join(", ")} `);
+  const recalls = data.runs.map(([name], n) => `${name} ${claim.recall[n]?.toFixed(2)}`);
+  const r5 = claim.recall[0] === null ? "no evidence in the qrels" : `R@5: ${recalls.join(", ")}`;
+  const facts = element("small", "", `${claim.id} · ${r5} `);
   facts.append(...flags.map(flag => badge(flag.split(":")[0], "unjudged")));
   const head = element("summary", "", claim.verdict && badge(claim.verdict), claim.claim, facts);
   claim.node = element("details", "box", head);
@@ -580,7 +586,7 @@ for (const claim of data.claims) {
   claim.node.addEventListener("toggle", open, {once: true});
 }
 flag.append(...Object.keys(FLAGS).map(name => new Option(name)));
-order.append(...runs.map(run => new Option(`Lowest R@5 of ${run.name}`, run.column)));
+order.append(...data.runs.map(([name], n) => new Option(`Lowest R@5 of ${name}`, n)));
 controls.oninput = () => {
   const words = [flag.value.toLowerCase(), ...search.value.toLowerCase().split(/\s+/)];
   const found = data.claims.filter(claim => words.every(word => claim.text.includes(word)));
@@ -874,7 +880,7 @@ def fail(where, what):
     sys.exit(2)
 
 
-def within(number, least, most=10**9):
+def within(number, least, most=1_000_000_000):
     """Return the number if it is in this range; argparse shows the error to the user."""
     if not least <= number <= most:
         raise argparse.ArgumentTypeError(f"{number} is out of its range, {least:,} to {most:,}")
@@ -1013,9 +1019,14 @@ def written(path, task, **summary):
     yield new
     check_outs(path, is_folder=new.is_dir())
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
-    made = {"command": list(map(shown, sys.argv)), "script": digest(sys.argv[0])}
-    made |= {"packages": loaded, "warnings": WARNINGS, "sha256": digest(new)}
-    made["seconds"] = round(time.monotonic() - START, 1)
+    made = {
+        "command": list(map(shown, sys.argv)),
+        "script": digest(sys.argv[0]),
+        "packages": loaded,
+        "warnings": WARNINGS,
+        "sha256": digest(new),
+        "seconds": round(time.monotonic() - START, 1),
+    }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
     meta.write_text("{}")  # while the output is replaced
     if path.is_dir():
@@ -1216,26 +1227,26 @@ def read_abstracts(path, fields, separator=" "):
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
-def claims_of(split, args):
-    """Return the ids and the words of the claims of a split; nothing if it does not exist."""
+def words_of_claims(split, args):
+    """Return the words of each claim of a split; nothing if it does not exist."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
-    words = {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
-    return set(claims), words
+    return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
 
 
 def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high."""
+    """Warn of claims of --split that another split has, too: figures on them are too high.
+
+    Equal words tell, not equal ids: in some data sets, ids begin anew in each split.
+    """
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    ids, words = claims_of(args.split, args)
+    words = words_of_claims(args.split, args)
     for split in ("train", "dev", "test"):
-        other_ids, other_words = claims_of(split, args)
-        same = (
-            f"{len(words & other_words)} claims with the words, {len(ids & other_ids)} with the id"
-        )
+        shared = words & words_of_claims(split, args)
         is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and (words & other_words or ids & other_ids):
-            warn(f"{args.data}, {args.split}", f"it has {same} of a claim in {split}")
+        if is_other and shared:
+            what = f"claims with the words of a claim in {split}: {len(shared)}"
+            warn(f"{args.data}, {args.split}", what)
 
 
 # --- end of helpers

@@ -280,8 +280,9 @@ def test_shares_of_labels_stand_beside_those_of_held_out_pairs(toy, call):
         weights["classifier.weight"][:] = 0
         weights["classifier.bias"][:] = torch.tensor([9.0 * (heads[n] == label) for n in "012"])
         save_file(weights, toy / "m/model.safetensors", {"format": "pt"})
-        done = call(SCRIPT, f"{HYBRID} {SHORT} --model m", cwd=toy)
+        done = call(SCRIPT, f"{HYBRID} {SHORT} --model m --adjust 1", cwd=toy)
         assert line.format(shares) in done.stdout
+        assert "--adjust: training balanced the classes" in done.stderr
         assert ("train with NEI examples" in done.stderr) == (label == "entailment")
 
 

@@ -295,6 +295,7 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     line = "a: 1 claims without rows.\na: 1 unjudged claims.\na: P, R, F1 of 2 judged pairs of 2 "
     assert line + "labelled ones; F1 of the majority label is 0.333.\n" in done.stdout
     assert "bm25: 2 claims without rows.\n" in done.stdout
+    assert "\n-: no value, such as F1" in done.stdout
     table, claims = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t") for name in ("", ".claims"))
     means = claims.groupby("run", sort=False)[["R@5", "Success@1"]].mean()
     assert means["R@5"].tolist() == pytest.approx(table["R@5"].tolist())
@@ -351,6 +352,8 @@ def test_the_report_shows_texts_as_texts(toy, call):
     assert "Below a value: its 95 % bootstrap interval over claims." in page
     assert data_of(page)["abstracts"]["0001"][2:] == ["", ""]  # url, doi
     data = data_of(page)
+    assert list(dict(data["runs"])) == ["hybrid", "<u>x"]  # as in the table
+    assert page.count("data.runs.map(([name], n) =>") == 2  # a claim's line and the selection, too
     assert data["title"] == "demo, test: 3 judged claims"
     assert data["claims"][0]["claim"] == evil and data["claims"][0]["recall"] == [1, 1 / 2]
     assert data["claims"][0]["verdict"] == "DISPUTED"

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import layouts
 import numpy as np
 import pandas as pd
-import peft
 import pytest
 import torch
 from conftest import ABSTRACTS, KEY, LABELS, facts, load, read
@@ -104,6 +103,8 @@ def by_encode_query(folder):  # as EmbeddingGemma's card has it
 
 
 def by_adapter(folder):  # as peft's pages have it; the mean of token vectors
+    import peft
+
     tokenizer = AutoTokenizer.from_pretrained(folder)
     base = AutoModel.from_pretrained(Path(folder).parent.parent / "BAAI/bge-m3")
     model = peft.PeftModel.from_pretrained(base, folder).eval()

@@ -392,14 +392,15 @@ def test_evidence_that_the_corpus_lacks_and_shared_claims_are_told(toy, call):
     lines = corpus.read_text().splitlines()
     corpus.write_text("\n".join(lines[1:]) + "\n")  # without 0001, which supports c3
     claims = toy / "data/demo/claims.test.tsv"
-    claims.write_text(claims.read_text() + "c2\tmore co2 makes WHEAT less nutritious!\n")
+    more = "c9\tmore co2 makes WHEAT less nutritious!\nc1\tan id of train, and other words\n"
+    claims.write_text(claims.read_text() + more)
     done = call("06_evaluate.py", HYBRID, "--report", "page.html", cwd=toy)
     line = "1 evidence abstracts are not in the corpus: a run of it cannot find them."
     means = "Means are over the 3 of 3 claims with evidence."
     page = (toy / "page.html").read_text()
     for text in (line, means):
         assert text in done.stdout and text in page
-    said = "data/demo, test: it has 1 claims with the words, 1 with the id of a claim in train"
+    said = "data/demo, test: claims with the words of a claim in train: 1"
     assert said in done.stderr
     for command in (
         f"02_retrieve.py mine {HYBRID.replace('test', 'train')} --out e.jsonl",
@@ -554,7 +555,7 @@ def test_random_numbers_end_in_a_result_or_in_one_line(small, call, contents, co
 
 TRAIN = {
     "01_index.py train data/demo/tuples.jsonl --model encoder --out new --max-length 16": """
-        --epochs=-1 --epochs=0 --lr=-1 --batch-size=0 --accumulate=0 --lora=-1 --save-steps=0
+        --epochs=-1 --epochs=0 --lr=-1 --batch-size=0 --accumulate=0 --lora=-1 --save-steps=1.5
         --patience=-1 --seed=-1 --cache=-1 --max-length=3""",
     "03_rerank.py train data/demo/pairs.jsonl --model tiny --out new --max-length 16": """
         --epochs=-1 --epochs=nan --lr=nan --batch-size=-1 --accumulate=0 --lora=-1 --save-steps=-1

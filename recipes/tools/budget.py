@@ -95,97 +95,116 @@ MODELS = {
     DEBERTA: (24, 1024, 4096, 0),
     T5: (48, 1024, 16_384, 24 * 4 * 1024 * 3072),  # 32 heads of 128: four times the usual attention
 } | {size: qwen(*shape) for size, shape in QWEN.items()}
-SYSTEMS = {  # recipe: step, model, texts, tokens per text, training
-    "README.md": [
-        ("dense index", LARGE, CORPUS, ABSTRACT, False),
-        ("reranking 200 a claim", LARGE, CLAIMS * 200, PAIR, False),
-        ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR, False),
-    ],
-    "ant_bridge": [
-        ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR, False),
-        ("training, 5 models x 15 negatives", LARGE, 5 * POSITIVES * 15 * 2, PAIR, True),
-        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False),
-    ],
-    "kiepura_lam": [
-        ("training BGE-M3, 3 epochs", LARGE, 3 * POSITIVES * 3, ABSTRACT, True),
-        ("dense index", LARGE, CORPUS, ABSTRACT, False),
-        ("SPLADE index", SPLADE, CORPUS, ABSTRACT, False),
-        (
-            "training the cross-encoder, 3 + 2 epochs",
-            L6,
-            5 * (POSITIVES + 8 * TRAIN_CLAIMS),
-            PAIR,
-            True,
-        ),
-        ("reranking 600 a claim", L6, CLAIMS * 600, PAIR, False),
-    ],
-    "alexunlp_fmt": [
-        ("training the encoder, 10 epochs", LARGE, 10 * POSITIVES * 2, ABSTRACT, True),
-        ("dense index", LARGE, CORPUS, ABSTRACT, False),
-        ("index of the graph", L6, CORPUS, ABSTRACT, False),
-        ("reranking, 20 rounds, at most 6,100 a claim", L12, CLAIMS * 6100, PAIR, False),
-    ],
-    "efc": [
-        ("mining, the corpus once", LARGE, CORPUS, ABSTRACT, False),
-        ("training E5, 3 epochs", LARGE, 3 * POSITIVES * 5, ABSTRACT, True),
-        ("dense index", LARGE, CORPUS, ABSTRACT, False),
-        ("reranking 150 a claim", L12, CLAIMS * 150, PAIR, False),
-    ],
-    "pranav": [("SPLADE index", SPLADE, CORPUS, ABSTRACT, False)],
-    "baseline_2025": [
-        ("dense index", L12, CORPUS, ABSTRACT, False),
-        ("reranking 20 a claim", L6, CLAIMS * 20, PAIR, False),
-    ],
-    "airwaves": [
-        ("training E5, 2 epochs", LARGE, 2 * POSTS * 2, ABSTRACT, True),
-        ("dense index", LARGE, PAPERS, ABSTRACT, False),
-        ("training SciBERT, 3 epochs", BASE, 3 * POSTS * 10, PAIR, True),
-        ("reranking 10 a post", BASE, TEST_POSTS * 10, PAIR, False),
-    ],
-    "verirel": [
-        ("verifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN * 6, PAIR, True),
-        ("classifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN, PAIR, True),
-        ("monoT5-3B on 100 a training claim", T5, SCIFACT_TRAIN * 100, PAIR, False),
-        ("verifier on 100 a training claim", DEBERTA, SCIFACT_TRAIN * 100, PAIR, False),
-        ("student, 10 epochs until it stops", BASE, 10 * SCIFACT_TRAIN * 20, PAIR, True),
-        ("student on dev, 10 times", BASE, 10 * SCIFACT_DEV * 100, PAIR, False),
-        ("student on the candidates", BASE, EVALUATION, PAIR, False),
-    ],
-    "checkthat_2026": [
-        ("two dense indexes", LARGE, 2 * PAPERS_2026, ABSTRACT, False),
-        ("training, 3 epochs of 1 + 5", MODERN, 3 * 6 * (ENGLISH_2026 + POSTS), PAIR, True),
-        ("reranking 2,000 a post", MODERN, TEST_2026 * 2000, PAIR, False),
-    ],
-    "sourcesniffers": [
-        ("dense index of bge-small", L12, PAPERS, ABSTRACT, False),
-        ("training, 2 epochs of 1 + 5", MODERN, 2 * 6 * POSTS, PAIR, True),
-        ("reranking 1,000 a post", MODERN, TEST_POSTS * 1000, PAIR, False),
-    ],
-    "kvist_2026": [
-        ("dense index", HARRIER, PAPERS_2026, ABSTRACT, False),
-        ("posts of train and test", HARRIER, TRAIN_2026 + TEST_2026, CLAIM, False),
-    ],
-    "climatesense_2026": [
-        ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR, False),
-        ("training, 5 models x 15 negatives", LARGE, 5 * GROWN * POSITIVES * 15 * 2, PAIR, True),
-        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR, False),
-    ],
-} | {
-    f"best, {size}": [
-        ("dense index", size, CORPUS, ABSTRACT, False),
-        ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT, False),
-        ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT, False),
-        ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT, False),
-        ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT, False),
-        ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR, False),
-    ]
-    for size in QWEN
-}
+SYSTEMS = (
+    {  # recipe: step, model, texts, tokens per text, and True if it is training
+        "ant_bridge": [
+            ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR),
+            ("training, 5 models x 15 negatives", LARGE, 5 * POSITIVES * 15 * 2, PAIR, True),
+            ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR),
+        ],
+        "kiepura_lam": [
+            ("training BGE-M3, 3 epochs", LARGE, 3 * POSITIVES * 3, ABSTRACT, True),
+            ("dense index", LARGE, CORPUS, ABSTRACT),
+            ("SPLADE index", SPLADE, CORPUS, ABSTRACT),
+            (
+                "training the cross-encoder, 3 + 2 epochs",
+                L6,
+                5 * (POSITIVES + 8 * TRAIN_CLAIMS),
+                PAIR,
+                True,
+            ),
+            ("reranking 600 a claim", L6, CLAIMS * 600, PAIR),
+        ],
+        "alexunlp_fmt": [
+            ("training the encoder, 10 epochs", LARGE, 10 * POSITIVES * 2, ABSTRACT, True),
+            ("dense index", LARGE, CORPUS, ABSTRACT),
+            ("index of the graph", L6, CORPUS, ABSTRACT),
+            ("reranking, 20 rounds, at most 6,100 a claim", L12, CLAIMS * 6100, PAIR),
+        ],
+        "efc": [
+            ("mining, the corpus once", LARGE, CORPUS, ABSTRACT),
+            ("training E5, 3 epochs", LARGE, 3 * POSITIVES * 5, ABSTRACT, True),
+            ("dense index", LARGE, CORPUS, ABSTRACT),
+            ("reranking 150 a claim", L12, CLAIMS * 150, PAIR),
+        ],
+        "pranav": [("SPLADE index", SPLADE, CORPUS, ABSTRACT, False)],
+        "baseline_2025": [
+            ("dense index", L12, CORPUS, ABSTRACT),
+            ("reranking 20 a claim", L6, CLAIMS * 20, PAIR),
+        ],
+        "airwaves": [
+            ("training E5, 2 epochs", LARGE, 2 * POSTS * 2, ABSTRACT, True),
+            ("dense index", LARGE, PAPERS, ABSTRACT),
+            ("training SciBERT, 3 epochs", BASE, 3 * POSTS * 10, PAIR, True),
+            ("reranking 10 a post", BASE, TEST_POSTS * 10, PAIR),
+        ],
+        "verirel": [
+            ("verifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN * 6, PAIR, True),
+            ("classifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN, PAIR, True),
+            ("monoT5-3B on 100 a training claim", T5, SCIFACT_TRAIN * 100, PAIR),
+            ("verifier on 100 a training claim", DEBERTA, SCIFACT_TRAIN * 100, PAIR),
+            ("student, 10 epochs until it stops", BASE, 10 * SCIFACT_TRAIN * 20, PAIR, True),
+            ("student on dev, 10 times", BASE, 10 * SCIFACT_DEV * 100, PAIR),
+            ("student on the candidates", BASE, EVALUATION, PAIR),
+        ],
+        "checkthat_2026": [
+            ("two dense indexes", LARGE, 2 * PAPERS_2026, ABSTRACT),
+            ("training, 3 epochs of 1 + 5", MODERN, 3 * 6 * (ENGLISH_2026 + POSTS), PAIR, True),
+            ("reranking 2,000 a post", MODERN, TEST_2026 * 2000, PAIR),
+        ],
+        "sourcesniffers": [
+            ("dense index of bge-small", L12, PAPERS, ABSTRACT),
+            ("training, 2 epochs of 1 + 5", MODERN, 2 * 6 * POSTS, PAIR, True),
+            ("reranking 1,000 a post", MODERN, TEST_POSTS * 1000, PAIR),
+        ],
+        "kvist_2026": [
+            ("dense index", HARRIER, PAPERS_2026, ABSTRACT),
+            ("posts of train and test", HARRIER, TRAIN_2026 + TEST_2026, CLAIM),
+        ],
+        "climatesense_2026": [
+            ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR),
+            (
+                "training, 5 models x 15 negatives",
+                LARGE,
+                5 * GROWN * POSITIVES * 15 * 2,
+                PAIR,
+                True,
+            ),
+            ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR),
+        ],
+    }
+    | {
+        f"README.md, ClimateCheck, {depth}": [
+            ("dense index", LARGE, CORPUS, ABSTRACT),
+            (f"reranking {depth} a claim", LARGE, CLAIMS * depth, PAIR),
+            ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR),
+        ]
+        for depth in (200, 1000)
+    }
+    | {
+        f"README.md, CheckThat!, {depth}": [
+            ("dense index", LARGE, PAPERS_2026, ABSTRACT),
+            (f"reranking {depth} a post", LARGE, TEST_2026 * depth, PAIR),
+        ]
+        for depth in (50, 200)
+    }
+    | {
+        f"best, {size}": [
+            ("dense index", size, CORPUS, ABSTRACT),
+            ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT),
+            ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT),
+            ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT),
+            ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT),
+            ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR),
+        ]
+        for size in QWEN
+    }
+)
 LARGER = {"PubMed": 36_000_000, "OpenAlex": 250_000_000}  # abstracts, as long as ClimateCheck's
 BYTES = {"corpus": 1_716, "BM25": 1_313, "dense": 2 * 1024}  # an abstract; BGE-M3's in fp16
 
 
-def operations(model, texts, tokens, training):
+def operations(model, texts, tokens, training=False):
     """Return operations: per token 2 a weight and 4 x width x length a layer; training: x 3."""
     layers, width, feed, further = MODELS[model]
     weights = layers * (4 * width**2 + 2 * width * feed) + further
@@ -272,7 +291,7 @@ def main():
     for name, count in LARGER.items():
         values = []
         for model in (LARGE, SPLADE):
-            work = operations(model, count, ABSTRACT, False)
+            work = operations(model, count, ABSTRACT)
             values.append(work / (args.share * PEAK) / 3600)
         for size in BYTES.values():
             values.append(count * size / 1e9)
