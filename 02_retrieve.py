@@ -439,7 +439,7 @@ def scorer_of(name, qrels):
 def fusion_values(table, weights, method, scorer):
     """Return the values (claims,) of the scorer's measure for a fusion of a table of points."""
     [measure] = scorer.measures
-    claims, _ = table.index.get_level_values("claim_id").factorize()
+    claims = table.index.codes[0]
     order = np.lexsort((-combined_scores(table, weights, method), claims))
     first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
     rank = np.arange(len(order)) - first_row  # from 0

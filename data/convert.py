@@ -566,12 +566,16 @@ def with_trec_ranks(table):
     return table.assign(rank=ranks, score=scores)
 
 
-def with_relevance_labels(table):
+def with_relevance_labels(path, table):
     """Return a table with labels for its relevance, "" where it is not judged."""
     grades = to_floats(table["relevance"])
     is_bad = (table["relevance"] != "") & (grades % 1 != 0)
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
     reject(table, is_bad, what)
+    if "score" in table:  # nested JSON
+        warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
+    if (grades > 1).any():
+        warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
     return table.assign(label=grades.map(grade_label))
 
 
@@ -639,7 +643,7 @@ def checked(path, table, kind, args):
         table = with_list_rows(path, table)
     table = with_texts(table, [*columns, "relevance"])
     if kind == "qrels" and "label" not in table:
-        table = with_relevance_labels(table)
+        table = with_relevance_labels(path, table)
     if kind in ("qrels", "verdicts"):
         table = with_our_labels(path, table, kind, args.labels)
     table = without_repeats(path, table, columns)

@@ -32,11 +32,11 @@ LIMITS = {  # tokens of a whole script, with its blocks
 BLOCKS = {
     "helpers": 2900,
     "language models": 2800,
-    "training": 1300,
+    "training": 1320,
     "pairs": 1520,
 }  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 85_310, "data/*.py": 10_970, "recipes/**/*.py": 25_700}  # tokens
+FOLDERS = {"tests/*.py": 85_310, "data/*.py": 11_000, "recipes/**/*.py": 25_700}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 # A second and more to import
 HEAVY = set(
