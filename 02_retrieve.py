@@ -227,16 +227,16 @@ def retrieve(args):
 
 
 # ---------- Fuse
-# The next three functions give points to the rows of a run. --help shows their docstrings.
+# Each of these functions returns the points of the rows of a run; --help shows its docstring.
 def reciprocal_rank(run, k):
     """1 / (k + rank)"""
     return 1 / (k + run["rank"])
 
 
 def zscore(run, _):
-    """z-score within the claim, in which a missing abstract gets the claim's lowest"""
-    # A missing abstract adds 0 points. Subtracting the lowest score in place of the mean makes that
-    # the points of the lowest one, and moves the sums of all abstracts of a claim alike.
+    """z-score within the claim, where a missing abstract gets the lowest of the claim"""
+    # A missing abstract gets 0 points. The lowest score is subtracted, not the mean, so that the
+    # lowest abstract gets 0 points, too. This shifts all sums of a claim by the same constant.
     scores = run["score"].groupby(run["claim_id"])
     deviation = scores.transform("std", ddof=0).replace(0, 1)
     return (run["score"] - scores.transform("min")) / deviation
@@ -248,15 +248,15 @@ def inverse_rank(run, _):
 
 
 class Method(NamedTuple):
-    """How a pair gets a fused score from its rows in the runs."""
+    """A fusion method: how the rows of a pair in several runs become one score."""
 
     points: callable  # called with a run and k, returns the points of each row
-    combine: callable  # makes a score of a pair's weighted points, as np.nansum does along an axis
-    constants: list  # values of k that fit tries; fit leaves out a method without any
+    combine: callable  # combine(weighted points, axis=1); a run without the pair has NaN there
+    constants: list  # values of k that fit tries: [0] if it has no k, [] if fit leaves it out
 
 
 METHODS = {
-    "zscore": Method(zscore, np.nansum, [0]),  # it has no k
+    "zscore": Method(zscore, np.nansum, [0]),
     "rrf": Method(reciprocal_rank, np.nansum, [1, 6, 15, RRF_K]),  # Cormack et al. 2009
     "union": Method(inverse_rank, np.nanmax, []),  # the best rank
 }
@@ -281,7 +281,7 @@ def combined_scores(table, weights, method):
 def fuse_runs(runs, weights, method, k, abstract_ids):
     """Return a table of PAIR and score, best first.
 
-    Ties have the order of abstract_ids, or without any the order of the runs.
+    Ties are broken by the order of abstract_ids or, if it is empty, by that of the runs.
     """
     import pandas as pd
 
@@ -444,8 +444,8 @@ def fusion_values(table, weights, method, scorer):
     first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
     rank = np.arange(len(order)) - first_row  # from 0
     is_seen = rank < measure.params.get("cutoff", len(order))
-    # The measure gets ranks in place of scores, as it would order ties in another way; in dicts, as
-    # it takes a table apart in four times as long.
+    # The measure gets ranks instead of scores because it breaks ties differently, and dicts because
+    # they are four times as fast as a table.
     run = {}
     for (claim_id, abstract_id), place in zip(table.index[order[is_seen]], rank[is_seen].tolist()):
         run.setdefault(claim_id, {})[abstract_id] = -float(place)
@@ -481,9 +481,9 @@ def folds(text):
 
 
 def held_out_value(values, fold_count, seed):
-    """Return the mean over claims of what the fusion that is best on the other folds gives.
+    """Return the cross-validated mean of the measure, an estimate for claims that are unseen.
 
-    values: (fusions, claims). This is what fit can promise for claims that it has not seen.
+    Each fold is scored by the fusion that is best on the other folds. values: (fusions, claims).
     """
     fold_of = np.random.default_rng(seed).permutation(values.shape[1]) % fold_count
     held_out = np.zeros(values.shape[1])
@@ -522,8 +522,8 @@ def best_fusion(runs, qrels, args):
         how = f"{method}, k = {k}, weights {' '.join(map(str, weights))}"
         print(f"{values[fusion].mean():.4f}  {how}")
     print(f"These are means over {claims} claims with evidence.")
-    what = f"{len(compared)} claims, each held out of its fit, in {args.folds} folds"
-    print(f"{held_out:.4f}  on {what}; fitted on them {fitted:.4f}")
+    what = f"{args.folds}-fold cross-validation over {len(compared)} claims"
+    print(f"{held_out:.4f}  in {what}; {fitted:.4f} if fitted on all of them")
     method, k, weights = found[0]
     return {
         "claims": claims,
@@ -791,8 +791,8 @@ def add_fuse(job):
         help="a --fusion that was fitted --by a column reads this column here")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
-        help=f"""add up these points over the runs; union takes the best of them, and also joins
-        runs of different claims, such as one run per language: {points}""")
+        help=f"""sum these points over the runs; union takes the maximum instead, and can join runs
+        of different claims, such as one run per language: {points}""")
     add("--weights", nargs="+", type=amount,
         help="""multiply the points of each run by its weight, one per run (default: 1 each); name
         the runs before this flag""")

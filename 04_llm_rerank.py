@@ -1085,7 +1085,10 @@ def messages_of(template, **values):
 
 
 def read_prompt(path, *names):
-    """Return a prompt file that holds {names}, without the comments (#) in its first lines."""
+    """Return the text of a prompt file without its leading comments (#).
+
+    It ends the script if a {name} is missing.
+    """
     text = Path(path).read_text(encoding="utf-8-sig")
     comments = re.match(r"(#.*\n)*", text)[0]
     if comments:
@@ -1360,7 +1363,9 @@ def with_replies(task, args, is_made=False):
 
 
 # ----- Labels in a reply
-SPELLINGS = {  # of labels; another label is spelled as it is called
+# Spellings of labels in texts; other labels are matched by their names. Tokens are matched by names
+# alone, in begun_by().
+SPELLINGS = {
     "SUPPORTS": "supports|support|supported|entailment",
     "REFUTES": "refutes|refute|refuted|contradiction",
     "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
@@ -1377,12 +1382,15 @@ def field_of(text, name):
 
 
 def words_of(text):
-    """Return the words of a text in lower case, without punctuation but ? ~ [ ], which matter."""
+    """Return the words of a text in lower case, without punctuation but ? ~ [ ].
+
+    These four may change what a word means: "NEI?" is no answer.
+    """
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 
 def label_in(text, labels):
-    """Return the label in the JSON field label, else the label that is alone in the last line.
+    """Return the label of a reply: its JSON field label, else its last line if that is a label.
 
     None if there is no such label, or if a line above it is another label.
     """
@@ -1399,7 +1407,7 @@ def label_in(text, labels):
 
 
 def begun_by(token, labels):
-    """Return the labels whose names a token begins."""
+    """Return the labels whose names start with this token."""
     word = words_of(token["token"])
     return [label for label in labels if word and label.lower().startswith(word)]
 
@@ -1407,8 +1415,8 @@ def begun_by(token, labels):
 def token_probabilities(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one.
 
-    None if the likeliest is not label, which the text says, and if logprobs have another shape
-    (structured output gives null for -inf).
+    None if the most likely label is not the one that was read from the text, label, or if logprobs
+    are malformed (structured output gives null for -inf).
     """
     with contextlib.suppress(*MALFORMED):
         for token in logprobs["content"]:
@@ -1428,8 +1436,8 @@ def token_probabilities(logprobs, labels, label):
 def label_probabilities(reply, labels):
     """Return {label: probability} of a reply: by its tokens, else the shares of its answers.
 
-    Tokens count if there is one choice, and the label is nearly alone in it: reasons may begin
-    with another label. None if there are no answers.
+    Token probabilities are used only for a single choice of at most four words, since reasons may
+    begin with another label. None if there are no answers.
     """
     if len(reply.answers) == len(reply.choices) == 1:
         choice = reply.choices[0]
@@ -1449,7 +1457,8 @@ def shares_of(votes, labels):
 def with_backend(args):
     """Return the arguments with a backend, a model and files, whose defaults depend on others.
 
-    An endpoint may cost money: with a key alone, none is asked unless a model is named, not a path.
+    An endpoint may cost money, so that an API key alone is not enough: --model has to be a name,
+    too, not a path.
     """
     requests_name_it = args.job == "ask" and not args.model
     if not args.backend:

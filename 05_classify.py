@@ -491,7 +491,7 @@ Second question, only if it does: which way does the evidence point? If it direc
 claim, the label is SUPPORTS; if it directly refutes it, the label is REFUTES.
 
 Answer with one label, SUPPORTS, REFUTES or NEI, and write nothing else."""
-TAGS = r"(?i)<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # as prompts have them
+TAGS = r"(?i)<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # of prompts; texts must not hold any
 EVIDENCE = ("EVIDENCE", "UNKNOWN")  # labels of the first of two steps
 DIRECTIONS = LABELS[:2]  # those of the second one
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
@@ -499,7 +499,7 @@ DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
 
 
 # This script asks no language model itself: 04_llm_rerank.py does, if it stands beside it. Its
-# function runs in this process: a child would go on asking, at a cost, after this one is killed.
+# function runs in this process: a child would keep sending paid requests if this one is killed.
 # Without 04, the requests are written to a file, and the status is 3. Once any engine of the OpenAI
 # Batch API has answered them, the same call reads the replies.
 @functools.cache  # so that a local model, which 04 keeps in its own names, is loaded only once
@@ -508,7 +508,7 @@ def answering_function():
     path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
     if path.exists():
         return runpy.run_path(str(path))["answer_requests"]
-    print(f"{path}: not there, so that requests are only written")
+    print(f"{path}: not found; requests are written to a file, not sent")
     return write_requests
 
 
@@ -536,7 +536,7 @@ def example_turns(template, abstracts, args):
 
 
 def label_questions(labels, template, pairs, turns, args):
-    """Return a question for each pair: which of these labels does it have?
+    """Return one question per pair, which asks for one of the labels.
 
     turns: what stands between the system's message and the prompt.
     """
@@ -1827,7 +1827,10 @@ def messages_of(template, **values):
 
 
 def read_prompt(path, *names):
-    """Return a prompt file that holds {names}, without the comments (#) in its first lines."""
+    """Return the text of a prompt file without its leading comments (#).
+
+    It ends the script if a {name} is missing.
+    """
     text = Path(path).read_text(encoding="utf-8-sig")
     comments = re.match(r"(#.*\n)*", text)[0]
     if comments:
@@ -2102,7 +2105,9 @@ def with_replies(task, args, is_made=False):
 
 
 # ----- Labels in a reply
-SPELLINGS = {  # of labels; another label is spelled as it is called
+# Spellings of labels in texts; other labels are matched by their names. Tokens are matched by names
+# alone, in begun_by().
+SPELLINGS = {
     "SUPPORTS": "supports|support|supported|entailment",
     "REFUTES": "refutes|refute|refuted|contradiction",
     "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
@@ -2119,12 +2124,15 @@ def field_of(text, name):
 
 
 def words_of(text):
-    """Return the words of a text in lower case, without punctuation but ? ~ [ ], which matter."""
+    """Return the words of a text in lower case, without punctuation but ? ~ [ ].
+
+    These four may change what a word means: "NEI?" is no answer.
+    """
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 
 def label_in(text, labels):
-    """Return the label in the JSON field label, else the label that is alone in the last line.
+    """Return the label of a reply: its JSON field label, else its last line if that is a label.
 
     None if there is no such label, or if a line above it is another label.
     """
@@ -2141,7 +2149,7 @@ def label_in(text, labels):
 
 
 def begun_by(token, labels):
-    """Return the labels whose names a token begins."""
+    """Return the labels whose names start with this token."""
     word = words_of(token["token"])
     return [label for label in labels if word and label.lower().startswith(word)]
 
@@ -2149,8 +2157,8 @@ def begun_by(token, labels):
 def token_probabilities(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one.
 
-    None if the likeliest is not label, which the text says, and if logprobs have another shape
-    (structured output gives null for -inf).
+    None if the most likely label is not the one that was read from the text, label, or if logprobs
+    are malformed (structured output gives null for -inf).
     """
     with contextlib.suppress(*MALFORMED):
         for token in logprobs["content"]:
@@ -2170,8 +2178,8 @@ def token_probabilities(logprobs, labels, label):
 def label_probabilities(reply, labels):
     """Return {label: probability} of a reply: by its tokens, else the shares of its answers.
 
-    Tokens count if there is one choice, and the label is nearly alone in it: reasons may begin
-    with another label. None if there are no answers.
+    Token probabilities are used only for a single choice of at most four words, since reasons may
+    begin with another label. None if there are no answers.
     """
     if len(reply.answers) == len(reply.choices) == 1:
         choice = reply.choices[0]
@@ -2191,7 +2199,8 @@ def shares_of(votes, labels):
 def with_backend(args):
     """Return the arguments with a backend, a model and files, whose defaults depend on others.
 
-    An endpoint may cost money: with a key alone, none is asked unless a model is named, not a path.
+    An endpoint may cost money, so that an API key alone is not enough: --model has to be a name,
+    too, not a path.
     """
     requests_name_it = args.job == "ask" and not args.model
     if not args.backend:

@@ -173,9 +173,9 @@ def abstract_f1(judgements):
 class Measure(NamedTuple):
     """A measure by the kind of its name: R stands for R@2, R@5, and so on."""
 
-    fraction: object  # function as above; None: ir-measures computes it
+    fraction: object  # function of Judgements as above; None if ir-measures computes it
     note: str  # explains it below a table; {} are the claims that means are over
-    has_depth: bool = True  # without @k in its name: whether it reads --depth ranks, or all
+    has_depth: bool = True  # if its name has no @k: it reads --depth ranks (True) or all (False)
 
 
 MEANS = "Means are over {} with evidence."
@@ -205,7 +205,10 @@ def measure_of(name):
 
 
 def trec_fraction(name, run, qrels, judgements):
-    """Return the fractions of a measure of ir-measures, by ranks; Judged@k is of all claims."""
+    """Return the fractions of a measure that ir-measures computes, from ranks and not from scores.
+
+    Judged@k is a mean over all claims.
+    """
     import ir_measures
 
     columns = {"claim_id": "query_id", "abstract_id": "doc_id"}
@@ -254,7 +257,7 @@ def stance_scores(matrices):
 
 
 def stance_basis(run, matrix, depth):
-    """Return what the stance measures of a run rest on; matrix: confusion (gold, predicted)."""
+    """Return the counts behind the stance measures of a run; matrix: (gold, predicted)."""
     support = matrix.sum(axis=1)
     # If all pairs get the majority label, its precision is its share, its recall is 1, and the F1
     # of the other labels is 0.
@@ -269,7 +272,7 @@ def stance_basis(run, matrix, depth):
 # ---------- Measures of a run
 # components: {measure: its fractions (claims, 2), CONFUSION: matrices (claims, 3, 3)}
 def components_of(run, qrels, names, depth):
-    """Return the components of measures; most of those without @k read the first depth ranks."""
+    """Return the components of measures; without @k, a measure with has_depth reads depth ranks."""
     judgements = judgements_of(run, qrels)
     members = []
     for name in names:
@@ -715,7 +718,7 @@ def evaluate(args):
     cells = compare(components, names, args.resamples, args.seed)
     has_value = cells["value"].notna().any()  # for some run
     for name in has_value.index[~has_value].intersection(args.measures):  # not those of a set
-        warn("--measures", f"{name}: no run has a value; measures of labels need verdicts")
+        warn("--measures", f"{name}: no run has a value; measures of labels need runs with labels")
     cells = {field: cell.loc[:, has_value] for field, cell in cells.items()}
     corpus = read_corpus(args.corpus) if Path(args.corpus).exists() else {}
     notes = notes_on(cells, claims_in_words(qrels)) + basis_lines(counts, qrels, corpus)

@@ -196,7 +196,7 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     assert "union" not in done.stdout and len(lines) == 3 + 10 + 3
     assert lines[-3] == "These are means over 3 claims with evidence." and fusion["claims"] == 3
     # One of three claims is held out each time, as folds are more than claims.
-    assert "  on 3 claims, each held out of its fit, in 5 folds; fitted on them" in lines[-2]
+    assert "  in 5-fold cross-validation over 3 claims; " in lines[-2]
     assert fusion["held_out_value"] <= fusion["value"]
     # c4 was judged, but has no evidence: it is in the qrels, and both runs lack c3 and c4
     assert done.stderr.count("warning: ") == 2 and "q.tsv" not in done.stderr
