@@ -851,8 +851,8 @@ def add_mine(job):
     add("--seed", type=count_or_0, default=13, help="seed of the random draws")
     add = job.add_argument_group("--shape scores: target = 0.5 + scale * (score - middle), within "
                                  "0 and 1").add_argument
-    add("--middle", type=float, help="""give this score the target 0.5; it is required
-        (recipes/MEASURED.md has 0.53 for MiniLM's cosines, and 1.6 for --scale)""")
+    add("--middle", type=float, help="""give this score the target 0.5
+        (recipes/MEASURED.md has 0.53 for MiniLM's cosines, and 1.6 for --scale); it is required""")
     add("--scale", type=float, help="add this to the target per unit of the score; it is required")
     add("--gold", action="store_true", help="give all evidence the target 1, found or not")
     add_shared(job, split="train")

@@ -52,6 +52,7 @@ def help_of(script, *job):
     """Return what --help shows, without a process of its own."""
     path = str(ROOT / script)
     shown = io.StringIO()
+    sys.modules.pop("published", None)  # data/ and recipes/tools/ both have one
     as_called = {"argv": [path, *job, "--help"], "path": [str(Path(path).parent), *sys.path]}
     with mock.patch.multiple(sys, **as_called), contextlib.redirect_stdout(shown):
         with contextlib.suppress(SystemExit):

@@ -4,10 +4,11 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from conftest import facts, load, read
+from conftest import facts, load, read, tiny_llm
 
 RUN = "work/demo/test/hybrid.tsv"
 KIT = load("recipes/tools/stand_in.py")
@@ -36,14 +37,14 @@ def served(tmp_path):
 
 def test_a_real_server_orders_and_labels(toy, call, served):
     asked = ("--run", RUN, "--base-url", served, "--timeout", 30, "--model")
-    smollm2 = toy / "data/models/smollm2"
-    KIT.write_llm(smollm2, toy / "order", "[2] > [1]")
+    tokenizer = Path(tiny_llm(toy / "bytes"))
+    KIT.write_llm(tokenizer, toy / "order", "[2] > [1]")
     done = call("04_llm_rerank.py", *asked, toy / "order", "--alpha", 0, cwd=toy)
     assert facts(done)["unread"] == 0
     before = read(toy / RUN).query("rank == 2")["abstract_id"]
     after = read(toy / "work/demo/test/llm.tsv").query("rank == 1")["abstract_id"]
     assert list(before) == list(after)
-    KIT.write_llm(smollm2, toy / "label", "REFUTES")
+    KIT.write_llm(tokenizer, toy / "label", "REFUTES")
     done = call("05_classify.py", "llm", *asked, toy / "label", cwd=toy)
     assert facts(done)["unread"] == 0
     assert set(read(toy / "work/demo/test/llm_verdicts.tsv")["label"]) == {"REFUTES"}
