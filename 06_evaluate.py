@@ -518,8 +518,8 @@ mark { background: var(--tint); color: inherit }
 <div id="claims"></div><script id="json" type="application/json">%s</script>
 <script>  // an element with an id is a global name
 const data = JSON.parse(json.textContent);
-const runs = data.runs.map(([name, rows], column) => (
-  {name, column, rows: Map.groupBy(rows, row => row[0]), hasLabels: rows.some(row => row[4])}));
+const runs = data.runs.map(([name, rows]) => (
+  {name, rows: Map.groupBy(rows, row => row[0]), hasLabels: rows.some(row => row[4])}));
 runs.sort((a, b) => b.hasLabels - a.hasLabels);  // runs with labels come first
 function element(tag, className, ...children) {  // texts become text nodes, never markup
   const node = Object.assign(document.createElement(tag), {className});

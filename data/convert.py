@@ -572,7 +572,7 @@ def with_relevance_labels(path, table):
     is_bad = (table["relevance"] != "") & (grades % 1 != 0)
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
     reject(table, is_bad, what)
-    if "score" in table:  # nested JSON
+    if "score" in table and table["score"].map(as_text).equals(table["relevance"]):  # nested JSON
         warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
     if (grades > 1).any():
         warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
@@ -722,6 +722,8 @@ def read_source(path, args):
             is_empty = table[text].map(made_id) == ""
             table = without_rows(path, table, is_empty, f"rows with an empty {text}")
     kind = kind_of(path, table, args)
+    if table.empty:
+        fail(path, "no rows, or none is left; give a file with rows")
     if args.make_ids:
         table = with_made_ids(table, kind)
     return kind, table

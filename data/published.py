@@ -108,7 +108,7 @@ def renamed(record, **names):
 
 def codes_of(value):
     """Return codes, a list or a text, as "1_1;1_6"; None without any."""
-    codes = dict.fromkeys(re.findall(r'[^;,\s"\[\]]+', convert.as_text(value)))
+    codes = dict.fromkeys(re.findall(r'[^;,\s"\[\]]+', convert.joined(value) or ""))
     return ";".join(codes) or None
 
 
@@ -146,9 +146,9 @@ def read_climatecheck(source, args):
                 yield split, climatecheck_row(record)
     for path in gold:
         for record in read_records(path, "claim_id", "annotation"):
-            if "abstract_original_index" in record:
+            if "abstract_id" not in record:
+                demand(path, record, "abstract_original_index")
                 record["abstract_id"] = record["abstract_original_index"]
-            demand(path, record, "abstract_id")
             yield "test", climatecheck_row(record)
 
 
@@ -230,8 +230,8 @@ def read_climate_fever(source, args):
             )
     for record in sentences.values():
         yield None, record
-    # In the order of numbers: the shuffle starts from it
-    claims.sort(key=lambda claim: int(claim["claim_id"]))
+    # In the order of numbers, from which the shuffle starts
+    claims.sort(key=lambda claim: (len(as_id(claim["claim_id"])), as_id(claim["claim_id"])))
     random.Random(SEED).shuffle(claims)
     splits = ["train"] * (len(claims) // 2) + ["dev"] * (len(claims) // 10)
     for claim, split in itertools.zip_longest(claims, splits, fillvalue="test"):
@@ -257,6 +257,7 @@ def read_checkthat4b(source, args):
     if path.suffix == ".pkl" and not args.allow_pickle:
         fail(path.name, PICKLE)
     for _, record in read_corpus(path, "cord_uid"):
+        demand(path, record, "title")
         record["source"] = record.pop("source_x", None)
         record.pop("label", None)  # cord_uid once more
         yield None, record
@@ -270,7 +271,9 @@ def read_checkthat2026(source, args):
     """
     paths = find(source, "*.json", "*.jsonl", "*.parquet", "*.tsv", "*.csv")
     for path in find(source, "*collection*.*"):
-        yield from read_corpus(path, "pubkey")
+        for _, record in read_corpus(path, "pubkey"):
+            demand(path, record, "title")
+            yield None, record
     for language, split in itertools.product(("en", "de", "fr"), ("train", "dev", "test")):
         fields = ["index", "text"]
         if split != "test":

@@ -22,8 +22,8 @@ JSON, and takes a missing count as 0.
 Reads   the pool of tools/pool.py, verdicts of 05_classify.py --model on its pairs, runs
 Writes  ev2r.tsv: both scores by run, with intervals; ev2r.pairs.tsv: the scores of pairs;
         ev2r.replies.jsonl serves all runs: only failed requests are sent again (--retry-errors);
-        without --base-url: ev2r.requests.jsonl, and exit status 3 while the requests wait for
-        04_llm_rerank.py ask
+        without --base-url or LLM_BASE_URL: ev2r.requests.jsonl, and exit status 3 while the
+        requests wait for 04_llm_rerank.py ask
 Prints  the table; the last line is JSON
 
 Example, where a.tsv and b.tsv are runs or verdicts

@@ -23,8 +23,9 @@ Examples
     python 06_evaluate.py submission --task climatecheck2026-narratives \\
         --narratives work/demo/test/llm_narratives.tsv
 
-Without --base-url, llm writes its requests and ends with exit status 3, until 04_llm_rerank.py ask
-or another engine has answered them; the same call continues when the replies are there.
+Without --base-url or LLM_BASE_URL, llm writes its requests and ends with exit status 3, until
+04_llm_rerank.py ask or another engine has answered them; the same call continues when the replies
+are there.
 Where a reply has no codes, the question is asked once more. Codes have to be equal: 1_0 is wrong
 where 1_1 is right. A claim without a narrative has the code 0_0.
 """

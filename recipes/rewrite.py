@@ -28,8 +28,8 @@ A claim whose reply cannot be read, or of which nothing is left, stays as it is,
 Reads   data/NAME/claims.SPLIT.tsv; work/NAME/SPLIT/claims.VIEW.replies.jsonl, if it exists (with
         --prompt, VIEW is the name of its file)
 Writes  work/NAME/SPLIT/claims.VIEW.tsv: the same rows with other texts; replies of --base-url to
-        claims.VIEW.replies.jsonl; without --base-url, claims.VIEW.requests.jsonl and exit status 3
-        while they wait for 04_llm_rerank.py ask
+        claims.VIEW.replies.jsonl; without it or LLM_BASE_URL, claims.VIEW.requests.jsonl and exit
+        status 3 while they wait for 04_llm_rerank.py ask
 Prints  what waits, or how many claims are rewritten; the last line is JSON
 
 Example

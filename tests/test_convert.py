@@ -141,12 +141,14 @@ def test_several_files_that_make_no_corpus(tmp_path, convert, contents):
     jsonl(tmp_path / "a.jsonl", {"abstract_id": 1, "abstract": "Ice"})
     (tmp_path / "b.csv").write_text("abstract_id,abstract\n2,Sea\n1,Ice melts\n")
     (tmp_path / "c.csv").write_text("claim_id,claim\n1,Ice\n")
+    (tmp_path / "d.csv").write_text("abstract_id,abstract\n")
     before = contents(tmp_path)
     for words, out, said in (
         ("a.jsonl b.csv", "corpus.jsonl", "b.csv:3: another row for this abstract_id is a.jsonl:1"),
         ("c.csv c.csv", "t.tsv", "c.csv: it holds claims, but only a corpus is made of several"),
         ("a.jsonl c.csv", "t.tsv", "c.csv: it holds claims, but only a corpus is made of several"),
         ("a.jsonl c.csv", "corpus.jsonl", "c.csv:1: columns claim_id, claim make no corpus table"),
+        ("a.jsonl d.csv", "corpus.jsonl", "d.csv: no rows, or none is left"),
         ("a.jsonl a.jsonl", "a.jsonl", "a.jsonl: this command reads it; give another --out"),
     ):
         first, *others = words.split()

@@ -193,6 +193,13 @@ def test_an_index_is_whole_though_a_script_and_a_node_die(folder, cluster, here)
         shutil.rmtree(folder / "work/many" / Path(path).parent)
         here(f"index --only {number}/2 -- {DENSE}")
         assert (folder / "work/many" / path).read_bytes() == made
+    on_ray(folder, f"index {at} {BM25['index']}")
+    on_ray(folder, f"retrieve {at} {BM25['retrieve']}")
+    run = folder / "work/many/test/bm25.tsv"
+    made = run.read_bytes()
+    run.unlink()
+    here(f"retrieve --only 0/2 -- {BM25['retrieve']}")
+    assert run.read_bytes() == made and len(made) > 500
     shutil.rmtree(folder / "work/many")
     corpus = folder / "data/demo/corpus.jsonl"
     lines = corpus.read_bytes().splitlines(keepends=True)

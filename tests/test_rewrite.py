@@ -116,6 +116,16 @@ def test_claims_without_a_usable_reply_stand_as_they_are(toy, rewrite, endpoint,
     assert read(toy / f"{AT}.tsv")["claim"][0].startswith("It")
 
 
+def test_an_endpoint_is_asked_only_for_a_model_by_name(
+    toy, program, endpoint, refused, monkeypatch
+):
+    server = endpoint("<text>Ice.</text>".format)
+    monkeypatch.setenv("LLM_BASE_URL", server.url)
+    said = "--model: an endpoint needs the name of a model"
+    refused(toy, "rewrite", by=program, said=said)
+    assert not server.asked
+
+
 def test_the_new_claims_are_one_more_run_that_is_fused(toy, rewrite, endpoint, call, monkeypatch):
     server = endpoint(lambda prompt: f"<text>{claim_in(prompt)} glaciers of the Alps</text>")
     monkeypatch.setenv("LLM_BASE_URL", server.url)

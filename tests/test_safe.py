@@ -555,8 +555,8 @@ def test_random_numbers_end_in_a_result_or_in_one_line(small, call, contents, co
 
 TRAIN = {
     "01_index.py train data/demo/tuples.jsonl --model encoder --out new --max-length 16": """
-        --epochs=-1 --epochs=0 --lr=-1 --batch-size=0 --accumulate=0 --lora=-1 --save-steps=1.5
-        --patience=-1 --seed=-1 --cache=-1 --max-length=3""",
+        --epochs=-1 --epochs=0 --lr=-1 --batch-size=0 --accumulate=0 --lora=-1 --save-steps=0
+        --save-steps=1.5 --patience=-1 --seed=-1 --cache=-1 --max-length=3""",
     "03_rerank.py train data/demo/pairs.jsonl --model tiny --out new --max-length 16": """
         --epochs=-1 --epochs=nan --lr=nan --batch-size=-1 --accumulate=0 --lora=-1 --save-steps=-1
         --patience=0 --seed=-1 --dev-depth=0 --max-length=7""",

@@ -127,7 +127,7 @@ SYSTEMS = (
             ("dense index", LARGE, CORPUS, ABSTRACT),
             ("reranking 150 a claim", L12, CLAIMS * 150, PAIR),
         ],
-        "pranav": [("SPLADE index", SPLADE, CORPUS, ABSTRACT, False)],
+        "pranav": [("SPLADE index", SPLADE, CORPUS, ABSTRACT)],
         "baseline_2025": [
             ("dense index", L12, CORPUS, ABSTRACT),
             ("reranking 20 a claim", L6, CLAIMS * 20, PAIR),

@@ -10,7 +10,7 @@ taken, because no other script has all that is needed: tables, texts, prompts an
 Tables. read_table reads and checks the files that data/README.md describes: claims, judgements,
 runs, verdicts. read_texts reads any other TSV file, all columns as texts. write_table writes both.
 
-Language models. With --base-url, an endpoint answers, as in 04_llm_rerank.py. Without it, a program
+Language models. With --base-url or LLM_BASE_URL, an endpoint answers, as in 04. Without, a program
 writes its requests to a file and ends with status 3; 04_llm_rerank.py ask, or another engine,
 answers them, and the same call of the program goes on.
 """
@@ -61,6 +61,7 @@ words_of = SCRIPT.words_of
 filled = SCRIPT.filled
 read_prompt = SCRIPT.read_prompt
 run_job = SCRIPT.run_job
+LOCAL_LLM = "data/models/smollm2"
 TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # as prompts have them
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
@@ -193,6 +194,8 @@ def is_answered(args, task, *outs):
 
     Requests that will wait are written beside --out, as by 04_llm_rerank.py.
     """
+    if args.base_url and args.model == LOCAL_LLM:
+        fail("--model", "an endpoint needs the name of a model; or set LLM_MODEL")
     args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
     check_outs(args.requests, *outs, inputs=[args.replies])
     return not args.retry_errors and up_to_date(args, SCRIPT.with_replies(task, args), *outs)
@@ -245,8 +248,8 @@ def add_qrels(add):
 
 
 def add_model(add, max_tokens):
-    add("--model", default=os.environ.get("LLM_MODEL") or "data/models/smollm2",
-        help="name this language model in the requests")
+    add("--model", default=os.environ.get("LLM_MODEL") or LOCAL_LLM,
+        help="ask this model, by its name at the endpoint; a folder is for 04_llm_rerank.py ask")
     add("--base-url", default=os.environ.get("LLM_BASE_URL"),
         help="""have --model answer at this OpenAI-compatible endpoint, such as
         http://localhost:8000/v1; the key is read from OPENAI_API_KEY (default: LLM_BASE_URL;
