@@ -1,6 +1,7 @@
 """Fixtures: scripts alone in a folder with their inputs, toy data, small models, an endpoint."""
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -248,12 +249,19 @@ def load(script):
 
 
 def copy(script, folder, edits):
-    """Copy a script alone into folder; edits: {a part of it: what stands there instead}."""
+    """Copy a script alone into folder, and return its text.
+
+    edits: {a part of it: what stands there instead}.
+    """
     text = (ROOT / script).read_text(encoding="utf-8")
     for old, new in (edits or {}).items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     (folder / script).write_text(text, encoding="utf-8")
+    return text
+
+
+compiled = functools.cache(compile)
 
 
 def kill_before(statement, time=1, by="__import__('signal').raise_signal(9)"):
@@ -284,17 +292,16 @@ def call(monkeypatch, capsys):
     """
 
     def call_script(script, text="", *args, cwd, env=None, edits=None):
-        copy(script, cwd, edits)
+        text_of_script = copy(script, cwd, edits)
         monkeypatch.chdir(cwd)
         args = [script, *text.split(), *map(str, args)]
         monkeypatch.setattr(sys, "argv", args)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
-        names = runpy.run_path(script)
         module = ModuleType("<run_path>")
-        module.__dict__.update(names)
         monkeypatch.setitem(sys.modules, "<run_path>", module)  # to pickle
-        return end_of(names["main"], args, capsys)
+        exec(compiled(text_of_script, script, "exec"), module.__dict__)
+        return end_of(module.main, args, capsys)
 
     return call_script
 
