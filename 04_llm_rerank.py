@@ -1314,7 +1314,7 @@ class Replies:
             if waiting:
                 tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
                 what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
-                print(f"{what}; --backend none (recipes: --base-url '') only writes them")
+                print(f"{what}; to write them to a file instead, see --help")
                 self.answer(waiting, args)
                 known, unusable = read_replies(args.replies, unique)
         missing = unique.keys() - known.keys()

@@ -95,111 +95,103 @@ MODELS = {
     DEBERTA: (24, 1024, 4096, 0),
     T5: (48, 1024, 16_384, 24 * 4 * 1024 * 3072),  # 32 heads of 128: four times the usual attention
 } | {size: qwen(*shape) for size, shape in QWEN.items()}
-SYSTEMS = (
-    {  # recipe: step, model, texts, tokens per text, and True if it is training
-        "ant_bridge": [
-            ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR),
-            ("training, 5 models x 15 negatives", LARGE, 5 * POSITIVES * 15 * 2, PAIR, True),
-            ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR),
-        ],
-        "kiepura_lam": [
-            ("training BGE-M3, 3 epochs", LARGE, 3 * POSITIVES * 3, ABSTRACT, True),
-            ("dense index", LARGE, CORPUS, ABSTRACT),
-            ("SPLADE index", SPLADE, CORPUS, ABSTRACT),
-            (
-                "training the cross-encoder, 3 + 2 epochs",
-                L6,
-                5 * (POSITIVES + 8 * TRAIN_CLAIMS),
-                PAIR,
-                True,
-            ),
-            ("reranking 600 a claim", L6, CLAIMS * 600, PAIR),
-        ],
-        "alexunlp_fmt": [
-            ("training the encoder, 10 epochs", LARGE, 10 * POSITIVES * 2, ABSTRACT, True),
-            ("dense index", LARGE, CORPUS, ABSTRACT),
-            ("index of the graph", L6, CORPUS, ABSTRACT),
-            ("reranking, 20 rounds, at most 6,100 a claim", L12, CLAIMS * 6100, PAIR),
-        ],
-        "efc": [
-            ("mining, the corpus once", LARGE, CORPUS, ABSTRACT),
-            ("training E5, 3 epochs", LARGE, 3 * POSITIVES * 5, ABSTRACT, True),
-            ("dense index", LARGE, CORPUS, ABSTRACT),
-            ("reranking 150 a claim", L12, CLAIMS * 150, PAIR),
-        ],
-        "pranav": [("SPLADE index", SPLADE, CORPUS, ABSTRACT)],
-        "baseline_2025": [
-            ("dense index", L12, CORPUS, ABSTRACT),
-            ("reranking 20 a claim", L6, CLAIMS * 20, PAIR),
-        ],
-        "airwaves": [
-            ("training E5, 2 epochs", LARGE, 2 * POSTS * 2, ABSTRACT, True),
-            ("dense index", LARGE, PAPERS, ABSTRACT),
-            ("training SciBERT, 3 epochs", BASE, 3 * POSTS * 10, PAIR, True),
-            ("reranking 10 a post", BASE, TEST_POSTS * 10, PAIR),
-        ],
-        "verirel": [
-            ("verifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN * 6, PAIR, True),
-            ("classifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN, PAIR, True),
-            ("monoT5-3B on 100 a training claim", T5, SCIFACT_TRAIN * 100, PAIR),
-            ("verifier on 100 a training claim", DEBERTA, SCIFACT_TRAIN * 100, PAIR),
-            ("student, 10 epochs until it stops", BASE, 10 * SCIFACT_TRAIN * 20, PAIR, True),
-            ("student on dev, 10 times", BASE, 10 * SCIFACT_DEV * 100, PAIR),
-            ("student on the candidates", BASE, EVALUATION, PAIR),
-        ],
-        "checkthat_2026": [
-            ("two dense indexes", LARGE, 2 * PAPERS_2026, ABSTRACT),
-            ("training, 3 epochs of 1 + 5", MODERN, 3 * 6 * (ENGLISH_2026 + POSTS), PAIR, True),
-            ("reranking 2,000 a post", MODERN, TEST_2026 * 2000, PAIR),
-        ],
-        "sourcesniffers": [
-            ("dense index of bge-small", L12, PAPERS, ABSTRACT),
-            ("training, 2 epochs of 1 + 5", MODERN, 2 * 6 * POSTS, PAIR, True),
-            ("reranking 1,000 a post", MODERN, TEST_POSTS * 1000, PAIR),
-        ],
-        "kvist_2026": [
-            ("dense index", HARRIER, PAPERS_2026, ABSTRACT),
-            ("posts of train and test", HARRIER, TRAIN_2026 + TEST_2026, CLAIM),
-        ],
-        "climatesense_2026": [
-            ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR),
-            (
-                "training, 5 models x 15 negatives",
-                LARGE,
-                5 * GROWN * POSITIVES * 15 * 2,
-                PAIR,
-                True,
-            ),
-            ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR),
-        ],
-    }
-    | {
-        f"README.md, ClimateCheck, {depth}": [
-            ("dense index", LARGE, CORPUS, ABSTRACT),
-            (f"reranking {depth} a claim", LARGE, CLAIMS * depth, PAIR),
-            ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR),
-        ]
-        for depth in (200, 1000)
-    }
-    | {
-        f"README.md, CheckThat!, {depth}": [
-            ("dense index", LARGE, PAPERS_2026, ABSTRACT),
-            (f"reranking {depth} a post", LARGE, TEST_2026 * depth, PAIR),
-        ]
-        for depth in (50, 200)
-    }
-    | {
-        f"best, {size}": [
-            ("dense index", size, CORPUS, ABSTRACT),
-            ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT),
-            ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT),
-            ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT),
-            ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT),
-            ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR),
-        ]
-        for size in QWEN
-    }
-)
+SYSTEMS = {  # recipe: step, model, texts, tokens per text, and True if it is training
+    "ant_bridge": [
+        ("mining, 2 models x 1,000 a claim", LARGE, 2 * TRAIN_CLAIMS * 1000, PAIR),
+        ("training, 5 models x 15 negatives", LARGE, 5 * POSITIVES * 15 * 2, PAIR, True),
+        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR),
+    ],
+    "kiepura_lam": [
+        ("training BGE-M3, 3 epochs", LARGE, 3 * POSITIVES * 3, ABSTRACT, True),
+        ("dense index", LARGE, CORPUS, ABSTRACT),
+        ("SPLADE index", SPLADE, CORPUS, ABSTRACT),
+        (
+            "training the cross-encoder, 3 + 2 epochs",
+            L6,
+            5 * (POSITIVES + 8 * TRAIN_CLAIMS),
+            PAIR,
+            True,
+        ),
+        ("reranking 600 a claim", L6, CLAIMS * 600, PAIR),
+    ],
+    "alexunlp_fmt": [
+        ("training the encoder, 10 epochs", LARGE, 10 * POSITIVES * 2, ABSTRACT, True),
+        ("dense index", LARGE, CORPUS, ABSTRACT),
+        ("index of the graph", L6, CORPUS, ABSTRACT),
+        ("reranking, 20 rounds, at most 6,100 a claim", L12, CLAIMS * 6100, PAIR),
+    ],
+    "efc": [
+        ("mining, the corpus once", LARGE, CORPUS, ABSTRACT),
+        ("training E5, 3 epochs", LARGE, 3 * POSITIVES * 5, ABSTRACT, True),
+        ("dense index", LARGE, CORPUS, ABSTRACT),
+        ("reranking 150 a claim", L12, CLAIMS * 150, PAIR),
+    ],
+    "pranav": [("SPLADE index", SPLADE, CORPUS, ABSTRACT)],
+    "baseline_2025": [
+        ("dense index", L12, CORPUS, ABSTRACT),
+        ("reranking 20 a claim", L6, CLAIMS * 20, PAIR),
+    ],
+    "airwaves": [
+        ("training E5, 2 epochs", LARGE, 2 * POSTS * 2, ABSTRACT, True),
+        ("dense index", LARGE, PAPERS, ABSTRACT),
+        ("training SciBERT, 3 epochs", BASE, 3 * POSTS * 10, PAIR, True),
+        ("reranking 10 a post", BASE, TEST_POSTS * 10, PAIR),
+    ],
+    "verirel": [
+        ("verifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN * 6, PAIR, True),
+        ("classifier, 5 epochs", DEBERTA, 5 * SCIFACT_TRAIN, PAIR, True),
+        ("monoT5-3B on 100 a training claim", T5, SCIFACT_TRAIN * 100, PAIR),
+        ("verifier on 100 a training claim", DEBERTA, SCIFACT_TRAIN * 100, PAIR),
+        ("student, 10 epochs until it stops", BASE, 10 * SCIFACT_TRAIN * 20, PAIR, True),
+        ("student on dev, 10 times", BASE, 10 * SCIFACT_DEV * 100, PAIR),
+        ("student on the candidates", BASE, EVALUATION, PAIR),
+    ],
+    "checkthat_2026": [
+        ("two dense indexes", LARGE, 2 * PAPERS_2026, ABSTRACT),
+        ("training, 3 epochs of 1 + 5", MODERN, 3 * 6 * (ENGLISH_2026 + POSTS), PAIR, True),
+        ("reranking 2,000 a post", MODERN, TEST_2026 * 2000, PAIR),
+    ],
+    "sourcesniffers": [
+        ("dense index of bge-small", L12, PAPERS, ABSTRACT),
+        ("training, 2 epochs of 1 + 5", MODERN, 2 * 6 * POSTS, PAIR, True),
+        ("reranking 1,000 a post", MODERN, TEST_POSTS * 1000, PAIR),
+    ],
+    "kvist_2026": [
+        ("dense index", HARRIER, PAPERS_2026, ABSTRACT),
+        ("posts of train and test", HARRIER, TRAIN_2026 + TEST_2026, CLAIM),
+    ],
+    "climatesense_2026": [
+        ("mining, 5,000 a claim", LARGE, GROWN * TRAIN_CLAIMS * 5000, PAIR),
+        (
+            "training, 5 models x 15 negatives",
+            LARGE,
+            5 * GROWN * POSITIVES * 15 * 2,
+            PAIR,
+            True,
+        ),
+        ("reranking, 5 models x 5,000 a claim", LARGE, 5 * CLAIMS * 5000, PAIR),
+    ],
+}
+for depth in (200, 1000):
+    SYSTEMS[f"README.md, ClimateCheck, {depth}"] = [
+        ("dense index", LARGE, CORPUS, ABSTRACT),
+        (f"reranking {depth} a claim", LARGE, CLAIMS * depth, PAIR),
+        ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR),
+    ]
+for depth in (50, 200):
+    SYSTEMS[f"README.md, CheckThat!, {depth}"] = [
+        ("dense index", LARGE, PAPERS_2026, ABSTRACT),
+        (f"reranking {depth} a post", LARGE, TEST_2026 * depth, PAIR),
+    ]
+for size in QWEN:
+    SYSTEMS[f"best, {size}"] = [
+        ("dense index", size, CORPUS, ABSTRACT),
+        ("reranking 200 a claim", size, CLAIMS * 200, PAIR + PROMPT),
+        ("pointwise, 50 a claim", size, CLAIMS * 50, PAIR + PROMPT),
+        ("listwise, 20 in a prompt", size, CLAIMS, 20 * ABSTRACT + PROMPT),
+        ("stance, two prompts for 10 a claim", size, 2 * CLAIMS * 10, PAIR + PROMPT),
+        ("NLI on 10 a claim", DEBERTA, CLAIMS * 10, PAIR),
+    ]
 LARGER = {"PubMed": 36_000_000, "OpenAlex": 250_000_000}  # abstracts, as long as ClimateCheck's
 BYTES = {"corpus": 1_716, "BM25": 1_313, "dense": 2 * 1024}  # an abstract; BGE-M3's in fp16
 
