@@ -55,7 +55,7 @@ if [ $BEST = llm ]; then
 fi
 
 stage "6  Evaluate: ClimateCheck 2025, and a page to look at"
-shopt -s nullglob  # the runs in brackets are there if an endpoint has answered
+shopt -s nullglob  # ll[m].tsv is a pattern: where there is no llm.tsv, nothing stands for it
 python 06_evaluate.py $T/{bm25,dense,splade,hybrid,rerank}.tsv $T/ll[m].tsv \
   $T/llm-pointwis[e].tsv $T/verdicts.tsv $T/llm_verdict[s].tsv --report $T/report.html
 python recipes/tools/verdicts.py $T/claims.jsonl data/demo/qrels.test.tsv

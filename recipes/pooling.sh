@@ -7,8 +7,9 @@
 #   DEPTH=N         ranks of each run (default: 10)
 #   QRELS=FILE      the judgements so far, such as qrels.tsv of the week before (default:
 #                   DATA/qrels.test.tsv)
-# Theirs: week 1, both of two systems; week 2, two of three, ranks 1 to 8 (AGREEMENT=2 DEPTH=8);
-# week 3, three of seven. The runs of a week are the best ones of each team.
+# Theirs: week 1, pairs that both of two systems have (AGREEMENT=2); week 2, those that two of three
+# have among ranks 1 to 8 (AGREEMENT=2 DEPTH=8); week 3, three of seven (AGREEMENT=3). The runs of a
+# week are the best ones of each team.
 # The first call writes pool.tsv and ends with status 3. Fill its column label, keep the file as
 # labelled.tsv beside it, and call again; another week, give another folder by WORK, and the
 # judgements of the last one by QRELS.
@@ -20,7 +21,7 @@ if [ $# = 0 ]; then
 fi
 P=$WORK
 
-stage "1  The pool: unjudged pairs among the first ranks, with their best rank and number of runs"
+stage "The pool: unjudged pairs among the first ranks, with their best rank and number of runs"
 python recipes/tools/pool.py pool $D "$@" --pool-depth ${DEPTH:-10} --agreement ${AGREEMENT:-1} \
   --qrels "$QRELS" --out $P/pool.tsv
 if [ ! -e $P/labelled.tsv ]; then
@@ -28,9 +29,9 @@ if [ ! -e $P/labelled.tsv ]; then
   exit 3
 fi
 
-stage "2  The judgements with the new labels"
+stage "The judgements with the new labels"
 python recipes/tools/pool.py merge $D $P/labelled.tsv --qrels "$QRELS" --out $P/qrels.tsv
 
-stage "3  Recall, B-Pref and Judged@10 before and after"
+stage "Recall, B-Pref and Judged@10 before and after"
 python 06_evaluate.py $D "$@" --out $P/before.tsv --qrels "$QRELS"
 python 06_evaluate.py $D "$@" --out $P/after.tsv --qrels $P/qrels.tsv

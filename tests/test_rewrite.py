@@ -57,7 +57,8 @@ def test_claims_are_cleaned(claim, text):
     assert REWRITE.cleaned(claim) == text
 
 
-def test_the_clean_view_asks_no_model(toy, program):
+def test_the_clean_view_asks_no_model(toy, program, monkeypatch):
+    monkeypatch.setenv("LLM_BASE_URL", "http://none/v1")  # that of another view
     rows = [("a", "Ice &amp; snow @me"), ("b", "https://t.co/x"), ("c", "Sun")]
     tsv(toy / "in.tsv", HEADER[:2], rows)
     made = facts(program("rewrite", "--view clean --claims in.tsv", cwd=toy))

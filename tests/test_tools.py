@@ -106,7 +106,7 @@ def test_texts_are_read_as_they_are(tmp_path):
     """As on_ray.py cuts and joins runs."""
     content = 'claim_id\tscore\tx\nNA\t0.10\t"a\n007\t1e5\t\n"q"\tnull\t"b"\n'
     (tmp_path / "a").write_text(content)
-    kit.SCRIPT.write_table(kit.read_texts(tmp_path / "a", "claim_id"), tmp_path / "b")
+    kit.LLM_RERANK.write_table(kit.read_texts(tmp_path / "a", "claim_id"), tmp_path / "b")
     assert (tmp_path / "b").read_text() == content
 
 

@@ -109,5 +109,5 @@ by_language() {
 table tables "$MEASURES" "${ALL[@]}"
 python recipes/tools/languages.py $DATA $WORK/languages
 by_language test "${ALL[@]}"
-by_language dev $WORK/dev/{dense,rerank}.tsv  # of no language, where there is no dev split
+by_language dev $WORK/dev/{dense,rerank}.tsv  # without a dev split, no language has a table
 remarks

@@ -1,6 +1,6 @@
 # Shared by the recipes; each reads this file first, with the name of its data set.
-# Each makes the run that was submitted, or that its paper calls best; its word tables goes
-# on with further rows of the paper's tables.
+# Each makes the run that was submitted, or that its paper calls best. With the word tables, it
+# goes on with further rows of the paper's tables.
 # Relative paths count from the repository's root.
 #
 #   DATA=FOLDER     another data set (default: the system's own)
@@ -10,10 +10,14 @@
 #                   (README.md has what it sets)
 #   LLM_BASE_URL    endpoint of the language model
 #   OPENAI_API_KEY  its key; without LLM_BASE_URL, OpenAI is asked
-#   LLM_MODEL=NAME  the model asked there, in place of the paper's; a rehearsal asks no other
+#   LLM_MODEL=NAME  ask this model there, in place of the paper's; without it, a rehearsal asks no
+#                   endpoint
 #   RERANK_BASE_URL rerank endpoint of models that need code of their own, such as
 #                   http://localhost:8001/v1 of vLLM; without it, their rows are left out
+#                   (kvist_2026.sh: another reranker takes its place); a rehearsal asks it, too
 #   PIECE=N         requests that vLLM answers in a call (default: 500)
+#   VLLM="FLAGS"    more flags of vllm run-batch
+#   FROM=PATH       a local copy of the published files of SciFact, Check-COVID or CLIMATE-FEVER
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -24,7 +28,7 @@ refuse() {
 
 SMALL=${SMALL:-}
 DATA=${DATA:-}
-DATA=${DATA%/}  # as data/scifact/
+DATA=${DATA%/}  # data/scifact/ means data/scifact
 WORK=${WORK:-}
 if [[ ! $SMALL =~ ^1?$ ]]; then
   refuse "SMALL: '$SMALL'; give 1, or nothing"
@@ -99,7 +103,7 @@ fetch() {
   fi
 }
 
-# abstracts: from here on the data have no titles; ClimateCheck's papers read abstracts alone
+# abstracts: from here on the data have no titles; the systems of ClimateCheck read none
 abstracts() {
   python recipes/tools/texts.py $DATA $WORK/abstracts
   DATA=$WORK/abstracts

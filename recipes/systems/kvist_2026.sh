@@ -52,7 +52,8 @@ done
 stage "2  A random forest learns on train to fuse both, and keeps 30 papers (difference 47)"
 forest test
 
-stage "3  Nemotron orders them (difference 48)"
+stage "3  Nemotron, or without its endpoint bge-reranker-v2-gemma, orders them (difference 48)"
+# The rerankers that can answer; the first one makes the submission.
 RERANKERS="${RERANK_BASE_URL:+nemotron} gemma ${JINA_BASE_URL:+jina}"
 read -r FIRST REST <<< "$RERANKERS"
 rerank test forest rerank $FIRST

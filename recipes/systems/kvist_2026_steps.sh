@@ -24,7 +24,8 @@ forest() {
 rerank() {
   local split=$1 run=$2 name=$3 reranker=$4 how
   case $reranker in
-    nemotron) how="--base-url $RERANK_BASE_URL --model nvidia/llama-nemotron-rerank-1b-v2" ;;
+    nemotron) how="--base-url $RERANK_BASE_URL --model nvidia/llama-nemotron-rerank-1b-v2
+      --extra {\"truncate_prompt_tokens\":2048}" ;;
     jina) how="--base-url $JINA_BASE_URL --model jinaai/jina-reranker-v3" ;;
     gemma) how="--model $GEMMA --max-length 1024" ;;
   esac

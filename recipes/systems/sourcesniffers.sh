@@ -91,7 +91,7 @@ search static $(model sentence-transformers/static-retrieval-mrl-en-v1 $MINILM)
 loose bge
 loose static
 
-# trained NAME MODEL BATCH: its rows as it is and fine-tuned
+# trained NAME MODEL BATCH: its rows, without and with fine-tuning
 trained() {
   local name=$1 model=$2 batch=$3 way
   local bce="--loss bce --positive-weight 5 --lr 2e-5"
@@ -106,6 +106,7 @@ trained() {
   ROWS="$ROWS $name $name-bce-loose $name-bce-strict $name-bce-static $name-lambda"
 }
 trained gte $GTE 1
+# NAME/BATCH
 for reranker in $(few electra-base/1 MiniLM-L12-v2/4 MiniLM-L6-v2/8 TinyBERT-L2-v2/128); do
   name=${reranker%/*}
   trained $name $(model cross-encoder/ms-marco-$name $CROSS) ${reranker#*/}

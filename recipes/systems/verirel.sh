@@ -13,14 +13,15 @@ if [ -n "$SMALL" ]; then
   DEPTH=${DEPTH:-100}
 fi
 
-# The test sets. What learned from SciFact is tested on SciFact-Open's collection, where SciFact's
-# own evidence (citation) lies, too, and on all claims of Check-COVID (difference 29). What learned
-# from other data is tested on their test split.
+# Models trained on SciFact are tested on SciFact-Open's abstracts, which include SciFact's own
+# evidence (citation), and on all claims of Check-COVID (difference 29). Models trained on other
+# data are tested on the test split of these data. MAIN_SET is the test set of Table 1, Table 3 and
+# the first part of Table 2.
 OPEN="--data data/scifact-open --work $WORK/open"
 COVID="--data data/check-covid --work $WORK/covid"
 if [ "$DATA" = data/scifact ]; then
   SETS="open covid"
-  FIRST=open
+  MAIN_SET=open
   GOLD=data/scifact-open/qrels.citation.tsv
   for name in scifact scifact-open check-covid; do
     if [ ! -d data/$name ]; then
@@ -29,13 +30,15 @@ if [ "$DATA" = data/scifact ]; then
   done
 else
   SETS=test
-  FIRST=test
+  MAIN_SET=test
   GOLD=$QRELS
 fi
 check "${1:-}" $GOLD
 DEV_FLAGS=
+DEV_RUN=
 if [ -e $DATA/claims.dev.tsv ]; then
   DEV_FLAGS="--dev-split dev"
+  DEV_RUN="--dev-run $WORK/dev/bm25.tsv --dev-depth 100"
 fi
 
 stage "1, 2  BM25: the best 100 for training, 2,000 for evaluation (3.2; difference 29)"
@@ -44,7 +47,7 @@ kit 02_retrieve.py $(on train) --retrievers bm25 --top-k 100
 if [ -n "$DEV_FLAGS" ]; then
   kit 02_retrieve.py $(on dev) --retrievers bm25 --top-k 100
 fi
-if [ $FIRST = open ]; then
+if [ $MAIN_SET = open ]; then
   kit 01_index.py $OPEN --indexes bm25 --analyser nltk
   kit 01_index.py $COVID --indexes bm25 --analyser nltk
 fi
@@ -60,9 +63,9 @@ stage "5, 6  Table 2; Table 3: verdicts of another verifier on the best 3, 5, 10
 table2 metrics bm25 verirel
 verifier classifier 20 --seed 14  # other negatives than feedback's
 for depth in 3 5 10; do
-  judge $FIRST verirel $depth classifier verdicts-$depth
+  judge $MAIN_SET verirel $depth classifier verdicts-$depth
 done
-figures SciFact $FIRST $GOLD verdicts verdicts-{3,5,10}
+figures SciFact $MAIN_SET $GOLD verdicts verdicts-{3,5,10}
 further "${1:-}"
 
 stage "tables  Table 2: monoT5 as it is, and after medical passages; alpha = 0"
@@ -90,13 +93,13 @@ table2 tables bm25 monot5 monot5-med student-monot5 verirel{,-10,-20} combo-{5,1
 
 stage "tables  Table 1: the verifiers that give feedback, on the best 10 of monoT5"
 for negatives in 5 10 20; do
-  judge $FIRST monot5 10 verifier-$negatives verifier-$negatives
+  judge $MAIN_SET monot5 10 verifier-$negatives verifier-$negatives
 done
-figures "SciFact, Table 1" $FIRST $GOLD table1 verifier-{5,10,20}
+figures "SciFact, Table 1" $MAIN_SET $GOLD table1 verifier-{5,10,20}
 
 stage "tables  Table 3: verdicts on the best 3, 5 and 10 of monoT5"
 for depth in 3 5 10; do
-  judge $FIRST monot5 $depth classifier monot5-verdicts-$depth
+  judge $MAIN_SET monot5 $depth classifier monot5-verdicts-$depth
 done
-figures SciFact $FIRST $GOLD table3 verdicts-{3,5,10} monot5-verdicts-{3,5,10}
+figures SciFact $MAIN_SET $GOLD table3 verdicts-{3,5,10} monot5-verdicts-{3,5,10}
 remarks

@@ -1,5 +1,5 @@
-# The steps of verirel.sh, a function each. They take the models, $DEV_FLAGS, $SETS, $FIRST and
-# $GOLD from there.
+# The steps of verirel.sh, a function each. They take the models, $DEV_FLAGS, $DEV_RUN, $SETS,
+# $MAIN_SET and $GOLD from there.
 
 # on SET: the flags of a set: train, dev, or one of the test sets. Its runs are in $WORK/SET.
 on() {
@@ -55,8 +55,7 @@ student() {
   kit 02_retrieve.py mine $(on train) $WORK/train/teacher-$name.tsv --shape scores \
     --middle 0.5 --scale 1 --from-top 20 --gold --out $WORK/train/$name.jsonl
   kit 03_rerank.py train $(on train) $WORK/train/$name.jsonl --model $SCIBERT --loss l1 --lr 1e-5 \
-    --batch-size 64 --epochs 40 --patience 3 --dev-run $WORK/dev/bm25.tsv --dev-depth 100 \
-    --out $WORK/models/$name
+    --batch-size 64 --epochs 40 --patience 3 $DEV_RUN --out $WORK/models/$name
   for set in $SETS; do
     rerank $set $WORK/models/$name $name
   done
@@ -82,8 +81,8 @@ figures() {
 table2() {
   local name=$1
   shift
-  figures SciFact $FIRST $GOLD $name "$@"
-  if [ $FIRST = open ]; then
+  figures SciFact $MAIN_SET $GOLD $name "$@"
+  if [ $MAIN_SET = open ]; then
     figures SciFact-Open open data/scifact-open/qrels.pooling.tsv $name-pooling "$@"
     figures Check-COVID covid data/check-covid/qrels.all.tsv $name "$@"
     figures "Check-COVID, test" covid data/check-covid/qrels.test.tsv $name-test "$@"

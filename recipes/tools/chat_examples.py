@@ -29,13 +29,13 @@ import re
 from collections import Counter
 
 import kit
-from kit import CLASSIFY, LABELS, SCRIPT
+from kit import CLASSIFY, LABELS, LLM_RERANK
 
 
 def judged_pairs(args):
     """Return {claim: {abstract: label}} of judged pairs, in the form that prompts show."""
     claims = kit.read_claims(args.claims)
-    abstracts = SCRIPT.read_abstracts(args.corpus, args.fields)
+    abstracts = LLM_RERANK.read_abstracts(args.corpus, args.fields)
     qrels = kit.read_qrels(args.qrels, claim_id=claims, abstract_id=abstracts)
     judged = {}
     for claim_id, abstract_id, label in qrels.to_numpy():
@@ -86,7 +86,7 @@ def chats(args):
     task = kit.task_of(args, args.requests, args.claims, args.corpus, args.qrels)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    bodies = [request["body"] for request in SCRIPT.read_requests(args.requests, None)]
+    bodies = [request["body"] for request in LLM_RERANK.read_requests(args.requests, None)]
     judged = judged_pairs(args)
     all_readings = [readings_of(body["messages"][-1]["content"], judged) for body in bodies]
     template = template_of(all_readings)
@@ -115,7 +115,7 @@ def add_chats(add):
     kit.add_claims(add)
     kit.add_corpus(add)
     kit.add_qrels(add)
-    add("--fields", type=SCRIPT.field_names, default="title,abstract",
+    add("--fields", type=LLM_RERANK.field_names, default="title,abstract",
         help="abstracts were made from these fields")
     add("--max-words", type=kit.count_or_0, default=0,
         help="abstracts were cut to this many words; 0: they were not cut")

@@ -1,7 +1,7 @@
 """
 What the programs in recipes/ share.
 
-Most of it are functions of the numbered scripts. The scripts import nothing from each other, so
+Most of it is functions of the numbered scripts. The scripts import nothing from each other, so
 that each can be copied alone; programs in recipes/ stay beside them, so they import from the
 scripts: a program then reads, checks and writes files exactly as the scripts do, and a mistake is
 corrected in one place. Of functions that several scripts share, those of 04_llm_rerank.py are
@@ -32,35 +32,36 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 compare = import_module("06_evaluate").compare
 CLASSIFY = import_module("05_classify")
-SCRIPT = import_module("04_llm_rerank")
-LABELS = SCRIPT.LABELS
+LLM_RERANK = import_module("04_llm_rerank")
+LABELS = LLM_RERANK.LABELS
 CLAIM = ["claim_id", "claim"]
-PAIR = SCRIPT.PAIR
+PAIR = LLM_RERANK.PAIR
 QRELS = [*PAIR, "label"]
-RUN = SCRIPT.RUN
+RUN = LLM_RERANK.RUN
 PROBABILITIES = CLASSIFY.PROBABILITIES
-fail = SCRIPT.fail
-warn = SCRIPT.warn
-count = SCRIPT.count
-count_or_0 = SCRIPT.count_or_0
-share = SCRIPT.share
-amount = SCRIPT.amount
+fail = LLM_RERANK.fail
+warn = LLM_RERANK.warn
+count = LLM_RERANK.count
+count_or_0 = LLM_RERANK.count_or_0
+share = LLM_RERANK.share
+amount = LLM_RERANK.amount
 positive = CLASSIFY.positive
-read_table = SCRIPT.read_table
-read_claims = SCRIPT.read_claims
-read_corpus = SCRIPT.read_corpus
-text_of = SCRIPT.text_of
-digest = SCRIPT.digest
-task_of = functools.partial(SCRIPT.task_of, without=SCRIPT.ASKING)
-sidecar_of = SCRIPT.sidecar_of
-with_replies = functools.partial(SCRIPT.with_replies, is_made=True)
-check_outs = SCRIPT.check_outs
-up_to_date = SCRIPT.up_to_date
-written = SCRIPT.written
-words_of = SCRIPT.words_of
-filled = SCRIPT.filled
-read_prompt = SCRIPT.read_prompt
-run_job = SCRIPT.run_job
+read_table = LLM_RERANK.read_table
+read_claims = LLM_RERANK.read_claims
+read_corpus = LLM_RERANK.read_corpus
+text_of = LLM_RERANK.text_of
+digest = LLM_RERANK.digest
+# Who is asked, and how fast, changes no output.
+task_of = functools.partial(LLM_RERANK.task_of, without=LLM_RERANK.ASKING)
+sidecar_of = LLM_RERANK.sidecar_of
+with_replies = functools.partial(LLM_RERANK.with_replies, is_made=True)  # of a finished output
+check_outs = LLM_RERANK.check_outs
+up_to_date = LLM_RERANK.up_to_date
+written = LLM_RERANK.written
+words_of = LLM_RERANK.words_of
+filled = LLM_RERANK.filled
+read_prompt = LLM_RERANK.read_prompt
+run_job = LLM_RERANK.run_job
 LOCAL_LLM = "data/models/smollm2"
 TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # as prompts have them
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
@@ -72,16 +73,16 @@ def arguments(doc, jobs):
     doc: its docstring, for --help; jobs: {function of a job: function that adds its flags by
     add("--flag", ...)}, the default job first.
     """
-    SCRIPT.__doc__ = doc  # which command_line shows
+    LLM_RERANK.__doc__ = doc  # which command_line shows
     groups = {job: functools.partial(add_groups, add_flags) for job, add_flags in jobs.items()}
-    return SCRIPT.command_line(groups)
+    return LLM_RERANK.command_line(groups)
 
 
 def add_groups(add_flags, job):
     """Add the flags of a job, and those that all scripts have; --split if a default names it."""
     add_flags(job.add_argument_group("flags of this job").add_argument)
     defaults = [flag.default for flag in job._actions]  # argparse has no public list of them
-    SCRIPT.add_shared(job, split="test" if "{split}" in str(defaults) else None)
+    LLM_RERANK.add_shared(job, split="test" if "{split}" in str(defaults) else None)
 
 
 def parser(doc):
@@ -173,7 +174,7 @@ def write_table(table, path):
     """Write a table as read_table reads it; only texts with quotation marks are quoted."""
     for column in table.columns.intersection(["claim", "title", "abstract"]):
         table = table.assign(**{column: table[column].map(quoted)})
-    SCRIPT.write_table(table, path)
+    LLM_RERANK.write_table(table, path)
 
 
 def ranked(table):
@@ -194,11 +195,9 @@ def is_answered(args, task, *outs):
 
     Requests that will wait are written beside --out, as by 04_llm_rerank.py.
     """
-    if args.base_url and args.model == LOCAL_LLM:
-        fail("--model", "an endpoint needs the name of a model; or set LLM_MODEL")
     args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
     check_outs(args.requests, *outs, inputs=[args.replies])
-    return not args.retry_errors and up_to_date(args, SCRIPT.with_replies(task, args), *outs)
+    return not args.retry_errors and up_to_date(args, LLM_RERANK.with_replies(task, args), *outs)
 
 
 def wait(requests, args):
@@ -219,14 +218,16 @@ def answers_to(prompts, read, args):
     prompts: texts; what stands above a line "--- user" is the system message.
     Where read() returns None, the question is asked once more; the second None is final.
     """
-    replies = SCRIPT.Replies(args, SCRIPT.ask_endpoint if args.base_url else wait)
-    args.backend = "none"  # which request_of() wants to know
+    if args.base_url and args.model == LOCAL_LLM:
+        fail("--model", "an endpoint needs the name of a model; or set LLM_MODEL")
+    replies = LLM_RERANK.Replies(args, LLM_RERANK.ask_endpoint if args.base_url else wait)
+    args.backend = "none"  # not transformers, for which request_of() adds a JSON schema
     args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []
     for prompt in prompts:
-        messages = SCRIPT.messages_of(prompt)
-        questions.append(SCRIPT.Question(messages, form, args.max_tokens, read))
+        messages = LLM_RERANK.messages_of(prompt)
+        questions.append(LLM_RERANK.Question(messages, form, args.max_tokens, read))
     answers = []
     for reply in replies.to_questions(questions):
         answers.append(reply.answers[0] if reply.answers else None)

@@ -38,7 +38,7 @@ API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 
 def scrubbed(text, args):
     """Return a server's text in one line, without the key and the password in --base-url."""
-    return kit.SCRIPT.scrubbed(str(text).replace(API_KEY or "***", "***"), args)
+    return kit.LLM_RERANK.scrubbed(str(text).replace(API_KEY or "***", "***"), args)
 
 
 def read_requests(path):
@@ -66,7 +66,7 @@ def read_batches(path):
 def write_batches(path, batches):
     """Replace the file of batches in progress; without a batch, remove it."""
     new = Path(f"{path}.{os.getpid()}.tmp")
-    kit.SCRIPT.clear(path)  # what a killed process has left
+    kit.LLM_RERANK.clear(path)  # what a killed process has left
     new.write_text(json.dumps(batches), encoding="utf-8")
     new.replace(path)
     if not batches:
@@ -101,7 +101,7 @@ def pieces_of(requests, max_requests, max_bytes):
 def unanswered(requests, args, retry_errors=False):
     """Return the requests that are in no batch and have no reply, or an error to retry."""
     known = set().union(*read_batches(args.batches).values())
-    replies, _ = kit.SCRIPT.read_replies(args.replies, requests)
+    replies, _ = kit.LLM_RERANK.read_replies(args.replies, requests)
     for custom_id, reply in replies.items():
         if not (retry_errors and reply.error):
             known.add(custom_id)
@@ -131,7 +131,7 @@ def lines_of(batch, client):
     for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
         for line in client.files.content(file_id).read().splitlines():
             code = None
-            with contextlib.suppress(*kit.SCRIPT.MALFORMED):  # no error in it, or a torn line
+            with contextlib.suppress(*kit.LLM_RERANK.MALFORMED):  # no error in it, or a torn line
                 code = json.loads(line)["error"]["code"]
             if code not in NEVER_RUN:
                 answers.append(line)
@@ -164,7 +164,7 @@ def batch(args):
     client = openai.OpenAI(base_url=args.base_url or None, api_key=API_KEY or "none")
     try:
         with open(args.replies, "a+b") as file:
-            kit.SCRIPT.lock(file)
+            kit.LLM_RERANK.lock(file)
             waiting = unanswered(requests, args, args.retry_errors)
             if waiting:
                 send(waiting, client, args)
@@ -191,7 +191,7 @@ def add_batch(add):
     add("requests", help="send the requests of this file that have no reply")
     add("--replies", help="append replies to this file (default: beside the requests)")
     add("--wait", action="store_true", help="wait until all batches have ended")
-    add("--interval", type=lambda text: kit.SCRIPT.within(float(text), 0.1, 86_400), default=60,
+    add("--interval", type=lambda text: kit.LLM_RERANK.within(float(text), 0.1, 86_400), default=60,
         help="while waiting, look for replies every so many seconds")
     add("--max-requests", type=kit.count, default=MAX_REQUESTS,
         help="put at most this many requests into a batch")

@@ -9,8 +9,9 @@ Write a small reranker, NLI model or language model that replaces a large one in
 Reads   data/models/minilm; --kind causal, llm: tokenizer and configuration of data/models/smollm2
 Writes  FOLDER. cross-encoder, nli: two layers of MiniLM with a new head of one or three logits;
         causal: a SmolLM2 of four layers, untrained; llm: a Llama of one layer that gives every
-        prompt the same reply, which holds an order, a label and a text; tiny kinds: one layer of
-        width 8, untrained, which takes less time than the tokenizer
+        prompt the same reply, which holds an order, a label and a text; tiny kinds, for
+        tests/benchmarks/full_size.py alone: one layer of width 8, untrained, which takes less time
+        than the tokenizer
 
 Examples
     python recipes/tools/stand_in.py work/small/cross-encoder
