@@ -54,7 +54,7 @@ import numpy as np
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 LANGUAGES = """danish dutch english french german italian norwegian portuguese russian spanish
     swedish turkish""".split()  # those with stopwords in bm25s and a Snowball stemmer
-FLAGS = {  # the arguments that decide an index, beside those that decide the texts
+INDEX_ARGUMENTS = {  # what decides an index, beside the arguments of its texts
     "bm25": ["analyser", "language", "bm25_method", "k1", "b", "delta"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
@@ -71,13 +71,16 @@ ADVICE = "name another, or fetch the small ones: python data/download.py models"
 
 
 class Analyser(NamedTuple):
-    """How texts become terms: a Unicode normal form, and arguments of bm25s.tokenize()."""
+    """How texts become terms: a Unicode normal form, and arguments of bm25s.tokenize().
 
-    normalise: str
+    None leaves a step out.
+    """
+
+    normalise: str | None
     lower: bool
     token_pattern: str
-    stopwords: str
-    stemmer: str
+    stopwords: str | None
+    stemmer: str | None
 
 
 # A word may have - . / , inside. On SciFact, NLTK's word_tokenize() makes 99 % of the same tokens.
@@ -95,7 +98,7 @@ ANALYSERS = {
 
 # ---------- BM25
 def index_bm25(texts, folder, args):
-    """Save the BM25 scores of all postings (Kamphuis et al. 2020, table 1)."""
+    """Save the BM25 scores of all postings (Kamphuis et al. 2020); return entries of meta.json."""
     import bm25s
 
     analyser = {"name": args.analyser} | ANALYSERS[args.analyser]._asdict()
@@ -113,8 +116,9 @@ def index_bm25(texts, folder, args):
     bm25.index((ids, vocabulary), create_empty_token=False)
     bm25.save(folder, show_progress=False)
     without_terms = tokens.ids.count([])
-    without_blanks = [len(re.findall(NO_BLANKS, text)) > len(text) / 2 for text in texts[:1000]]
-    if without_terms > len(texts) / 2 or np.mean(without_blanks) > 0.5:
+    sample = texts[:1000]
+    is_unspaced = [len(re.findall(NO_BLANKS, text)) > len(text) / 2 for text in sample]
+    if without_terms > len(texts) / 2 or np.mean(is_unspaced) > 0.5:
         what = "the analyser finds no words in most texts"
         warn(args.corpus, f"{what}; see --analyser, and languages in data/README.md")
     return {"analyser": analyser, "without_terms": without_terms}
@@ -140,6 +144,8 @@ def open_dense_encoder(model, args, dtype):
         # The configurations of E5 and others call this prompt "passage".
         encoder.prompts["document"] = encoder.prompts.get("passage", "")
     if args.pooling == "chunks":
+        if not encoder.transformers_model:
+            fail("--pooling", "static embeddings read whole texts; leave it out")
         pool_chunks(encoder)
     return encoder
 
@@ -168,7 +174,7 @@ def pool_windows(encoder, _, features):
 
 
 def pool_maxima(encoder, activation):
-    """Replace the usual pooling of SPLADE by pool_logits(); return whether it was the usual one.
+    """Pool by pool_logits() if a model pools by maximum and log(1 + ReLU); return whether it does.
 
     Any other pooling, such as a sum over tokens, stays as it is.
     """
@@ -201,8 +207,8 @@ def pool_logits(activation, features):
 def token_ids(encoder, texts):
     """Return the token ids of texts, each with the prompt of documents: [int32 array].
 
-    The tokenizer truncates them, but would tokenise all of a long text before. As nearly every word
-    has a token, the first words of a text, as many as the limit, are enough.
+    The tokenizer truncates a long text only after it has tokenised all of it. Nearly every word has
+    at least one token, so as many first words as the limit has tokens are enough.
     """
     tokenizer = encoder.tokenizer.backend_tokenizer
     limit = tokenizer.truncation["max_length"]
@@ -230,7 +236,7 @@ def ahead(make, items):
 
 
 def batches_of(lengths, batch_size):
-    """Return batches of rows, the longest texts first: [array of rows].
+    """Cut texts into batches, the longest first: [array of row numbers]; lengths: tokens of each.
 
     A padded batch has at most as many tokens as batch_size texts of the greatest length, so short
     texts make larger batches.
@@ -246,19 +252,21 @@ def batches_of(lengths, batch_size):
 
 
 def features_of(ids, encoder, template):
-    """Return the features that encoder.preprocess() makes of texts, from their token ids.
+    """Pad token ids to the features that encoder.preprocess() makes of their texts.
 
-    template: features of other texts, whose tensors are replaced.
+    ids: [int32 array], one for each text. template: features that the library has made of other
+    texts; all but their TENSORS is taken over.
     """
     import torch
 
     lengths = np.array([len(row) for row in ids])
-    columns = np.arange(max(1, *lengths))
+    columns = np.arange(max(1, *lengths))  # one at least, even if no text has a token
     if encoder.tokenizer.padding_side == "left":
         columns = columns[::-1]
-    is_token = columns < lengths[:, None]
+    is_token = columns < lengths[:, None]  # texts x columns
     padded = np.full(is_token.shape, encoder.tokenizer.pad_token_id, dtype=np.int32)
-    padded[is_token] = np.concatenate(ids)
+    padded[is_token] = np.concatenate(ids)  # a mask is filled row by row, so each text gets its own
+    # In the order of TENSORS; token_type_ids are 0 for single texts.
     arrays = torch.from_numpy(np.stack([padded, is_token, np.zeros_like(padded)]))
     if encoder.device.type == "cuda":
         arrays = arrays.pin_memory()  # the GPU can copy pinned memory while it computes
@@ -273,8 +281,11 @@ def plain_features(encoder):
     the left, limits its active dimensions, or its features are not those of features_of().
     """
     tokenizer = getattr(encoder.tokenizer, "backend_tokenizer", None)
-    settings = getattr(encoder[0], "processing_kwargs", True)  # no attribute: not a Transformer
-    if tokenizer is None or settings or getattr(encoder, "max_active_dims", None):
+    if tokenizer is None:  # a slow tokenizer, or static embeddings
+        return None
+    if getattr(encoder[0], "processing_kwargs", True):  # windows; or no Transformer, without it
+        return None
+    if getattr(encoder, "max_active_dims", None):
         return None
     # This call also tells the tokenizer at which length it truncates.
     template = encoder.preprocess(SAMPLE, prompt=encoder.prompts["document"], task="document")
@@ -302,7 +313,8 @@ def encode(ids, encoder, template, batch_size):
         with torch.inference_mode():
             vectors = encoder(features, task="document")["sentence_embedding"]
             found.append(vectors.to_sparse() if is_sparse else vectors[:, : encoder.truncate_dim])
-    place_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))  # in all batches
+    # The batches have another order than the texts; argsort gives the place of each text in them.
+    place_of_text = torch.from_numpy(np.argsort(np.concatenate(batches)))
     return torch.cat(found).float().cpu().index_select(0, place_of_text)
 
 
@@ -337,7 +349,7 @@ def encode_by_library(shards, encoder, batch_size, devices):
 
 
 def save_shard(path, vectors):
-    """Save sparse vectors as they are, and dense ones with length 1 in half precision."""
+    """Save sparse vectors as they are, dense ones normalised to length 1 and in half precision."""
     from scipy import sparse
     from torch.nn.functional import normalize
 
@@ -372,7 +384,10 @@ def encode_shards(encoder, texts, batch_size, args, parts):
 
 
 def index_dense(texts, folder, args):
-    """Save the embeddings of texts."""
+    """Save the embeddings of texts; return further entries of meta.json.
+
+    folder: an empty folder beside the finished shards, which are in its parent.
+    """
     encoder = open_dense_encoder(args.dense_model, args, args.dtype)
     shards = encode_shards(encoder, texts, batch_size_of(args), args, folder.parent)
     np.save(folder / "embeddings.npy", np.concatenate([np.load(path)["arr_0"] for path in shards]))
@@ -381,17 +396,17 @@ def index_dense(texts, folder, args):
 
 
 def index_splade(texts, folder, args):
-    """Save the weights of terms in texts (Formal et al. 2021)."""
+    """Save the weights of terms in texts (Formal et al. 2021); otherwise as index_dense()."""
     from scipy import sparse
     from sentence_transformers import SparseEncoder
 
     encoder = open_encoder(SparseEncoder, args.splade_model, args, args.dtype)
-    has_activation = pool_maxima(encoder, args.activation)
-    batch_size = max(1, batch_size_of(args) // 4)  # logits of 8 x 512 tokens take 0.5 GB
+    if not pool_maxima(encoder, args.activation) and args.activation == "relu":
+        fail("--activation", "the model does not pool by maximum and log(1 + ReLU); leave it out")
+    # A quarter, since logits take memory: 0.5 GB for 8 texts of 512 tokens.
+    batch_size = max(1, batch_size_of(args) // 4)
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
-    if args.activation == "relu" and not has_activation:
-        weights.data = np.expm1(weights.data)  # undoes the logarithm of log(1 + ReLU(logit))
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
     return {"max_length": encoder.max_seq_length, "query_prompt": None}
 
@@ -404,20 +419,21 @@ def index(args):
     for kind, model in models.items():
         if kind in args.indexes:
             check_model(model)
+    # Wrong places are refused before hours go into the first index.
     check_outs(*[f"{args.out}/{kind}" for kind in args.indexes], is_folder=True)
     made = []
     texts = {}  # read once, and only if an index has to be made
     for kind in args.indexes:
         out = f"{args.out}/{kind}"
         model = models.get(kind)
-        names = ["job", "corpus", "fields", "separator", *FLAGS[kind]]
-        flags = {name: vars(args)[name] for name in names}  # no other one changes this index
+        names = ["job", "corpus", "fields", "separator", *INDEX_ARGUMENTS[kind]]
+        arguments = {name: vars(args)[name] for name in names}  # no other one changes this index
         models_read = [model] if model else []
-        task = task_of(argparse.Namespace(**flags), args.corpus, models=models_read)
+        task = task_of(argparse.Namespace(**arguments), args.corpus, models=models_read)
         if up_to_date(args, task, out, is_folder=True):
             continue
         texts = texts or read_abstracts(args.corpus, args.fields, args.separator)
-        meta = flags | {
+        meta = arguments | {
             "kind": kind,
             "corpus": task["inputs"][args.corpus],
             "abstracts": len(texts),
@@ -481,19 +497,21 @@ def read_tuples(path, claims, texts):
             try:
                 example = json.loads(line)
                 abstract_ids = [example["positive"], *example["negatives"]]
-                row = [texts[abstract_id] for abstract_id in abstract_ids]
-                tuples.append((claims[example["claim_id"]], *row))
-            except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --shape tuples")
+                row = [texts[str(abstract_id)] for abstract_id in abstract_ids]
+                tuples.append((claims[str(example["claim_id"])], *row))
+            except LookupError as error:
+                what = f"no field, claim or abstract {error}"
+                fail(f"{path}:{number}", f"{what}; see 02_retrieve.py mine --shape tuples")
+            except (ValueError, TypeError) as error:
+                fail(f"{path}:{number}", f"{error}; see 02_retrieve.py mine --shape tuples")
     return tuples
 
 
 def training_rows(tuples, loss):
     """Return rows of one length, as the trainer takes them: (claim, positive, negative, ...).
 
-    triplet: one row for each negative. mnrl: every row has the same number of negatives, tuples
-    with more are cut, those with fewer are left out; the number is the one that keeps most
-    negatives in all.
+    triplet: one row for each negative. mnrl: every row has the same number of negatives. Longer
+    tuples are cut, shorter ones left out. The number is chosen so that most negatives are used.
     """
     if loss == "triplet":
         return [(*row[:2], negative) for row in tuples for negative in row[2:]]
@@ -537,6 +555,8 @@ def loss_of(encoder, args):
 
 def train(args):
     """Fine-tune the dense encoder on mined examples."""
+    if args.cache and args.pooling == "chunks":
+        fail("--cache", "it cannot batch windows of a text; leave it out, or take truncate")
     dev = dev_files([f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")])
     task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
     if up_to_date(args, task, args.out, is_folder=True):
@@ -559,7 +579,7 @@ def train(args):
         warn(args.examples, f"{what} and are left out; --loss triplet takes them")
     set_seed(args.seed)  # the weights of an adapter (--lora) begin at random
     encoder = open_dense_encoder(args.model, args, "fp32")
-    encoder.similarity_fn_name = "cosine"  # for the dev evaluation; 02_retrieve.py takes it, too
+    encoder.similarity_fn_name = "cosine"  # of the dev evaluation; 02_retrieve.py ranks by it, too
     columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]  # 0, 1, ...: negatives
     prompts = dict.fromkeys(columns, encoder.prompts["document"])
     prompts["claim"] = encoder.prompts["query"]
@@ -597,9 +617,10 @@ def add_abstracts(job):
         help="make the text of an abstract from these fields")
     add("--separator", default=" ", help="put this between two fields (default: a space)")
     add("--max-length", type=length, default=512,
-        help="truncate texts (chunks: windows) at this many tokens, or the model's own limit")
+        help="""truncate texts (with --pooling chunks: windows) at this many tokens, or at the
+        model's own limit if that is lower""")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
-        long texts, or pool the vectors of overlapping windows (index and train alike)""")
+        long texts, or pool the vectors of overlapping windows; index and train take the same""")
     add("--query-prompt",
         help="""dense: put this before claims, such as 'query: ' (default: the prompt in the model's
         own files, if they have one)""")
@@ -609,8 +630,8 @@ def add_abstracts(job):
 def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--out", default="{work}/index", help="write the indexes to this folder")
-    add("--indexes", nargs="+", choices=FLAGS, default=list(FLAGS),
-        help="make these indexes only (default: all three)")
+    add("--indexes", nargs="+", choices=INDEX_ARGUMENTS, default=list(INDEX_ARGUMENTS),
+        help="make these indexes (default: all three)")
     add_abstracts(job)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no
@@ -626,7 +647,8 @@ def add_index(job):
     add("--k1", type=amount, default=1.5, help="saturation; with more, repeated terms count more")
     add("--b", type=share, default=0.75, help="length normalisation, from 0 (none) to 1 (full)")
     add("--delta", type=amount, default=0.5,
-        help="bm25l and bm25+: lowest reward of a term that occurs, in long texts, too")
+        help="""bm25l and bm25+: add this to the frequency part of each term that occurs, so that
+        long texts lose less""")
     add = job.add_argument_group("models").add_argument
     add("--dense-model", default="data/models/minilm",
         help="encode by this SentenceTransformer, a folder or a name on the hub")
@@ -639,7 +661,8 @@ def add_index(job):
     add("--batch-size", type=count, help="""encode this many of the longest texts at once (SPLADE:
         a quarter), or more shorter ones (default: 32, on a GPU 128)""")
     add("--device", nargs="+",
-        help="encode on cpu, mps, cuda, or several, such as cuda:0 cuda:1 (default: a GPU)")
+        help="""encode on cpu, mps, cuda, or several, such as cuda:0 cuda:1 (default: a GPU, if
+        any)""")
     add_shared(job)
 
 def add_graph(job):
@@ -662,11 +685,12 @@ def add_train(job):
         help="start from this SentenceTransformer, a folder or a name on the hub")
     add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives, and
         the same number of mined ones in every row; triplet: one row for each mined negative""")
-    add("--margin", type=float, default=0.3, help="triplet: wanted difference of the two cosines")
+    add("--margin", type=float, default=0.3, help="""triplet: the cosine of the positive should
+        exceed that of the negative by this much""")
     add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this number")
     add("--cache", type=count_or_0, default=0, metavar="TEXTS", help="""mnrl: encode this many texts
-        at a time (GradCache), so that large batches fit into memory; it takes longer and does not
-        work with chunks; 0: off""")
+        at a time (GradCache), so that large batches fit into memory; it takes longer, and
+        is not for --pooling chunks; 0: off""")
     add("--epochs", type=positive, default=2, help="train for this many passes over the examples")
     add("--lr", type=amount, default=7e-6,
         help="learning rate after a warm-up over the first tenth of the steps")
@@ -688,9 +712,9 @@ def main():
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
-CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
     "bm25.tsv": "02_retrieve.py",
     "dense.tsv": "02_retrieve.py",
     "splade.tsv": "02_retrieve.py",
@@ -711,7 +735,7 @@ ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
 
 
 def shown(text):
-    """Return a text in one line, its control characters escaped, without passwords of addresses."""
+    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
     text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
@@ -755,6 +779,16 @@ def share(text):
     return within(float(text), 0, 1)
 
 
+def seconds(text):
+    """Return a number of seconds, up to a day."""
+    return within(float(text), 0.1, 86_400)
+
+
+def json_object(text):
+    """Return a dict of JSON; argparse shows a text that is none to the user."""
+    return {**json.loads(text)}
+
+
 def digest(path):
     """Return the sha256 of a file, or of the files of a folder that are loaded."""
     path = Path(path)
@@ -763,12 +797,12 @@ def digest(path):
         name = part.relative_to(path).as_posix()
         if part.is_file() and not re.search(NOT_LOADED, name):
             with part.open("rb") as file:
-                hashlib.file_digest(file, lambda: total)
+                hashlib.file_digest(file, lambda: total)  # goes on with total
     return total.hexdigest()
 
 
 def check_input(path, args):
-    """End if an input is missing: name the job that makes it, the splits there, its argument."""
+    """End if an input is missing; say which job makes it, or which splits are there."""
     path = Path(path)
     if path.exists():
         return
@@ -783,7 +817,7 @@ def check_input(path, args):
         advice.append(f"splits there: {', '.join(sorted(splits))}")
     for name, value in vars(args).items():
         if str(value) == str(path):
-            advice.append(f"name another file for {name}")
+            advice.append(f"name another file for {name.replace('_', '-')}")
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
@@ -794,6 +828,7 @@ def task_of(args, *inputs, models=(), without=()):
     """
     for path in inputs:
         check_input(path, args)
+    # A model that is not there is one of the hub.
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     left_out = CHANGE_NO_OUTPUT.union(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out}
@@ -809,7 +844,12 @@ def sidecar_of(path):
 
 
 def check_outs(*outs, inputs=(), is_folder=False):
-    """Refuse outputs that would replace an input, a folder of others, or a file by a folder."""
+    """End if an output would replace an input of this call, or what the kit has not made.
+
+    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
+    has a sidecar.
+    """
+    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
     for out in map(Path, outs):
         taken = [path for path in out.parents if path.is_file()]
         is_ours = is_folder and Path(f"{out}.meta.json").exists()
@@ -817,7 +857,7 @@ def check_outs(*outs, inputs=(), is_folder=False):
             taken.append(out)
         for path in taken:
             fail(path, "not made by this script, which would replace it; give another name")
-        if out in map(Path, inputs):
+        if os.path.abspath(out) in are_read:
             fail(out, "this call reads it; give another name for what it writes")
 
 
@@ -827,6 +867,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     for out in outs:
         if args.force or not Path(out).exists():
             return False
+        # <=: the sidecar has all of this, and more
         if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
             return False
     for out in outs:
@@ -843,7 +884,7 @@ def remove(path):
 def clear(path):
     """Remove what killed processes have left beside an output: PATH.PID.tmp."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]
+        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
         try:
             os.kill(int(pid), 0)  # which only asks whether this process runs
         except ProcessLookupError:
@@ -854,7 +895,11 @@ def clear(path):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
+    """Yield a temporary path for a new output, which then replaces path as a whole.
+
+    The sidecar gets the task, the summary, and how the output was made. While the output is
+    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
     end = f"{os.getpid()}.tmp"  # two processes may write one output
@@ -865,7 +910,7 @@ def written(path, task, **summary):
     clear(path)
     remove(new)
     yield new
-    check_outs(path, is_folder=new.is_dir())
+    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {
         "command": list(map(shown, sys.argv)),
@@ -876,7 +921,7 @@ def written(path, task, **summary):
         "seconds": round(time.monotonic() - START, 1),
     }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")  # while the output is replaced
+    meta.write_text("{}")
     if path.is_dir():
         path.rename(old)  # a folder cannot take the place of another one
     new.replace(path)
@@ -892,11 +937,12 @@ def add_shared(job, split=None, force=True):
     """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
-    add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
-        them; {work} in other defaults (default: work/ and the last part of --data)""")
+    add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
+    add("--work", help="""keep indexes, models and runs in this folder, {work} in other defaults,
+        where the next scripts find them (default: work/NAME, with the last name in --data)""")
     if split:
-        add("--split", default=split, help="take this split; {split} in other defaults")
+        add("--split", default=split,
+            help="take claims and judgements of this split, {split} in other defaults")
     if force:
         add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
@@ -927,6 +973,7 @@ def command_line(jobs):
     for name, function in zip(names, jobs):
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
+        # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
@@ -949,7 +996,7 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON."""
+    """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
@@ -978,12 +1025,14 @@ def read_table(path, columns, **known):
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
             renames)"""
         fail(f"{path}:1", found)
+    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
     table = table[(table[list(columns)] != "").any(axis=1)]
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
+    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
         if column in table:
@@ -1028,7 +1077,9 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(record, ensure_ascii=False).encode()  # fails at half a character
+                    json.dumps(
+                        record, ensure_ascii=False
+                    ).encode()  # fails at half of a surrogate pair
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:
@@ -1070,30 +1121,32 @@ def read_abstracts(path, fields, separator=" "):
     records = read_corpus(path)
     unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
     if unknown:
-        tell = warn if unknown < set(fields) else fail
+        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
 def words_of_claims(split, args):
-    """Return the words of each claim of a split; nothing if it does not exist."""
+    """Return the words of each claim of a split, a set of texts; empty without such a file."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
     return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
 
 
 def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high.
+    """Warn if claims of --split are in another split, too: figures on these are too high.
 
-    Equal words tell, not equal ids: in some data sets, ids begin anew in each split.
+    Words are compared, not ids, as in some data sets ids begin anew in each split.
     """
+    splits = ["train", "dev", "test"]
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    words = words_of_claims(args.split, args)
-    for split in ("train", "dev", "test"):
-        shared = words & words_of_claims(split, args)
-        is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and shared:
-            what = f"claims with the words of a claim in {split}: {len(shared)}"
+    if kind not in splits:
+        return
+    splits.remove(kind)
+    for other in splits:
+        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
+        if shared:
+            what = f"claims with the words of a claim in {other}: {len(shared)}"
             warn(f"{args.data}, {args.split}", what)
 
 
@@ -1178,17 +1231,18 @@ def open_model(load, name, args, dtype="fp32", **options):
     # Else transformers asks the hub to convert a .bin, which opens a pull request there.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
-    if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
+    if torch.__version__ < "2.10":  # TorchVersion compares numbers; CVE-2025-32434, 2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
+        fail(name, f"{reason_of(error)}; {ADVICE}; or fetch it: python data/download.py model NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
         what = "files of its tokenizer are missing, such as tokenizer.json"
         fail(name, f"{what}; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
+    # Llama has none; tokenizers of static embeddings do not even have the attribute.
+    if getattr(model.tokenizer, "pad_token", True) is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
@@ -1199,7 +1253,7 @@ def reason_of(error):
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
-    if "gated" in reason:
+    if "gated repo" in reason:
         return (
             "it is gated; ask for access on its page, then export HF_TOKEN=hf_... with your token"
         )
@@ -1253,7 +1307,7 @@ def read_meta(folder, sha256):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds for which unfinished work of other calls stays
+KEPT = 30 * 24 * 3600  # seconds after which unfinished work of other flags is removed
 
 
 def positive(text):
@@ -1277,7 +1331,7 @@ def remove_parts(folder):
 def parts_of(out, task):
     """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
 
-    OUT.parts/ is locked, as two processes would spoil the output.
+    OUT.parts/ is locked, so a second process on the same output is refused.
     """
     parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
@@ -1317,11 +1371,12 @@ def can_resume(checkpoint, names=None):
         json.loads((checkpoint / "trainer_state.json").read_bytes())
         [weights] = checkpoint.glob("*.safetensors")
         with safe_open(weights, "pt") as file:
-            is_other = names not in (None, set(file.keys()))
+            has_names = names is None or names == set(file.keys())
     except (OSError, ValueError, SafetensorError):
         return False
+    # optimizer.pt has to be there; others, .pt and .pth, have to be intact if they are.
     states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
-    return not is_other and all(map(is_intact, states))
+    return has_names and all(map(is_intact, states))
 
 
 def newest_checkpoint(folder, names=None):
@@ -1376,9 +1431,10 @@ def resumable(trainer):
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
-    """Train a model, and return the losses and the values of a measure.
+    """Train a model; return {"loss": [...], measure: [...]}.
 
-    With an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
+    The values of the measure are that of the model before training, then one for each epoch. With
+    an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
     checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
     settings: further arguments of training.
     """
@@ -1442,10 +1498,10 @@ def fine_tune(
 
 def save_model(model, folder, task, summary):
     """Save a model with a card, and its tokenizer without the truncation of training."""
-    model.tokenizer.backend_tokenizer.no_truncation()
-    model.tokenizer.backend_tokenizer.no_padding()
-    model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
-    if model.transformers_model:  # static embeddings have none
+    if model.transformers_model:  # static embeddings have none, and read whole texts
+        model.tokenizer.backend_tokenizer.no_truncation()
+        model.tokenizer.backend_tokenizer.no_padding()
+        model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
         model.transformers_model.config.trained_fields = task["arguments"]["fields"]
     model.save_pretrained(str(folder), create_model_card=False)
     (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
@@ -1461,14 +1517,13 @@ def save_model(model, folder, task, summary):
 def add_training(add):
     add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
     add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
-        this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
-        peft""")
+        this rank (alpha: twice the rank), and merge them into the weights at the end; 0 trains all
+        weights; needs the package peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
-        checkpoint, from which an interrupted training resumes, whenever this share of the steps is
-        done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
-        at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved
-        instead""")
+        checkpoint, from which an interrupted training resumes, after each such share of the steps
+        (0.1: ten times), or after each N steps if it is a whole number; where a dev split or
+        held-out pairs choose the epoch, after each epoch instead""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
@@ -1477,7 +1532,7 @@ def add_training(add):
 
 
 def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
+    """Return the files that a dev evaluation needs if all are there, else []."""
     missing = [path for path in paths if not Path(path).exists()]
     if missing:
         print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")

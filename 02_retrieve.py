@@ -53,7 +53,7 @@ COMPARED = 500  # claims on which fit compares all fusions; the best ones are co
 FINALISTS = 30
 BATCH = 128  # claims whose scores are in memory: 0.2 GiB with 394,269 abstracts
 # The block "models" ends its messages with this.
-ADVICE = "see meta.json of the index, and data/README.md, models"
+ADVICE = "its name is in meta.json of the index; data/README.md, What loads, has more"
 POOLS = {  # labels for a claim that make an abstract a negative; None: it was not judged
     "both": ("NEI", None),
     "nei": ("NEI",),
@@ -70,8 +70,8 @@ def search_bm25(folder, meta, claims, args):
     if not bm25.vocab_dict:  # no abstract has a term
         yield from np.zeros((len(claims), meta["abstracts"]))
         return
-    # bm25l and bm25+ give an abstract without a claim's terms the same score as any other such one.
-    # Without this constant it is 0, as in the other variants.
+    # For bm25l and bm25+, the library adds to all abstracts the score of one without any term of
+    # the claim. Without this constant, such an abstract has the score 0, as in other variants.
     bm25.nonoccurrence_array = None
     tokens = tokenise(claims, return_ids=False, **meta["analyser"])
     ids = list(map(bm25.get_tokens_ids, tokens))
@@ -114,10 +114,13 @@ def search_dense(folder, meta, claims, args):
     """Yield the cosines with all abstracts for each claim: exact, in float32."""
     import torch
 
-    vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
+    vectors = torch.from_numpy(
+        np.load(folder / "embeddings.npy", mmap_mode="c")
+    )  # torch warns of "r"
     # The index has unit vectors, so inner products with unit vectors are cosines.
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
     for batch in queries.split(BATCH):
+        # In blocks, so that no float32 copy of the whole index is made.
         cosines = [batch @ block.to(batch.device).float().T for block in vectors.split(65_536)]
         yield from torch.cat(cosines, dim=1).cpu().numpy()
 
@@ -148,7 +151,7 @@ def best_rows(scores, lowest, k):
 
 # ---------- Retrieve
 def candidates_of(path, abstract_ids):
-    """Return the candidates that a run has for each claim, as rows of an index: a list a claim."""
+    """Return {claim_id: rows of the index}, the candidates that a run has for each claim."""
     import pandas as pd
 
     run = read_table(path, RUN, abstract_id=abstract_ids)
@@ -221,7 +224,7 @@ def retrieve(args):
     runs = [write_run(run, out, task, args.top_k, len(claims)) for run, out in zip(runs, outs)]
     if len(runs) > 1:
         abstract_ids = json.loads((indexes[0] / "abstract_ids.json").read_bytes())
-        fused = fuse_runs(runs, [1] * len(runs), "rrf", args.rrf_k, abstract_ids)
+        fused = fuse_runs(runs, Fusion("rrf", args.rrf_k, [1] * len(runs)), abstract_ids)
         write_run(fused, outs[-1], task, args.top_k, len(claims))
     return {"made": outs, "claims": len(claims)}
 
@@ -262,6 +265,14 @@ METHODS = {
 }
 
 
+class Fusion(NamedTuple):
+    """How several runs become one; fit finds it, fuse applies it."""
+
+    method: str  # a name in METHODS
+    k: float
+    weights: tuple  # a number for each run
+
+
 def points_table(runs, method, k):
     """Return a table of points (pairs, runs), indexed by PAIR; NaN where a run lacks a pair."""
     import pandas as pd
@@ -278,15 +289,15 @@ def combined_scores(table, weights, method):
     return METHODS[method].combine(terms, axis=1)
 
 
-def fuse_runs(runs, weights, method, k, abstract_ids):
+def fuse_runs(runs, fusion, abstract_ids):
     """Return a table of PAIR and score, best first.
 
     Ties are broken by the order of abstract_ids or, if it is empty, by that of the runs.
     """
     import pandas as pd
 
-    table = points_table(runs, method, k)
-    scores = combined_scores(table, weights, method)
+    table = points_table(runs, fusion.method, fusion.k)
+    scores = combined_scores(table, fusion.weights, fusion.method)
     fused = table.index.to_frame(index=False).assign(score=scores)
     row = pd.Index(abstract_ids).get_indexer(fused["abstract_id"])
     claims, _ = fused["claim_id"].factorize()
@@ -294,7 +305,7 @@ def fuse_runs(runs, weights, method, k, abstract_ids):
 
 
 def check_claims(tables):
-    """Refuse {path: table} without a claim in common, and warn of the tables that lack some."""
+    """End if no claim is in all of {path: table}; warn of each table that lacks some claims."""
     claims = {path: set(table["claim_id"]) for path, table in tables.items()}
     in_any = set.union(*claims.values())
     if in_any and not set.intersection(*claims.values()):
@@ -305,7 +316,10 @@ def check_claims(tables):
 
 
 def names_of(runs, args):
-    """Return a name of each run that other splits share: its path below WORK/SPLIT, or its name."""
+    """Return a name for each run that is the same in all splits: its path below WORK/SPLIT.
+
+    A run elsewhere has the name of its file.
+    """
     names = []
     folder = Path(args.work, args.split).resolve()
     for run in runs:
@@ -326,13 +340,13 @@ def warn_of_splits(args):
 def group_of_claims(path, column):
     """Return {claim_id: group}, such as its language, from a column of a claims file."""
     claims = read_table(path, ["claim_id", column])
-    return dict(zip(claims["claim_id"], claims[column]))
+    return dict(zip(claims["claim_id"], claims[column].astype(str)))  # as names in JSON are texts
 
 
 def read_fusion(args):
-    """Return what --fusion, a file of the job fit, says: (column, {group: weights, method, k}).
+    """Return what --fusion, a file of the job fit, says: (column, {group: Fusion}).
 
-    Without groups, the column and the only group are None.
+    If it was fitted without --by, the column is None, and so is the only group.
     """
     path = args.fusion
     fusions = {}
@@ -340,10 +354,12 @@ def read_fusion(args):
         fusion = json.loads(Path(path).read_bytes())
         names = fusion["runs"]
         column = fusion.get("by")
-        for group, found in (fusion["groups"] if column else {None: fusion}).items():
+        groups = fusion["groups"] if column else {None: fusion}
+        for group, found in groups.items():
             weights = [amount(weight) for weight in found["weights"]]
-            METHODS[found["method"]]  # an error if there is no such method
-            fusions[group] = (weights, found["method"], amount(found["rrf_k"]))
+            fusions[group] = Fusion(found["method"], amount(found["rrf_k"]), weights)
+            if found["method"] not in METHODS or len(weights) != len(names):
+                raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError, argparse.ArgumentTypeError):
         fail(path, "no fusion; make one by 02_retrieve.py fit")
     if names != names_of(args.runs, args):
@@ -359,7 +375,7 @@ def fuse_by_group(runs, column, fusions, abstract_ids, args):
     tables = []
     for group, fusion in fusions.items():
         of_group = [run[run["claim_id"].map(group_of) == group] for run in runs]
-        tables.append(fuse_runs(of_group, *fusion, abstract_ids))
+        tables.append(fuse_runs(of_group, fusion, abstract_ids))
     fused = pd.concat(tables, ignore_index=True)
     for path, run in zip(args.runs, runs):
         left = set(run["claim_id"]) - set(fused["claim_id"])
@@ -371,19 +387,18 @@ def fuse_by_group(runs, column, fusions, abstract_ids, args):
 
 def fuse(args):
     """Fuse run files into one run."""
-    inputs = list(args.runs)
     weights = args.weights or [1] * len(args.runs)
-    method = args.method
-    k = args.rrf_k
+    if len(weights) != len(args.runs):
+        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
     column = None
+    fusions = {None: Fusion(args.method, args.rrf_k, weights)}
+    inputs = list(args.runs)
     if args.fusion:
         check_input(args.fusion, args)
         column, fusions = read_fusion(args)
         inputs.append(args.fusion)
-        if column:
-            inputs.append(args.claims)
-        else:
-            weights, method, k = fusions[None]
+    if column:
+        inputs.append(args.claims)
     corpus = f"{args.data}/corpus.jsonl"  # for the order of ties; runs can be fused without it
     has_corpus = Path(corpus).exists()
     if has_corpus:
@@ -391,17 +406,16 @@ def fuse(args):
     task = task_of(args, *inputs)
     if up_to_date(args, task, args.out):
         return {"made": []}
-    if len(weights) != len(args.runs):
-        fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
     warn_of_splits(args)
     runs = [read_table(path, RUN) for path in args.runs]
-    if method != "union":  # which may join runs of different claims, such as of two languages
+    is_union = any(fusion.method == "union" for fusion in fusions.values())
+    if not is_union:  # which may join runs of different claims, such as of two languages
         check_claims(dict(zip(args.runs, runs)))
     abstract_ids = list(read_corpus(corpus)) if has_corpus else []
     if column:
         fused = fuse_by_group(runs, column, fusions, abstract_ids, args)
     else:
-        fused = fuse_runs(runs, weights, method, k, abstract_ids)
+        fused = fuse_runs(runs, fusions[None], abstract_ids)
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
 
@@ -424,7 +438,11 @@ def scorer_of(name, qrels):
     import ir_measures
 
     is_evidence = qrels["label"] != "NEI"
-    judged = qrels[PAIR].set_axis(["query_id", "doc_id"], axis=1).assign(relevance=1 * is_evidence)
+    judged = (
+        qrels[PAIR]
+        .set_axis(["query_id", "doc_id"], axis=1)
+        .assign(relevance=is_evidence.astype(int))
+    )
     if not name.startswith("Judged"):
         judged = judged[qrels["claim_id"].isin(qrels["claim_id"][is_evidence])]
     try:
@@ -439,7 +457,7 @@ def scorer_of(name, qrels):
 def fusion_values(table, weights, method, scorer):
     """Return the values (claims,) of the scorer's measure for a fusion of a table of points."""
     [measure] = scorer.measures
-    claims = table.index.codes[0]
+    claims = table.index.codes[0]  # the index is PAIR; these are its claims as numbers
     order = np.lexsort((-combined_scores(table, weights, method), claims))
     first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
     rank = np.arange(len(order)) - first_row  # from 0
@@ -447,14 +465,15 @@ def fusion_values(table, weights, method, scorer):
     # The measure gets ranks instead of scores because it breaks ties differently, and dicts because
     # they are four times as fast as a table.
     run = {}
-    for (claim_id, abstract_id), place in zip(table.index[order[is_seen]], rank[is_seen].tolist()):
-        run.setdefault(claim_id, {})[abstract_id] = -float(place)
+    pairs = table.index[order[is_seen]]
+    for (claim_id, abstract_id), position in zip(pairs, rank[is_seen].tolist()):
+        run.setdefault(claim_id, {})[abstract_id] = -float(position)
     values = {metric.query_id: metric.value for metric in scorer.iter_calc(run)}
     return np.array([values[claim_id] for claim_id in sorted(values)])
 
 
 def try_fusions(runs, scorer, chosen=None):
-    """Return {(method, k, weights): values (claims,)} of all fusions, or of the chosen ones."""
+    """Return {Fusion: values (claims,)} of all fusions, or of the chosen ones."""
     from tqdm.auto import tqdm
 
     values = {}
@@ -463,7 +482,7 @@ def try_fusions(runs, scorer, chosen=None):
             for k in method.constants:
                 table = points_table(runs, name, k)
                 for weights in weight_grid(len(runs)).tolist():
-                    fusion = (name, k, tuple(weights))
+                    fusion = Fusion(name, k, tuple(weights))
                     if chosen is None or fusion in chosen:
                         values[fusion] = fusion_values(table, weights, name, scorer)
                         bar.update()
@@ -483,8 +502,9 @@ def folds(text):
 def held_out_value(values, fold_count, seed):
     """Return the cross-validated mean of the measure, an estimate for claims that are unseen.
 
-    Each fold is scored by the fusion that is best on the other folds. values: (fusions, claims).
+    Each fold is scored by the fusion that is best on the other folds. values: {fusion: (claims,)}.
     """
+    values = np.stack(list(values.values()))
     fold_of = np.random.default_rng(seed).permutation(values.shape[1]) % fold_count
     held_out = np.zeros(values.shape[1])
     for fold in range(fold_count):
@@ -494,44 +514,52 @@ def held_out_value(values, fold_count, seed):
     return held_out.mean()
 
 
-def best_fusion(runs, qrels, args):
-    """Return the best fusion of runs on judged claims, and print the values of others."""
-    claims = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
-    if not claims:
-        fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
-    scorer = scorer_of(args.measure, qrels)
+def print_baselines(runs, scorer, args):
+    """Print the value of each run alone, and that of their reciprocal rank fusion."""
     baselines = {f"{path} alone": [run] for path, run in zip(args.runs, runs)}
     baselines[f"rrf, k = {RRF_K}, equal weights"] = runs
     for name, fused in baselines.items():
         table = points_table(fused, "rrf", RRF_K)
         value = fusion_values(table, [1] * len(fused), "rrf", scorer).mean()
         print(f"{value:.4f}  {name}")
-    counted = np.random.default_rng(args.seed).permutation(sorted(scorer.qrel_qids))
-    compared = counted[:COMPARED]
-    few_qrels, *few_runs = [table[table["claim_id"].isin(compared)] for table in (qrels, *runs)]
-    values = try_fusions(few_runs, scorer_of(args.measure, few_qrels))
-    held_out = held_out_value(np.stack(list(values.values())), args.folds, args.seed)
-    found = best_first(values)
-    fitted = values[found[0]].mean()
-    if len(compared) < len(counted):
-        print(f"all fusions: on {len(compared)} claims; the best {FINALISTS} of them: on all")
-        values = try_fusions(runs, scorer, found[:FINALISTS])
-        found = best_first(values)
-    for fusion in found[:10]:
-        method, k, weights = fusion
-        how = f"{method}, k = {k}, weights {' '.join(map(str, weights))}"
-        print(f"{values[fusion].mean():.4f}  {how}")
+
+
+def best_fusion(runs, qrels, args):
+    """Return the best fusion of runs on judged claims, and print the values of others.
+
+    All fusions are tried on a sample of COMPARED claims, the FINALISTS best ones on all claims.
+    """
+    claims = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
+    if not claims:
+        fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
+    scorer = scorer_of(args.measure, qrels)
+    print_baselines(runs, scorer, args)
+    claim_ids = np.random.default_rng(args.seed).permutation(sorted(scorer.qrel_qids))
+    sample = claim_ids[:COMPARED]
+    sample_runs = [run[run["claim_id"].isin(sample)] for run in runs]
+    sample_scorer = scorer_of(args.measure, qrels[qrels["claim_id"].isin(sample)])
+    values = try_fusions(sample_runs, sample_scorer)
+    held_out = held_out_value(values, args.folds, args.seed)
+    ranking = best_first(values)
+    fitted = values[ranking[0]].mean()
+    if len(sample) < len(claim_ids):
+        print(f"all fusions: on {len(sample)} claims; the best {FINALISTS} of them: on all")
+        values = try_fusions(runs, scorer, ranking[:FINALISTS])
+        ranking = best_first(values)
+    for fusion in ranking[:10]:
+        weights = " ".join(map(str, fusion.weights))
+        print(f"{values[fusion].mean():.4f}  {fusion.method}, k = {fusion.k}, weights {weights}")
     print(f"These are means over {claims} claims with evidence.")
-    what = f"{args.folds}-fold cross-validation over {len(compared)} claims"
+    what = f"{args.folds}-fold cross-validation over {len(sample)} claims"
     print(f"{held_out:.4f}  in {what}; {fitted:.4f} if fitted on all of them")
-    method, k, weights = found[0]
+    best = ranking[0]
     return {
         "claims": claims,
-        "value": values[found[0]].mean(),
+        "value": values[best].mean(),
         "held_out_value": held_out,
-        "method": method,
-        "rrf_k": k,
-        "weights": weights,
+        "method": best.method,
+        "rrf_k": best.k,
+        "weights": best.weights,
     }
 
 
@@ -540,6 +568,8 @@ def best_fusion_by_group(runs, qrels, args):
     group_of = group_of_claims(args.claims, args.by)
     groups = {}
     for group, judged in qrels.groupby(qrels["claim_id"].map(group_of)):
+        if (judged["label"] == "NEI").all():
+            fail(args.qrels, f"no evidence for the {args.by} {group}; leave these claims out")
         print(f"\n{args.by} {group}")
         of_group = [run[run["claim_id"].isin(judged["claim_id"])] for run in runs]
         groups[group] = best_fusion(of_group, judged, args)
@@ -547,8 +577,8 @@ def best_fusion_by_group(runs, qrels, args):
     means = {}
     for name in ("value", "held_out_value"):
         means[name] = np.average([found[name] for found in groups.values()], weights=counts)
-    what = f"held out, of {sum(counts)} claims in {len(groups)} groups"
-    print(f"\n{means['value']:.4f}, {means['held_out_value']:.4f} {what}")
+    print(f"\n{means['value']:.4f}  in all {len(groups)} groups, {sum(counts)} claims")
+    print(f"{means['held_out_value']:.4f}  in cross-validation")
     return {"by": args.by, "groups": groups, **means}
 
 
@@ -580,8 +610,9 @@ def fit(args):
 def mark_likely_evidence(run, qrels, args):
     """Return a run with a column is_likely_evidence, and {rule: how many rows it marks}.
 
-    The margins count from the lowest score of the claim's evidence (NV-Retriever, Moreira et al.
-    2024); they mark nothing for a claim whose evidence is not in the run.
+    Rank and score alone decide, so a row that was judged NEI may be marked, too. The margins count
+    from the lowest score of the claim's evidence (NV-Retriever, Moreira et al. 2024); they mark
+    nothing for a claim whose evidence is not in the run.
     """
     made_by = sidecar_of(args.run).get("arguments", {})
     is_fused = made_by.get("job") == "fuse" or Path(args.run).stem == "hybrid"
@@ -594,7 +625,7 @@ def mark_likely_evidence(run, qrels, args):
         "skip_top": run["rank"] <= args.skip_top,
         "max_score": run["score"] > args.max_score,
         "margin": run["score"] > lowest - args.margin,
-        # abs() for the default, an infinite share, by which a negative score would mark all rows
+        # The default share is infinite; without abs(), times a negative score it would mark all.
         "relative_margin": run["score"] > abs(lowest) * args.relative_margin,
     }
     counts = {rule: int(is_marked.sum()) for rule, is_marked in rules.items()}
@@ -620,27 +651,28 @@ def negatives_of(labels, rows, easy, args):
     likely = set(ranked[rows["is_likely_evidence"]])
     candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
     first = [abstract_id for abstract_id in candidates if abstract_id not in likely]
-    del first[args.from_top :]
+    first = first[: args.from_top]
     known = labels
-    if args.pool == "nei":
+    if args.pool == "nei":  # what is NEI for another claim is taken as NEI for this one, too
         known = dict.fromkeys(easy, "NEI") | labels
+    # get() returns None for what is not judged, as POOLS has it.
     hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
     not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
     return Negatives(hard, easy, not_easy.union(first, likely))
 
 
-def draw(abstract_ids, count, order, rng, unwanted=()):
-    """Return count of the abstract_ids, or all of them if there are fewer.
+def draw(abstract_ids, number, order, rng, unwanted=()):
+    """Return this number of the abstract_ids, or all of them if there are fewer.
 
     abstract_ids: best first; unwanted: abstract ids that random draws leave out.
     """
     if order == "best":
-        return abstract_ids[:count]
+        return abstract_ids[:number]
     if order == "worst":
-        return abstract_ids[::-1][:count]
-    size = min(count + len(unwanted), len(abstract_ids))  # so that count are left of them
+        return abstract_ids[::-1][:number]
+    size = min(number + len(unwanted), len(abstract_ids))  # enough without the unwanted ones
     rows = rng.choice(len(abstract_ids), size, replace=False)
-    return [abstract_ids[row] for row in rows if abstract_ids[row] not in unwanted][:count]
+    return [abstract_ids[row] for row in rows if abstract_ids[row] not in unwanted][:number]
 
 
 def pair(kind, claim_id, abstract_id, **value):
@@ -709,6 +741,8 @@ def mine(args):
     """Write training examples: evidence, and negatives of a run and the corpus."""
     if args.shape == "scores" and None in (args.middle, args.scale):
         fail("--shape scores", "it needs --middle and --scale; see mine --help")
+    if args.shape == "scores" and args.hard == 0:
+        fail("--hard", "0 leaves the run out, and --shape scores needs it")
     inputs = [args.qrels, args.corpus]
     if args.hard > 0:
         inputs.append(args.run)
@@ -719,11 +753,11 @@ def mine(args):
     corpus = list(read_corpus(args.corpus))
     qrels = read_table(args.qrels, QRELS, abstract_id=corpus, label=LABELS)
     run, left_out = read_marked_run(corpus, qrels, args)
-    judged = {
+    judged = {  # {claim_id: {abstract_id: label}}
         claim_id: dict(zip(rows["abstract_id"], rows["label"]))
         for claim_id, rows in qrels.groupby("claim_id", sort=False)
     }
-    ranked = dict(list(run.groupby("claim_id", sort=False)))
+    ranked = dict(list(run.groupby("claim_id", sort=False)))  # {claim_id: its rows of the run}
     easy = corpus
     if args.pool == "nei":
         easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
@@ -745,7 +779,7 @@ def mine(args):
             draw_examples = draw_tuples if args.shape == "tuples" else draw_pairs
             examples += draw_examples(claim_id, evidence, negatives, rng, args)
     if not examples:
-        fail(args.qrels, f"no example comes of its {len(judged)} claims; see mine --help")
+        fail(args.qrels, f"none of its {len(judged)} claims gives an example; see mine --help")
     summary = {
         "examples": len(examples),
         "claims_without_evidence": without_evidence,
@@ -785,10 +819,10 @@ def add_fuse(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("runs", nargs="+", help="fuse these runs; ties keep the order of the corpus in --data")
     add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
-    add("--fusion", help="""take method, weights and k from this file of the job
-        fit, for the same runs in the same order, in place of these flags""")
+    add("--fusion", help="""take --method, --weights and --rrf-k from this file of the job fit; name
+        the same runs in the same order""")
     add("--claims", default="{data}/claims.{split}.tsv",
-        help="a --fusion that was fitted --by a column reads this column here")
+        help="read the column of fit --by in this file, if --fusion has one")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
         help=f"""sum these points over the runs; union takes the maximum instead, and can join runs
@@ -810,9 +844,11 @@ def add_fit(job):
         help="maximise this measure of ir-measures, such as R@5 or MAP")
     add("--by", metavar="COLUMN", help="""fit a fusion for each value of this column of the claims,
         such as language""")
-    add("--folds", type=folds, default=5, help="""also print what such a fit gives on claims that it
-        has not seen: fit on all but one of this many parts of the claims, score on this one""")
-    add("--seed", type=count_or_0, default=13, help="seed of the parts")
+    add("--folds", type=folds, default=5, help="""also print the value on unseen claims, by
+        cross-validation: the claims are dealt into this many parts, and each is scored by the
+        fusion that is best on the others""")
+    add("--seed", type=count_or_0, default=13,
+        help="seed of these parts, and of the sample of more than 500 claims")
     add_shared(job, split="dev")
 
 def add_mine(job):
@@ -829,21 +865,21 @@ def add_mine(job):
         pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
     add("--hard", type=count_or_0, default=4, help="""draw this many negatives from the first
         ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); with 0, the run
-        is not read, but --shape scores needs it""")
+        is not read""")
     add("--easy", type=count_or_0, default=0, help="""draw this many negatives at random from
-        the rest of the corpus, per claim or evidence abstract like --hard""")
-    add("--from-top", type=count_or_0, default=50, help="""draw hard negatives from this many first
-        candidates that the next rules leave (judged ones that the run lacks come last); scores:
-        take this many ranks""")
-    add("--skip-top", type=count_or_0, default=0, help="""take the candidates behind this many
-        first ranks, as evidence that nobody has judged is likely there""")
-    add("--max-score", type=float, default=np.inf, help="""take candidates with at most this score
-        of the run: 0.85 is much for a cosine, and is above all scores of a hybrid.tsv""")
-    add("--margin", type=float, default=-np.inf, help="""take candidates whose scores in the run are
-        this far below the lowest one of the claim's evidence, in the run's own units, such as 0.05
-        for cosines; without evidence there, all""")
+        the rest of the corpus, per claim or evidence abstract, as --hard""")
+    add("--from-top", type=count_or_0, default=50, metavar="N", help="""draw hard negatives from the
+        first N candidates that the next four rules leave (judged abstracts that the run lacks come
+        last); scores: take the first N ranks""")
+    add("--skip-top", type=count_or_0, default=0,
+        help="leave out this many first ranks, where evidence that nobody has judged is likely")
+    add("--max-score", type=float, default=np.inf, help="""leave out candidates with a higher score
+        in the run, such as 0.85 for cosines (those of a hybrid.tsv are far below)""")
+    add("--margin", type=float, default=-np.inf, help="""leave out candidates whose score in the run
+        exceeds the lowest one of the claim's evidence less this, such as 0.05 for cosines; without
+        effect where the run has no evidence of the claim""")
     add("--relative-margin", type=share, default=np.inf, metavar="SHARE",
-        help="take candidates with at most this share of that lowest score, such as 0.95")
+        help="leave out candidates with more than this share of that lowest score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",
         help="take hard negatives from these ranks at random, best first or worst first")
     add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
@@ -852,8 +888,8 @@ def add_mine(job):
     add = job.add_argument_group("--shape scores: target = 0.5 + scale * (score - middle), within "
                                  "0 and 1").add_argument
     add("--middle", type=float, help="""give this score the target 0.5
-        (recipes/MEASURED.md has 0.53 for MiniLM's cosines, and 1.6 for --scale); it is required""")
-    add("--scale", type=float, help="add this to the target per unit of the score; it is required")
+        (recipes/MEASURED.md has 0.53 for MiniLM's cosines, and 1.6 for --scale); required""")
+    add("--scale", type=float, help="add this to the target per unit of the score; required")
     add("--gold", action="store_true", help="give all evidence the target 1, found or not")
     add_shared(job, split="train")
 # fmt: on
@@ -866,9 +902,9 @@ def main():
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
-CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
     "bm25.tsv": "02_retrieve.py",
     "dense.tsv": "02_retrieve.py",
     "splade.tsv": "02_retrieve.py",
@@ -889,7 +925,7 @@ ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
 
 
 def shown(text):
-    """Return a text in one line, its control characters escaped, without passwords of addresses."""
+    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
     text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
@@ -933,6 +969,16 @@ def share(text):
     return within(float(text), 0, 1)
 
 
+def seconds(text):
+    """Return a number of seconds, up to a day."""
+    return within(float(text), 0.1, 86_400)
+
+
+def json_object(text):
+    """Return a dict of JSON; argparse shows a text that is none to the user."""
+    return {**json.loads(text)}
+
+
 def digest(path):
     """Return the sha256 of a file, or of the files of a folder that are loaded."""
     path = Path(path)
@@ -941,12 +987,12 @@ def digest(path):
         name = part.relative_to(path).as_posix()
         if part.is_file() and not re.search(NOT_LOADED, name):
             with part.open("rb") as file:
-                hashlib.file_digest(file, lambda: total)
+                hashlib.file_digest(file, lambda: total)  # goes on with total
     return total.hexdigest()
 
 
 def check_input(path, args):
-    """End if an input is missing: name the job that makes it, the splits there, its argument."""
+    """End if an input is missing; say which job makes it, or which splits are there."""
     path = Path(path)
     if path.exists():
         return
@@ -961,7 +1007,7 @@ def check_input(path, args):
         advice.append(f"splits there: {', '.join(sorted(splits))}")
     for name, value in vars(args).items():
         if str(value) == str(path):
-            advice.append(f"name another file for {name}")
+            advice.append(f"name another file for {name.replace('_', '-')}")
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
@@ -972,6 +1018,7 @@ def task_of(args, *inputs, models=(), without=()):
     """
     for path in inputs:
         check_input(path, args)
+    # A model that is not there is one of the hub.
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     left_out = CHANGE_NO_OUTPUT.union(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out}
@@ -987,7 +1034,12 @@ def sidecar_of(path):
 
 
 def check_outs(*outs, inputs=(), is_folder=False):
-    """Refuse outputs that would replace an input, a folder of others, or a file by a folder."""
+    """End if an output would replace an input of this call, or what the kit has not made.
+
+    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
+    has a sidecar.
+    """
+    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
     for out in map(Path, outs):
         taken = [path for path in out.parents if path.is_file()]
         is_ours = is_folder and Path(f"{out}.meta.json").exists()
@@ -995,7 +1047,7 @@ def check_outs(*outs, inputs=(), is_folder=False):
             taken.append(out)
         for path in taken:
             fail(path, "not made by this script, which would replace it; give another name")
-        if out in map(Path, inputs):
+        if os.path.abspath(out) in are_read:
             fail(out, "this call reads it; give another name for what it writes")
 
 
@@ -1005,6 +1057,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     for out in outs:
         if args.force or not Path(out).exists():
             return False
+        # <=: the sidecar has all of this, and more
         if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
             return False
     for out in outs:
@@ -1021,7 +1074,7 @@ def remove(path):
 def clear(path):
     """Remove what killed processes have left beside an output: PATH.PID.tmp."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]
+        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
         try:
             os.kill(int(pid), 0)  # which only asks whether this process runs
         except ProcessLookupError:
@@ -1032,7 +1085,11 @@ def clear(path):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
+    """Yield a temporary path for a new output, which then replaces path as a whole.
+
+    The sidecar gets the task, the summary, and how the output was made. While the output is
+    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
     end = f"{os.getpid()}.tmp"  # two processes may write one output
@@ -1043,7 +1100,7 @@ def written(path, task, **summary):
     clear(path)
     remove(new)
     yield new
-    check_outs(path, is_folder=new.is_dir())
+    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {
         "command": list(map(shown, sys.argv)),
@@ -1054,7 +1111,7 @@ def written(path, task, **summary):
         "seconds": round(time.monotonic() - START, 1),
     }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")  # while the output is replaced
+    meta.write_text("{}")
     if path.is_dir():
         path.rename(old)  # a folder cannot take the place of another one
     new.replace(path)
@@ -1070,11 +1127,12 @@ def add_shared(job, split=None, force=True):
     """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
-    add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
-        them; {work} in other defaults (default: work/ and the last part of --data)""")
+    add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
+    add("--work", help="""keep indexes, models and runs in this folder, {work} in other defaults,
+        where the next scripts find them (default: work/NAME, with the last name in --data)""")
     if split:
-        add("--split", default=split, help="take this split; {split} in other defaults")
+        add("--split", default=split,
+            help="take claims and judgements of this split, {split} in other defaults")
     if force:
         add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
@@ -1105,6 +1163,7 @@ def command_line(jobs):
     for name, function in zip(names, jobs):
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
+        # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
@@ -1127,7 +1186,7 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON."""
+    """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
@@ -1156,12 +1215,14 @@ def read_table(path, columns, **known):
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
             renames)"""
         fail(f"{path}:1", found)
+    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
     table = table[(table[list(columns)] != "").any(axis=1)]
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
+    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
         if column in table:
@@ -1206,7 +1267,9 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(record, ensure_ascii=False).encode()  # fails at half a character
+                    json.dumps(
+                        record, ensure_ascii=False
+                    ).encode()  # fails at half of a surrogate pair
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:
@@ -1248,30 +1311,32 @@ def read_abstracts(path, fields, separator=" "):
     records = read_corpus(path)
     unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
     if unknown:
-        tell = warn if unknown < set(fields) else fail
+        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
 def words_of_claims(split, args):
-    """Return the words of each claim of a split; nothing if it does not exist."""
+    """Return the words of each claim of a split, a set of texts; empty without such a file."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
     return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
 
 
 def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high.
+    """Warn if claims of --split are in another split, too: figures on these are too high.
 
-    Equal words tell, not equal ids: in some data sets, ids begin anew in each split.
+    Words are compared, not ids, as in some data sets ids begin anew in each split.
     """
+    splits = ["train", "dev", "test"]
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    words = words_of_claims(args.split, args)
-    for split in ("train", "dev", "test"):
-        shared = words & words_of_claims(split, args)
-        is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and shared:
-            what = f"claims with the words of a claim in {split}: {len(shared)}"
+    if kind not in splits:
+        return
+    splits.remove(kind)
+    for other in splits:
+        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
+        if shared:
+            what = f"claims with the words of a claim in {other}: {len(shared)}"
             warn(f"{args.data}, {args.split}", what)
 
 
@@ -1356,17 +1421,18 @@ def open_model(load, name, args, dtype="fp32", **options):
     # Else transformers asks the hub to convert a .bin, which opens a pull request there.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
-    if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
+    if torch.__version__ < "2.10":  # TorchVersion compares numbers; CVE-2025-32434, 2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
+        fail(name, f"{reason_of(error)}; {ADVICE}; or fetch it: python data/download.py model NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
         what = "files of its tokenizer are missing, such as tokenizer.json"
         fail(name, f"{what}; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
+    # Llama has none; tokenizers of static embeddings do not even have the attribute.
+    if getattr(model.tokenizer, "pad_token", True) is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
@@ -1377,7 +1443,7 @@ def reason_of(error):
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
-    if "gated" in reason:
+    if "gated repo" in reason:
         return (
             "it is gated; ask for access on its page, then export HF_TOKEN=hf_... with your token"
         )

@@ -40,6 +40,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -47,13 +48,21 @@ import numpy as np
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
-LISTS = ("lambda", "softmax")  # losses on a positive and its negatives together
+LISTS = ("lambda", "softmax")  # losses on a list of abstracts
 COMPARING = ("margin", *LISTS)  # losses that compare a positive with negatives
-MONO_T5 = "Query: {} Document: {} Relevant:"  # monoT5 goes on with true or false
-# Decoder-only rerankers that are published without the form in which they are asked. CAUSAL has
-# the forms that their model cards describe: {part of the model's name: (chat template, default of
-# --prompt, words)}. The score is the logit of the first word as the next token, minus that of the
-# second one if there is a second one.
+MONO_T5 = "Query: {} Document: {} Relevant:"  # monoT5 answers true or false
+
+
+class Causal(NamedTuple):
+    """The form in which a decoder-only reranker is asked, by its model card."""
+
+    template: str  # of a chat
+    prompt: str  # default of --prompt
+    true: str  # the score is the logit of this word as the next token,
+    false: str | None  # minus that of this one, if there is one
+
+
+# Jinja: the content of the first message with a role. Braces are doubled, as format() halves them.
 CONTENT = '{{{{ messages | selectattr("role", "eq", "{}") | map(attribute="content") | first }}}}'
 PROMPT, QUERY, DOCUMENT = [CONTENT.format(role) for role in ("system", "query", "document")]
 # Jinja drops the line break that ends a template, so the last ones stand in an expression.
@@ -69,22 +78,25 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 
 </think>{{{{ "\n\n" }}}}"""
 BGE_GEMMA = f"{{{{ bos_token }}}}A: {QUERY}\nB: {DOCUMENT}\n{PROMPT}"
-CAUSAL = {
-    "qwen3-reranker": (
+CAUSAL = {  # by a part of the model's name: those that are published without this form
+    "qwen3-reranker": Causal(
         QWEN3,
         "Given a web search query, retrieve relevant passages that answer the query",
-        ("yes", "no"),
+        "yes",
+        "no",
     ),
-    "bge-reranker-v2-gemma": (
+    "bge-reranker-v2-gemma": Causal(
         BGE_GEMMA,
         "Given a query A and a passage B, determine whether the passage contains an answer to the "
         "query by providing a prediction of either 'Yes' or 'No'.",
-        ("Yes", None),
+        "Yes",
+        None,
     ),
 }
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
-CALLING = ["base_url", "concurrency", "timeout"]  # arguments that change no score
-DOCUMENTS = 32  # in a call of a rerank endpoint: the most that TEI takes as it comes
+# Arguments of calls that are not in a task; base_url is there without its password, as "endpoint".
+CALLING = ["base_url", "concurrency", "timeout"]
+DOCUMENTS = 32  # in a call of a rerank endpoint: TEI's default limit
 # The block "models" ends its messages with this.
 ADVICE = """train it (python 03_rerank.py train --data ...) or name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2)"""
@@ -133,25 +145,25 @@ def mono_t5(name, device, model_kwargs, **options):
     module = MonoT5()
     module.t5 = AutoModelForSeq2SeqLM.from_pretrained(name, **options, **model_kwargs)
     module.tokenizer = AutoTokenizer.from_pretrained(name, **options)
-    module.probe = [MONO_T5.format("a", "b")]  # how PairReader asks about the texts a and b
+    module.probe = [MONO_T5.format("a", "b")]  # for PairReader.frame_of()
     return CrossEncoder(modules=[module], device=device)
 
 
 def causal_reranker(name, **options):
-    """Load a decoder-only reranker as its files or CAUSAL say; None if neither knows it."""
+    """Load a decoder-only reranker by the settings in its files, else by CAUSAL, else None."""
     from sentence_transformers import CrossEncoder
     from sentence_transformers.util import is_sentence_transformer_model
 
     if is_sentence_transformer_model(name, local_files_only=options["local_files_only"]):
         return CrossEncoder(name, **options)
-    for part, (template, prompt, (true, false)) in CAUSAL.items():
+    for part, causal in CAUSAL.items():
         if part in name.lower():
-            options["processor_kwargs"] = {"chat_template": template}
-            options |= {"prompts": {"own": prompt}, "default_prompt_name": "own"}
+            options["processor_kwargs"] = {"chat_template": causal.template}
+            options |= {"prompts": {"own": causal.prompt}, "default_prompt_name": "own"}
             model = CrossEncoder(name, **options)
-            number_of = model.tokenizer.get_vocab()
-            model[1].true_token_id = number_of[true]
-            model[1].false_token_id = number_of.get(false)
+            token_ids = model.tokenizer.get_vocab()
+            model[1].true_token_id = token_ids[causal.true]
+            model[1].false_token_id = token_ids.get(causal.false)
             return model
     return None
 
@@ -167,7 +179,7 @@ def architectures_of(name, options):
 
 
 def is_late_interaction(name, architectures, options):
-    """Return whether a model is one of late interaction, as the library, PyLate or ColBERT has."""
+    """Return whether a model is one of late interaction: the library's, PyLate's or ColBERT's."""
     from sentence_transformers.util import load_file_path
 
     path = load_file_path(
@@ -213,7 +225,8 @@ def load_to_train(name, **options):
         model = causal_reranker(name, **options)
         if model:
             return model
-        # With its own architecture, CrossEncoder would compare yes and no as next tokens.
+        # CrossEncoder gives a CausalLM no head, but compares two next tokens; another name of the
+        # architecture makes it add one.
         options |= {"num_labels": 1, "config_kwargs": {"architectures": ["Classification"]}}
     if "Classification" not in architectures:
         print(f"{name}: a new classification head is trained")
@@ -224,7 +237,7 @@ def load_to_train(name, **options):
 
 
 def open_reranker(load, args, dtype, batch_size):
-    """Open --model with load_reranker or load_to_train, and set its length and prompt."""
+    """Open --model by load, set its length and prompt, and let a PairReader make its inputs."""
     import torch
 
     model = open_model(load, args.model, args, dtype)
@@ -248,10 +261,10 @@ def open_reranker(load, args, dtype, batch_size):
 
 # ---------- Scores: a cross-encoder, late interaction, a rerank endpoint
 def outputs_on_devices(model, args, pairs, bar):
-    """Return the scores of pairs (pairs, 1) by a process on each device, and which are cut."""
+    """Return scores (pairs, 1), by a process on each device, and which pairs are truncated."""
     reader = model[0].preprocess
-    if not reader.library:
-        fail("--device", "monoT5 takes one")
+    if not reader.library:  # which the processes need; monoT5 has none
+        fail("--device", "monoT5 scores on one device; name one")
     is_truncated = [reader.read(pair)[1] for pair in pairs]
     model[0].preprocess = reader.library  # as no PairReader can be sent to a process
     outputs = model.predict(pairs, batch_size=batch_size_of(args), device=args.device)
@@ -284,11 +297,11 @@ def max_sims(model, args, pairs, bar):
     return scores.cpu().numpy().reshape(-1, 1), is_truncated
 
 
-def score_locally(args):
-    """Open --model, and return score(texts, path, pairs), which returns pairs with their scores.
+def score_locally(args, texts):
+    """Open --model, and return score(pairs, path), which scores a table of pairs.
 
-    It adds the columns score and is_truncated, which the file path keeps. texts: claims and
-    abstracts.
+    It returns the table with the columns score and is_truncated. Both are stored in the file path
+    as they are computed, so that the same call resumes. texts: claims and abstracts, by their ids.
     """
     model = open_reranker(load_reranker, args, args.dtype, batch_size_of(args))
     size = 20 * GROUP  # for each group, processes start anew, and an abstract is encoded anew
@@ -297,10 +310,10 @@ def score_locally(args):
     elif len(args.device or []) > 1:
         compute = functools.partial(outputs_on_devices, model, args)
     else:
-        compute = functools.partial(outputs_and_cuts, model)
+        compute = functools.partial(outputs_and_truncated, model)
         size = GROUP
 
-    def score(texts, path, pairs):
+    def score(pairs, path):
         scores, is_truncated = score_resumably(compute, 1, pairs, texts, path, args, size)
         return pairs.assign(score=scores[:, 0], is_truncated=is_truncated)
 
@@ -325,31 +338,31 @@ def scores_in(results, number):
 
 
 class RerankEndpoint:
-    """Asks --base-url for scores. documents: what it calls the texts; TEI calls them texts."""
+    """Asks --base-url for scores. field: the name of the texts in a call, for TEI "texts"."""
 
     def __init__(self, args):
         self.args = args
         self.client = client_of(args, is_complete=results_of)  # without results, a call is repeated
-        self.documents = "documents"
+        self.field = "documents"
 
     def call(self, claim, documents):
         """Return the scores of documents for a claim."""
         import openai
 
-        name = self.documents  # another thread may change it
+        field = self.field  # another thread may change it
         body = {"model": self.args.model, "query": claim, "top_n": len(documents)}
-        body |= {name: documents, **self.args.extra}
+        body |= {field: documents, **self.args.extra}
         try:
             found = self.client.post("/rerank", cast_to=object, body=body)
         except openai.UnprocessableEntityError as error:
-            if name == "texts" or "texts" not in str(error):
+            if field == "texts" or "texts" not in str(error):
                 raise
-            self.documents = "texts"
+            self.field = "texts"
             return self.call(claim, documents)
         return scores_in(results_of(found), len(documents))
 
 
-def score_by_endpoint(args):
+def score_by_endpoint(args, texts):
     """Return a function as score_locally() does, which asks the rerank endpoint --base-url.
 
     Each reply is stored when it comes, so that nothing is asked for twice.
@@ -360,7 +373,7 @@ def score_by_endpoint(args):
     size = args.batch_size or DOCUMENTS
     errors = []
 
-    def score(texts, path, pairs):
+    def score(pairs, path):
         rows_of = pairs.groupby("claim_id", sort=False, observed=True).indices
         paired = paired_texts(pairs, texts)
         stored = open_scores(path, (len(pairs), 1))
@@ -391,7 +404,7 @@ def score_by_endpoint(args):
 def with_neighbours(table, graph, score, parts, args):
     """Append neighbours of the best abstracts, round by round (AlexUNLP-FMT 2025).
 
-    score(path, pairs) returns pairs with their scores.
+    score: as score_locally() returns.
     """
     import pandas as pd
 
@@ -405,7 +418,7 @@ def with_neighbours(table, graph, score, parts, args):
         if not new:
             break
         pairs = pd.DataFrame(new, columns=PAIR)
-        neighbours = score(parts / f"neighbours-{number}.npy", pairs)
+        neighbours = score(pairs, parts / f"neighbours-{number}.npy")
         table = pd.concat([table, neighbours], ignore_index=True)
     return table
 
@@ -417,7 +430,7 @@ def blend_first_stage(table, weight):
     """
     claims = table["claim_id"]
     scores = table[["score", "first_stage"]]
-    # Differences from the lowest score have the same z-scores.
+    # Counted from the claim's lowest score, which is then 0, as is a neighbour's; z-scores stay.
     shifted = (scores - scores.groupby(claims, observed=True).transform("min")).fillna(0)
     by_claim = shifted.groupby(claims, observed=True)
     deviations = by_claim.transform("std", ddof=0).replace(0, 1)  # 0 where all scores are equal
@@ -468,8 +481,8 @@ def rerank(args):
     graph = read_graph(args, task["inputs"]) if args.graph else {}
     with parts_of(args.out, task) as parts:
         open_scorer = score_by_endpoint if args.base_url else score_locally
-        score = functools.partial(open_scorer(args), (claims, abstracts))
-        table = score(parts / "scores.npy", candidates[is_within])
+        score = open_scorer(args, (claims, abstracts))
+        table = score(candidates[is_within], parts / "scores.npy")
         if graph:
             table = with_neighbours(table, graph, score, parts, args)
         if args.first_stage:
@@ -488,15 +501,14 @@ def rerank(args):
 
 # ---------- Train
 def training_rows(example, claims, abstracts, loss):
-    """Return the rows of an example, which is a pair with a target, or a tuple.
+    """Return the rows of an example, a pair with a target or a tuple, as the loss takes them.
 
-    A row is (claim, positive, negative) for the losses of COMPARING, else (claim, abstract,
-    target).
+    The losses of COMPARING take (claim, positive, negative), others (claim, abstract, target).
     """
     claim = claims[str(example["claim_id"])]
-    if loss in COMPARING and "positive" not in example:
-        raise ValueError(f"--loss {loss} needs --shape tuples")
-    if loss not in COMPARING and "positive" not in example:
+    if "positive" not in example:  # a pair
+        if loss in COMPARING:
+            raise ValueError(f"--loss {loss} needs --shape tuples")
         return [(claim, abstracts[str(example["abstract_id"])], float(example["target"]))]
     positive = abstracts[str(example["positive"])]
     negatives = [abstracts[str(abstract_id)] for abstract_id in example["negatives"]]
@@ -512,8 +524,11 @@ def read_examples(path, claims, abstracts, loss):
         for number, line in enumerate(file, 1):
             try:
                 rows += training_rows(json.loads(line), claims, abstracts, loss)
-            except (ValueError, LookupError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error!r}; see 02_retrieve.py mine --help")
+            except LookupError as error:
+                what = f"no field, claim or abstract {error}"
+                fail(f"{path}:{number}", f"{what}; see 02_retrieve.py mine --help")
+            except (ValueError, TypeError) as error:
+                fail(f"{path}:{number}", f"{error}; see 02_retrieve.py mine --help")
     if not rows:
         fail(path, f"no examples for --loss {loss}; see 02_retrieve.py mine --help")
     return list(dict.fromkeys(rows))
@@ -525,13 +540,17 @@ def lists_of(rows, loss):
     lambda: a list has all abstracts of a claim, with the targets 1 and 0. softmax: a list has one
     positive and its negatives; its targets are the logarithms of 1 and 0.
     """
-    positive_target, negative_target = (0.0, -np.inf) if loss == "softmax" else (1.0, 0.0)
-    lists = {}
+    lists = {}  # {what the rows of a list have in common: {abstract: target}}
     for claim, positive, negative in rows:
-        targets = lists.setdefault((claim, positive if loss == "softmax" else None), {})
-        targets.setdefault(negative, negative_target)
-        targets[positive] = positive_target
-    return [(key[0], list(targets), list(targets.values())) for key, targets in lists.items()]
+        if loss == "softmax":
+            targets = lists.setdefault((claim, positive), {})
+            targets[negative] = -np.inf
+            targets[positive] = 0.0
+        else:
+            targets = lists.setdefault((claim,), {})
+            targets.setdefault(negative, 0.0)  # it may be the positive of an earlier row
+            targets[positive] = 1.0
+    return [(shared[0], list(targets), list(targets.values())) for shared, targets in lists.items()]
 
 
 def training_table(rows, loss):
@@ -544,8 +563,11 @@ def count_truncated(reader, rows):
     """Return how many pairs of rows, or of lists, are truncated."""
     truncated = 0
     for claim, *parts in rows:
-        texts = parts[0] if isinstance(parts[0], list) else parts
-        truncated += sum(reader.read((claim, t))[1] for t in texts if isinstance(t, str))
+        if isinstance(parts[0], list):  # of abstracts, behind which the targets stand
+            parts = parts[0]
+        for part in parts:
+            if isinstance(part, str):  # not a target
+                truncated += reader.read((claim, part))[1]
     return truncated
 
 
@@ -609,7 +631,8 @@ def dev_evaluator(paths, abstracts, depth):
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     samples = []
     for claim_id, relevant in evidence.items():
-        found = candidates.get(claim_id, [""])  # the evaluator wants at least one document
+        # Without candidates, an empty document: the evaluator wants at least one.
+        found = candidates.get(claim_id, [""])
         documents = [abstracts.get(abstract_id, "") for abstract_id in found]
         positive = [text for key, text in zip(found, documents) if key in relevant]
         sample = {"query": claims[claim_id], "positive": positive, "documents": documents}
@@ -640,8 +663,8 @@ def train(args):
     rows = read_examples(args.examples, claims, abstracts, args.loss)
     if args.loss in LISTS:
         rows = lists_of(rows, args.loss)
-    transformers.set_seed(args.seed)  # of a new head
-    model = open_reranker(load_to_train, args, "fp32", 32)
+    transformers.set_seed(args.seed)  # a new head begins at random
+    model = open_reranker(load_to_train, args, "fp32", batch_size=1)  # which training does not use
     truncated = count_truncated(model[0].preprocess, rows)
     schedule = args.schedule or "linear"
     if args.loss == "l1" and not args.schedule:
@@ -681,11 +704,11 @@ def add_fields(add):
     add("--fields", type=field_names, default="title,abstract",
         help="make the text of an abstract from these fields")
 
-def add_length(add):
+def add_reading(add):
     add("--max-length", type=length, default=512,
-        help="truncate prompt and pair to this many tokens (an endpoint: see --extra)")
-    add("--prompt", metavar="TEXT", help="""instruct a causal reranker or monoT5 by this text, which
-        is not a file, unlike in 04_llm_rerank.py (default: its own)""")
+        help="truncate a pair and its prompt to this many tokens (an endpoint: see --extra)")
+    add("--prompt", metavar="TEXT", help="""instruct a causal reranker or monoT5 by this text; it is
+        the text itself, no file as in 04_llm_rerank.py (default: the model's own)""")
 
 def add_rerank(job):
     add = job.add_argument_group("inputs and outputs").add_argument
@@ -701,24 +724,25 @@ def add_rerank(job):
         out, 1 keeps their order; a weak reranker wants 0.5 to 0.8, a strong one 0 to 0.2""")
     add = job.add_argument_group("model").add_argument
     add("--model", default="{work}/models/reranker",
-        help="score with this reranker: a folder, a name on the hub, or one at --base-url")
-    add_length(add)
-    add("--batch-size", type=count, help="""score this many pairs of --max-length tokens at once, or
-        more shorter ones (default: 32, on a GPU 128); with --base-url, documents of a call""")
+        help="score with this reranker: a folder, a name on the hub, or its name at --base-url")
+    add_reading(add)
+    add("--batch-size", type=count, help="""score as many tokens at once as this many pairs of
+        --max-length have (default: 32, on a GPU 128); with --base-url, documents per call (32)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
-    add("--device", nargs="+", help="score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a GPU)")
+    add("--device", nargs="+", help="""score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a
+        GPU, if any)""")
     add = job.add_argument_group("rerank endpoint").add_argument
     add("--base-url", help="""have --model score at this endpoint, which serves /rerank, such as
         http://localhost:8000/v1 of vLLM; the key is read from OPENAI_API_KEY""")
-    add("--extra", type=lambda text: {**json.loads(text)}, default={},
+    add("--extra", type=json_object, default={},
         help="""add this JSON object of parameters to each call: {"truncate_prompt_tokens": 512}""")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
-    add("--timeout", type=lambda text: within(float(text), 0.1, 86_400), default=120,
-        help="wait this many seconds for each reply; a call that times out is not repeated")
+    add("--timeout", type=seconds, default=120,
+        help="wait this many seconds for each reply; only the next run asks again")
     add = job.add_argument_group("neighbours").add_argument
-    add("--graph", metavar="FOLDER", help="""score neighbours of the best abstracts, too, in this
-        graph of 01_index.py""")
+    add("--graph", metavar="FOLDER", help="""also score neighbours of the best abstracts, by
+        this graph of 01_index.py graph""")
     add("--rounds", type=count_or_0, default=20,
         help="search neighbours for at most this many rounds")
     add("--neighbours", type=count, default=10,
@@ -737,7 +761,7 @@ def add_train(job):
     add = job.add_argument_group("model").add_argument
     add("--model", default="data/models/minilm", help="""start from this encoder or reranker, a
         folder or a name on the hub; an encoder gets a new head""")
-    add_length(add)
+    add_reading(add)
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=("bce", "margin", "lambda", "softmax", "l1"), default="bce", help="""bce:
         binary cross-entropy; margin: hinge loss on tuples; lambda: LambdaLoss on all abstracts of
@@ -746,9 +770,10 @@ def add_train(job):
     add("--positive-weight", type=weight, default=1, help="""bce: count a positive this many times;
         balanced: as many times as there are negatives per positive""")
     add("--cutoff", type=count, help="lambda: optimise nDCG at this rank (default: at all ranks)")
-    add("--margin", type=float, default=0.2, help="margin: lead of a positive over a negative")
+    add("--margin", type=float, default=0.2, help="""margin: the score of a positive should
+        exceed that of a negative by this much""")
     add("--epochs", type=positive, default=3, help="train for this many passes over the examples")
-    add("--lr", type=amount, default=2e-5, help="learning rate at the start, see --schedule")
+    add("--lr", type=amount, default=2e-5, help="learning rate at the start; see --schedule")
     add("--schedule", choices=("constant", "linear", "cosine"), help="""keep the learning rate, or
         let it fall to 0 on a line or by a cosine (default: linear, with --loss l1 cosine)""")
     add("--batch-size", type=count, default=16,
@@ -770,9 +795,9 @@ def main():
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
-CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
     "bm25.tsv": "02_retrieve.py",
     "dense.tsv": "02_retrieve.py",
     "splade.tsv": "02_retrieve.py",
@@ -793,7 +818,7 @@ ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
 
 
 def shown(text):
-    """Return a text in one line, its control characters escaped, without passwords of addresses."""
+    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
     text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
@@ -837,6 +862,16 @@ def share(text):
     return within(float(text), 0, 1)
 
 
+def seconds(text):
+    """Return a number of seconds, up to a day."""
+    return within(float(text), 0.1, 86_400)
+
+
+def json_object(text):
+    """Return a dict of JSON; argparse shows a text that is none to the user."""
+    return {**json.loads(text)}
+
+
 def digest(path):
     """Return the sha256 of a file, or of the files of a folder that are loaded."""
     path = Path(path)
@@ -845,12 +880,12 @@ def digest(path):
         name = part.relative_to(path).as_posix()
         if part.is_file() and not re.search(NOT_LOADED, name):
             with part.open("rb") as file:
-                hashlib.file_digest(file, lambda: total)
+                hashlib.file_digest(file, lambda: total)  # goes on with total
     return total.hexdigest()
 
 
 def check_input(path, args):
-    """End if an input is missing: name the job that makes it, the splits there, its argument."""
+    """End if an input is missing; say which job makes it, or which splits are there."""
     path = Path(path)
     if path.exists():
         return
@@ -865,7 +900,7 @@ def check_input(path, args):
         advice.append(f"splits there: {', '.join(sorted(splits))}")
     for name, value in vars(args).items():
         if str(value) == str(path):
-            advice.append(f"name another file for {name}")
+            advice.append(f"name another file for {name.replace('_', '-')}")
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
@@ -876,6 +911,7 @@ def task_of(args, *inputs, models=(), without=()):
     """
     for path in inputs:
         check_input(path, args)
+    # A model that is not there is one of the hub.
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     left_out = CHANGE_NO_OUTPUT.union(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out}
@@ -891,7 +927,12 @@ def sidecar_of(path):
 
 
 def check_outs(*outs, inputs=(), is_folder=False):
-    """Refuse outputs that would replace an input, a folder of others, or a file by a folder."""
+    """End if an output would replace an input of this call, or what the kit has not made.
+
+    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
+    has a sidecar.
+    """
+    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
     for out in map(Path, outs):
         taken = [path for path in out.parents if path.is_file()]
         is_ours = is_folder and Path(f"{out}.meta.json").exists()
@@ -899,7 +940,7 @@ def check_outs(*outs, inputs=(), is_folder=False):
             taken.append(out)
         for path in taken:
             fail(path, "not made by this script, which would replace it; give another name")
-        if out in map(Path, inputs):
+        if os.path.abspath(out) in are_read:
             fail(out, "this call reads it; give another name for what it writes")
 
 
@@ -909,6 +950,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     for out in outs:
         if args.force or not Path(out).exists():
             return False
+        # <=: the sidecar has all of this, and more
         if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
             return False
     for out in outs:
@@ -925,7 +967,7 @@ def remove(path):
 def clear(path):
     """Remove what killed processes have left beside an output: PATH.PID.tmp."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]
+        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
         try:
             os.kill(int(pid), 0)  # which only asks whether this process runs
         except ProcessLookupError:
@@ -936,7 +978,11 @@ def clear(path):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
+    """Yield a temporary path for a new output, which then replaces path as a whole.
+
+    The sidecar gets the task, the summary, and how the output was made. While the output is
+    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
     end = f"{os.getpid()}.tmp"  # two processes may write one output
@@ -947,7 +993,7 @@ def written(path, task, **summary):
     clear(path)
     remove(new)
     yield new
-    check_outs(path, is_folder=new.is_dir())
+    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {
         "command": list(map(shown, sys.argv)),
@@ -958,7 +1004,7 @@ def written(path, task, **summary):
         "seconds": round(time.monotonic() - START, 1),
     }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")  # while the output is replaced
+    meta.write_text("{}")
     if path.is_dir():
         path.rename(old)  # a folder cannot take the place of another one
     new.replace(path)
@@ -974,11 +1020,12 @@ def add_shared(job, split=None, force=True):
     """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
-    add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
-        them; {work} in other defaults (default: work/ and the last part of --data)""")
+    add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
+    add("--work", help="""keep indexes, models and runs in this folder, {work} in other defaults,
+        where the next scripts find them (default: work/NAME, with the last name in --data)""")
     if split:
-        add("--split", default=split, help="take this split; {split} in other defaults")
+        add("--split", default=split,
+            help="take claims and judgements of this split, {split} in other defaults")
     if force:
         add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
@@ -1009,6 +1056,7 @@ def command_line(jobs):
     for name, function in zip(names, jobs):
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
+        # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
@@ -1031,7 +1079,7 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON."""
+    """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
@@ -1060,12 +1108,14 @@ def read_table(path, columns, **known):
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
             renames)"""
         fail(f"{path}:1", found)
+    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
     table = table[(table[list(columns)] != "").any(axis=1)]
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
+    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
         if column in table:
@@ -1110,7 +1160,9 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(record, ensure_ascii=False).encode()  # fails at half a character
+                    json.dumps(
+                        record, ensure_ascii=False
+                    ).encode()  # fails at half of a surrogate pair
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:
@@ -1152,30 +1204,32 @@ def read_abstracts(path, fields, separator=" "):
     records = read_corpus(path)
     unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
     if unknown:
-        tell = warn if unknown < set(fields) else fail
+        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
 def words_of_claims(split, args):
-    """Return the words of each claim of a split; nothing if it does not exist."""
+    """Return the words of each claim of a split, a set of texts; empty without such a file."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
     return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
 
 
 def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high.
+    """Warn if claims of --split are in another split, too: figures on these are too high.
 
-    Equal words tell, not equal ids: in some data sets, ids begin anew in each split.
+    Words are compared, not ids, as in some data sets ids begin anew in each split.
     """
+    splits = ["train", "dev", "test"]
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    words = words_of_claims(args.split, args)
-    for split in ("train", "dev", "test"):
-        shared = words & words_of_claims(split, args)
-        is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and shared:
-            what = f"claims with the words of a claim in {split}: {len(shared)}"
+    if kind not in splits:
+        return
+    splits.remove(kind)
+    for other in splits:
+        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
+        if shared:
+            what = f"claims with the words of a claim in {other}: {len(shared)}"
             warn(f"{args.data}, {args.split}", what)
 
 
@@ -1230,17 +1284,18 @@ def open_model(load, name, args, dtype="fp32", **options):
     # Else transformers asks the hub to convert a .bin, which opens a pull request there.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
-    if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
+    if torch.__version__ < "2.10":  # TorchVersion compares numbers; CVE-2025-32434, 2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
+        fail(name, f"{reason_of(error)}; {ADVICE}; or fetch it: python data/download.py model NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
         what = "files of its tokenizer are missing, such as tokenizer.json"
         fail(name, f"{what}; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
+    # Llama has none; tokenizers of static embeddings do not even have the attribute.
+    if getattr(model.tokenizer, "pad_token", True) is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
@@ -1251,7 +1306,7 @@ def reason_of(error):
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
-    if "gated" in reason:
+    if "gated repo" in reason:
         return (
             "it is gated; ask for access on its page, then export HF_TOKEN=hf_... with your token"
         )
@@ -1309,11 +1364,11 @@ GROUP = 1024  # pairs that are scored and stored at once
 
 
 class PairReader:
-    """Turns pairs (claim, abstract) into tensors as a model's own preprocess does, only faster.
+    """Makes the inputs of a cross-encoder from pairs (claim, abstract).
 
-    A claim and an abstract are in many pairs, and the library tokenises them in each. Here a text
-    is tokenised once, and its token ids are put between the special tokens of a pair. The claim is
-    cut to half of the tokens that fit, the abstract to what is left.
+    The library tokenises both texts anew in each pair. Here a text is tokenised once, and its token
+    ids are put between the special tokens of a pair. Unlike there, the claim of a pair that is too
+    long is cut to half of the tokens that fit, and the abstract to what is left.
 
     claim_at: the claim is the first (0) or second (1) text of the model's input.
     batch_size: a batch has as many tokens as this many pairs of --max-length.
@@ -1326,12 +1381,13 @@ class PairReader:
         self.batch_tokens = batch_size * model.max_seq_length
         self.known = {}  # {text: its token ids}
         self.prompt = model.prompts.get(model.default_prompt_name) or ""  # before the first text
-        self.frame = None
-        if "message" not in model.modalities:
+        self.frame = None  # as of frame_of(); None: the library puts a pair together
+        if "message" not in model.modalities:  # no chat template
             self.frame = self.frame_of(getattr(model[0], "probe", ("a", "b")))
+        # around: tokens of a pair beside those of its prompt and texts; room: tokens left for these
         if self.frame:
             self.around = sum(map(len, self.frame["input_ids"][::2]))  # before, between, behind
-        else:  # a chat template, so the library puts together prompt and texts
+        else:
             empty = self.library([("", "")], prompt=self.prompt)["input_ids"]
             self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
             self.prompt = ""
@@ -1340,7 +1396,7 @@ class PairReader:
         self.claim_room = (self.room - prompt_length) // 2
         if self.claim_room < 1:
             fail("--max-length", "no tokens are left beside the prompt; raise it")
-        if claim_at == 0:
+        if claim_at == 0:  # the prompt is a part of the first text, so its room holds both
             self.claim_room += prompt_length
 
     def frame_of(self, probe):
@@ -1383,7 +1439,7 @@ class PairReader:
         ids = self.in_order([claim, abstract])
         return ids, sum(map(len, ids)) < sum(map(len, whole))
 
-    def cut_texts(self, pair):
+    def truncated_texts(self, pair):
         """Return both texts in the model's order, each up to the last token that read() leaves."""
         texts = []
         for text, ids in zip(self.in_order(pair), self.read(pair)[0]):
@@ -1398,15 +1454,16 @@ class PairReader:
         import torch
 
         if not self.frame:
-            return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
+            return self.library([*map(self.truncated_texts, pairs)], prompt=prompt, **options)
         found = [self.read(pair)[0] for pair in pairs]
         tensors = {}
         for name, (before, first, between, second, behind) in self.frame.items():
             rows = []
-            for texts in found:
+            for first_values, second_values in found:
                 if name != "input_ids":  # all tokens of a text have the same value, such as 1
-                    texts = [np.resize(first, len(texts[0])), np.resize(second, len(texts[1]))]
-                row = np.concatenate([before, texts[0], between, texts[1], behind])
+                    first_values = np.resize(first, len(first_values))
+                    second_values = np.resize(second, len(second_values))
+                row = np.concatenate([before, first_values, between, second_values, behind])
                 rows.append(torch.from_numpy(row))
             tensors[name] = torch.nn.utils.rnn.pad_sequence(
                 rows,
@@ -1453,7 +1510,7 @@ def outputs_of(model, pairs, bar=None):
 
 
 def open_scores(path, shape):
-    """Return the stored scores of this shape, which the file path keeps; NaN: not scored yet.
+    """Return the array of scores in the file path, NaN where a pair is not scored yet.
 
     A damaged file is replaced.
     """
@@ -1470,7 +1527,7 @@ def open_scores(path, shape):
     return np.load(path, mmap_mode="r+")
 
 
-def outputs_and_cuts(model, pairs, bar):
+def outputs_and_truncated(model, pairs, bar):
     """Return a model's outputs (pairs, labels), and which pairs are truncated."""
     is_truncated = [model[0].preprocess.read(pair)[1] for pair in pairs]
     return outputs_of(model, pairs, bar), is_truncated
@@ -1479,8 +1536,8 @@ def outputs_and_cuts(model, pairs, bar):
 def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
     """Return a model's outputs for rows of a run (rows, labels), and which pairs are truncated.
 
-    compute(pairs, bar): returns both for a group of pairs, as outputs_and_cuts(); size: pairs in a
-    group. path keeps both; NaN stands for groups that are not finished. texts: claims and
+    compute(pairs, bar): returns both for a group of pairs, as outputs_and_truncated(); size: pairs
+    in a group. path keeps both; NaN stands for groups that are not finished. texts: claims and
     abstracts.
     """
     from tqdm.auto import tqdm
@@ -1488,7 +1545,7 @@ def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
     stored = open_scores(path, (len(rows), labels + 1))
     finished = np.isfinite(stored[:, 0]).sum()
     if finished < len(rows):
-        finished -= finished % size  # a group that a kill has torn is scored anew
+        finished -= finished % size  # a kill may have torn the last group, so it is scored anew
     with tqdm(desc=args.job, unit=" pairs", total=len(rows) - finished) as bar:
         for start in range(finished, len(rows), size):
             pairs = paired_texts(rows.iloc[start : start + size], texts)
@@ -1509,42 +1566,44 @@ RETRIES = 6  # of a call, by the openai package, with growing pauses
 
 def scrubbed(text, args):
     """Return a text in one line, without the key and the password in --base-url."""
-    password = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
-    for secret in (API_KEY, *password):
+    passwords = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
+    for secret in (API_KEY, *passwords):
         if secret:
             text = text.replace(secret, "***")
     return shown(text)
 
 
 def send_once(is_complete, send, request, **options):
-    """Send a request of the openai client by httpx, so that the client repeats what it should.
+    """Send a request for the openai client, and so decide what the client retries.
 
-    The client repeats a call after a timeout or a status of 500 and above. A call that timed out
-    may be paid for, so it is not repeated: an error of the client's own ends its tries. A status
-    200 with another body than is_complete() accepts, such as an HTML page, gets the status 520, so
-    it is repeated.
+    The client retries timeouts and statuses of 500 and above. A call that timed out may be paid
+    for, so it must not be retried: it is raised as an error of openai's own, which the client
+    passes on. A status of 200 whose body is_complete() does not accept, such as an HTML page,
+    becomes 520, so it is retried.
     """
     import openai
 
     try:
         response = send(request, **options)
     except Exception as error:
-        if "Timeout" not in type(error).__name__:  # httpx has several classes of them
+        if "Timeout" not in type(error).__name__:  # of httpx or httpx2, by the version of openai
             raise
         raise openai.APITimeoutError(request) from error
-    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
-        if not response.is_success or is_complete(json.loads(response.read())):
-            return response
-    response.status_code = 520
+    is_whole = not response.is_success  # an error is left to the client
+    if response.is_success:
+        with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+            is_whole = is_complete(json.loads(response.read()))
+    if not is_whole:
+        response.status_code = 520
     return response
 
 
 def client_of(args, is_complete):
-    """Return a client of --base-url; is_complete(body): whether a reply is what was asked for."""
+    """Return an openai client of --base-url; is_complete(body): whether a 200 holds an answer."""
     import openai
 
     http_client = openai.DefaultHttpxClient()
-    # The client decides what it repeats by what httpx returns or raises; it has no flag for that.
+    # The client has no option for what it retries, so the send() of its HTTP client is replaced.
     http_client.send = functools.partial(send_once, is_complete, http_client.send)
     return openai.OpenAI(
         base_url=args.base_url or "https://api.openai.com/v1",
@@ -1559,7 +1618,7 @@ def client_of(args, is_complete):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds for which unfinished work of other calls stays
+KEPT = 30 * 24 * 3600  # seconds after which unfinished work of other flags is removed
 
 
 def positive(text):
@@ -1583,7 +1642,7 @@ def remove_parts(folder):
 def parts_of(out, task):
     """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
 
-    OUT.parts/ is locked, as two processes would spoil the output.
+    OUT.parts/ is locked, so a second process on the same output is refused.
     """
     parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
@@ -1623,11 +1682,12 @@ def can_resume(checkpoint, names=None):
         json.loads((checkpoint / "trainer_state.json").read_bytes())
         [weights] = checkpoint.glob("*.safetensors")
         with safe_open(weights, "pt") as file:
-            is_other = names not in (None, set(file.keys()))
+            has_names = names is None or names == set(file.keys())
     except (OSError, ValueError, SafetensorError):
         return False
+    # optimizer.pt has to be there; others, .pt and .pth, have to be intact if they are.
     states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
-    return not is_other and all(map(is_intact, states))
+    return has_names and all(map(is_intact, states))
 
 
 def newest_checkpoint(folder, names=None):
@@ -1682,9 +1742,10 @@ def resumable(trainer):
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
-    """Train a model, and return the losses and the values of a measure.
+    """Train a model; return {"loss": [...], measure: [...]}.
 
-    With an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
+    The values of the measure are that of the model before training, then one for each epoch. With
+    an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
     checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
     settings: further arguments of training.
     """
@@ -1748,10 +1809,10 @@ def fine_tune(
 
 def save_model(model, folder, task, summary):
     """Save a model with a card, and its tokenizer without the truncation of training."""
-    model.tokenizer.backend_tokenizer.no_truncation()
-    model.tokenizer.backend_tokenizer.no_padding()
-    model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
-    if model.transformers_model:  # static embeddings have none
+    if model.transformers_model:  # static embeddings have none, and read whole texts
+        model.tokenizer.backend_tokenizer.no_truncation()
+        model.tokenizer.backend_tokenizer.no_padding()
+        model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
         model.transformers_model.config.trained_fields = task["arguments"]["fields"]
     model.save_pretrained(str(folder), create_model_card=False)
     (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
@@ -1767,14 +1828,13 @@ def save_model(model, folder, task, summary):
 def add_training(add):
     add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
     add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
-        this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
-        peft""")
+        this rank (alpha: twice the rank), and merge them into the weights at the end; 0 trains all
+        weights; needs the package peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
-        checkpoint, from which an interrupted training resumes, whenever this share of the steps is
-        done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
-        at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved
-        instead""")
+        checkpoint, from which an interrupted training resumes, after each such share of the steps
+        (0.1: ten times), or after each N steps if it is a whole number; where a dev split or
+        held-out pairs choose the epoch, after each epoch instead""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
@@ -1783,7 +1843,7 @@ def add_training(add):
 
 
 def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
+    """Return the files that a dev evaluation needs if all are there, else []."""
     missing = [path for path in paths if not Path(path).exists()]
     if missing:
         print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")

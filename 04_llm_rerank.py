@@ -7,20 +7,21 @@
 # ]
 # ///
 """
-Rerank candidates with a large language model (RankGPT). Job ask: answer a file of requests.
+Rerank candidates with a large language model (RankGPT); job ask answers a file of requests.
 
-A prompt shows a claim and some of its candidates. The reply is read as an order of them, or, about
-one candidate, as YES or NO; where a reply has several choices, they vote. The result is fused with
-the scores of the run. Sections Prompts to Rerank hold all of this. The other sections let a model
-answer requests, and the block "language models" keeps requests and replies in files.
+Listwise, a prompt shows a claim and a window of its candidates, and the reply orders them.
+Pointwise, a prompt shows one candidate, and the reply is YES or NO. Several choices in a reply are
+votes. The result is fused with the scores of the run. The block "language models" at the end
+explains Question, Reply and Asker.
 
-Reads   a run, claims and corpus; --fewshot: claims of train; ask: a file of requests
+Reads   a run, claims and corpus; --fewshot: judged pairs, claims of train; ask: a file of requests
+        OPENAI_API_KEY, unless the model is local or the server at --base-url wants no key
 Writes  llm.tsv, and beside it llm.replies.jsonl; a reply in this file is never paid for again
-        --backend none: llm.requests.jsonl, and exit status 3 while they wait
+        --backend none: llm.requests.jsonl; exit status 3 until their replies are there
 Prints  how many requests have no reply yet, and their tokens; the last line is JSON
 
 Examples
-    python 04_llm_rerank.py --model gpt-4.1 --fewshot work/demo/test/fewshot.tsv --limit 5
+    python 04_llm_rerank.py --model gpt-4.1 --limit 5
     python 04_llm_rerank.py --base-url http://localhost:8000/v1 --model google/gemma-3-27b-it
     python 04_llm_rerank.py ask requests.jsonl --replies replies.jsonl --model gpt-4.1
 """
@@ -68,7 +69,8 @@ Claim, once more: {claim}
 {answer} Write nothing else."""
 
 
-PROMPT_PARTS = {  # by --method; form: name and JSON schema of an answer
+# By --method. examples: answers that the prompt shows; form: name and JSON schema of an answer
+PROMPT_PARTS = {
     "listwise": {
         "task": "Order the {n} abstracts by how much they tell us about whether the claim is true.",
         "answer": "Answer with the marks of {wanted} abstracts, best first, like this: {example}.",
@@ -95,14 +97,19 @@ def answer_text(answer, args):
 
 
 def messages_about(claim, abstracts, template, args, turns=()):
-    """Return the messages that ask about a claim and candidates; turns come before the prompt."""
+    """Return the messages that ask about a claim and its candidates, whose marks are [1] to [n].
+
+    turns: examples, which stand between the system message and the prompt.
+    """
     parts = PROMPT_PARTS[args.method]
     n = len(abstracts)
     lines = []
     for number, abstract in enumerate(abstracts, 1):
-        words = " ".join(abstract.split()[: args.max_words or None])
-        # A reference in an abstract, such as [7], becomes (7), so that it is not taken for a mark.
-        lines.append(f"[{number}] " + re.sub(r"\[(\w{1,6})\]", r"(\1)", words))
+        text = " ".join(abstract.split()[: args.max_words or None])
+        # [7] or [Smith] in an abstract becomes (7), (Smith), so that no model takes it for a mark.
+        lines.append(f"[{number}] " + re.sub(r"\[(\w{1,6})\]", r"(\1)", text))
+    # {task} and {answer} are sentences that hold {n}, {wanted} and {example} themselves, so they
+    # are filled in first. Abstracts come second, so braces in them stay.
     *system, prompt = messages_of(
         filled(template, task=parts["task"], answer=parts["answer"]),
         n=n,
@@ -115,11 +122,12 @@ def messages_about(claim, abstracts, template, args, turns=()):
 
 
 def example_turns(template, abstracts, args):
-    """Return the turns of --fewshot: the prompt about each claim, and its evidence before NEI."""
+    """Return the turns of --fewshot: the prompt about each claim, and the order that is right."""
     turns = []
     for claim, rows in read_fewshot(abstracts, args):
         texts = rows["abstract_id"].map(abstracts)
-        marks = 1 + np.argsort(rows["label"] == "NEI", kind="stable")
+        is_nei = (rows["label"] == "NEI").to_numpy()
+        marks = 1 + np.argsort(is_nei, kind="stable")  # False sorts first: evidence before NEI
         answer = answer_text(marks[: args.best or None].tolist(), args)
         turns.append(messages_about(claim, texts, template, args)[-1])
         turns.append({"role": "assistant", "content": answer})
@@ -127,29 +135,32 @@ def example_turns(template, abstracts, args):
 
 
 # ---------- Orders
+# A mark is [2], [abstract 2] or [1, 2]. A chain is marks with > , ; or = between them, such as
+# [2] > [1], or a line of bare numbers with > between them.
 MARK = r"\[\s*(?:abstract\s*)?\d{1,6}(?:\s*,\s*\d{1,6})*\s*\]"
 CHAIN = rf"{MARK}(?:\s*[>,;=]\s*{MARK})+|^\W*\d{{1,6}}(?:\s*>\s*\d{{1,6}})+\W*$"
 
 
 def order_in(text, n):
-    """Return the order of n abstracts in a reply, as indices from 0; None if it says none plainly.
+    """Return the order of n abstracts in a reply, as indices from 0; None if it is not plain.
 
-    The order is the JSON field order, or a reply made of marks alone, or the last chain of marks
-    such as [2] > [1]. Reasons may stand before the last chain and hold others. If one of those is
-    longer, the last one is a remark about a part of the order; with commas it is a list. Both
-    leave the reply without an order.
+    The order is the JSON field "order"; else the whole reply, if it holds nothing but marks; else
+    its last chain of marks, such as [2] > [1]. The last chain does not count if an earlier one is
+    longer, since then it is a remark about some of the abstracts, or if , ; or = joins its marks.
     """
     order = field_of(text, "order")
     chains = re.findall(CHAIN, text, re.IGNORECASE | re.MULTILINE)
-    lengths = [chain.count(">") for chain in chains]
+    answer = ""
     if isinstance(order, list):
         answer = str(order)
     elif re.fullmatch(r"(abstract|[][\d\s>,;])*", text, re.IGNORECASE):
         answer = text
-    elif chains and lengths[-1] == max(lengths) and not re.search(r"\]\s*[,;=]", chains[-1]):
-        answer = chains[-1]
-    else:
-        return None
+    elif chains:
+        last = chains[-1]
+        is_longest = last.count(">") == max(chain.count(">") for chain in chains)
+        is_list = re.search(r"\]\s*[,;=]", last)
+        if is_longest and not is_list:
+            answer = last
     numbers = [int(number) for number in re.findall(r"\d{1,6}", answer)]
     return [number - 1 for number in dict.fromkeys(numbers) if 1 <= number <= n] or None
 
@@ -167,70 +178,77 @@ def mean_order(orders, n):
 
 
 def windows(n, size, stride):
-    """Return the slice of each window on n candidates, from the bottom to the top.
+    """Return windows over n ranked candidates as slices, from the bottom to the top; stride < size.
 
-    stride is less than size. The last window always begins at the top; in RankGPT's own loop it may
-    not.
+    Two neighbours share size - stride candidates, so a good one can rise through all of them. The
+    last window begins at the top; RankGPT's own loop can stop below it.
     """
+    if n < 2:
+        return []
     ends = [n, *range(n - stride, size - stride, -stride)]
-    return [slice(max(0, end - size), end) for end in ends if end > 1]
+    return [slice(max(0, end - size), end) for end in ends]
 
 
-def listwise(candidates, messages_on, replies, args):
-    """Return the new place of each candidate, by windows that move up the candidates of a claim.
+def listwise(candidates, prompt_for, asker, args):
+    """Return the new place, from 0, of each candidate of its claim (RankGPT's sliding window).
 
-    A window starts from the order that the window below it has left. So a round of questions has
-    one window of each claim that still has any.
+    prompt_for(claim_id, abstract_ids): the messages that ask. In each round, all claims are asked
+    about one window, since a window starts from the order that the one below it has left. A window
+    whose reply cannot be read keeps its order.
     """
     form = PROMPT_PARTS["listwise"]["form"]
     orders = {}
-    waiting = {}
+    windows_left = {}
     for claim_id, rows in candidates.groupby("claim_id"):
         orders[claim_id] = np.array(rows["abstract_id"])
-        waiting[claim_id] = windows(len(rows), args.window, args.step)
-    while any(waiting.values()):
-        spans = {claim_id: slices.pop(0) for claim_id, slices in waiting.items() if slices}
+        windows_left[claim_id] = windows(len(rows), args.window, args.step)
+    while any(windows_left.values()):
+        spans = {claim_id: left.pop(0) for claim_id, left in windows_left.items() if left}
         questions = []
         for claim_id, span in spans.items():
             window = orders[claim_id][span]
             n = len(window)
             read = functools.partial(order_in, n=n)
-            questions.append(Question(messages_on(claim_id, window), form, 8 * n + 24, read))
-        for (claim_id, span), reply in zip(spans.items(), replies.to_questions(questions)):
+            limit = 8 * n + 24  # tokens: "[12] > " has up to 7, JSON around it 24
+            questions.append(Question(prompt_for(claim_id, window), form, limit, read))
+        for (claim_id, span), reply in zip(spans.items(), asker.ask(questions)):
             window = orders[claim_id][span]
             orders[claim_id][span] = window[mean_order(reply.answers, len(window))]
     pairs = candidates[PAIR].to_numpy()
     return [list(orders[claim_id]).index(abstract_id) for claim_id, abstract_id in pairs]
 
 
-def pointwise(candidates, messages_on, replies):
-    """Return -P(YES) of each candidate, so that the likeliest sorts first; -0.5 if unread."""
+def pointwise(candidates, prompt_for, asker):
+    """Return a sort key of each candidate, -P(YES), so that the likeliest one sorts first.
+
+    P(YES) is 0.5 if the reply cannot be read.
+    """
     labels = ("YES", "NO")
     form = PROMPT_PARTS["pointwise"]["form"]
     read = functools.partial(label_in, labels=labels)
     questions = []
     for claim_id, abstract_id in candidates[PAIR].to_numpy():
-        questions.append(Question(messages_on(claim_id, [abstract_id]), form, 16, read))
+        questions.append(Question(prompt_for(claim_id, [abstract_id]), form, 16, read))
     sort_keys = []
-    for reply in replies.to_questions(questions):
+    for reply in asker.ask(questions):
         probabilities = label_probabilities(reply, labels) or {"YES": 0.5}
         sort_keys.append(-probabilities["YES"])
     return sort_keys
 
 
 # ---------- Scores: Kiepura & Lam 2025, eq. 4 and 5
-def fuse(before, sort_keys, alpha):
-    """Return alpha min-max(before) + (1 - alpha) (1 - (r - 1) / (n - 1)); r: rank by sort keys."""
-    n = len(before)
-    llm = np.empty(n)
-    llm[np.argsort(sort_keys, kind="stable")] = 1 - np.arange(n) / max(1, n - 1)
-    spread = np.ptp(before) or 1  # equal scores are 0
-    return alpha * (np.asarray(before) - min(before)) / spread + (1 - alpha) * llm
+def fuse(scores, sort_keys, alpha):
+    """Return alpha min-max(scores) + (1 - alpha) (1 - (r - 1) / (n - 1)); r: rank by sort key."""
+    n = len(scores)
+    rank_scores = np.empty(n)
+    rank_scores[np.argsort(sort_keys, kind="stable")] = 1 - np.arange(n) / max(1, n - 1)
+    spread = np.ptp(scores) or 1  # if all scores are equal, each becomes 0
+    return alpha * (np.asarray(scores) - min(scores)) / spread + (1 - alpha) * rank_scores
 
 
 def fuse_run(run, candidates, sort_keys, args):
     """Return the run by fused score; ties, and rows below the candidates, keep their order."""
-    # Fused scores are 0 to 1. The rows below --depth, which have none, get -1, -2, ...
+    # Fused scores are 0 to 1. Rows below --depth get -1, -2, ... and so stay below, in their order.
     run = run.assign(score=float(args.depth) - run["rank"])
     for _, rows in candidates.assign(sort_key=sort_keys).groupby("claim_id"):
         run.loc[rows.index, "score"] = fuse(rows["score"], rows["sort_key"], args.alpha)
@@ -243,7 +261,7 @@ def fuse_run(run, candidates, sort_keys, args):
 # ---------- Rerank
 def rerank(args):
     """Order candidates by a language model, and fuse with the run's scores."""
-    if args.step >= args.window:
+    if args.method == "listwise" and args.step >= args.window:
         what = "windows would not overlap, so no abstract could move up"
         fail("--step", f"{what}; take less than --window, {args.window}")
     if args.fewshot and args.method != "listwise":
@@ -252,27 +270,29 @@ def rerank(args):
     if args.prompt:
         inputs.append(args.prompt)
     task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
-    if not args.retry_errors and up_to_date(args, with_replies(task, args), args.out):
+    check_outs(args.replies, inputs=[*inputs, args.out])
+    if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     run = read_table(args.run, RUN, claim_id=claims, abstract_id=abstracts)
-    run = run[run["claim_id"].factorize()[0] < (args.limit or len(run))]
+    if args.limit:
+        run = run[run["claim_id"].factorize()[0] < args.limit]
     turns = example_turns(template, abstracts, args) if args.fewshot else []
 
-    def messages_on(claim_id, abstract_ids):
+    def prompt_for(claim_id, abstract_ids):
         texts = [abstracts[abstract_id] for abstract_id in abstract_ids]
         return messages_about(claims[claim_id], texts, template, args, turns)
 
     candidates = run[run["rank"] <= args.depth]
-    replies = Replies(args, answer_requests)
+    asker = Asker(args, answer_requests)
     if args.method == "listwise":
-        sort_keys = listwise(candidates, messages_on, replies, args)
+        sort_keys = listwise(candidates, prompt_for, asker, args)
     else:
-        sort_keys = pointwise(candidates, messages_on, replies)
+        sort_keys = pointwise(candidates, prompt_for, asker)
     run = fuse_run(run, candidates, sort_keys, args)
-    counts = replies.report()
+    counts = asker.report()
     task = with_replies(task, args, is_made=True)
     with written(args.out, task, rows=len(run), **counts) as new:
         write_table(run[RUN], new)
@@ -282,15 +302,17 @@ def rerank(args):
 # ---------- Answers from an endpoint: --backend openai
 REFUSALS = (400, 403, 413, 422)  # of one request: its form, its length, a content filter
 OUTAGES = (None, 401, 402, 404, 429)  # no connection, key, credit, no such model, rate limit
-UNSUPPORTED = ("unsupported_parameter", "unsupported_value")  # codes of a 400 by GPT-5-like models
+# Codes of a 400 where a model, such as GPT-5, does not take a parameter
+UNSUPPORTED = ("unsupported_parameter", "unsupported_value")
 TIMEOUT = "timed out"
-FIRST = 32  # calls; if more than half of them are refused alike, all will be
-STORING = threading.Lock()
+FIRST_CALLS = 32  # if more than half of them are refused for one reason, the run ends
+STORING = threading.Lock()  # threads append replies one at a time
 
 
 def append(path, line):
     """Append a line to a file, and wait until it is on disk; a torn line is ended first."""
     try:
+        # The file is open for appending: writes go to its end, wherever reading stands.
         with STORING, open(path, "a+b") as file:
             file.seek(max(0, file.tell() - 1))
             if file.read() not in (b"", b"\n"):
@@ -313,11 +335,15 @@ def check_disk(path):
 
 
 def store(request, response, args, refusal=None):
-    """Append a reply to --replies: the response, or why the request was refused."""
+    """Append a line of Batch API output to --replies: a response, or why the request was refused.
+
+    request_sha256 ties it to the body of the request.
+    """
     record = {"custom_id": request["custom_id"], "request_sha256": body_digest(request["body"])}
-    record |= {"response": response, "error": None}
     if refusal:
         record |= {"response": None, "error": {"message": scrubbed(refusal, args)[:500]}}
+    else:
+        record |= {"response": response, "error": None}
     append(args.replies, json.dumps(record).encode())
 
 
@@ -329,68 +355,75 @@ def is_answering(client, model):
     return False
 
 
-def refusal_of(error, body, client, errors):
-    """Return why a server refuses this one request; else None, and what ends the run in errors."""
+def refusal_of(error, body, client, fatal, args):
+    """Return the message of a refusal that concerns this request alone.
+
+    Anything else is an outage: its message is appended to fatal, and None returned.
+    """
     message = f"{error} {getattr(error, 'body', None) or ''}"
     status = getattr(error, "status_code", None)
     name = getattr(error, "param", None)
     remedy = "check address, key and model"
-    if getattr(error, "code", None) in UNSUPPORTED and name in list(body):
-        extra = {key: None for key in body if key in (name, f"top_{name}")}  # of logprobs
+    if getattr(error, "code", None) in UNSUPPORTED and isinstance(name, str) and name in body:
+        extra = vars(args).get("extra", {}) | {name: None}  # job ask has no --extra
+        if name == "logprobs":
+            extra["top_logprobs"] = None
         if name == "max_tokens":
-            extra["max_completion_tokens"] = body[name]
+            extra["max_completion_tokens"] = max(body[name], 4000)  # room for reasoning
         remedy = f"make requests with --extra '{json.dumps(extra)}'"
     elif status in REFUSALS or (status not in OUTAGES and is_answering(client, body["model"])):
         return message
-    errors.append(f"{message}; {remedy}")
+    fatal.append(f"{message}; {remedy}")
     return None
 
 
-def note(outcome, outcomes, errors):
-    """Note why a call has no completion, None if it has one; end a run in which calls fail alike.
+def note(failure, failures, fatal):
+    """Note why a call has no completion, None if it has one; end the run if calls fail alike.
 
-    outcomes: those of the calls before, in which numbers and ids are masked, since they differ
-    between equal reasons.
+    failures: those of the calls before, in which numbers and ids are masked, since two refusals for
+    the same reason differ in them.
     """
-    masked = re.sub(r"\w*\d\w*", "#", outcome or "")
-    outcomes.append(masked)
-    number = outcomes[:FIRST].count(masked)
-    if outcomes[-2:] == [TIMEOUT, TIMEOUT]:
-        errors.append("two calls in a row timed out; give a larger --timeout")
-    elif outcome and outcome != TIMEOUT and number > FIRST / 2:
-        what = f"{number} of the first {len(outcomes)} requests are refused: {outcome}"
-        errors.append(f"{what}; fix this, give --retry-errors")
+    masked = re.sub(r"\w*\d\w*", "#", failure or "")
+    failures.append(masked)
+    number = failures[:FIRST_CALLS].count(masked)
+    if failures[-2:] == [TIMEOUT, TIMEOUT]:
+        fatal.append("two calls in a row timed out; give a larger --timeout")
+    elif failure and failure != TIMEOUT and number > FIRST_CALLS / 2:
+        what = f"{number} of the first {len(failures)} requests are refused: {failure}"
+        fatal.append(f"{what}; fix this, give --retry-errors")
 
 
-def fetch(request, client, outcomes, errors, args):
-    """Store a completion, or why the server refuses the request.
+def answer_one(request, client, failures, fatal, args):
+    """Ask one request, and store the completion or the refusal.
 
-    errors: what ends the run, appended by any thread; no call begins after the first.
+    fatal: messages that end the run; any thread appends, and no call begins once there is one.
     """
     import openai
 
-    if errors:
+    if fatal:
         return
     body = request["body"]
     response = None
     try:
+        # extra_body is sent as it is, with parameters that the package does not know. It knows
+        # model and messages, and demands them.
         raw = client.chat.completions.with_raw_response.create(
             model=body["model"], messages=body["messages"], extra_body=body
         )
         response = {"status_code": 200, "body": json.loads(raw.content)}
-        outcome = reply_of({"response": response}).error  # a choice may hold an error
+        refusal = reply_of({"response": response}).error  # a status of 200 may hold an error
     except openai.APITimeoutError:
-        note(TIMEOUT, outcomes, errors)
+        note(TIMEOUT, failures, fatal)
         return  # nothing is stored, so that the next run asks again
     except openai.OpenAIError as error:
-        outcome = refusal_of(error, body, client, errors)
-        if not outcome:
+        refusal = refusal_of(error, body, client, fatal, args)
+        if refusal is None:  # an outage, which ends the run
             return
-    note(outcome, outcomes, errors)
+    note(refusal, failures, fatal)
     try:
-        store(request, response, args, outcome)
+        store(request, response, args, refusal)
     except OSError as error:
-        errors.append(f"{error}; make room on the disk")
+        fatal.append(f"{error}; make room on the disk")
 
 
 def ask_endpoint(waiting, args):
@@ -399,11 +432,11 @@ def ask_endpoint(waiting, args):
 
     check_disk(args.replies)
     client = client_of(args, is_complete=lambda body: body["choices"])
-    errors = []
-    call = functools.partial(fetch, client=client, outcomes=[], errors=errors, args=args)
+    fatal = []
+    call = functools.partial(answer_one, client=client, failures=[], fatal=fatal, args=args)
     thread_map(call, waiting, max_workers=args.concurrency, desc="ask")
-    if errors:
-        fail(args.base_url or "openai", scrubbed(f"{errors[0]}, then run again to go on", args))
+    if fatal:
+        fail(args.base_url or "openai", scrubbed(f"{fatal[0]}, then run again to go on", args))
 
 
 # ---------- Answers from a local model: --backend transformers
@@ -415,26 +448,35 @@ def load_local(name, device):
 
     options = {"trust_remote_code": False}
     # Before torch 2.10, its weights-only loader could be made to run code of a .bin:
-    # CVE-2025-32434, CVE-2026-24747.
-    weights = {"use_safetensors": None if torch.__version__ >= "2.10" else True}
+    # CVE-2025-32434, CVE-2026-24747. This compares as versions do (TorchVersion).
+    use_safetensors = None if torch.__version__ >= "2.10" else True
     # Without this, loading a .bin asks a service of the hub to convert it.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    files = [Path(name)] if name.endswith(".gguf") else [*Path(name).glob("*.gguf")]
-    for file in files:
-        name = str(file.parent)
-        options["gguf_file"] = file.name
+    hint = "see data/README.md, models"
+    if not Path(name).exists():
+        hint += "; to ask an endpoint, set OPENAI_API_KEY or give --base-url"
+    files = [Path(name)] if name.endswith(".gguf") else sorted(Path(name).glob("*.gguf"))
+    if len(files) > 1:
+        fail(name, f"{len(files)} GGUF files; name one, such as {files[0]}")
+    if files:
+        name = str(files[0].parent)
+        options["gguf_file"] = files[0].name
     print(f"loading {name}", file=sys.stderr)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype="auto", device_map=device or "auto", **weights, **options
+            name,
+            dtype="auto",
+            device_map=device or "auto",
+            use_safetensors=use_safetensors,
+            **options,
         )
     except Exception as error:  # transformers raises errors of many types
         if "trust_remote_code" in str(error):
             error = "it comes with code of its own, which the kit does not run"
         elif "Weights only load failed" in str(error):
             error = "its .bin holds more than weights, so it is not read"
-        fail(name, f"cannot be loaded: {error}; see data/README.md, models")
+        fail(name, f"cannot be loaded: {error}; {hint}")
     if len(tokenizer) < 200:  # without files, transformers makes a tokenizer of a few tokens
         fail(name, "the files of its tokenizer are missing; download the whole model")
     if not tokenizer.chat_template:
@@ -444,15 +486,15 @@ def load_local(name, device):
 
 
 def label_choices(labels, logits, tokenizer):
-    """Return the likeliest label as a choice, with the logprobs of all, for each row of logits.
+    """Return a choice for each row of logits: the likeliest label, with the logprobs of all labels.
 
     A label stands for its first token.
     """
     tokens = [tokenizer(label, add_special_tokens=False)["input_ids"][0] for label in labels]
-    if len(set(tokens)) < len(tokens) or not logits.isfinite().all():
-        fail(
-            "--model", f"{labels} begin alike, or logits are not finite; take another model, or cpu"
-        )
+    if len(set(tokens)) < len(tokens):
+        fail("--model", f"for it, two of {labels} begin with the same token; take another model")
+    if not logits.isfinite().all():
+        fail("--model", "its logits are not finite; take another model, or --device cpu")
     choices = []
     for row in logits.float().log_softmax(-1)[:, tokens].tolist():
         top = [{"token": label, "logprob": logprob} for label, logprob in zip(labels, row)]
@@ -462,9 +504,10 @@ def label_choices(labels, logits, tokenizer):
 
 
 def generate(bodies, device):
-    """Return a choice for the body of each request, greedily; they differ in their messages only.
+    """Return a choice for each body, by greedy decoding; bodies differ in their messages alone.
 
-    Where the form is a label, the likeliest first token decides, so that no reply is unread.
+    If the form asks for a label, only the first tokens of the labels are compared, so that no reply
+    is unread.
     """
     import torch
 
@@ -479,7 +522,7 @@ def generate(bodies, device):
         padding=True,
         return_tensors="pt",
         return_dict=True,
-        sanitize_control_tokens=True,
+        sanitize_control_tokens=True,  # <|im_end|> in an abstract is text, and ends no turn
         **template_options,
     )
     settings = {"max_new_tokens": parameters.get("max_tokens") or 1024}
@@ -501,7 +544,10 @@ def generate(bodies, device):
 
 
 def ask_local(waiting, args):
-    """Answer requests by a local model, in batches of equal parameters, the longest first."""
+    """Answer requests by a local model, in batches of equal parameters.
+
+    The longest prompts come first, so that memory runs out at once or never.
+    """
     from tqdm.auto import tqdm
 
     groups = collections.defaultdict(list)
@@ -512,7 +558,8 @@ def ask_local(waiting, args):
     for group in groups.values():
         starts = range(0, len(group), args.batch_size)
         batches += [group[start : start + args.batch_size] for start in starts]
-    load_local(waiting[0]["body"]["model"], args.device)  # its progress bars come before this one
+    # Loading has progress bars of its own, so it comes before the bar of the batches.
+    load_local(waiting[0]["body"]["model"], args.device)
     for batch in tqdm(batches, "ask", unit=" batches"):
         choices = generate([request["body"] for request in batch], args.device)
         for request, choice in zip(batch, choices):
@@ -533,12 +580,13 @@ def read_requests(path, model):
         try:
             request = json.loads(line)
             body = {"model": model} | request["body"]
-            is_valid = body["model"] and body["messages"] and request["custom_id"] not in requests
+            is_new = request["custom_id"] not in requests
+            is_valid = is_new and body["model"] and body["messages"]
         except MALFORMED:
             is_valid = False
         if not is_valid:
-            what = "no custom_id of its own, or no body with messages and model (or --model)"
-            fail(f"{path}:{number}", f"{what}; fix this line")
+            what = "it needs a custom_id that no other line has, and a body with messages and model"
+            fail(f"{path}:{number}", f"{what}; fix this line, or name the model by --model")
         requests[request["custom_id"]] = request | {"body": body}
     return list(requests.values())
 
@@ -546,12 +594,15 @@ def read_requests(path, model):
 def ask(args):
     """Answer requests (OpenAI Batch API) that have no reply yet."""
     if args.backend == "none":
-        fail("--backend", "none writes requests, which are there; take openai or transformers")
-    replies = Replies(args, answer_requests)
-    for reply in replies.to_requests(read_requests(args.requests, args.model)):
-        texts = [choice.text for choice in reply.choices if choice.text]
-        replies.count(reply._replace(answers=texts))  # any text is an answer here
-    return {"made": [args.replies], **replies.report()}
+        fail(
+            "--backend", "none only writes requests, and they are there; take openai, transformers"
+        )
+    check_outs(args.replies, inputs=[args.requests])
+    asker = Asker(args, answer_requests)
+    for reply in asker.replies_to(read_requests(args.requests, args.model)):
+        texts = [choice.text for choice in reply.choices if choice.text.strip()]
+        asker.count(reply._replace(answers=texts))  # any text is an answer here
+    return {"made": [args.replies], **asker.report()}
 
 
 # ---------- Command line
@@ -565,23 +616,22 @@ def add_rerank(job):
         help="make the text of an abstract from these fields")
     add("--out", default="{work}/{split}/llm.tsv", help="write the reranked run to this file")
     add("--limit", type=count, help="take only this many claims of the run (default: all)")
-    add("--depth", type=count, default=20, help="ask about this many candidates per claim")
+    add("--depth", type=count, default=20, help="rerank the first this many candidates per claim")
     add("--top-k", type=count, default=10, help="write this many abstracts per claim")
-    add("--alpha", type=share, default=ALPHA, help="""weigh the run's scores, from 0 to 1 per
-        claim, by this share, and the model's ranks by the rest; 1 keeps the order of the run, 0
-        takes that of the model""")
+    add("--alpha", type=share, default=ALPHA, help="""weight of the run's scores, 0 to 1; the
+        model's ranks have the rest (1: the order of the run, 0: that of the model)""")
     add = job.add_argument_group("prompts").add_argument
     add("--method", choices=PROMPT_PARTS, default="listwise",
         help="listwise: order the abstracts of a window; pointwise: order all by P(YES) of each")
     add("--window", type=count, default=WINDOW, help="show this many abstracts per prompt")
     add("--step", type=count, default=STRIDE, help="move the window up by this many abstracts")
     add("--best", type=count_or_0, default=0,
-        help="ask for this many best of a window; 0 asks for all")
+        help="ask only for this many, the best of a window; 0 asks for the whole order")
     add("--fewshot", metavar="FILE", help="""show the orders of these train claims first, which
         recipes/tools/fewshot.py draws: judgements, evidence and NEI for each claim""")
-    add("--prompt", metavar="FILE", help="""ask by this prompt, with {claim}, {abstracts}, and where
-        wanted {n}, {wanted}, {example}; {task} and {answer} are the sentences that the script's own
-        prompt has for --method, --best and --structured (default: the script's own)""")
+    add("--prompt", metavar="FILE", help="""ask by this prompt with {claim} and {abstracts}; it may
+        use {n} (20), {wanted} (all 20), {example} ([2] > [1] > [3]), and {task} and {answer}, the
+        sentences of the built-in prompt (default: the built-in prompt)""")
     add_requests(job)
     add_model(job)
     add_shared(job, split="test")
@@ -601,9 +651,9 @@ def main():
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
-CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
     "bm25.tsv": "02_retrieve.py",
     "dense.tsv": "02_retrieve.py",
     "splade.tsv": "02_retrieve.py",
@@ -624,7 +674,7 @@ ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
 
 
 def shown(text):
-    """Return a text in one line, its control characters escaped, without passwords of addresses."""
+    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
     text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
@@ -668,6 +718,16 @@ def share(text):
     return within(float(text), 0, 1)
 
 
+def seconds(text):
+    """Return a number of seconds, up to a day."""
+    return within(float(text), 0.1, 86_400)
+
+
+def json_object(text):
+    """Return a dict of JSON; argparse shows a text that is none to the user."""
+    return {**json.loads(text)}
+
+
 def digest(path):
     """Return the sha256 of a file, or of the files of a folder that are loaded."""
     path = Path(path)
@@ -676,12 +736,12 @@ def digest(path):
         name = part.relative_to(path).as_posix()
         if part.is_file() and not re.search(NOT_LOADED, name):
             with part.open("rb") as file:
-                hashlib.file_digest(file, lambda: total)
+                hashlib.file_digest(file, lambda: total)  # goes on with total
     return total.hexdigest()
 
 
 def check_input(path, args):
-    """End if an input is missing: name the job that makes it, the splits there, its argument."""
+    """End if an input is missing; say which job makes it, or which splits are there."""
     path = Path(path)
     if path.exists():
         return
@@ -696,7 +756,7 @@ def check_input(path, args):
         advice.append(f"splits there: {', '.join(sorted(splits))}")
     for name, value in vars(args).items():
         if str(value) == str(path):
-            advice.append(f"name another file for {name}")
+            advice.append(f"name another file for {name.replace('_', '-')}")
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
@@ -707,6 +767,7 @@ def task_of(args, *inputs, models=(), without=()):
     """
     for path in inputs:
         check_input(path, args)
+    # A model that is not there is one of the hub.
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     left_out = CHANGE_NO_OUTPUT.union(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out}
@@ -722,7 +783,12 @@ def sidecar_of(path):
 
 
 def check_outs(*outs, inputs=(), is_folder=False):
-    """Refuse outputs that would replace an input, a folder of others, or a file by a folder."""
+    """End if an output would replace an input of this call, or what the kit has not made.
+
+    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
+    has a sidecar.
+    """
+    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
     for out in map(Path, outs):
         taken = [path for path in out.parents if path.is_file()]
         is_ours = is_folder and Path(f"{out}.meta.json").exists()
@@ -730,7 +796,7 @@ def check_outs(*outs, inputs=(), is_folder=False):
             taken.append(out)
         for path in taken:
             fail(path, "not made by this script, which would replace it; give another name")
-        if out in map(Path, inputs):
+        if os.path.abspath(out) in are_read:
             fail(out, "this call reads it; give another name for what it writes")
 
 
@@ -740,6 +806,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     for out in outs:
         if args.force or not Path(out).exists():
             return False
+        # <=: the sidecar has all of this, and more
         if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
             return False
     for out in outs:
@@ -756,7 +823,7 @@ def remove(path):
 def clear(path):
     """Remove what killed processes have left beside an output: PATH.PID.tmp."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]
+        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
         try:
             os.kill(int(pid), 0)  # which only asks whether this process runs
         except ProcessLookupError:
@@ -767,7 +834,11 @@ def clear(path):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
+    """Yield a temporary path for a new output, which then replaces path as a whole.
+
+    The sidecar gets the task, the summary, and how the output was made. While the output is
+    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
     end = f"{os.getpid()}.tmp"  # two processes may write one output
@@ -778,7 +849,7 @@ def written(path, task, **summary):
     clear(path)
     remove(new)
     yield new
-    check_outs(path, is_folder=new.is_dir())
+    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {
         "command": list(map(shown, sys.argv)),
@@ -789,7 +860,7 @@ def written(path, task, **summary):
         "seconds": round(time.monotonic() - START, 1),
     }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")  # while the output is replaced
+    meta.write_text("{}")
     if path.is_dir():
         path.rename(old)  # a folder cannot take the place of another one
     new.replace(path)
@@ -805,11 +876,12 @@ def add_shared(job, split=None, force=True):
     """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
-    add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
-        them; {work} in other defaults (default: work/ and the last part of --data)""")
+    add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
+    add("--work", help="""keep indexes, models and runs in this folder, {work} in other defaults,
+        where the next scripts find them (default: work/NAME, with the last name in --data)""")
     if split:
-        add("--split", default=split, help="take this split; {split} in other defaults")
+        add("--split", default=split,
+            help="take claims and judgements of this split, {split} in other defaults")
     if force:
         add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
@@ -840,6 +912,7 @@ def command_line(jobs):
     for name, function in zip(names, jobs):
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
+        # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
@@ -862,7 +935,7 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON."""
+    """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
@@ -891,12 +964,14 @@ def read_table(path, columns, **known):
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
             renames)"""
         fail(f"{path}:1", found)
+    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
     table = table[(table[list(columns)] != "").any(axis=1)]
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
+    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
         if column in table:
@@ -941,7 +1016,9 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(record, ensure_ascii=False).encode()  # fails at half a character
+                    json.dumps(
+                        record, ensure_ascii=False
+                    ).encode()  # fails at half of a surrogate pair
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:
@@ -983,30 +1060,32 @@ def read_abstracts(path, fields, separator=" "):
     records = read_corpus(path)
     unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
     if unknown:
-        tell = warn if unknown < set(fields) else fail
+        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
 def words_of_claims(split, args):
-    """Return the words of each claim of a split; nothing if it does not exist."""
+    """Return the words of each claim of a split, a set of texts; empty without such a file."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
     return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
 
 
 def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high.
+    """Warn if claims of --split are in another split, too: figures on these are too high.
 
-    Equal words tell, not equal ids: in some data sets, ids begin anew in each split.
+    Words are compared, not ids, as in some data sets ids begin anew in each split.
     """
+    splits = ["train", "dev", "test"]
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    words = words_of_claims(args.split, args)
-    for split in ("train", "dev", "test"):
-        shared = words & words_of_claims(split, args)
-        is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and shared:
-            what = f"claims with the words of a claim in {split}: {len(shared)}"
+    if kind not in splits:
+        return
+    splits.remove(kind)
+    for other in splits:
+        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
+        if shared:
+            what = f"claims with the words of a claim in {other}: {len(shared)}"
             warn(f"{args.data}, {args.split}", what)
 
 
@@ -1019,42 +1098,44 @@ RETRIES = 6  # of a call, by the openai package, with growing pauses
 
 def scrubbed(text, args):
     """Return a text in one line, without the key and the password in --base-url."""
-    password = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
-    for secret in (API_KEY, *password):
+    passwords = re.findall(r"://(?:[^/@\s]*:)?([^/@\s]+)@", args.base_url or "")
+    for secret in (API_KEY, *passwords):
         if secret:
             text = text.replace(secret, "***")
     return shown(text)
 
 
 def send_once(is_complete, send, request, **options):
-    """Send a request of the openai client by httpx, so that the client repeats what it should.
+    """Send a request for the openai client, and so decide what the client retries.
 
-    The client repeats a call after a timeout or a status of 500 and above. A call that timed out
-    may be paid for, so it is not repeated: an error of the client's own ends its tries. A status
-    200 with another body than is_complete() accepts, such as an HTML page, gets the status 520, so
-    it is repeated.
+    The client retries timeouts and statuses of 500 and above. A call that timed out may be paid
+    for, so it must not be retried: it is raised as an error of openai's own, which the client
+    passes on. A status of 200 whose body is_complete() does not accept, such as an HTML page,
+    becomes 520, so it is retried.
     """
     import openai
 
     try:
         response = send(request, **options)
     except Exception as error:
-        if "Timeout" not in type(error).__name__:  # httpx has several classes of them
+        if "Timeout" not in type(error).__name__:  # of httpx or httpx2, by the version of openai
             raise
         raise openai.APITimeoutError(request) from error
-    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
-        if not response.is_success or is_complete(json.loads(response.read())):
-            return response
-    response.status_code = 520
+    is_whole = not response.is_success  # an error is left to the client
+    if response.is_success:
+        with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+            is_whole = is_complete(json.loads(response.read()))
+    if not is_whole:
+        response.status_code = 520
     return response
 
 
 def client_of(args, is_complete):
-    """Return a client of --base-url; is_complete(body): whether a reply is what was asked for."""
+    """Return an openai client of --base-url; is_complete(body): whether a 200 holds an answer."""
     import openai
 
     http_client = openai.DefaultHttpxClient()
-    # The client decides what it repeats by what httpx returns or raises; it has no flag for that.
+    # The client has no option for what it retries, so the send() of its HTTP client is replaced.
     http_client.send = functools.partial(send_once, is_complete, http_client.send)
     return openai.OpenAI(
         base_url=args.base_url or "https://api.openai.com/v1",
@@ -1069,8 +1150,8 @@ def client_of(args, is_complete):
 
 
 # --- language models (same in 04 and 05)
-# A prompt becomes the messages of a Question. Replies.to_questions() asks many questions at once,
-# and returns the Reply to each, with the answers that were read in it: an order, or a label.
+# A prompt becomes the messages of a Question. Asker.ask() asks many questions at once, and returns
+# the Reply to each, with the answers that were read in it: an order, or a label.
 # ----- Prompts and examples
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
@@ -1078,17 +1159,14 @@ def filled(template, **values):
 
 
 def messages_of(template, **values):
-    """Return a template as messages: what stands above a line "--- user" is the system's."""
+    """Return the messages of a template; text above a line "--- user" is the system message."""
     *system, user = re.split(r"\n--- user[^\S\n]*\n", template, maxsplit=1)
     turns = [("system", text) for text in system] + [("user", user)]
     return [{"role": role, "content": filled(text, **values)} for role, text in turns]
 
 
 def read_prompt(path, *names):
-    """Return the text of a prompt file without its leading comments (#).
-
-    It ends the script if a {name} is missing.
-    """
+    """Return the text of a prompt file without the # lines at its top; {name}s have to be there."""
     text = Path(path).read_text(encoding="utf-8-sig")
     comments = re.match(r"(#.*\n)*", text)[0]
     if comments:
@@ -1118,7 +1196,10 @@ def read_fewshot(abstracts, args):
 # ----- Requests and replies, as in the OpenAI Batch API
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-THOUGHTS = re.compile(  # up to the last mark that ends thoughts, else from a mark that begins them
+# Thoughts of reasoning models are cut off: all up to the last mark that ends them, else all from
+# the first mark that begins them. <think>, <seed:think> and their like; [THINK] of Mistral's
+# models; final<|message|>, <|channel|>, assistantfinal of gpt-oss, by what a server leaves of it.
+THOUGHTS = re.compile(
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
@@ -1129,9 +1210,9 @@ USAGE = "prompt_tokens completion_tokens".split()
 COUNTED = "replies refused cut unread unusable_lines".split() + USAGE
 REMEDIES = {  # {kind of a reply without an answer: what helps}
     "cut": "raise --max-tokens where requests are made",
-    "unread": """they are in another form than was asked for; of thoughts without an answer: raise
+    "unread": """their form is not the one asked for; if they hold only reasoning, raise
         --max-tokens, or serve the model without a reasoning parser""",
-    "refused": "{}; --retry-errors asks again",
+    "refused": "{}; --retry-errors asks again",  # {}: the first refusal
 }
 # Arguments that change no output; an output depends on the replies, wherever they come from.
 ASKING = "base_url concurrency replies requests retry_errors timeout".split()
@@ -1169,7 +1250,7 @@ def body_digest(body):
 
 
 def request_of(question, suffix, args):
-    """Return the request for a question; suffix: what the prompt ends with."""
+    """Return the request for a question; suffix: is appended to its prompt."""
     *turns, prompt = question.messages
     prompt = prompt | {"content": prompt["content"] + suffix}
     name, schema = question.form
@@ -1178,18 +1259,26 @@ def request_of(question, suffix, args):
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":  # generate() reads labels from the form
-        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
-        schema["additionalProperties"] = False
-        schema = {"name": name, "strict": True, "schema": schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        whole = {"type": "object", "properties": {name: schema}, "required": [name]}
+        whole["additionalProperties"] = False
+        json_schema = {"name": name, "strict": True, "schema": whole}
+        body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
     url = "/v1/chat/completions"
     return {"custom_id": body_digest(body), "method": "POST", "url": url, "body": body}
 
 
+def save_requests(waiting, path):
+    """Write requests to a file, whole or not at all."""
+    new = Path(f"{path}.tmp")
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text("".join(json.dumps(request) + "\n" for request in waiting))
+    new.replace(path)
+
+
 def write_requests(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
-    Path(args.requests).write_text("".join(json.dumps(request) + "\n" for request in waiting))
+    save_requests(waiting, args.requests)
     print(f"{args.requests} waits for {args.replies}, by any engine of the OpenAI Batch API")
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
@@ -1202,6 +1291,7 @@ def choice_of(record):
         text = "".join(part["text"] for part in text if part["type"] == "text")
     text, thoughts = THOUGHTS.subn(" ", text)
     is_cut = record.get("finish_reason") == "length"
+    # After thoughts, the logprobs of their tokens could be taken for those of the label.
     logprobs = None if thoughts else record.get("logprobs")
     return Choice("" if is_cut else text, logprobs, is_cut)
 
@@ -1224,10 +1314,10 @@ def reply_of(record):
 
 
 def read_replies(path, requests):
-    """Return {custom_id: Reply}, and the number of lines that are no replies, such as a torn one.
+    """Return {custom_id: Reply}, and the number of unusable lines, such as one that a kill tore.
 
     requests: {custom_id: request}; a reply to another body under the same id does not count. An
-    error never replaces a reply.
+    error never replaces a completion.
     """
     replies = {}
     unusable = 0
@@ -1240,8 +1330,8 @@ def read_replies(path, requests):
                 if sha256 != body_digest(requests[custom_id]["body"]):
                     continue
             reply = reply_of(record)
-            is_reply = custom_id in replies and not replies[custom_id].error
-            if not (reply.error and is_reply):
+            has_completion = custom_id in replies and not replies[custom_id].error
+            if not (reply.error and has_completion):
                 replies[custom_id] = reply
         except UnicodeDecodeError:
             fail(f"{path}:{number}", "not UTF-8; save the replies as UTF-8")
@@ -1261,7 +1351,7 @@ def lock(file):
 
 
 def kind_of(reply):
-    """Return whether a reply is read, refused, cut or unread."""
+    """Return read (the reply has an answer), refused, cut (at the limit of tokens) or unread."""
     if reply.answers:
         return "read"
     if reply.error:
@@ -1269,26 +1359,26 @@ def kind_of(reply):
     return "cut" if any(choice.is_cut for choice in reply.choices) else "unread"
 
 
-class Replies:
-    """The replies to the requests of a job, and counts of them.
+class Asker:
+    """Asks the questions of a job, and counts the replies.
 
     Replies are read from --replies. Those that are not there yet are asked for, once, by
-    answer(requests, args), which appends them to this file or ends the job.
+    answer_requests(requests, args), which appends them to this file or ends the job.
     """
 
-    def __init__(self, args, answer):
+    def __init__(self, args, answer_requests):
         self.args = args
-        self.answer = answer
+        self.answer_requests = answer_requests
         self.counts = collections.Counter()
         self.refusal = None  # why the server refused the first request that it refused
 
-    def to_questions(self, questions):
+    def ask(self, questions):
         """Return the Reply to each question, with its answers; an unread one is asked once more."""
         replies = {}
         waiting = range(len(questions))
         for suffix in ("", RETRY_SUFFIX):
             requests = [request_of(questions[index], suffix, self.args) for index in waiting]
-            for index, reply in zip(waiting, self.to_requests(requests)):
+            for index, reply in zip(waiting, self.replies_to(requests)):
                 answers = [questions[index].read(choice.text) for choice in reply.choices]
                 answers = tuple(answer for answer in answers if answer is not None)
                 replies[index] = reply._replace(answers=answers)
@@ -1296,10 +1386,10 @@ class Replies:
         for reply in replies.values():
             self.count(reply)
         if not self.counts["read"]:
-            self.tell_faults(fail)  # further rounds would cost in vain
+            self.tell_faults(fail)  # nothing was read so far, and further rounds would only cost
         return list(replies.values())
 
-    def to_requests(self, requests):
+    def replies_to(self, requests):
         """Return the Reply to each request, without answers."""
         args = self.args
         unique = {request["custom_id"]: request for request in requests}
@@ -1313,9 +1403,8 @@ class Replies:
                     waiting.append(request)
             if waiting:
                 tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
-                what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
-                print(f"{what}; to write them to a file instead, see --help")
-                self.answer(waiting, args)
+                print(f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})")
+                self.answer_requests(waiting, args)
                 known, unusable = read_replies(args.replies, unique)
         missing = unique.keys() - known.keys()
         if missing:
@@ -1348,11 +1437,11 @@ class Replies:
 
 
 def with_replies(task, args, is_made=False):
-    """Return a task with the file of replies that its output is made from.
+    """Return a task with what else decides its output: the replies, or who would be asked.
 
-    An output is up to date as long as this file has not changed. If it is gone, all would be asked
-    for again, so the output is up to date if the same endpoint would be asked. The sidecar of an
-    output that is_made has both.
+    An output is up to date while the file of replies has not changed (replies_sha256). If that file
+    is gone, making the output again would pay for all replies again, so then the same --replies and
+    --base-url suffice (asked). is_made: for a sidecar, which has both.
     """
     path = Path(args.replies)
     if path.exists() and path.stat().st_size:
@@ -1382,17 +1471,17 @@ def field_of(text, name):
 
 
 def words_of(text):
-    """Return the words of a text in lower case, without punctuation but ? ~ [ ].
+    """Return a text in lower case, with blanks in place of punctuation.
 
-    These four may change what a word means: "NEI?" is no answer.
+    ? ~ [ ] stay, since they may change what a word means: "NEI?" is no answer.
     """
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 
 def label_in(text, labels):
-    """Return the label of a reply: its JSON field label, else its last line if that is a label.
+    """Return the label of a reply: its JSON field label, else its last line, if that is a label.
 
-    None if there is no such label, or if a line above it is another label.
+    None if it is not, or if a line above is another label.
     """
     known = {}
     for label in labels:
@@ -1400,10 +1489,10 @@ def label_in(text, labels):
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
     lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
-    found = [known.get(line) for line in lines if line]
-    if not found or set(found) - {None, found[-1]}:
-        return None
-    return found[-1]
+    found = [known.get(line) for line in lines if line]  # None: a line that is no label
+    if found and set(found) - {None} == {found[-1]}:
+        return found[-1]
+    return None
 
 
 def begun_by(token, labels):
@@ -1425,7 +1514,7 @@ def token_probabilities(logprobs, labels, label):
             sums = dict.fromkeys(labels, 0.0)
             for candidate in token.get("top_logprobs") or [token]:
                 for name in begun_by(candidate, labels):
-                    sums[name] += np.exp(min(candidate["logprob"], 0))
+                    sums[name] += np.exp(min(candidate["logprob"], 0))  # untrusted: never above 1
             total = sum(sums.values())
             if sums[label] == max(sums.values()) and total > 0:  # not so for NaN
                 return {name: sums[name] / total for name in labels}
@@ -1455,22 +1544,23 @@ def shares_of(votes, labels):
 
 # ----- Who answers
 def with_backend(args):
-    """Return the arguments with a backend, a model and files, whose defaults depend on others.
+    """Return the arguments, with those set whose defaults depend on others.
 
-    An endpoint may cost money, so that an API key alone is not enough: --model has to be a name,
-    too, not a path.
+    An API key alone does not choose the endpoint, since calls cost money: --model must be given,
+    too, and be no path. In job ask, the requests may name the model instead.
     """
-    requests_name_it = args.job == "ask" and not args.model
+    is_in_requests = args.job == "ask" and not args.model
     if not args.backend:
-        is_named = requests_name_it or (args.model and not Path(args.model).exists())
+        is_named = is_in_requests or (args.model and not Path(args.model).exists())
         args.backend = "openai" if args.base_url or (API_KEY and is_named) else "transformers"
     if args.backend == "transformers":
         args.model = args.model or "data/models/smollm2"
-    elif not args.model and not requests_name_it:
+    elif not args.model and not is_in_requests:
         fail("--model", f"--backend {args.backend} needs the name of a model; or set LLM_MODEL")
     elif args.backend == "openai" and not args.base_url and not API_KEY:
         fail("OPENAI_API_KEY", "not set, and there is no --base-url; set one of them")
     if "out" in args:
+        args.force = args.force or args.retry_errors  # outputs are made anew from the new replies
         args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     return args
@@ -1481,13 +1571,14 @@ def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
     add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
     add("--max-words", type=count_or_0, default=0,
-        help="cut abstracts to this many words; 0 shows all")
+        help="truncate abstracts to this many words; 0 shows them whole")
     add("--max-tokens", type=count_or_0, default=0,
-        help="""limit replies, thoughts included, to this many tokens; 0 takes what the form of the
-        answer needs, which leaves no room for thoughts: give reasoning models 4000""")
+        help="""limit a reply, reasoning included, to this many tokens; 0 allows what the answer
+        needs (05 with --prompt: 4096): give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
-    add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
-        of parameters; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for votes""")
+    add("--extra", type=json_object, default={}, help="""add these parameters to each request, as a
+        JSON object; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for five
+        votes""")
 
 def add_model(job):
     add = job.add_argument_group("language model: who answers").add_argument
@@ -1499,13 +1590,12 @@ def add_model(job):
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
-    add("--timeout", type=lambda text: within(float(text), 0.1, 86_400), default=120,
-        help="wait this many seconds for each reply; a call that times out is not repeated")
+    add("--timeout", type=seconds, default=120, help="""wait this many seconds for each reply; a
+        call that times out may be paid for, so only the next run asks again""")
     add("--batch-size", type=count, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="""ask again what the server has refused, that
-        is, answered with an error; replies that came but could not be read (unread) stay as they
-        are""")
+    add("--retry-errors", action="store_true", help="""ask again what the server has answered with
+        an error; replies that came but could not be read are not asked for again""")
 # fmt: on
 
 

@@ -61,7 +61,7 @@ HEADS = (  # how models name their outputs for LABELS: the beginnings of the nam
 )
 TEMPERATURES = (0.05, 20)  # the search for the best one stays within
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
-UNDECIDED = 1 / 3 + 0.05  # if no label of a claim is likelier than this, all are near chance
+NEAR_CHANCE = 1 / 3 + 0.05  # if no label of a claim is likelier than this, it is UNDECIDED
 # The block "models" ends its messages with this.
 ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
     MoritzLaurer/DeBERTa-v3-base-mnli) or fetch the small ones (python data/download.py models)"""
@@ -69,7 +69,10 @@ ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
 
 # ---------- The run, and verdicts on its pairs
 def run_of(args):
-    """Return and print the path of --run, else of the run that the last stage has made."""
+    """Print and return the path of --run, else of the run of the last stage that has made one.
+
+    If none has, that is hybrid.tsv, which is then reported as missing.
+    """
     path = args.run
     if not path:
         for name in ("llm", "rerank", "hybrid"):
@@ -81,7 +84,7 @@ def run_of(args):
 
 
 def read_pairs(path, args):
-    """Return the rows of a run that are labelled, and their texts: claims and abstracts."""
+    """Return the rows of a run to label, and texts: {claim_id: claim}, {abstract_id: abstract}."""
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     run = read_table(path, RUN, claim_id=claims, abstract_id=abstracts)[RUN]
@@ -100,7 +103,7 @@ def label_counts(table):
 def write_verdicts(run, probabilities, task, args, **counts):
     """Write a run with labels and probabilities (pairs, 3); return the summary, with counts."""
     probabilities = np.reshape(probabilities, (-1, 3))
-    best_from_behind = probabilities[:, ::-1].argmax(axis=1)  # of equal ones NEI, which is last
+    best_from_behind = probabilities[:, ::-1].argmax(axis=1)  # of equal ones NEI, else REFUTES
     labels = np.array(LABELS[::-1])[best_from_behind]
     verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
     summary = {"made": [args.out], "pairs": len(run), "labels": label_counts(verdicts), **counts}
@@ -111,17 +114,20 @@ def write_verdicts(run, probabilities, task, args, **counts):
 
 # ---------- Classify
 def head_order(config):
-    """Return which of a model's outputs are LABELS, as indices; None if it has other outputs."""
+    """Return the places of LABELS among a model's logits, by their names; None if these differ."""
     order = []
     for beginnings in HEADS:
         for index, name in config.id2label.items():
             if re.match(beginnings, re.sub("[^a-z]", "", str(name).lower())):
                 order.append(index)
-    return order if sorted(order) == [0, 1, 2] and len(config.id2label) == 3 else None
+    return order if sorted(order) == list(range(len(config.id2label))) == [0, 1, 2] else None
 
 
-def set_length(model, args, batch_size):
-    """Let a model read pairs up to --max-length tokens; NLI models have the claim behind."""
+def set_reader(model, args, batch_size):
+    """Let a model read pairs of up to --max-length tokens, as PairReader tokenises them.
+
+    NLI models read the abstract before the claim.
+    """
     model.max_seq_length = min(model.max_seq_length or args.max_length, args.max_length)
     claim_at = 0 if getattr(model.config, "stance_claim_first", False) else 1
     model[0].preprocess = PairReader(model, claim_at, batch_size)
@@ -135,7 +141,7 @@ def open_classifier(args):
     if not head_order(model.config):
         fail(args.model, f"its {model.num_labels} outputs are not {LABELS}; train it")
     check_fields(model.config, args.model, args)
-    set_length(model, args, batch_size_of(args))
+    set_reader(model, args, batch_size_of(args))
     return model
 
 
@@ -149,11 +155,11 @@ def calibrated(logits, temperature=1.0, shares=(1, 1, 1), adjust=0.0):
     return softmax(logits / temperature - adjust * np.log(shares), axis=1)
 
 
-def probabilities_of(model, outputs, adjust=0.0):
-    """Return probabilities (pairs, 3) in the order of LABELS, of a model's outputs."""
+def probabilities_of(model, logits, adjust=0.0):
+    """Return probabilities (pairs, 3) in the order of LABELS, of logits in the model's order."""
     temperature = getattr(model.config, "stance_temperature", 1.0)
     shares = model.config.stance_shares if adjust else (1, 1, 1)
-    return calibrated(outputs[:, head_order(model.config)], temperature, shares, adjust)
+    return calibrated(logits[:, head_order(model.config)], temperature, shares, adjust)
 
 
 def label_shares(labels):
@@ -168,7 +174,7 @@ def compare_shares(probabilities, held_out, model):
     print(f"shares of {', '.join(LABELS)}: {shares}; among held-out pairs: {held_out}")
     if shares[2] < held_out[2]:
         what = (
-            "it gives fewer NEI than there are among judged pairs, but most pairs of a run are NEI"
+            "its share of NEI is below that of the held-out pairs, but most pairs of a run are NEI"
         )
         warn(model, f"{what}; train with NEI examples: 02_retrieve.py mine --shape labels")
 
@@ -190,9 +196,9 @@ def classify(args):
                 fail("--adjust", "it needs class shares: train with pairs of all three labels")
             if np.ptp(shares) < 1e-6:
                 warn("--adjust", "training balanced the classes, so it changes nothing; see --help")
-        compute = functools.partial(outputs_and_cuts, model)
-        outputs, is_truncated = score_resumably(compute, 3, run, texts, parts / "outputs.npy", args)
-        probabilities = probabilities_of(model, outputs, args.adjust)
+        compute = functools.partial(outputs_and_truncated, model)
+        logits, is_truncated = score_resumably(compute, 3, run, texts, parts / "outputs.npy", args)
+        probabilities = probabilities_of(model, logits, args.adjust)
         held_out = sidecar_of(args.model).get("held_out_shares")
         if held_out:
             compare_shares(probabilities, held_out, args.model)
@@ -219,9 +225,9 @@ def read_examples(path, claims, abstracts):
 
 
 def hold_out(table, args):
-    """Return which rows are held out (rows,), the same share of each label.
+    """Return which rows are held out (rows,), stratified by label.
 
-    With --split-by claim, all pairs of a claim are held out, or none.
+    With --split-by claim, the pairs of a claim stay together.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
@@ -233,10 +239,10 @@ def hold_out(table, args):
     if args.split_by == "claim":
         splitter = StratifiedGroupKFold
         groups = table["claim_id"]
-    part = Fraction(args.held_out).limit_denominator(20)  # 0.4 is two of five folds
+    part = Fraction(args.held_out).limit_denominator(20)  # in folds: 0.4 is two of five
     if part in (0, 1):
         fail("--held-out", "take 0, or a share from 0.05 to 0.95")
-    with contextlib.suppress(ValueError):  # there are fewer pairs, or claims, than folds
+    with contextlib.suppress(ValueError):  # scikit-learn: fewer pairs, or claims, than folds
         folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
         splits = list(folds.split(table, table["label"], groups))
         for _, indices in splits[: part.numerator]:
@@ -249,9 +255,10 @@ def hold_out(table, args):
 
 
 def read_judged(args, dev):
-    """Return qrels and examples as a table with columns pair, (claim, abstract), and is_held_out.
+    """Return judged pairs and examples, a table with columns pair, (claim, abstract), is_held_out.
 
-    dev: paths of claims and qrels whose pairs alone are held out, or nothing.
+    dev: paths of claims and qrels of a dev split, whose pairs are then held out, and no others;
+    [] without one.
     """
     import pandas as pd
 
@@ -264,9 +271,9 @@ def read_judged(args, dev):
     table["pair"] = paired_texts(table, (claims, abstracts))
     if not dev:
         return table.assign(is_held_out=hold_out(table, args))
-    claims = read_claims(dev[0])
-    dev_table = read_table(dev[1], QRELS, claim_id=claims, **known)
-    dev_table["pair"] = paired_texts(dev_table, (claims, abstracts))
+    dev_claims = read_claims(dev[0])
+    dev_table = read_table(dev[1], QRELS, claim_id=dev_claims, **known)
+    dev_table["pair"] = paired_texts(dev_table, (dev_claims, abstracts))
     return pd.concat([table.assign(is_held_out=False), dev_table.assign(is_held_out=True)])
 
 
@@ -283,14 +290,17 @@ def loss_weights(counts, args):
     Either the sampler or the loss makes up for rare classes; weighted-focal and the balanced
     sampler do it twice, as Kiepura & Lam 2025.
     """
-    if args.loss == "cross-entropy" or (args.loss == "focal" and args.sampler == "balanced"):
+    sampler_balances = args.loss == "focal" and args.sampler == "balanced"
+    if args.loss == "cross-entropy" or sampler_balances:
         return np.ones(3)
     return class_weights(counts)
 
 
 def seen_shares(counts, args):
-    """Return the class shares that training sees (3,): draws times loss weights."""
-    draws = counts > 0 if args.sampler == "balanced" else counts
+    """Return the class shares that training sees (3,): pairs drawn, times their loss weights."""
+    draws = counts
+    if args.sampler == "balanced":
+        draws = np.minimum(counts, 1)  # each class that there is, equally often
     seen = draws * loss_weights(counts, args)
     return seen / seen.sum()
 
@@ -314,22 +324,26 @@ def loss_of(model, counts, args):
     return loss
 
 
-def balanced(dataset, seed, generator, batch_size, **options):
-    """Return a sampler of batches in which classes are equally frequent, drawn anew each epoch."""
+def balanced_batches(dataset, seed, generator, batch_size, **options):
+    """Return a sampler of batches in which classes are equally frequent, drawn anew each epoch.
+
+    The trainer calls it, as any batch sampler that is given as a function.
+    """
     from sentence_transformers.base.sampler import DefaultBatchSampler
     from torch.utils.data import WeightedRandomSampler
 
     labels = np.array(dataset["label"])
     weights = class_weights(np.bincount(labels, minlength=3))[labels]
     rows = WeightedRandomSampler(weights, len(labels), generator=generator)
-    # The trainer calls set_epoch() before each epoch. So a resumed training draws the same rows.
+    # The trainer calls set_epoch() before each epoch; seeded there, a resumed training draws the
+    # same rows.
     rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)
     return DefaultBatchSampler(rows, batch_size=batch_size, **options)
 
 
 # ---------- Train
 def with_head(name, model_kwargs, **options):
-    """Return a CrossEncoder with its own head for the labels, else with a new one."""
+    """Return a CrossEncoder with its own head if that has the three labels, else with a new one."""
     from sentence_transformers import CrossEncoder
     from transformers import AutoConfig, logging
 
@@ -344,7 +358,7 @@ def with_head(name, model_kwargs, **options):
         # tokens.
         config_kwargs = {"id2label": dict(enumerate(LABELS)), "architectures": ["Classification"]}
         options |= {"num_labels": 3, "config_kwargs": config_kwargs}
-        model_kwargs |= {"ignore_mismatched_sizes": True}
+        model_kwargs = model_kwargs | {"ignore_mismatched_sizes": True}
     model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
     logging.set_verbosity_warning()
     model.config.stance_claim_first = is_new or getattr(config, "stance_claim_first", False)
@@ -352,9 +366,10 @@ def with_head(name, model_kwargs, **options):
 
 
 def freeze(model, what):
-    """Freeze nothing ("none"), the "encoder" but for its pooler, or embeddings and layers.
+    """Keep parts of a model from being trained.
 
-    what: none, encoder, or the number of the layers, which are the first ones.
+    what: "none"; "encoder", all but pooler and head; or a number: the embeddings and that many
+    layers, from the first one.
     """
     if what == "none":
         return
@@ -373,12 +388,12 @@ def learn(model, trained, held_out, parts, args):
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
 
     claims, abstracts = zip(*trained["pair"])
-    data = {"claim": claims, "abstract": abstracts, "label": trained["output"]}
+    data = {"claim": claims, "abstract": abstracts, "label": trained["place"]}
     evaluator = None
     if len(held_out):
         evaluator = CrossEncoderClassificationEvaluator(
             list(held_out["pair"]),
-            list(held_out["output"]),
+            list(held_out["place"]),
             name="held_out",
             write_csv=False,
             show_progress_bar=True,
@@ -390,11 +405,12 @@ def learn(model, trained, held_out, parts, args):
         arguments=cross_encoder.CrossEncoderTrainingArguments,
         model=model,
         data=Dataset.from_dict(data),
-        loss=loss_of(model, np.bincount(trained["output"], minlength=3), args),
+        loss=loss_of(model, np.bincount(trained["place"], minlength=3), args),
         evaluator=evaluator,
         measure="held_out_f1_weighted",
         lr_scheduler_type=args.schedule,
-        batch_sampler=balanced if args.sampler == "balanced" else "batch_sampler",
+        # "batch_sampler" is the library's name of its default
+        batch_sampler=balanced_batches if args.sampler == "balanced" else "batch_sampler",
     )
 
 
@@ -412,8 +428,11 @@ def fit_temperature(logits, labels):
     return float(np.exp(best.x))
 
 
-def assess(logits, labels, out):
-    """Return F1 on held-out pairs and that of the majority label, the temperature, and shares."""
+def assess_held_out(logits, labels, out):
+    """Print and return F1 on held-out pairs beside that of the majority label; fit a temperature.
+
+    The figures that are returned have the temperature and the shares of the labels, too.
+    """
     from sklearn.metrics import f1_score
 
     weighted_f1 = functools.partial(f1_score, labels, average="weighted")
@@ -432,6 +451,17 @@ def assess(logits, labels, out):
     return figures | {"held_out_shares": label_shares(labels)}
 
 
+def check_labels(table, args):
+    """End if there is no pair to train on; warn of labels that none of them has."""
+    labels = set(table["label"][~table["is_held_out"]])
+    if not labels:
+        fail(args.qrels, "no judged pair to train on; see data/README.md")
+    missing = [label for label in LABELS if label not in labels]
+    if missing:
+        what = f"no pair to train on is {' or '.join(missing)}, so none will be labelled so"
+        warn(args.qrels, f"{what}; see --examples")
+
+
 def train(args):
     """Fine-tune an encoder or an NLI model on judged pairs."""
     dev = []
@@ -447,28 +477,26 @@ def train(args):
     import transformers
 
     table = read_judged(args, dev)
+    check_labels(table, args)
     transformers.set_seed(args.seed)  # of a new head
     model = open_model(with_head, args.model, args)
     freeze(model.model, args.freeze)
-    set_length(model, args, 32)
+    set_reader(model, args, 32)
     order = head_order(model.config)
     truncated = sum(model[0].preprocess.read(pair)[1] for pair in table["pair"])
     table["gold"] = table["label"].map(LABELS.index)
-    table["output"] = np.array(order)[table["gold"]]
+    table["place"] = np.array(order)[table["gold"]]  # among the model's logits
     held_out = table[table["is_held_out"]]
     trained = table[~table["is_held_out"]]
     counts = np.bincount(trained["gold"], minlength=3)
-    if not counts.all():
-        what = f"{counts} pairs of {LABELS}: a label without pairs will never be given"
-        warn(args.qrels, f"{what}; see --examples")
     summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
     with parts_of(args.out, task) as parts:
         summary |= learn(model, trained, held_out, parts, args)
         if len(held_out):
-            outputs = outputs_of(model, list(held_out["pair"]))
-            if not np.isfinite(outputs).all():
+            logits = outputs_of(model, list(held_out["pair"]))
+            if not np.isfinite(logits).all():
                 fail("--lr", "the model's outputs are not finite numbers; lower it")
-            summary |= assess(outputs[:, order], held_out["gold"], args.out)
+            summary |= assess_held_out(logits[:, order], held_out["gold"], args.out)
         model.config.stance_shares = seen_shares(counts, args).tolist()
         model.config.stance_temperature = summary.get("temperature", 1.0)
         with written(args.out, task, **summary) as folder:
@@ -492,32 +520,33 @@ claim, the label is SUPPORTS; if it directly refutes it, the label is REFUTES.
 
 Answer with one label, SUPPORTS, REFUTES or NEI, and write nothing else."""
 TAGS = r"(?i)<\s*/?\s*(abstract|pair|think)\b[^>]*>"  # of prompts; texts must not hold any
-EVIDENCE = ("EVIDENCE", "UNKNOWN")  # labels of the first of two steps
-DIRECTIONS = LABELS[:2]  # those of the second one
+FIRST_LABELS = ("EVIDENCE", "UNKNOWN")  # of the first of two steps
+DIRECTIONS = LABELS[:2]  # the labels of the second one
 DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, Ant Bridge 2025
+# Such as "3: 1", "3. 1" or "pair 3 - 1"
 DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
 
 
-# This script asks no language model itself: 04_llm_rerank.py does, if it stands beside it. Its
-# function runs in this process: a child would keep sending paid requests if this one is killed.
-# Without 04, the requests are written to a file, and the status is 3. Once any engine of the OpenAI
-# Batch API has answered them, the same call reads the replies.
-@functools.cache  # so that a local model, which 04 keeps in its own names, is loaded only once
-def answering_function():
-    """Return answer_requests() of 04_llm_rerank.py, or write_requests() without that script."""
-    path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
-    if path.exists():
-        return runpy.run_path(str(path))["answer_requests"]
-    print(f"{path}: not found; requests are written to a file, not sent")
-    return write_requests
+# This script asks no language model itself; 04_llm_rerank.py does, in this process, as a child
+# would go on to pay if this one is killed. It is run once, as it keeps a local model in its names.
+run_script = functools.cache(runpy.run_path)
 
 
 def answer_requests(waiting, args):
-    """Have requests answered, or write them to a file."""
-    answering_function()(waiting, args)
+    """Let 04_llm_rerank.py answer requests; if it is not beside this script, write them to a file.
+
+    Then the exit status is 3. Once any engine of the OpenAI Batch API has answered them, the same
+    call reads the replies.
+    """
+    path = Path(sys.argv[0]).with_name("04_llm_rerank.py")
+    if path.exists():
+        run_script(str(path))["answer_requests"](waiting, args)
+    else:
+        print(f"{path}: not found; requests are written to a file, not sent")
+        write_requests(waiting, args)
 
 
-def shown_texts(claim, abstract, args):
+def prompt_texts(claim, abstract, args):
     """Return claim and abstract as prompts show them: on one line, without tags."""
     words = abstract.split()[: args.max_words or None]
     return [re.sub(TAGS, " ", " ".join(text)) for text in (claim.split(), words)]
@@ -528,7 +557,7 @@ def example_turns(template, abstracts, args):
     turns = []
     for claim, rows in read_fewshot(abstracts, args):
         for abstract_id, label in zip(rows["abstract_id"], rows["label"]):
-            shown_claim, abstract = shown_texts(claim, abstracts[abstract_id], args)
+            shown_claim, abstract = prompt_texts(claim, abstracts[abstract_id], args)
             turns.append(messages_of(template, claim=shown_claim, abstract=abstract)[-1])
             answer = json.dumps({"label": label}) if args.structured else label
             turns.append({"role": "assistant", "content": answer})
@@ -550,30 +579,44 @@ def label_questions(labels, template, pairs, turns, args):
     return questions
 
 
-def one_step(prompts, pairs, turns, replies, args):
+class Strategy(NamedTuple):
+    """A way to ask for labels."""
+
+    # ask(prompts, pairs, turns, asker, args): {label: probability} for each pair, None where no
+    # reply could be read
+    ask: object
+    prompts: int  # how many --prompt it needs
+    names: tuple  # what a prompt has to show, as {name}
+
+
+def one_step(prompts, pairs, turns, asker, args):
     """Ask for the label."""
     questions = label_questions(LABELS, prompts[0], pairs, turns, args)
-    return [label_probabilities(reply, LABELS) for reply in replies.to_questions(questions)]
+    return [label_probabilities(reply, LABELS) for reply in asker.ask(questions)]
 
 
-def two_steps(prompts, pairs, _, replies, args):
-    """Ask whether there is evidence; then, if half of the votes say so, which way it points."""
-    first = replies.to_questions(label_questions(EVIDENCE, prompts[0], pairs, [], args))
-    evidence = [shares_of(reply.answers, EVIDENCE) for reply in first]
+def two_steps(prompts, pairs, turns, asker, args):
+    """Ask whether there is evidence; then, if half of the votes say so, which way it points.
+
+    P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence). For pairs that are not asked about again,
+    both directions are equally likely.
+    """
+    first = asker.ask(label_questions(FIRST_LABELS, prompts[0], pairs, turns, args))
+    evidence = [shares_of(reply.answers, FIRST_LABELS) for reply in first]
     chosen = [index for index, row in enumerate(evidence) if row and row["EVIDENCE"] >= 0.5]
     open_pairs = [pairs[index] for index in chosen]
-    second = replies.to_questions(label_questions(DIRECTIONS, prompts[1], open_pairs, [], args))
-    directions = [{"SUPPORTS": 0.5, "REFUTES": 0.5}] * len(pairs)  # where nobody is asked
+    second = asker.ask(label_questions(DIRECTIONS, prompts[1], open_pairs, turns, args))
+    directions = [{"SUPPORTS": 0.5, "REFUTES": 0.5}] * len(pairs)
     for index, reply in zip(chosen, second):
         directions[index] = shares_of(reply.answers, DIRECTIONS)
-    rows = []
+    predictions = []
     for shares, direction in zip(evidence, directions):
-        row = None
+        prediction = None
         if shares and direction:  # None: a reply could not be read
-            row = {label: shares["EVIDENCE"] * direction[label] for label in DIRECTIONS}
-            row["NEI"] = shares["UNKNOWN"]
-        rows.append(row)
-    return rows
+            prediction = {label: shares["EVIDENCE"] * direction[label] for label in DIRECTIONS}
+            prediction["NEI"] = shares["UNKNOWN"]
+        predictions.append(prediction)
+    return predictions
 
 
 def batch_messages(template, pairs):
@@ -602,11 +645,11 @@ def digits_in(text, n):
     return labels if any(labels) else None
 
 
-def batch(prompts, pairs, _, replies, args):
-    """Ask for many labels with a prompt; pairs that a reply leaves out are asked about again."""
+def many_pairs(prompts, pairs, turns, asker, args):
+    """Ask about many pairs per prompt; those that a reply leaves out are asked about once more."""
     form = ("digits", {"type": "array", "items": {"enum": [0, 1, 2]}})
     size = args.pairs_per_prompt
-    rows = [None] * len(pairs)
+    predictions = [None] * len(pairs)
     missing = range(len(pairs))
     for _ in range(2):
         groups = [missing[start : start + size] for start in range(0, len(missing), size)]
@@ -616,61 +659,60 @@ def batch(prompts, pairs, _, replies, args):
             messages = batch_messages(prompts[0], [pairs[index] for index in group])
             read = functools.partial(digits_in, n=len(group))
             questions.append(Question(messages, form, 8 * len(group) + 24, read))
-        for group, reply in zip(groups, replies.to_questions(questions)):
+        for group, reply in zip(groups, asker.ask(questions)):
+            # An answer has a label for each pair, so zip gives a pair the votes of all answers.
+            # A reply without any answer has been asked for twice, and its pairs are not missing.
             for index, votes in zip(group, zip(*reply.answers)):
-                rows[index] = shares_of([vote for vote in votes if vote], LABELS)
-            if reply.answers:  # a reply without any has been asked for twice
-                missing += [index for index in group if not rows[index]]
-    return rows
-
-
-class Strategy(NamedTuple):
-    """A way to ask for labels."""
-
-    ask: object  # function of prompts, pairs, turns, replies and args; {label: p} or None per pair
-    prompts: int  # how many --prompt it needs
-    names: tuple  # what a prompt has to show, as {name}
+                predictions[index] = shares_of([vote for vote in votes if vote], LABELS)
+                if not predictions[index]:
+                    missing.append(index)
+    return predictions
 
 
 STRATEGIES = {
     "one-step": Strategy(one_step, 1, ("claim", "abstract")),
     "two-step": Strategy(two_steps, 2, ("claim", "abstract")),
-    "batch": Strategy(batch, 1, ("n", "pairs")),
+    "batch": Strategy(many_pairs, 1, ("n", "pairs")),
 }
 
 
 def llm(args):
     """Label the pairs of a run with a language model."""
     strategy = STRATEGIES[args.strategy]
-    is_own = args.strategy == "one-step" and not args.prompt  # the prompt is that of this script
-    if not is_own and len(args.prompt) != strategy.prompts:
-        what = f"{args.strategy} wants {strategy.prompts}, as those in recipes/systems/prompts"
-        fail("--prompt", what)
+    is_built_in = args.strategy == "one-step" and not args.prompt
+    if not is_built_in and len(args.prompt) != strategy.prompts:
+        what = f"--strategy {args.strategy} needs {strategy.prompts} of them"
+        fail("--prompt", f"{what}; recipes/systems/prompts has examples")
     if args.fewshot and args.strategy != "one-step":
         fail("--fewshot", "its examples are labels; take --strategy one-step, or no --fewshot")
     path = run_of(args)
     inputs = [path, args.claims, args.corpus, *args.prompt, *fewshot_files(args)]
     task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
-    if not args.retry_errors and up_to_date(args, with_replies(task, args), args.out):
+    check_outs(args.replies, inputs=[*inputs, args.out])
+    if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     run, texts = read_pairs(path, args)
     prompts = [read_prompt(prompt, *strategy.names) for prompt in args.prompt] or [PROMPT]
     turns = example_turns(prompts[0], texts[1], args) if args.fewshot else []
-    pairs = [shown_texts(*pair, args) for pair in paired_texts(run, texts)]
-    replies = Replies(args, answer_requests)
-    rows = strategy.ask(prompts, pairs, turns, replies, args)
-    unusable = rows.count(None)
+    pairs = [prompt_texts(*pair, args) for pair in paired_texts(run, texts)]
+    asker = Asker(args, answer_requests)
+    predictions = strategy.ask(prompts, pairs, turns, asker, args)
+    unusable = predictions.count(None)
     if unusable:
-        warn(args.replies, f"{unusable} of {len(rows)} pairs have no label, and become NEI")
-    probabilities = [[row[label] for label in LABELS] if row else [0, 0, 1] for row in rows]
-    counts = {"unusable": unusable, **replies.report()}
+        warn(args.replies, f"{unusable} of {len(pairs)} pairs have no label, and become NEI")
+    nei = {"SUPPORTS": 0, "REFUTES": 0, "NEI": 1}
+    probabilities = [[(known or nei)[label] for label in LABELS] for known in predictions]
+    counts = {"unusable": unusable, **asker.report()}
     task = with_replies(task, args, is_made=True)
     return write_verdicts(run, probabilities, task, args, **counts)
 
 
 # ---------- Aggregate: verdicts on claims
 def claim_verdict(support, refute):
-    """Return the verdict and the share of support, from the sums of both labels' probabilities."""
+    """Return the verdict on a claim, and the share of support.
+
+    support, refute: summed probabilities of the claim's SUPPORTS pairs, and of its REFUTES pairs.
+    """
     if not support + refute:
         return "NOT ENOUGH INFORMATION", None
     share_of_support = support / (support + refute)
@@ -681,7 +723,7 @@ def claim_verdict(support, refute):
 
 
 def read_verdicts(path, claims, abstracts):
-    """Return verdicts on pairs with the column probability, that of the pair's label."""
+    """Return verdicts on pairs; their column probability is that of the pair's own label."""
     import pandas as pd
 
     known = {"claim_id": claims, "abstract_id": abstracts, "label": LABELS}
@@ -692,15 +734,15 @@ def read_verdicts(path, claims, abstracts):
         pair = " ".join(verdicts.loc[is_right.idxmin(), PAIR])
         fail(path, f"no probabilities that sum to 1: {pair}; label the run again")
     columns = verdicts["label"].map(LABELS.index)
-    return verdicts.assign(probability=values.to_numpy(float)[values.index, columns])
+    return verdicts.assign(probability=values.to_numpy(float)[np.arange(len(values)), columns])
 
 
 def claim_record(claim_id, claim, rows):
     """Return the verdict on a claim with its evidence; rows: the verdicts on its pairs."""
     evidence = rows[rows["label"] != "NEI"]
-    sums = evidence.groupby("label")["probability"].sum().reindex(LABELS[:2], fill_value=0.0)
+    sums = evidence.groupby("label")["probability"].sum().reindex(DIRECTIONS, fill_value=0.0)
     verdict, support = claim_verdict(*sums)
-    if len(rows) and rows["probability"].max() <= UNDECIDED:
+    if len(rows) and rows["probability"].max() <= NEAR_CHANCE:
         verdict = "UNDECIDED"
     entries = evidence[["abstract_id", "rank", "label", "probability"]].round(6)
     record = {"claim_id": claim_id, "claim": claim, "verdict": verdict, "support": support}
@@ -755,11 +797,10 @@ def add_classify(job):
         help="label with this classifier or NLI model, a folder or a name on the hub")
     add_length(add)
     add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
-        probability by the share of its label in training, to this power, 0 (off) to 1; train with
-        --sampler shuffle --loss cross-entropy first, since by default training balances the
-        classes, and then nothing changes""")
-    add("--batch-size", type=count, help="""label this many pairs of --max-length tokens at once, or
-        more shorter ones (default: 32, on a GPU 128)""")
+        probability by the share of its label in training, to this power, 0 (off) to 1; only for
+        models of train --sampler shuffle --loss cross-entropy, as the defaults already balance""")
+    add("--batch-size", type=count, help="""label as many tokens at once as this many pairs of
+        --max-length have (default: 32, on a GPU 128)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
@@ -785,8 +826,8 @@ def add_train(job):
         help="do not train this part: none, encoder, or the embeddings and this many layers")
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
-        help="""focal: weights pairs by class, unless --sampler balances; weighted-focal: always, as
-        in Kiepura & Lam 2025""")
+        help="""cross-entropy; focal: focal loss (gamma 2), with class weights unless --sampler
+        balances; weighted-focal: with class weights in any case, as Kiepura & Lam 2025""")
     add("--sampler", choices=("balanced", "shuffle"), default="balanced",
         help="draw pairs of all classes equally often, or each pair once per epoch")
     add("--epochs", type=positive, default=10, help="""train for at most this many passes over
@@ -796,7 +837,8 @@ def add_train(job):
         help="keep the learning rate, or let it fall to 0 linearly")
     add("--batch-size", type=count, default=32, help="train on this many pairs at once")
     add("--held-out", type=share, default=0.1, help="""hold this share of the pairs out of training,
-        0 is none; the epoch with the best F1 on them is kept, and they fit the temperature""")
+        as a fraction with a denominator of at most 20; 0 is none; the epoch with the best F1 on
+        them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
         help="hold out all pairs of a claim or none, or single pairs")
     add("--dev-split", help="hold out the pairs of this split, in place of --held-out")
@@ -807,8 +849,9 @@ def add_train(job):
 def add_llm(job):
     add_run(job, "{work}/{split}/llm_verdicts.tsv", 10)
     add = job.add_argument_group("prompts").add_argument
-    add("--strategy", choices=STRATEGIES, default="one-step", help="""ask for the label of a pair;
-        for evidence, then its direction; or for the labels of many pairs by one prompt""")
+    add("--strategy", choices=STRATEGIES, default="one-step", help="""one-step: ask for the
+        label of each pair; two-step: for evidence, then for its direction; batch: for the labels of
+        many pairs by one prompt""")
     add("--prompt", nargs="+", default=[], metavar="FILE", help="""ask with the prompts in these
         files, which hold {claim} and {abstract} (batch: {n} and {pairs}); two-step wants two files;
         recipes/systems/prompts has examples (default: the script's own, for one-step)""")
@@ -841,9 +884,9 @@ def main():
 # --- helpers (same in all six scripts)
 START = time.monotonic()
 WARNINGS = []  # what this call has warned of; sidecars keep it
-CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments of all jobs
+CHANGE_NO_OUTPUT = {"force", "out", "device", "function"}  # arguments, in every job
 PACKAGES = ("numpy", "pandas", "torch", "transformers", "sentence_transformers", "bm25s", "openai")
-MADE_BY = {  # {name or first word of a missing file or folder: the job that makes it}
+MADE_BY = {  # {a file's name, or its part before the first dot: the job that makes it}
     "bm25.tsv": "02_retrieve.py",
     "dense.tsv": "02_retrieve.py",
     "splade.tsv": "02_retrieve.py",
@@ -864,7 +907,7 @@ ONE_LINE = r"[^\t\r\n]+"  # an id that fits into a TSV file
 
 
 def shown(text):
-    """Return a text in one line, its control characters escaped, without passwords of addresses."""
+    """Return a text in one line, with control characters escaped and passwords of URLs hidden."""
     text = re.sub(r"(?<=://)[^/@\s]+@", "***@", " ".join(str(text).split()))
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
@@ -908,6 +951,16 @@ def share(text):
     return within(float(text), 0, 1)
 
 
+def seconds(text):
+    """Return a number of seconds, up to a day."""
+    return within(float(text), 0.1, 86_400)
+
+
+def json_object(text):
+    """Return a dict of JSON; argparse shows a text that is none to the user."""
+    return {**json.loads(text)}
+
+
 def digest(path):
     """Return the sha256 of a file, or of the files of a folder that are loaded."""
     path = Path(path)
@@ -916,12 +969,12 @@ def digest(path):
         name = part.relative_to(path).as_posix()
         if part.is_file() and not re.search(NOT_LOADED, name):
             with part.open("rb") as file:
-                hashlib.file_digest(file, lambda: total)
+                hashlib.file_digest(file, lambda: total)  # goes on with total
     return total.hexdigest()
 
 
 def check_input(path, args):
-    """End if an input is missing: name the job that makes it, the splits there, its argument."""
+    """End if an input is missing; say which job makes it, or which splits are there."""
     path = Path(path)
     if path.exists():
         return
@@ -936,7 +989,7 @@ def check_input(path, args):
         advice.append(f"splits there: {', '.join(sorted(splits))}")
     for name, value in vars(args).items():
         if str(value) == str(path):
-            advice.append(f"name another file for {name}")
+            advice.append(f"name another file for {name.replace('_', '-')}")
     fail(path, f"not found; {'; '.join(advice) or 'fix its name'}")
 
 
@@ -947,6 +1000,7 @@ def task_of(args, *inputs, models=(), without=()):
     """
     for path in inputs:
         check_input(path, args)
+    # A model that is not there is one of the hub.
     paths = [str(path) for path in (*inputs, *models) if Path(path).exists()]
     left_out = CHANGE_NO_OUTPUT.union(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out}
@@ -962,7 +1016,12 @@ def sidecar_of(path):
 
 
 def check_outs(*outs, inputs=(), is_folder=False):
-    """Refuse outputs that would replace an input, a folder of others, or a file by a folder."""
+    """End if an output would replace an input of this call, or what the kit has not made.
+
+    A file never replaces a folder, nor a folder a file. A folder (is_folder) replaces only one that
+    has a sidecar.
+    """
+    are_read = [os.path.abspath(path) for path in inputs]  # a file may be named in several ways
     for out in map(Path, outs):
         taken = [path for path in out.parents if path.is_file()]
         is_ours = is_folder and Path(f"{out}.meta.json").exists()
@@ -970,7 +1029,7 @@ def check_outs(*outs, inputs=(), is_folder=False):
             taken.append(out)
         for path in taken:
             fail(path, "not made by this script, which would replace it; give another name")
-        if out in map(Path, inputs):
+        if os.path.abspath(out) in are_read:
             fail(out, "this call reads it; give another name for what it writes")
 
 
@@ -980,6 +1039,7 @@ def up_to_date(args, task, *outs, is_folder=False):
     for out in outs:
         if args.force or not Path(out).exists():
             return False
+        # <=: the sidecar has all of this, and more
         if not (task | {"sha256": digest(out)}).items() <= sidecar_of(out).items():
             return False
     for out in outs:
@@ -996,7 +1056,7 @@ def remove(path):
 def clear(path):
     """Remove what killed processes have left beside an output: PATH.PID.tmp."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):
-        pid = left.with_suffix("").suffix[1:]
+        pid = left.with_suffix("").suffix[1:]  # 123 of PATH.123.tmp
         try:
             os.kill(int(pid), 0)  # which only asks whether this process runs
         except ProcessLookupError:
@@ -1007,7 +1067,11 @@ def clear(path):
 
 @contextlib.contextmanager
 def written(path, task, **summary):
-    """Yield a temporary path. What is made there becomes path, whole, with a sidecar."""
+    """Yield a temporary path for a new output, which then replaces path as a whole.
+
+    The sidecar gets the task, the summary, and how the output was made. While the output is
+    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
     end = f"{os.getpid()}.tmp"  # two processes may write one output
@@ -1018,7 +1082,7 @@ def written(path, task, **summary):
     clear(path)
     remove(new)
     yield new
-    check_outs(path, is_folder=new.is_dir())
+    check_outs(path, is_folder=new.is_dir())  # again: something may be in this place by now
     loaded = {name: sys.modules[name].__version__ for name in PACKAGES if name in sys.modules}
     made = {
         "command": list(map(shown, sys.argv)),
@@ -1029,7 +1093,7 @@ def written(path, task, **summary):
         "seconds": round(time.monotonic() - START, 1),
     }
     new_meta.write_text(json.dumps(task | summary | made, indent=1))
-    meta.write_text("{}")  # while the output is replaced
+    meta.write_text("{}")
     if path.is_dir():
         path.rename(old)  # a folder cannot take the place of another one
     new.replace(path)
@@ -1045,11 +1109,12 @@ def add_shared(job, split=None, force=True):
     """
     add = job.add_argument_group("shared by all scripts").add_argument
     # fmt: off
-    add("--data", default="data/demo", help="read from this folder; {data} in other defaults")
-    add("--work", help="""keep indexes, models and runs in this folder, where the next scripts find
-        them; {work} in other defaults (default: work/ and the last part of --data)""")
+    add("--data", default="data/demo", help="read data of this folder, {data} in other defaults")
+    add("--work", help="""keep indexes, models and runs in this folder, {work} in other defaults,
+        where the next scripts find them (default: work/NAME, with the last name in --data)""")
     if split:
-        add("--split", default=split, help="take this split; {split} in other defaults")
+        add("--split", default=split,
+            help="take claims and judgements of this split, {split} in other defaults")
     if force:
         add("--force", action="store_true", help="make outputs again, even if they are up to date")
     # fmt: on
@@ -1080,6 +1145,7 @@ def command_line(jobs):
     for name, function in zip(names, jobs):
         job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
         job.set_defaults(function=function, job=name)
+        # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
         jobs[function](job)
         for flag in job._actions:  # argparse has no public list of them
@@ -1102,7 +1168,7 @@ def command_line(jobs):
 
 
 def run_job(args):
-    """Run the job, and print its result as JSON."""
+    """Run the job, and print its result as JSON; errors of files and packages are one line."""
     try:
         print(json.dumps(args.function(args)))
     except OSError as error:
@@ -1131,12 +1197,14 @@ def read_table(path, columns, **known):
             rows of one length; python data/convert.py {path} --out NEW.tsv (--columns WANTED=FOUND
             renames)"""
         fail(f"{path}:1", found)
+    # Blank lines go; the index keeps counting them, so it is a line's number less 2.
     table = table[(table[list(columns)] != "").any(axis=1)]
     if "claim" in columns:
         quoted = '^"((?:[^"]|"")*)"$'  # as pandas writes texts with quotation marks
         claims = table["claim"].str
         table["claim"] = claims.replace(quoted, lambda text: text[1].replace('""', '"'), regex=True)
     ids = [column for column in columns if column.endswith("_id")]
+    # {what is wrong: in which rows}; the first fault that occurs is reported
     faults = {f"{column} is empty": table[column] == "" for column in columns}
     for column, values in known.items():
         if column in table:
@@ -1181,7 +1249,9 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(record, ensure_ascii=False).encode()  # fails at half a character
+                    json.dumps(
+                        record, ensure_ascii=False
+                    ).encode()  # fails at half of a surrogate pair
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:
@@ -1223,30 +1293,32 @@ def read_abstracts(path, fields, separator=" "):
     records = read_corpus(path)
     unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
     if unknown:
-        tell = warn if unknown < set(fields) else fail
+        tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
 
 
 def words_of_claims(split, args):
-    """Return the words of each claim of a split; nothing if it does not exist."""
+    """Return the words of each claim of a split, a set of texts; empty without such a file."""
     path = Path(args.data, f"claims.{split}.tsv")
     claims = read_claims(path) if path.exists() else {}
     return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
 
 
 def check_splits(args):
-    """Warn of claims of --split that another split has, too: figures on them are too high.
+    """Warn if claims of --split are in another split, too: figures on these are too high.
 
-    Equal words tell, not equal ids: in some data sets, ids begin anew in each split.
+    Words are compared, not ids, as in some data sets ids begin anew in each split.
     """
+    splits = ["train", "dev", "test"]
     kind = args.split.split("-")[0]  # train-cited has the claims of train
-    words = words_of_claims(args.split, args)
-    for split in ("train", "dev", "test"):
-        shared = words & words_of_claims(split, args)
-        is_other = kind in ("train", "dev", "test") and kind != split
-        if is_other and shared:
-            what = f"claims with the words of a claim in {split}: {len(shared)}"
+    if kind not in splits:
+        return
+    splits.remove(kind)
+    for other in splits:
+        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
+        if shared:
+            what = f"claims with the words of a claim in {other}: {len(shared)}"
             warn(f"{args.data}, {args.split}", what)
 
 
@@ -1301,17 +1373,18 @@ def open_model(load, name, args, dtype="fp32", **options):
     # Else transformers asks the hub to convert a .bin, which opens a pull request there.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     guard = contextlib.nullcontext()
-    if torch.__version__ < "2.10":  # CVE-2025-32434, CVE-2026-24747
+    if torch.__version__ < "2.10":  # TorchVersion compares numbers; CVE-2025-32434, 2026-24747
         guard = mock.patch("torch.load", refuse_bin)
     try:
         with guard:
             model = load(str(name), **options)
     except Exception as error:  # the libraries raise many kinds
-        fail(name, f"{reason_of(error)}; {ADVICE}; or python data/download.py model OWNER/NAME")
+        fail(name, f"{reason_of(error)}; {ADVICE}; or fetch it: python data/download.py model NAME")
     if len(model.tokenizer.get_vocab()) < LEAST_TOKENS:
         what = "files of its tokenizer are missing, such as tokenizer.json"
         fail(name, f"{what}; copy the whole folder")
-    if getattr(model.tokenizer, "pad_token", True) is None:  # Llama has none
+    # Llama has none; tokenizers of static embeddings do not even have the attribute.
+    if getattr(model.tokenizer, "pad_token", True) is None:
         model.tokenizer.pad_token = model.tokenizer.eos_token
         model.transformers_model.config.pad_token_id = model.tokenizer.pad_token_id
     return model
@@ -1322,7 +1395,7 @@ def reason_of(error):
     reason = str(error)
     if "trust_remote_code" in reason:
         return "it comes with code of its own, which the kit does not run"
-    if "gated" in reason:
+    if "gated repo" in reason:
         return (
             "it is gated; ask for access on its page, then export HF_TOKEN=hf_... with your token"
         )
@@ -1380,11 +1453,11 @@ GROUP = 1024  # pairs that are scored and stored at once
 
 
 class PairReader:
-    """Turns pairs (claim, abstract) into tensors as a model's own preprocess does, only faster.
+    """Makes the inputs of a cross-encoder from pairs (claim, abstract).
 
-    A claim and an abstract are in many pairs, and the library tokenises them in each. Here a text
-    is tokenised once, and its token ids are put between the special tokens of a pair. The claim is
-    cut to half of the tokens that fit, the abstract to what is left.
+    The library tokenises both texts anew in each pair. Here a text is tokenised once, and its token
+    ids are put between the special tokens of a pair. Unlike there, the claim of a pair that is too
+    long is cut to half of the tokens that fit, and the abstract to what is left.
 
     claim_at: the claim is the first (0) or second (1) text of the model's input.
     batch_size: a batch has as many tokens as this many pairs of --max-length.
@@ -1397,12 +1470,13 @@ class PairReader:
         self.batch_tokens = batch_size * model.max_seq_length
         self.known = {}  # {text: its token ids}
         self.prompt = model.prompts.get(model.default_prompt_name) or ""  # before the first text
-        self.frame = None
-        if "message" not in model.modalities:
+        self.frame = None  # as of frame_of(); None: the library puts a pair together
+        if "message" not in model.modalities:  # no chat template
             self.frame = self.frame_of(getattr(model[0], "probe", ("a", "b")))
+        # around: tokens of a pair beside those of its prompt and texts; room: tokens left for these
         if self.frame:
             self.around = sum(map(len, self.frame["input_ids"][::2]))  # before, between, behind
-        else:  # a chat template, so the library puts together prompt and texts
+        else:
             empty = self.library([("", "")], prompt=self.prompt)["input_ids"]
             self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
             self.prompt = ""
@@ -1411,7 +1485,7 @@ class PairReader:
         self.claim_room = (self.room - prompt_length) // 2
         if self.claim_room < 1:
             fail("--max-length", "no tokens are left beside the prompt; raise it")
-        if claim_at == 0:
+        if claim_at == 0:  # the prompt is a part of the first text, so its room holds both
             self.claim_room += prompt_length
 
     def frame_of(self, probe):
@@ -1454,7 +1528,7 @@ class PairReader:
         ids = self.in_order([claim, abstract])
         return ids, sum(map(len, ids)) < sum(map(len, whole))
 
-    def cut_texts(self, pair):
+    def truncated_texts(self, pair):
         """Return both texts in the model's order, each up to the last token that read() leaves."""
         texts = []
         for text, ids in zip(self.in_order(pair), self.read(pair)[0]):
@@ -1469,15 +1543,16 @@ class PairReader:
         import torch
 
         if not self.frame:
-            return self.library([*map(self.cut_texts, pairs)], prompt=prompt, **options)
+            return self.library([*map(self.truncated_texts, pairs)], prompt=prompt, **options)
         found = [self.read(pair)[0] for pair in pairs]
         tensors = {}
         for name, (before, first, between, second, behind) in self.frame.items():
             rows = []
-            for texts in found:
+            for first_values, second_values in found:
                 if name != "input_ids":  # all tokens of a text have the same value, such as 1
-                    texts = [np.resize(first, len(texts[0])), np.resize(second, len(texts[1]))]
-                row = np.concatenate([before, texts[0], between, texts[1], behind])
+                    first_values = np.resize(first, len(first_values))
+                    second_values = np.resize(second, len(second_values))
+                row = np.concatenate([before, first_values, between, second_values, behind])
                 rows.append(torch.from_numpy(row))
             tensors[name] = torch.nn.utils.rnn.pad_sequence(
                 rows,
@@ -1524,7 +1599,7 @@ def outputs_of(model, pairs, bar=None):
 
 
 def open_scores(path, shape):
-    """Return the stored scores of this shape, which the file path keeps; NaN: not scored yet.
+    """Return the array of scores in the file path, NaN where a pair is not scored yet.
 
     A damaged file is replaced.
     """
@@ -1541,7 +1616,7 @@ def open_scores(path, shape):
     return np.load(path, mmap_mode="r+")
 
 
-def outputs_and_cuts(model, pairs, bar):
+def outputs_and_truncated(model, pairs, bar):
     """Return a model's outputs (pairs, labels), and which pairs are truncated."""
     is_truncated = [model[0].preprocess.read(pair)[1] for pair in pairs]
     return outputs_of(model, pairs, bar), is_truncated
@@ -1550,8 +1625,8 @@ def outputs_and_cuts(model, pairs, bar):
 def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
     """Return a model's outputs for rows of a run (rows, labels), and which pairs are truncated.
 
-    compute(pairs, bar): returns both for a group of pairs, as outputs_and_cuts(); size: pairs in a
-    group. path keeps both; NaN stands for groups that are not finished. texts: claims and
+    compute(pairs, bar): returns both for a group of pairs, as outputs_and_truncated(); size: pairs
+    in a group. path keeps both; NaN stands for groups that are not finished. texts: claims and
     abstracts.
     """
     from tqdm.auto import tqdm
@@ -1559,7 +1634,7 @@ def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
     stored = open_scores(path, (len(rows), labels + 1))
     finished = np.isfinite(stored[:, 0]).sum()
     if finished < len(rows):
-        finished -= finished % size  # a group that a kill has torn is scored anew
+        finished -= finished % size  # a kill may have torn the last group, so it is scored anew
     with tqdm(desc=args.job, unit=" pairs", total=len(rows) - finished) as bar:
         for start in range(finished, len(rows), size):
             pairs = paired_texts(rows.iloc[start : start + size], texts)
@@ -1575,7 +1650,7 @@ def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds for which unfinished work of other calls stays
+KEPT = 30 * 24 * 3600  # seconds after which unfinished work of other flags is removed
 
 
 def positive(text):
@@ -1599,7 +1674,7 @@ def remove_parts(folder):
 def parts_of(out, task):
     """Yield a folder in OUT.parts/ for the unfinished work of a task, and remove it at the end.
 
-    OUT.parts/ is locked, as two processes would spoil the output.
+    OUT.parts/ is locked, so a second process on the same output is refused.
     """
     parts = Path(f"{Path(out)}.parts")
     folder = parts / hashlib.sha256(json.dumps(task).encode()).hexdigest()[:16]
@@ -1639,11 +1714,12 @@ def can_resume(checkpoint, names=None):
         json.loads((checkpoint / "trainer_state.json").read_bytes())
         [weights] = checkpoint.glob("*.safetensors")
         with safe_open(weights, "pt") as file:
-            is_other = names not in (None, set(file.keys()))
+            has_names = names is None or names == set(file.keys())
     except (OSError, ValueError, SafetensorError):
         return False
+    # optimizer.pt has to be there; others, .pt and .pth, have to be intact if they are.
     states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
-    return not is_other and all(map(is_intact, states))
+    return has_names and all(map(is_intact, states))
 
 
 def newest_checkpoint(folder, names=None):
@@ -1698,9 +1774,10 @@ def resumable(trainer):
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
-    """Train a model, and return the losses and the values of a measure.
+    """Train a model; return {"loss": [...], measure: [...]}.
 
-    With an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
+    The values of the measure are that of the model before training, then one for each epoch. With
+    an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
     checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
     settings: further arguments of training.
     """
@@ -1764,10 +1841,10 @@ def fine_tune(
 
 def save_model(model, folder, task, summary):
     """Save a model with a card, and its tokenizer without the truncation of training."""
-    model.tokenizer.backend_tokenizer.no_truncation()
-    model.tokenizer.backend_tokenizer.no_padding()
-    model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
-    if model.transformers_model:  # static embeddings have none
+    if model.transformers_model:  # static embeddings have none, and read whole texts
+        model.tokenizer.backend_tokenizer.no_truncation()
+        model.tokenizer.backend_tokenizer.no_padding()
+        model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
         model.transformers_model.config.trained_fields = task["arguments"]["fields"]
     model.save_pretrained(str(folder), create_model_card=False)
     (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
@@ -1783,14 +1860,13 @@ def save_model(model, folder, task, summary):
 def add_training(add):
     add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
     add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
-        this rank (alpha: twice the rank), and merge them; 0 trains all weights; needs the package
-        peft""")
+        this rank (alpha: twice the rank), and merge them into the weights at the end; 0 trains all
+        weights; needs the package peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
-        checkpoint, from which an interrupted training resumes, whenever this share of the steps is
-        done: 0.1 is ten times; 1 and more are whole numbers of steps, and more than there are saves
-        at the end only; where a dev split or held-out pairs choose the epoch, each epoch is saved
-        instead""")
+        checkpoint, from which an interrupted training resumes, after each such share of the steps
+        (0.1: ten times), or after each N steps if it is a whole number; where a dev split or
+        held-out pairs choose the epoch, after each epoch instead""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
@@ -1799,7 +1875,7 @@ def add_training(add):
 
 
 def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else none."""
+    """Return the files that a dev evaluation needs if all are there, else []."""
     missing = [path for path in paths if not Path(path).exists()]
     if missing:
         print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
@@ -1811,8 +1887,8 @@ def dev_files(paths):
 
 
 # --- language models (same in 04 and 05)
-# A prompt becomes the messages of a Question. Replies.to_questions() asks many questions at once,
-# and returns the Reply to each, with the answers that were read in it: an order, or a label.
+# A prompt becomes the messages of a Question. Asker.ask() asks many questions at once, and returns
+# the Reply to each, with the answers that were read in it: an order, or a label.
 # ----- Prompts and examples
 def filled(template, **values):
     """Return a template with {name} replaced by its value; other braces stay."""
@@ -1820,17 +1896,14 @@ def filled(template, **values):
 
 
 def messages_of(template, **values):
-    """Return a template as messages: what stands above a line "--- user" is the system's."""
+    """Return the messages of a template; text above a line "--- user" is the system message."""
     *system, user = re.split(r"\n--- user[^\S\n]*\n", template, maxsplit=1)
     turns = [("system", text) for text in system] + [("user", user)]
     return [{"role": role, "content": filled(text, **values)} for role, text in turns]
 
 
 def read_prompt(path, *names):
-    """Return the text of a prompt file without its leading comments (#).
-
-    It ends the script if a {name} is missing.
-    """
+    """Return the text of a prompt file without the # lines at its top; {name}s have to be there."""
     text = Path(path).read_text(encoding="utf-8-sig")
     comments = re.match(r"(#.*\n)*", text)[0]
     if comments:
@@ -1860,7 +1933,10 @@ def read_fewshot(abstracts, args):
 # ----- Requests and replies, as in the OpenAI Batch API
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-THOUGHTS = re.compile(  # up to the last mark that ends thoughts, else from a mark that begins them
+# Thoughts of reasoning models are cut off: all up to the last mark that ends them, else all from
+# the first mark that begins them. <think>, <seed:think> and their like; [THINK] of Mistral's
+# models; final<|message|>, <|channel|>, assistantfinal of gpt-oss, by what a server leaves of it.
+THOUGHTS = re.compile(
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
 )
@@ -1871,9 +1947,9 @@ USAGE = "prompt_tokens completion_tokens".split()
 COUNTED = "replies refused cut unread unusable_lines".split() + USAGE
 REMEDIES = {  # {kind of a reply without an answer: what helps}
     "cut": "raise --max-tokens where requests are made",
-    "unread": """they are in another form than was asked for; of thoughts without an answer: raise
+    "unread": """their form is not the one asked for; if they hold only reasoning, raise
         --max-tokens, or serve the model without a reasoning parser""",
-    "refused": "{}; --retry-errors asks again",
+    "refused": "{}; --retry-errors asks again",  # {}: the first refusal
 }
 # Arguments that change no output; an output depends on the replies, wherever they come from.
 ASKING = "base_url concurrency replies requests retry_errors timeout".split()
@@ -1911,7 +1987,7 @@ def body_digest(body):
 
 
 def request_of(question, suffix, args):
-    """Return the request for a question; suffix: what the prompt ends with."""
+    """Return the request for a question; suffix: is appended to its prompt."""
     *turns, prompt = question.messages
     prompt = prompt | {"content": prompt["content"] + suffix}
     name, schema = question.form
@@ -1920,18 +1996,26 @@ def request_of(question, suffix, args):
     if "enum" in schema:
         body |= {"logprobs": True, "top_logprobs": 20}
     if args.structured or args.backend == "transformers":  # generate() reads labels from the form
-        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
-        schema["additionalProperties"] = False
-        schema = {"name": name, "strict": True, "schema": schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        whole = {"type": "object", "properties": {name: schema}, "required": [name]}
+        whole["additionalProperties"] = False
+        json_schema = {"name": name, "strict": True, "schema": whole}
+        body["response_format"] = {"type": "json_schema", "json_schema": json_schema}
     body = {key: value for key, value in (body | args.extra).items() if value is not None}
     url = "/v1/chat/completions"
     return {"custom_id": body_digest(body), "method": "POST", "url": url, "body": body}
 
 
+def save_requests(waiting, path):
+    """Write requests to a file, whole or not at all."""
+    new = Path(f"{path}.tmp")
+    new.parent.mkdir(parents=True, exist_ok=True)
+    new.write_text("".join(json.dumps(request) + "\n" for request in waiting))
+    new.replace(path)
+
+
 def write_requests(waiting, args):
     """Write the requests that wait, and end with exit status 3."""
-    Path(args.requests).write_text("".join(json.dumps(request) + "\n" for request in waiting))
+    save_requests(waiting, args.requests)
     print(f"{args.requests} waits for {args.replies}, by any engine of the OpenAI Batch API")
     print(json.dumps({"made": [args.requests], "waiting": len(waiting)}))
     sys.exit(3)
@@ -1944,6 +2028,7 @@ def choice_of(record):
         text = "".join(part["text"] for part in text if part["type"] == "text")
     text, thoughts = THOUGHTS.subn(" ", text)
     is_cut = record.get("finish_reason") == "length"
+    # After thoughts, the logprobs of their tokens could be taken for those of the label.
     logprobs = None if thoughts else record.get("logprobs")
     return Choice("" if is_cut else text, logprobs, is_cut)
 
@@ -1966,10 +2051,10 @@ def reply_of(record):
 
 
 def read_replies(path, requests):
-    """Return {custom_id: Reply}, and the number of lines that are no replies, such as a torn one.
+    """Return {custom_id: Reply}, and the number of unusable lines, such as one that a kill tore.
 
     requests: {custom_id: request}; a reply to another body under the same id does not count. An
-    error never replaces a reply.
+    error never replaces a completion.
     """
     replies = {}
     unusable = 0
@@ -1982,8 +2067,8 @@ def read_replies(path, requests):
                 if sha256 != body_digest(requests[custom_id]["body"]):
                     continue
             reply = reply_of(record)
-            is_reply = custom_id in replies and not replies[custom_id].error
-            if not (reply.error and is_reply):
+            has_completion = custom_id in replies and not replies[custom_id].error
+            if not (reply.error and has_completion):
                 replies[custom_id] = reply
         except UnicodeDecodeError:
             fail(f"{path}:{number}", "not UTF-8; save the replies as UTF-8")
@@ -2003,7 +2088,7 @@ def lock(file):
 
 
 def kind_of(reply):
-    """Return whether a reply is read, refused, cut or unread."""
+    """Return read (the reply has an answer), refused, cut (at the limit of tokens) or unread."""
     if reply.answers:
         return "read"
     if reply.error:
@@ -2011,26 +2096,26 @@ def kind_of(reply):
     return "cut" if any(choice.is_cut for choice in reply.choices) else "unread"
 
 
-class Replies:
-    """The replies to the requests of a job, and counts of them.
+class Asker:
+    """Asks the questions of a job, and counts the replies.
 
     Replies are read from --replies. Those that are not there yet are asked for, once, by
-    answer(requests, args), which appends them to this file or ends the job.
+    answer_requests(requests, args), which appends them to this file or ends the job.
     """
 
-    def __init__(self, args, answer):
+    def __init__(self, args, answer_requests):
         self.args = args
-        self.answer = answer
+        self.answer_requests = answer_requests
         self.counts = collections.Counter()
         self.refusal = None  # why the server refused the first request that it refused
 
-    def to_questions(self, questions):
+    def ask(self, questions):
         """Return the Reply to each question, with its answers; an unread one is asked once more."""
         replies = {}
         waiting = range(len(questions))
         for suffix in ("", RETRY_SUFFIX):
             requests = [request_of(questions[index], suffix, self.args) for index in waiting]
-            for index, reply in zip(waiting, self.to_requests(requests)):
+            for index, reply in zip(waiting, self.replies_to(requests)):
                 answers = [questions[index].read(choice.text) for choice in reply.choices]
                 answers = tuple(answer for answer in answers if answer is not None)
                 replies[index] = reply._replace(answers=answers)
@@ -2038,10 +2123,10 @@ class Replies:
         for reply in replies.values():
             self.count(reply)
         if not self.counts["read"]:
-            self.tell_faults(fail)  # further rounds would cost in vain
+            self.tell_faults(fail)  # nothing was read so far, and further rounds would only cost
         return list(replies.values())
 
-    def to_requests(self, requests):
+    def replies_to(self, requests):
         """Return the Reply to each request, without answers."""
         args = self.args
         unique = {request["custom_id"]: request for request in requests}
@@ -2055,9 +2140,8 @@ class Replies:
                     waiting.append(request)
             if waiting:
                 tokens = f"about {len(json.dumps(waiting)) // 4:,} tokens"
-                what = f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})"
-                print(f"{what}; to write them to a file instead, see --help")
-                self.answer(waiting, args)
+                print(f"{len(waiting)} of {len(unique)} requests have no reply yet ({tokens})")
+                self.answer_requests(waiting, args)
                 known, unusable = read_replies(args.replies, unique)
         missing = unique.keys() - known.keys()
         if missing:
@@ -2090,11 +2174,11 @@ class Replies:
 
 
 def with_replies(task, args, is_made=False):
-    """Return a task with the file of replies that its output is made from.
+    """Return a task with what else decides its output: the replies, or who would be asked.
 
-    An output is up to date as long as this file has not changed. If it is gone, all would be asked
-    for again, so the output is up to date if the same endpoint would be asked. The sidecar of an
-    output that is_made has both.
+    An output is up to date while the file of replies has not changed (replies_sha256). If that file
+    is gone, making the output again would pay for all replies again, so then the same --replies and
+    --base-url suffice (asked). is_made: for a sidecar, which has both.
     """
     path = Path(args.replies)
     if path.exists() and path.stat().st_size:
@@ -2124,17 +2208,17 @@ def field_of(text, name):
 
 
 def words_of(text):
-    """Return the words of a text in lower case, without punctuation but ? ~ [ ].
+    """Return a text in lower case, with blanks in place of punctuation.
 
-    These four may change what a word means: "NEI?" is no answer.
+    ? ~ [ ] stay, since they may change what a word means: "NEI?" is no answer.
     """
     return " ".join(re.sub(r"[!-/:->@\\^_`{|}\u2010-\u205e]", " ", text.lower()).split())
 
 
 def label_in(text, labels):
-    """Return the label of a reply: its JSON field label, else its last line if that is a label.
+    """Return the label of a reply: its JSON field label, else its last line, if that is a label.
 
-    None if there is no such label, or if a line above it is another label.
+    None if it is not, or if a line above is another label.
     """
     known = {}
     for label in labels:
@@ -2142,10 +2226,10 @@ def label_in(text, labels):
     field = field_of(text, "label")
     lines = [field] if isinstance(field, str) else text.splitlines()
     lines = [re.sub(LABEL_PREFIX, "", words_of(line)) for line in lines]
-    found = [known.get(line) for line in lines if line]
-    if not found or set(found) - {None, found[-1]}:
-        return None
-    return found[-1]
+    found = [known.get(line) for line in lines if line]  # None: a line that is no label
+    if found and set(found) - {None} == {found[-1]}:
+        return found[-1]
+    return None
 
 
 def begun_by(token, labels):
@@ -2167,7 +2251,7 @@ def token_probabilities(logprobs, labels, label):
             sums = dict.fromkeys(labels, 0.0)
             for candidate in token.get("top_logprobs") or [token]:
                 for name in begun_by(candidate, labels):
-                    sums[name] += np.exp(min(candidate["logprob"], 0))
+                    sums[name] += np.exp(min(candidate["logprob"], 0))  # untrusted: never above 1
             total = sum(sums.values())
             if sums[label] == max(sums.values()) and total > 0:  # not so for NaN
                 return {name: sums[name] / total for name in labels}
@@ -2197,22 +2281,23 @@ def shares_of(votes, labels):
 
 # ----- Who answers
 def with_backend(args):
-    """Return the arguments with a backend, a model and files, whose defaults depend on others.
+    """Return the arguments, with those set whose defaults depend on others.
 
-    An endpoint may cost money, so that an API key alone is not enough: --model has to be a name,
-    too, not a path.
+    An API key alone does not choose the endpoint, since calls cost money: --model must be given,
+    too, and be no path. In job ask, the requests may name the model instead.
     """
-    requests_name_it = args.job == "ask" and not args.model
+    is_in_requests = args.job == "ask" and not args.model
     if not args.backend:
-        is_named = requests_name_it or (args.model and not Path(args.model).exists())
+        is_named = is_in_requests or (args.model and not Path(args.model).exists())
         args.backend = "openai" if args.base_url or (API_KEY and is_named) else "transformers"
     if args.backend == "transformers":
         args.model = args.model or "data/models/smollm2"
-    elif not args.model and not requests_name_it:
+    elif not args.model and not is_in_requests:
         fail("--model", f"--backend {args.backend} needs the name of a model; or set LLM_MODEL")
     elif args.backend == "openai" and not args.base_url and not API_KEY:
         fail("OPENAI_API_KEY", "not set, and there is no --base-url; set one of them")
     if "out" in args:
+        args.force = args.force or args.retry_errors  # outputs are made anew from the new replies
         args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
         args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
     return args
@@ -2223,13 +2308,14 @@ def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
     add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
     add("--max-words", type=count_or_0, default=0,
-        help="cut abstracts to this many words; 0 shows all")
+        help="truncate abstracts to this many words; 0 shows them whole")
     add("--max-tokens", type=count_or_0, default=0,
-        help="""limit replies, thoughts included, to this many tokens; 0 takes what the form of the
-        answer needs, which leaves no room for thoughts: give reasoning models 4000""")
+        help="""limit a reply, reasoning included, to this many tokens; 0 allows what the answer
+        needs (05 with --prompt: 4096): give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
-    add("--extra", type=lambda text: {**json.loads(text)}, default={}, help="""add this JSON object
-        of parameters; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for votes""")
+    add("--extra", type=json_object, default={}, help="""add these parameters to each request, as a
+        JSON object; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for five
+        votes""")
 
 def add_model(job):
     add = job.add_argument_group("language model: who answers").add_argument
@@ -2241,13 +2327,12 @@ def add_model(job):
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
-    add("--timeout", type=lambda text: within(float(text), 0.1, 86_400), default=120,
-        help="wait this many seconds for each reply; a call that times out is not repeated")
+    add("--timeout", type=seconds, default=120, help="""wait this many seconds for each reply; a
+        call that times out may be paid for, so only the next run asks again""")
     add("--batch-size", type=count, default=8, help="batch this many prompts for a local model")
     add("--device", help="run a local model on this device (default: a GPU, if there is one)")
-    add("--retry-errors", action="store_true", help="""ask again what the server has refused, that
-        is, answered with an error; replies that came but could not be read (unread) stay as they
-        are""")
+    add("--retry-errors", action="store_true", help="""ask again what the server has answered with
+        an error; replies that came but could not be read are not asked for again""")
 # fmt: on
 
 

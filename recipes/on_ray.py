@@ -229,7 +229,8 @@ def merge_runs(args, folders):
                         file.write(line)
                         abstract_ids.append(abstract_id)
     if len(runs) > 1:
-        fused = RETRIEVE.fuse_runs(runs, [1] * len(runs), "rrf", flags.rrf_k, abstract_ids)
+        fusion = RETRIEVE.Fusion("rrf", flags.rrf_k, [1] * len(runs))
+        fused = RETRIEVE.fuse_runs(runs, fusion, abstract_ids)
         RETRIEVE.write_run(fused, out / "hybrid.tsv", {}, flags.top_k, len(claims))
 
 

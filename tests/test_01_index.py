@@ -301,7 +301,7 @@ def test_prompts_stand_before_claims_and_abstracts(toy, call):
     np.testing.assert_allclose(found, scores.max(axis=1), atol=2e-3)
 
 
-def test_static_embeddings_are_indexed_and_searched(toy, call):
+def test_static_embeddings_are_trained_indexed_and_searched(toy, call, refused):
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer
 
@@ -310,7 +310,14 @@ def test_static_embeddings_are_indexed_and_searched(toy, call):
     torch.manual_seed(0)
     static = SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=16)], device="cpu")
     static.save_pretrained(str(toy / "static"))
-    facts(call(SCRIPT, "--indexes", "dense", "--dense-model", "static", cwd=toy))
+    words = "--indexes dense --dense-model static"
+    refused(
+        toy, SCRIPT, f"{words} --pooling chunks", said="--pooling: static embeddings read whole"
+    )
+    jsonl(toy / "x", {"claim_id": "c1", "positive": "0010", "negatives": ["0001"]})
+    facts(call(SCRIPT, "train x --model static --out trained", cwd=toy))
+    facts(call(SCRIPT, "--indexes dense --dense-model trained --out other", cwd=toy))
+    facts(call(SCRIPT, words, cwd=toy))
     assert meta_of(toy / INDEX / "dense")["max_length"] is None
     assert facts(call("02_retrieve.py", cwd=toy))["made"] == ["work/demo/test/dense.tsv"]
     assert len(read(toy / "work/demo/test/dense.tsv")) == 36

@@ -124,7 +124,7 @@ def test_fusion_equals_the_arithmetic_by_hand(method, expected, alone):
     first = [("1", "a", 1, 9.0), ("1", "b", 2, 5.0), ("1", "c", 3, 1.0)]
     second = [("2", "d", 1, 2.0), ("1", "c", 1, 0.5), ("1", "a", 2, 0.3)]
     runs = [pd.DataFrame(rows, columns=RUN) for rows in (first, second)]
-    fused = KIT.fuse_runs(runs, [1, 3], method, 60, [])
+    fused = KIT.fuse_runs(runs, KIT.Fusion(method, 60, [1, 3]), [])
     assert dict(zip(fused["abstract_id"], fused["score"])) == pytest.approx(expected | {"d": alone})
     best = sorted(expected, key=expected.get, reverse=True)
     assert list(zip(fused["claim_id"], fused["abstract_id"])) == [*zip("111", best), ("2", "d")]
@@ -135,7 +135,7 @@ def test_equal_scores_have_the_z_score_0_and_ties_follow_the_corpus(ids, expecte
     ranks = (10, 1, 4), (4, 4, 10), (1, 10, 1)  # of z, y, a; in this order, their sums differ
     runs = [pd.DataFrame(zip("111", "zya", row, (7.1,) * 3), columns=RUN) for row in ranks]
     for method in ("rrf", "zscore"):
-        fused = KIT.fuse_runs(runs, [1, 1, 1], method, 60, ids)
+        fused = KIT.fuse_runs(runs, KIT.Fusion(method, 60, [1, 1, 1]), ids)
         assert "".join(fused["abstract_id"]) == expected
     assert fused["score"].tolist() == [0, 0, 0]
 
@@ -203,7 +203,8 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     assert done.stderr.count("warning: ") == 2 and "q.tsv" not in done.stderr
     facts(call(SCRIPT, "fuse a.tsv b.tsv --fusion f.json --out c.tsv", cwd=toy))
     runs = [read(toy / name) for name in ("a.tsv", "b.tsv")]
-    by_hand = KIT.fuse_runs(runs, fusion["weights"], fusion["method"], fusion["rrf_k"], [])
+    fitted = KIT.Fusion(fusion["method"], fusion["rrf_k"], fusion["weights"])
+    by_hand = KIT.fuse_runs(runs, fitted, [])
     assert read(toy / "c.tsv")["score"].tolist() == pytest.approx(by_hand["score"].tolist())
     shutil.copy(toy / "b.tsv", toy / "n.tsv")
     jsonl(toy / "other.json", {"runs": ["a.tsv", "n.tsv"]})
@@ -239,15 +240,15 @@ def test_a_fit_ranks_ties_as_a_fusion_does():
     evidence = pd.DataFrame(pairs, columns=KEY).assign(label="SUPPORTS")
     found = KIT.try_fusions(runs, KIT.scorer_of("MRR@9", evidence))
     claims = [f"c{n}" for n in range(20)]
-    for method, k, weights in list(found)[::9]:
-        fused = KIT.fuse_runs(runs, weights, method, k, [])
+    for fusion in list(found)[::9]:
+        fused = KIT.fuse_runs(runs, fusion, [])
         hits = fused["abstract_id"].isin(["d3", "d7"]).to_numpy().reshape(20, 9)
         by_claim = dict(zip(fused["claim_id"].unique(), 1 / (hits.argmax(axis=1) + 1)))
         wanted = [by_claim[claim_id] for claim_id in sorted(claims)]
-        assert found[method, k, weights] == pytest.approx(wanted)
+        assert found[fusion] == pytest.approx(wanted)
     weights = KIT.weight_grid(3)
     assert len(weights) == 66 and np.allclose(weights.sum(axis=1), 1)
-    assert {method for method, _, _ in found} == {"zscore", "rrf"}  # union has no weights
+    assert {fusion.method for fusion in found} == {"zscore", "rrf"}  # union has no weights
     chosen = list(found)[3:5]
     again = KIT.try_fusions(runs, KIT.scorer_of("MRR@9", evidence), chosen)
     assert list(again) == chosen and (again[chosen[0]] == found[chosen[0]]).all()
@@ -257,7 +258,7 @@ def test_the_value_of_a_held_out_claim_is_that_of_the_fusion_that_others_choose(
     values = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0], [0.6, 0.6, 0.6, 0.6]])
     # Four folds of a claim: of the three other claims, two like one of the first two fusions (sum
     # 2, against 1.8), and this one gives the claim that is held out 0.
-    assert KIT.held_out_value(values, 4, seed=1) == 0
+    assert KIT.held_out_value(dict(enumerate(values)), 4, seed=1) == 0
 
 
 def test_with_many_claims_the_best_fusions_of_some_are_compared_on_all(toy, call):
@@ -303,14 +304,18 @@ def test_each_language_gets_a_fusion_of_its_own(toy, call, refused):
         ]
         tsv(toy / name, RUN, "; ".join(rows))
     tsv(toy / "q.tsv", QRELS, [(claim, "x", "SUPPORTS") for claim in languages])
-    header = ["claim_id", "claim", "language"]
-    tsv(toy / "c.tsv", header, [(claim, "text", code) for claim, code in languages.items()])
+    header = ["claim_id", "claim", "language", "year"]
+    years = {"de": 2025, "en": 2026}  # numbers, which JSON has as texts
+    claims = [(claim, "text", code, years[code]) for claim, code in languages.items()]
+    tsv(toy / "c.tsv", header, claims)
     words = "fit a.tsv b.tsv --qrels q.tsv --measure RR@5 --out f.json --claims c.tsv"
     assert facts(call(SCRIPT, words, cwd=toy))["value"] < 1
+    facts(call(SCRIPT, f"{words} --by year", cwd=toy))
+    facts(call(SCRIPT, "fuse a.tsv b.tsv --fusion f.json --claims c.tsv --out o.tsv", cwd=toy))
     done = call(SCRIPT, f"{words} --by language", cwd=toy)
     fusion = facts(done)
     assert list(fusion["groups"]) == ["de", "en"] and fusion["value"] == 1
-    assert "1.0000, 1.0000 held out, of 5 claims in 2 groups" in done.stdout
+    assert "1.0000  in all 2 groups, 5 claims\n1.0000  in cross-validation" in done.stdout
     words = "fuse a.tsv b.tsv --fusion f.json --claims {} --out o.tsv"
     facts(call(SCRIPT, words.format("c.tsv"), cwd=toy))
     fused = read(toy / "o.tsv")
@@ -318,14 +323,15 @@ def test_each_language_gets_a_fusion_of_its_own(toy, call, refused):
     assert dict(first[KEY].to_numpy().tolist()) == dict.fromkeys(languages, "x")
     german = fusion["groups"]["de"]
     runs = [read(toy / name)[:4] for name in ("a.tsv", "b.tsv")]
-    by_hand = KIT.fuse_runs(runs, german["weights"], german["method"], german["rrf_k"], [])
+    fitted = KIT.Fusion(german["method"], german["rrf_k"], german["weights"])
+    by_hand = KIT.fuse_runs(runs, fitted, [])
     assert fused[:4]["score"].tolist() == pytest.approx(by_hand["score"].tolist())
     english = "c3|x|1|9; c3|y|2|8"
     for name in ("a.tsv", "b.tsv"):
         tsv(toy / "test" / name, RUN, english)  # no claim in German
     facts(call(SCRIPT, words.format("c.tsv").replace("a.tsv b", "test/a.tsv test/b"), cwd=toy))
     assert read(toy / "o.tsv")["abstract_id"].tolist() == ["x", "y"]
-    tsv(toy / "d.tsv", header, "c1|text|de; c2|text|fr; c3|text|en; c4|text|en; c5|text|en")
+    tsv(toy / "d.tsv", header[:3], "c1|text|de; c2|text|fr; c3|text|en; c4|text|en; c5|text|en")
     refused(toy, SCRIPT, words.format("d.tsv"), said="claim c2: the language 'fr' was not fitted")
     said = "claims.test.tsv:1: found columns claim_id, claim; wanted claim_id, language"
     refused(toy, SCRIPT, words.format("data/demo/claims.test.tsv"), said=said)
@@ -500,7 +506,7 @@ def test_a_fusion_is_known_by_its_job_or_its_name(toy, call, refused):
 def test_a_file_without_examples_is_not_written(toy, refused):
     tsv(toy / "q.tsv", QRELS, "c3|0001|NEI")
     words = "mine --hard 0 --qrels q.tsv --split test --out x.jsonl"
-    refused(toy, SCRIPT, words, said="q.tsv: no example comes of its 1 claims")
+    refused(toy, SCRIPT, words, said="q.tsv: none of its 1 claims gives an example")
 
 
 def test_ids_with_quotation_marks_pass_through_all_runs(toy, call):

@@ -97,7 +97,7 @@ def test_a_causal_reranker_keeps_template_and_claim(tmp_path):
     pair = ("Up?", "Sea.")
     encoder, score = scorer(tmp_path, max_length=130)
     found, cut = score([long, pair])
-    _, text = encoder[0].preprocess.cut_texts(long)
+    _, text = encoder[0].preprocess.truncated_texts(long)
     coded = encoder.preprocess([long], prompt="Judge it.")["input_ids"][0]
     seen = encoder.tokenizer.decode(coded)
     assert isinstance(encoder[1], LogitScore) and cut == [1, 0] and len(coded) in range(124, 131)
@@ -249,13 +249,13 @@ def test_neighbours_of_the_best_join_until_nothing_is_new(start, rounds, beam, c
     worth = dict(zip("abcdefg", (5, 6, 1, 9, 2, 7, 0)))
     graph = {"a": "bc", "b": "ad", "c": "ae", "d": "bf", "e": "ca", "f": "db", "g": "fd"}
 
-    def score(path, pairs):
+    def score(pairs, _):
         asked.append("".join(pairs["abstract_id"]))
         return pairs.assign(score=pairs["abstract_id"].map(worth))
 
     args = Namespace(rounds=rounds, beam=beam)
     pairs = pd.DataFrame({"claim_id": "1", "abstract_id": list(start)})
-    found = KIT.with_neighbours(score(None, pairs), graph, score, Path(), args)
+    found = KIT.with_neighbours(score(pairs, None), graph, score, Path(), args)
     assert asked == calls
     assert "".join(found["abstract_id"]) == "".join(calls)
 

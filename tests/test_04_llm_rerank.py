@@ -459,8 +459,8 @@ def completions(*texts, reason="stop"):
     return {"raw": json.dumps({"choices": choices, "usage": usage}).encode()}
 
 
-PARSER = """than was asked for; of thoughts without an answer: raise --max-tokens, or serve the \
-model without a reasoning parser"""
+PARSER = """asked for; if they hold only reasoning, raise --max-tokens, or serve the model without \
+a reasoning parser"""
 
 
 def thoughts(field):
@@ -475,8 +475,8 @@ def thoughts(field):
         (completions(None, reason="length"), "3 cut (raise --max-tokens where"),
         ("I cannot rank [1] and [2].", "3 unread ("),
         ({"status": 400, "text": "max_tokens is not known"}, "3 refused ("),
-        (thoughts("reasoning_content"), f"3 unread (they are in another form {PARSER})"),
-        (thoughts("reasoning"), f"3 unread (they are in another form {PARSER})"),
+        (thoughts("reasoning_content"), f"3 unread (their form is not the one {PARSER})"),
+        (thoughts("reasoning"), f"3 unread (their form is not the one {PARSER})"),
     ],
 )
 def test_where_no_reply_says_anything_there_is_no_output(toy, rerank, endpoint, reply, said):
@@ -595,8 +595,8 @@ def refusal(message, **fields):
 
 
 PARAMETERS = [
-    ("unsupported_parameter", "max_tokens", {"max_tokens": None, "max_completion_tokens": 184}),
-    ("unsupported_value", "temperature", {"temperature": None}),
+    ("unsupported_parameter", "max_tokens", {"max_tokens": None, "max_completion_tokens": 4000}),
+    ("unsupported_value", "temperature", {"top_p": 1, "temperature": None}),
     ("unsupported_parameter", "logprobs", {"logprobs": None, "top_logprobs": None}),
     ("unsupported_value", "n", {"n": None}),
 ]
@@ -617,7 +617,7 @@ def test_a_parameter_that_a_model_refuses_ends_the_run(toy, rerank, endpoint, co
         words += " --method pointwise --depth 1"
     else:
         words += " --max-tokens 184"
-    own = ' --extra {"n":2}' if name == "n" else ""
+    own = {"n": ' --extra {"n":2}', "temperature": ' --extra {"top_p":1}'}.get(name, "")
     done = rerank(server, words + own)
     flag = f"--extra '{json.dumps(extra)}'"
     assert done.returncode == 2 and flag in done.stderr.splitlines()[-1]
@@ -762,13 +762,13 @@ def test_no_json_in_any_place_of_a_reply_is_a_traceback(place, new):
         path = Path(folder, "replies")
         path.write_text(json.dumps(replaced(WHOLE, place, new)))
         requests = {"a": {"custom_id": "a", "body": {}}}
-        replies = KIT.Replies(None, None)
+        asker = KIT.Asker(None, None)
         known, _ = KIT.read_replies(path, requests)
         for reply in known.values():
             votes = [reads(choice.text) for choice in reply.choices]
             reply = reply._replace(answers=[vote for vote in votes if vote])
-            replies.count(reply)
-            replies.counts.update(reply.usage)
+            asker.count(reply)
+            asker.counts.update(reply.usage)
             found = KIT.label_probabilities(reply, ("YES", "NO"))
             assert found is None or sum(found.values()) == pytest.approx(1)
             KIT.order_in("".join(choice.text for choice in reply.choices), 3)
@@ -817,7 +817,9 @@ def test_a_paid_endpoint_is_asked_for_a_named_model_only(monkeypatch, model, bac
     monkeypatch.chdir(ROOT)
     monkeypatch.setitem(KIT.with_backend.__globals__, "API_KEY", "key")
     args = {"job": "rerank", "backend": None, "base_url": None, "model": model}
+    args |= {"force": False, "retry_errors": True}
     args = KIT.with_backend(Namespace(**args, out="x.tsv", replies=None))
+    assert args.force  # an output is made anew from the new replies
     assert args.backend == backend and args.model == (model or "data/models/smollm2")
 
 

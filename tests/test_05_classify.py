@@ -132,7 +132,7 @@ def test_the_arithmetic_of_training_by_hand():
     np.testing.assert_allclose(found[0], freed / freed.sum())
     logits = rng.normal(size=(20_000, 3)) * 2
     labels = np.array([rng.choice(3, p=row) for row in KIT.calibrated(logits)])
-    assert KIT.assess(logits * 3, labels, "x")["temperature"] == pytest.approx(3, rel=0.05)
+    assert KIT.assess_held_out(logits * 3, labels, "x")["temperature"] == pytest.approx(3, rel=0.05)
 
 
 def test_ids_of_examples_are_read_as_strings(tmp_path):
@@ -195,11 +195,11 @@ def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, 
     assert found == set(learning.split())
     assert model.config.id2label == dict(enumerate(NLI))
     assert not model.config.stance_claim_first
-    KIT.set_length(model, arguments(), 2)
+    KIT.set_reader(model, arguments(), 2)
     assert model[0].preprocess.in_order(["c", "a"]) == ["a", "c"]
     model = KIT.open_model(KIT.with_head, tiny(tmp_path / "new"), arguments(), "fp32")
     assert model.config.stance_claim_first
-    KIT.set_length(model, arguments(), 2)
+    KIT.set_reader(model, arguments(), 2)
     assert model[0].preprocess.in_order(["c", "a"]) == ["c", "a"]
 
 
@@ -380,7 +380,10 @@ def test_other_replies_are_labelled_anew_and_the_same_ones_are_not_asked_for(toy
         ("--concurrency 0", "--concurrency: 0"),
         ("--max-tokens -1", "--max-tokens: -1"),
         ("--timeout 0", "--timeout: 0.0"),
-        ("--strategy two-step", "--prompt: two-step wants 2, as those in recipes/systems/prompts"),
+        (
+            "--strategy two-step",
+            "--prompt: --strategy two-step needs 2 of them",
+        ),
         (
             f"--strategy batch --prompt {PROMPTS}/batch.txt --fewshot data/demo/qrels.train.tsv",
             "--fewshot: its examples are labels; take --strategy one-step",
@@ -408,7 +411,7 @@ def test_two_steps_and_examples(toy, llm, endpoint):
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * len(judged) + ["user"]
     assert [turn["content"] for turn in turns[1::2]] == judged["label"].tolist()
     done = llm(server, "--strategy two-step")
-    assert done.returncode == 2 and "--prompt: two-step wants 2" in done.stderr
+    assert done.returncode == 2 and "--strategy two-step needs 2 of" in done.stderr
 
 
 def test_what_a_batch_leaves_out_is_asked_about_once_more(toy, llm, endpoint):

@@ -289,12 +289,14 @@ def test_outputs_agree_and_what_is_missing_is_counted(toy, call):
     assert values["a"]["R@5"] == pytest.approx(1 / 6) and values["a"]["F1"] == 1
     assert numbers["low"]["a"]["R@5"] <= 1 / 6 <= numbers["high"]["a"]["R@5"]
     assert 0 < numbers["p"]["a"]["R@5"] <= numbers["p_holm"]["a"]["R@5"] <= 1
-    assert counts["bm25"] == {"claims without rows": 2, "unjudged claims": 0}
+    assert counts["bm25"] == {"claims without rows": 2, "claims not judged": 0}
     basis = {"labelled pairs": 2, "judged pairs": 2, "majority F1": 1 / 2 * 2 / 3}
     assert basis.items() <= counts["a"].items()
-    line = "a: 1 claims without rows.\na: 1 unjudged claims.\na: P, R, F1 of 2 judged pairs of 2 "
+    line = (
+        "a: claims without rows: 1.\na: claims not judged: 1.\na: P, R, F1 of 2 judged pairs of 2 "
+    )
     assert line + "labelled ones; F1 of the majority label is 0.333.\n" in done.stdout
-    assert "bm25: 2 claims without rows.\n" in done.stdout
+    assert "bm25: claims without rows: 2.\n" in done.stdout
     assert "\n-: no value, such as F1" in done.stdout
     table, claims = (pd.read_csv(toy / f"out/m{name}.tsv", sep="\t") for name in ("", ".claims"))
     means = claims.groupby("run", sort=False)[["R@5", "Success@1"]].mean()

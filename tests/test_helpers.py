@@ -302,10 +302,8 @@ def test_help_shows_the_defaults_that_there_are(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         KIT.command_line({KIT.mine: KIT.add_mine})
     shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        "abstract like --hard (default: 0)" in shown and "(default: {data}/corpus.jsonl)" in shown
-    )
-    assert "it is required --scale" in shown and "found or not shared" in shown
+    assert "abstract, as --hard (default: 0)" in shown and "(default: {data}/corpus.jsonl)" in shown
+    assert "required --scale" in shown and "found or not shared" in shown
     assert "(default: )" not in shown and "None)" not in shown and "False)" not in shown
 
 

@@ -2,10 +2,10 @@
 Estimate what the recipes cost on one A100: operations of every model pass, hours, GPU memory.
 
 Nothing is measured. Hours are operations / (share of the peak x peak); the default share is about
-what an H100 reached with a BERT-large (tests/benchmarks/README.md). Stages without a network
-(BM25, fusion, search) take seconds and are left out. Language models at an endpoint are billed by
-the token: 04 and 05 llm print how many with --backend none. Memory is that of best.sh by size: weights, the
-activations of a batch of the longest texts, and what OVERHEAD assumes; then that of training a
+what an H100 reached with a BERT-large (tests/benchmarks/README.md). Stages without a network (BM25,
+fusion, search) take seconds and are left out. Language models at an endpoint are billed by the
+token: 04 and 05 llm print how many with --backend none. Memory is that of best.sh by size: weights,
+the activations of a batch of the longest texts, and what OVERHEAD assumes; then that of training a
 reranker, all weights or LoRA (--lora 16), with and without --checkpointing.
 
 Prints  tables by recipe and step, of larger corpora, by step and size, of training by size; then

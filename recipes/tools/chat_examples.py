@@ -39,7 +39,7 @@ def judged_pairs(args):
     qrels = kit.read_qrels(args.qrels, claim_id=claims, abstract_id=abstracts)
     judged = {}
     for claim_id, abstract_id, label in qrels.to_numpy():
-        claim, abstract = CLASSIFY.shown_texts(claims[claim_id], abstracts[abstract_id], args)
+        claim, abstract = CLASSIFY.prompt_texts(claims[claim_id], abstracts[abstract_id], args)
         judged.setdefault(claim, {})[abstract] = label
     return judged
 

@@ -195,20 +195,20 @@ def is_answered(args, task, *outs):
 
     Requests that will wait are written beside --out, as by 04_llm_rerank.py.
     """
+    args.force = args.force or args.retry_errors
     args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
     check_outs(args.requests, *outs, inputs=[args.replies])
-    return not args.retry_errors and up_to_date(args, LLM_RERANK.with_replies(task, args), *outs)
+    return up_to_date(args, LLM_RERANK.with_replies(task, args), *outs)
 
 
 def wait(requests, args):
     """Write the requests without a reply and the command that answers them; end with status 3."""
-    lines = [json.dumps(request) + "\n" for request in requests]
-    Path(args.requests).write_text("".join(lines))
+    LLM_RERANK.save_requests(requests, args.requests)
     words = ["ask", args.requests, "--replies", args.replies, "--model", args.model]
     if args.retry_errors:
         words.append("--retry-errors")
     print(f"python 04_llm_rerank.py {shlex.join(words)}")
-    print(json.dumps({"made": [args.requests], "waiting": len(lines)}))
+    print(json.dumps({"made": [args.requests], "waiting": len(requests)}))
     sys.exit(3)
 
 
@@ -220,7 +220,7 @@ def answers_to(prompts, read, args):
     """
     if args.base_url and args.model == LOCAL_LLM:
         fail("--model", "an endpoint needs the name of a model; or set LLM_MODEL")
-    replies = LLM_RERANK.Replies(args, LLM_RERANK.ask_endpoint if args.base_url else wait)
+    asker = LLM_RERANK.Asker(args, LLM_RERANK.ask_endpoint if args.base_url else wait)
     args.backend = "none"  # not transformers, for which request_of() adds a JSON schema
     args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
@@ -229,9 +229,9 @@ def answers_to(prompts, read, args):
         messages = LLM_RERANK.messages_of(prompt)
         questions.append(LLM_RERANK.Question(messages, form, args.max_tokens, read))
     answers = []
-    for reply in replies.to_questions(questions):
+    for reply in asker.ask(questions):
         answers.append(reply.answers[0] if reply.answers else None)
-    return answers, replies.report()
+    return answers, asker.report()
 
 
 # -------------------- Flags that several programs have
@@ -257,12 +257,12 @@ def add_model(add, max_tokens):
         without either, requests are written beside --out, to NAME.requests.jsonl, and the exit
         status is 3)""")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
-    add("--timeout", type=positive, default=120,
-        help="wait this many seconds for each reply; a call that times out is not repeated")
+    add("--timeout", type=LLM_RERANK.seconds, default=120, help="""wait this many seconds for each
+        reply; a call that times out may be paid for, so only the next run asks again""")
     add("--max-tokens", type=count, default=max_tokens,
         help="""limit each reply, thoughts included, to this many tokens; reasoning models need 4000
         or more""")
-    add("--extra", type=lambda text: {**json.loads(text)}, default={},
+    add("--extra", type=LLM_RERANK.json_object, default={},
         help="add these parameters, a JSON object, to each request; null removes a parameter")
     add("--retry-errors", action="store_true", help="""ask again what the server has refused;
         replies that came but could not be read stay as they are""")

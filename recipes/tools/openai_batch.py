@@ -191,7 +191,7 @@ def add_batch(add):
     add("requests", help="send the requests of this file that have no reply")
     add("--replies", help="append replies to this file (default: beside the requests)")
     add("--wait", action="store_true", help="wait until all batches have ended")
-    add("--interval", type=lambda text: kit.LLM_RERANK.within(float(text), 0.1, 86_400), default=60,
+    add("--interval", type=kit.LLM_RERANK.seconds, default=60,
         help="while waiting, look for replies every so many seconds")
     add("--max-requests", type=kit.count, default=MAX_REQUESTS,
         help="put at most this many requests into a batch")
