@@ -4,8 +4,6 @@ import functools
 import itertools
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from fractions import Fraction
 
@@ -13,7 +11,7 @@ import ir_measures
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import CLAIMS, LABELLED, QRELS, ROOT, RUN, cases, facts, load, tsv
+from conftest import CLAIMS, LABELLED, QRELS, RUN, cases, facts, load, tsv
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -117,9 +115,10 @@ def judged_runs(draw):
 @given(judged_runs())
 def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(case):
     run, qrels = case
-    for depth, part in ((99, run), (10, run[run["rank"] <= 10])):
-        found = measure(run, qrels, "R@2", "R@5", "R@10", "B-Pref", depth=depth)
-        assert list(found.values()) == pytest.approx(literal(part, qrels), nan_ok=True)
+    rankings = ("R@2", "R@5", "R@10", "B-Pref")
+    found = measure(run, qrels, *rankings, depth=10)
+    expected = literal(run[run["rank"] <= 10], qrels)
+    assert list(found.values()) == pytest.approx(expected, nan_ok=True)
     both = run.merge(qrels, on=QRELS[:2], suffixes=("", "_gold"))
     expected = [np.nan] * 4
     if len(both):
@@ -128,23 +127,23 @@ def test_measures_equal_the_literal_transcription_scikit_learn_and_ir_measures(c
         )
         *expected, _ = score(average="weighted")
         expected.append(score(average="macro")[2])
-    found = measure(run, qrels, "P", "R", "F1", "macro F1", depth=99)
+    found = measure(run, qrels, *rankings, "P", "R", "F1", "macro F1", depth=99)
+    expected = [*literal(run, qrels), *expected]
     assert list(found.values()) == pytest.approx(expected, nan_ok=True)
     names = {"claim_id": "query_id", "abstract_id": "doc_id"}
     judged = qrels.assign(relevance=(qrels["label"] != "NEI").astype(int)).rename(columns=names)
     ranked = run.assign(score=-run["rank"].astype(float)).rename(columns=names)
     with_evidence = qrels["claim_id"][qrels["label"] != "NEI"]
-    for ours, theirs, claims in (
-        ("R@5 MRR@5 Success@3", "R@5 RR@5 Success@3", with_evidence),
-        ("nDCG@10 AP RR Bpref P@5", "nDCG@10 AP RR Bpref P@5", with_evidence),
-        ("Judged@10", "Judged@10", qrels["claim_id"]),
-    ):
-        found = list(measure(run, qrels, *ours.split()).values())
+    theirs = "R@5 RR@5 Success@3 nDCG@10 AP RR Bpref P@5 Judged@10".split()
+    ours = "R@5 MRR@5 Success@3 nDCG@10 AP RR Bpref P@5 Judged@10".split()
+    found = measure(run, qrels, *ours)
+    for number, claims in ((slice(8), with_evidence), (slice(8, 9), qrels["claim_id"])):
         if len(claims):
             tables = [table[table["query_id"].isin(claims)] for table in (judged, ranked)]
-            wanted = [ir_measures.parse_measure(name) for name in theirs.split()]
+            wanted = [ir_measures.parse_measure(name) for name in theirs[number]]
             values = ir_measures.calc_aggregate(wanted, *tables)
-            assert found == pytest.approx([values[name] for name in wanted])
+            expected = [values[measure] for measure in wanted]
+            assert [found[name] for name in ours[number]] == pytest.approx(expected)
 
 
 # ---------------------------------------------------------------- Comparison and tables
@@ -198,7 +197,7 @@ def test_holm():
     assert holm == pytest.approx([0.03, 0.06, 0.06, np.nan], nan_ok=True)
 
 
-def test_wilcoxon_and_mcnemar(tmp_path):
+def test_wilcoxon_and_mcnemar(tmp_path, program):
     tool = load("recipes/tools/significance.py")
     differences = pd.Series([0.5, 0.25, -0.1, 0.1, 0.6])
     expected = stats.wilcoxon([0.5, 0.25, -0.1, 0.1, 0.6]).pvalue
@@ -212,15 +211,15 @@ def test_wilcoxon_and_mcnemar(tmp_path):
     path = tmp_path / "metrics.claims.tsv"
     values = "b|1|0.5|1; b|2|0.1|0; b|3||; b|4|0.2|0; a|1|0.1|0; a|2|0.2|0; a|3|0.3|0; a|4|0.8|1"
     tsv(path, ["run", "claim_id", "MRR@5", "Success@1"], values)
-    command = [sys.executable, ROOT / "recipes/tools/significance.py", path]
-    shown = subprocess.check_output([*command, "--measures", "MRR@5", "Success@1"], text=True)
+    words = f"{path} --measures"
+    shown = program("tools/significance", f"{words} MRR@5 Success@1", cwd=tmp_path).stdout
     lines = [line.split("\t") for line in shown.splitlines()]
     assert lines[0] == "measure run claims difference won lost p_wilcoxon p_mcnemar".split()
     # b comes first, and has no value for the third claim
     mean = (0.1 - 0.5 + 0.2 - 0.1 + 0.8 - 0.2) / 3
     assert lines[1][:3] == ["MRR@5", "a", "3"] and float(lines[1][3]) == pytest.approx(mean)
     assert lines[1][7] == "" and lines[2][4:6] == ["1", "1"] and float(lines[2][7]) == 1
-    done = subprocess.run([*command, "--measures", "nDCG"], capture_output=True, text=True)
+    done = program("tools/significance", f"{words} nDCG", cwd=tmp_path)
     assert done.returncode == 2 and "no measure nDCG; it has MRR@5, Success@1" in done.stderr
 
 

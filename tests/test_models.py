@@ -376,6 +376,8 @@ def publish_climatecheck(folder):
     (folder / "climatecheck").mkdir()
     for split in ("train", "test"):
         table = read(demo / f"claims.{split}.tsv")[["claim_id", "claim"]]
+        if split == "test":
+            table = table[:9]  # for speed
         if split == "train":
             table = read(demo / "qrels.train.tsv").merge(table, on="claim_id")
             table["annotation"] = table.pop("label").map(spelling)
@@ -407,7 +409,7 @@ def test_readme_enters_climatecheck_2026(served, tmp_path):
         (name,) = archive.namelist()
         table = pd.read_csv(archive.open(name))
     assert list(table.columns) == ["claim_id", "abstract_id", "rank", "label"]
-    assert table["claim_id"].nunique() == 25 and table["rank"].max() == 10
+    assert table["claim_id"].nunique() == 9 and table["rank"].max() == 10
     assert set(table["label"]) <= {"Supports", "Refutes", "Not Enough Information"}
 
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pandas as pd
 import psutil
@@ -16,7 +15,6 @@ from conftest import ROOT, facts, read, tiny
 
 ALONE = "--batch-size 1 --max-length"  # no padding to other texts: equal bytes
 BM25 = {"index": "--indexes bm25", "retrieve": "--retrievers bm25 --top-k 30"}
-DENSE = f"--indexes dense {ALONE} 16"
 JOBS = {
     "index": ("01_index.py", f"--indexes dense splade {ALONE} 16"),
     "retrieve": ("02_retrieve.py", "--retrievers dense splade"),
@@ -179,32 +177,28 @@ def script_on(node, driver):
 
 def test_an_index_is_whole_though_a_script_and_a_node_die(folder, cluster, here):
     shorten(folder)
-    at = f"--shards 2 --address {cluster.address} --"
-    process = start(folder, f"index {at} {DENSE}")
+    at = f"--shards 4 --address {cluster.address} --"
+    process = start(folder, f"index {at} {BM25['index']}")
     script_on(cluster.head_node, process).kill()
     (other,) = cluster.worker_nodes
     script_on(other, process)
     cluster.remove_node(other, allow_graceful=False)
     cluster.add_node(num_cpus=1)
-    assert list(end(process)["shards"]) == ["1", "2"]
-    for number in (1, 2):
-        path = f"shards-2/{number}/index/dense/embeddings.npy"
-        made = (folder / "work/many" / path).read_bytes()
-        shutil.rmtree(folder / "work/many" / Path(path).parent)
-        here(f"index --only {number}/2 -- {DENSE}")
-        assert (folder / "work/many" / path).read_bytes() == made
-    on_ray(folder, f"index {at} {BM25['index']}")
+    assert list(end(process)["shards"]) == ["1", "2", "3", "4"]
     on_ray(folder, f"retrieve {at} {BM25['retrieve']}")
     run = folder / "work/many/test/bm25.tsv"
     made = run.read_bytes()
-    run.unlink()
-    here(f"retrieve --only 0/2 -- {BM25['retrieve']}")
+    shutil.rmtree(folder / "work/many")
+    for number in (0, 1, 2, 3, 4):  # index cuts
+        here(f"index --only {number}/4 -- {BM25['index']}")
+    for number in (1, 2, 3, 4, 0):  # retrieve merges
+        here(f"retrieve --only {number}/4 -- {BM25['retrieve']}")
     assert run.read_bytes() == made and len(made) > 500
     shutil.rmtree(folder / "work/many")
     corpus = folder / "data/demo/corpus.jsonl"
     lines = corpus.read_bytes().splitlines(keepends=True)
     corpus.write_bytes(b"".join([*lines[:100], b"{\n", *lines[101:]]))
     said = on_ray(folder, f"index {at} {BM25['index']}")
-    assert said.startswith("error: shard 2: work/many/shards-2/2/corpus.jsonl:")
-    kept = sorted(folder.glob("work/many/shards-2/*/index/bm25/meta.json"))
-    assert [path.parts[-4] for path in kept] == ["1"]
+    assert said.startswith("error: shard 4: work/many/shards-4/4/corpus.jsonl:")
+    kept = sorted(folder.glob("work/many/shards-4/*/index/bm25/meta.json"))
+    assert [path.parts[-4] for path in kept] == ["1", "2", "3"]

@@ -1,8 +1,6 @@
 """recipes/tools: average.py, pool.py, published.py, seeds.py, verdicts.py."""
 
 import json
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -55,7 +53,7 @@ def test_labels_of_a_model_are_no_judgements(toy, tool):
     assert done.returncode == 2 and "labels of a model are no judgements" in done.stderr
 
 
-def test_published_figures_stand_beside_measured_ones(tmp_path):
+def test_published_figures_stand_beside_measured_ones(tmp_path, program):
     figures = published.figures_of("ant_bridge")
     assert figures.loc["verdicts", "R@2"] == pytest.approx(0.2185, abs=1e-4)
     values = pd.DataFrame({"R@2": [0.5, None], "x": [1, 2]}, index=["verdicts", "mine"])
@@ -65,8 +63,7 @@ def test_published_figures_stand_beside_measured_ones(tmp_path):
         published.figures_of("nobody")
     path = tmp_path / "m.json"
     path.write_text(json.dumps({"value": {"verdicts": {"R@2": 0.5, "F1": None}}}))
-    command = [sys.executable, TOOLS / "published.py", path, "ant_bridge"]
-    shown = subprocess.check_output(command, text=True)
+    shown = program("tools/published", "", path, "ant_bridge", cwd=ROOT).stdout
     assert "0.500 (0.2185)" in shown and "- (0.7253)" in shown
 
 

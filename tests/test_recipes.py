@@ -198,31 +198,29 @@ def test_what_would_fail_later_is_said_before_anything_is_made(settings, words, 
     assert all(word in error for word in words)
 
 
-def test_a_copy_has_no_titles_and_follows_its_data(toy):
-    command = [sys.executable, str(ROOT / "recipes/tools/texts.py"), "data/demo", "copy"]
+def test_a_copy_has_no_titles_and_follows_its_data(toy, program):
     first = json.loads((toy / "data/demo/corpus.jsonl").read_text(encoding="utf-8").split("\n")[0])
     for title in ("Bears", "Polar bears"):
         line = json.dumps(first | {"title": title, "doi": "10/1"})
         (toy / "data/demo/corpus.jsonl").write_text(line, encoding="utf-8")
-        assert not subprocess.check_output(command, cwd=toy)
+        assert not program("tools/texts", "data/demo copy", cwd=toy).stdout
         copied = json.loads((toy / "copy/corpus.jsonl").read_text(encoding="utf-8"))
         expected = {"abstract_id": first["abstract_id"], "title": "", "abstract": first["abstract"]}
         assert copied == expected
-        said = subprocess.check_output(command, cwd=toy, text=True)
+        said = program("tools/texts", "data/demo copy", cwd=toy).stdout
         assert said.startswith("up to date: copy (")
     for file in ("claims.train.tsv", "qrels.test.tsv"):
         assert (toy / "copy" / file).read_bytes() == (toy / "data/demo" / file).read_bytes()
 
 
-def test_texts_become_lemmas(toy):
+def test_texts_become_lemmas(toy, program):
     spacy = pytest.importorskip("spacy")
     nlp = spacy.blank("en")
     nlp.add_pipe("lemmatizer", config={"mode": "lookup"})
     nlp.initialize()
     nlp.to_disk(toy / "pipeline")
-    command = [sys.executable, str(ROOT / "recipes/tools/texts.py"), "data/demo", "lemmas"]
-    command += ["--lemmas", "pipeline"]
-    subprocess.run(command, cwd=toy, check=True)
+    done = program("tools/texts", "data/demo lemmas --lemmas pipeline", cwd=toy)
+    assert done.returncode == 0, done.stderr
     assert "c3\tpolar bear starve" in (toy / "lemmas/claims.test.tsv").read_text(encoding="utf-8")
     corpus = (toy / "lemmas/corpus.jsonl").read_text(encoding="utf-8")
     assert '"abstract_id": "0012", "title": "", "abstract": "glaciers alps lose' in corpus
