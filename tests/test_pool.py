@@ -8,7 +8,6 @@ from conftest import KEY, LABELLED, QRELS, ROOT, RUN, TOY, cells, facts, load, r
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, f1_score
 
-TOOLS = ROOT / "recipes" / "tools"
 VERDICTS = [*LABELLED, "p_supports", "p_refutes", "p_nei"]
 TEST_QRELS = read(TOY / "qrels.test.tsv")[QRELS].values.tolist()
 published = load("recipes/tools/published.py")
