@@ -54,7 +54,7 @@ import numpy as np
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 LANGUAGES = """danish dutch english french german italian norwegian portuguese russian spanish
     swedish turkish""".split()  # those with stopwords in bm25s and a Snowball stemmer
-INDEX_ARGUMENTS = {  # what decides an index, beside the arguments of its texts
+INDEX_ARGUMENTS = {  # what decides an index, beside --corpus, --fields and --separator
     "bm25": ["analyser", "language", "bm25_method", "k1", "b", "delta"],
     "dense": ["dense_model", "pooling", "query_prompt", "document_prompt", "max_length", "dtype"],
     "splade": ["splade_model", "activation", "max_length", "dtype"],
@@ -207,8 +207,8 @@ def pool_logits(activation, features):
 def token_ids(encoder, texts):
     """Return the token ids of texts, each with the prompt of documents: [int32 array].
 
-    The tokenizer truncates a long text only after it has tokenised all of it. Nearly every word has
-    at least one token, so as many first words as the limit has tokens are enough.
+    The tokenizer truncates a long text only after it has tokenised all of it. So a text is first
+    cut to n words, where n is the limit in tokens: nearly every word has at least one token.
     """
     tokenizer = encoder.tokenizer.backend_tokenizer
     limit = tokenizer.truncation["max_length"]
@@ -283,7 +283,8 @@ def plain_features(encoder):
     tokenizer = getattr(encoder.tokenizer, "backend_tokenizer", None)
     if tokenizer is None:  # a slow tokenizer, or static embeddings
         return None
-    if getattr(encoder[0], "processing_kwargs", True):  # windows; or no Transformer, without it
+    # These settings are those of windows. A module without the attribute is no Transformer.
+    if getattr(encoder[0], "processing_kwargs", True):
         return None
     if getattr(encoder, "max_active_dims", None):
         return None
@@ -408,6 +409,7 @@ def index_splade(texts, folder, args):
     shards = encode_shards(encoder, texts, batch_size, args, folder.parent)
     weights = sparse.vstack([sparse.load_npz(path) for path in shards]).tocsc()
     sparse.save_npz(folder / "weights.npz", weights, compressed=False)
+    # 02_retrieve.py reads the prompt of claims; None: the one in the model's own files
     return {"max_length": encoder.max_seq_length, "query_prompt": None}
 
 
@@ -898,7 +900,7 @@ def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
     The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
     """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
@@ -1119,7 +1121,8 @@ def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
     records = read_corpus(path)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    known = {"title"}.union(*records.values())  # a title is optional
+    unknown = set(fields) - known
     if unknown:
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
@@ -1374,7 +1377,7 @@ def can_resume(checkpoint, names=None):
             has_names = names is None or names == set(file.keys())
     except (OSError, ValueError, SafetensorError):
         return False
-    # optimizer.pt has to be there; others, .pt and .pth, have to be intact if they are.
+    # optimizer.pt has to exist. Other .pt and .pth files may be missing, but not damaged.
     states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
     return has_names and all(map(is_intact, states))
 
@@ -1399,8 +1402,10 @@ def add_adapter(network, rank):
     """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    # LoraModel freezes the base. A classifier's head stays trainable, that of a language model not.
-    network.requires_grad_("Classification" in type(network).__name__)
+    # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
+    # then freezes the base, so of the rest only a classifier's head is trained.
+    is_classifier = "Classification" in type(network).__name__
+    network.requires_grad_(is_classifier)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 

@@ -529,10 +529,10 @@ def best_fusion(runs, qrels, args):
 
     All fusions are tried on a sample of COMPARED claims, the FINALISTS best ones on all claims.
     """
-    claims = qrels["claim_id"][qrels["label"] != "NEI"].nunique()
-    if not claims:
+    if (qrels["label"] == "NEI").all():
         fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
     scorer = scorer_of(args.measure, qrels)
+    claims = len(scorer.qrel_qids)  # those with evidence; for Judged@k, all judged ones
     print_baselines(runs, scorer, args)
     claim_ids = np.random.default_rng(args.seed).permutation(sorted(scorer.qrel_qids))
     sample = claim_ids[:COMPARED]
@@ -549,7 +549,7 @@ def best_fusion(runs, qrels, args):
     for fusion in ranking[:10]:
         weights = " ".join(map(str, fusion.weights))
         print(f"{values[fusion].mean():.4f}  {fusion.method}, k = {fusion.k}, weights {weights}")
-    print(f"These are means over {claims} claims with evidence.")
+    print(f"These are means over {claims} claims.")
     what = f"{args.folds}-fold cross-validation over {len(sample)} claims"
     print(f"{held_out:.4f}  in {what}; {fitted:.4f} if fitted on all of them")
     best = ranking[0]
@@ -566,6 +566,10 @@ def best_fusion(runs, qrels, args):
 def best_fusion_by_group(runs, qrels, args):
     """Return the best fusion for each group of claims in the column --by, and the mean values."""
     group_of = group_of_claims(args.claims, args.by)
+    unknown = set(qrels["claim_id"]) - set(group_of)
+    if unknown:
+        what = f"no claim {min(unknown)}, which is in {args.qrels}"
+        fail(args.claims, f"{what}; name the claims of this split")
     groups = {}
     for group, judged in qrels.groupby(qrels["claim_id"].map(group_of)):
         if (judged["label"] == "NEI").all():
@@ -637,7 +641,9 @@ class Negatives(NamedTuple):
 
     hard: list  # from the first ranks of the run, best first
     easy: list  # the corpus, or with --pool nei what is NEI for any claim
-    not_easy: set  # what easy draws leave out: evidence, likely evidence, and the first ranks
+    # What easy draws leave out: evidence, likely evidence, the first ranks, and with --pool
+    # unjudged what was judged NEI for the claim, too.
+    not_easy: set
 
 
 def negatives_of(labels, rows, easy, args):
@@ -652,6 +658,8 @@ def negatives_of(labels, rows, easy, args):
     candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
     first = [abstract_id for abstract_id in candidates if abstract_id not in likely]
     first = first[: args.from_top]
+    if args.hard == 0:  # nothing is drawn from the first ranks, so easy draws may have them
+        first = []
     known = labels
     if args.pool == "nei":  # what is NEI for another claim is taken as NEI for this one, too
         known = dict.fromkeys(easy, "NEI") | labels
@@ -875,9 +883,9 @@ def add_mine(job):
         help="leave out this many first ranks, where evidence that nobody has judged is likely")
     add("--max-score", type=float, default=np.inf, help="""leave out candidates with a higher score
         in the run, such as 0.85 for cosines (those of a hybrid.tsv are far below)""")
-    add("--margin", type=float, default=-np.inf, help="""leave out candidates whose score in the run
-        exceeds the lowest one of the claim's evidence less this, such as 0.05 for cosines; without
-        effect where the run has no evidence of the claim""")
+    add("--margin", type=float, default=-np.inf, help="""leave out candidates with a score above the
+        lowest score of the claim's evidence in the run minus this number, such as 0.05 for cosines;
+        without effect where the run has no evidence of the claim""")
     add("--relative-margin", type=share, default=np.inf, metavar="SHARE",
         help="leave out candidates with more than this share of that lowest score, such as 0.95")
     add("--draw", choices=("random", "best", "worst"), default="random",
@@ -1088,7 +1096,7 @@ def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
     The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
     """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
@@ -1309,7 +1317,8 @@ def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
     records = read_corpus(path)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    known = {"title"}.union(*records.values())  # a title is optional
+    unknown = set(fields) - known
     if unknown:
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")

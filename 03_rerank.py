@@ -94,7 +94,7 @@ CAUSAL = {  # by a part of the model's name: those that are published without th
     ),
 }
 API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
-# Arguments of calls that are not in a task; base_url is there without its password, as "endpoint".
+# Arguments of calls, which a task leaves out. It has base_url as "endpoint", without the password.
 CALLING = ["base_url", "concurrency", "timeout"]
 DOCUMENTS = 32  # in a call of a rerank endpoint: TEI's default limit
 # The block "models" ends its messages with this.
@@ -430,7 +430,8 @@ def blend_first_stage(table, weight):
     """
     claims = table["claim_id"]
     scores = table[["score", "first_stage"]]
-    # Counted from the claim's lowest score, which is then 0, as is a neighbour's; z-scores stay.
+    # The claim's lowest score is subtracted, so it becomes 0, and fillna() gives neighbours 0, too.
+    # Subtracting a constant does not change z-scores.
     shifted = (scores - scores.groupby(claims, observed=True).transform("min")).fillna(0)
     by_claim = shifted.groupby(claims, observed=True)
     deviations = by_claim.transform("std", ddof=0).replace(0, 1)  # 0 where all scores are equal
@@ -563,7 +564,7 @@ def count_truncated(reader, rows):
     """Return how many pairs of rows, or of lists, are truncated."""
     truncated = 0
     for claim, *parts in rows:
-        if isinstance(parts[0], list):  # of abstracts, behind which the targets stand
+        if isinstance(parts[0], list):  # the row is a list: (claim, abstracts, targets)
             parts = parts[0]
         for part in parts:
             if isinstance(part, str):  # not a target
@@ -738,8 +739,8 @@ def add_rerank(job):
     add("--extra", type=json_object, default={},
         help="""add this JSON object of parameters to each call: {"truncate_prompt_tokens": 512}""")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")
-    add("--timeout", type=seconds, default=120,
-        help="wait this many seconds for each reply; only the next run asks again")
+    add("--timeout", type=seconds, default=120, help="""wait this many seconds for each reply; a
+        timeout ends the job, and the next run asks again""")
     add = job.add_argument_group("neighbours").add_argument
     add("--graph", metavar="FOLDER", help="""also score neighbours of the best abstracts, by
         this graph of 01_index.py graph""")
@@ -981,7 +982,7 @@ def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
     The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
     """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
@@ -1202,7 +1203,8 @@ def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
     records = read_corpus(path)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    known = {"title"}.union(*records.values())  # a title is optional
+    unknown = set(fields) - known
     if unknown:
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
@@ -1384,10 +1386,10 @@ class PairReader:
         self.frame = None  # as of frame_of(); None: the library puts a pair together
         if "message" not in model.modalities:  # no chat template
             self.frame = self.frame_of(getattr(model[0], "probe", ("a", "b")))
-        # around: tokens of a pair beside those of its prompt and texts; room: tokens left for these
+        # around: tokens of a pair beside self.prompt and its texts; room: tokens left for these
         if self.frame:
             self.around = sum(map(len, self.frame["input_ids"][::2]))  # before, between, behind
-        else:
+        else:  # the library adds the prompt, so around counts it
             empty = self.library([("", "")], prompt=self.prompt)["input_ids"]
             self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
             self.prompt = ""
@@ -1515,7 +1517,8 @@ def open_scores(path, shape):
     A damaged file is replaced.
     """
     try:
-        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" would fill it up with zeros
+        # mmap_mode "r+" would fill up a file that is too short with zeros; "r" raises an error.
+        is_whole = np.load(path, mmap_mode="r").shape == shape
     except (OSError, ValueError, EOFError):
         is_whole = False
     if not is_whole:
@@ -1589,10 +1592,11 @@ def send_once(is_complete, send, request, **options):
         if "Timeout" not in type(error).__name__:  # of httpx or httpx2, by the version of openai
             raise
         raise openai.APITimeoutError(request) from error
-    is_whole = not response.is_success  # an error is left to the client
-    if response.is_success:
-        with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
-            is_whole = is_complete(json.loads(response.read()))
+    if not response.is_success:
+        return response  # the client handles errors
+    is_whole = False
+    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+        is_whole = is_complete(json.loads(response.read()))
     if not is_whole:
         response.status_code = 520
     return response
@@ -1685,7 +1689,7 @@ def can_resume(checkpoint, names=None):
             has_names = names is None or names == set(file.keys())
     except (OSError, ValueError, SafetensorError):
         return False
-    # optimizer.pt has to be there; others, .pt and .pth, have to be intact if they are.
+    # optimizer.pt has to exist. Other .pt and .pth files may be missing, but not damaged.
     states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
     return has_names and all(map(is_intact, states))
 
@@ -1710,8 +1714,10 @@ def add_adapter(network, rank):
     """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    # LoraModel freezes the base. A classifier's head stays trainable, that of a language model not.
-    network.requires_grad_("Classification" in type(network).__name__)
+    # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
+    # then freezes the base, so of the rest only a classifier's head is trained.
+    is_classifier = "Classification" in type(network).__name__
+    network.requires_grad_(is_classifier)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 

@@ -837,7 +837,7 @@ def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
     The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
     """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
@@ -1058,7 +1058,8 @@ def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
     records = read_corpus(path)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    known = {"title"}.union(*records.values())  # a title is optional
+    unknown = set(fields) - known
     if unknown:
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
@@ -1121,10 +1122,11 @@ def send_once(is_complete, send, request, **options):
         if "Timeout" not in type(error).__name__:  # of httpx or httpx2, by the version of openai
             raise
         raise openai.APITimeoutError(request) from error
-    is_whole = not response.is_success  # an error is left to the client
-    if response.is_success:
-        with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
-            is_whole = is_complete(json.loads(response.read()))
+    if not response.is_success:
+        return response  # the client handles errors
+    is_whole = False
+    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+        is_whole = is_complete(json.loads(response.read()))
     if not is_whole:
         response.status_code = 520
     return response

@@ -1070,7 +1070,7 @@ def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
     The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
     """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
@@ -1291,7 +1291,8 @@ def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
     records = read_corpus(path)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    known = {"title"}.union(*records.values())  # a title is optional
+    unknown = set(fields) - known
     if unknown:
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
@@ -1473,10 +1474,10 @@ class PairReader:
         self.frame = None  # as of frame_of(); None: the library puts a pair together
         if "message" not in model.modalities:  # no chat template
             self.frame = self.frame_of(getattr(model[0], "probe", ("a", "b")))
-        # around: tokens of a pair beside those of its prompt and texts; room: tokens left for these
+        # around: tokens of a pair beside self.prompt and its texts; room: tokens left for these
         if self.frame:
             self.around = sum(map(len, self.frame["input_ids"][::2]))  # before, between, behind
-        else:
+        else:  # the library adds the prompt, so around counts it
             empty = self.library([("", "")], prompt=self.prompt)["input_ids"]
             self.around = empty.numel() + 4  # the ends of texts may be tokenised differently there
             self.prompt = ""
@@ -1604,7 +1605,8 @@ def open_scores(path, shape):
     A damaged file is replaced.
     """
     try:
-        is_whole = np.load(path, mmap_mode="r").shape == shape  # "r+" would fill it up with zeros
+        # mmap_mode "r+" would fill up a file that is too short with zeros; "r" raises an error.
+        is_whole = np.load(path, mmap_mode="r").shape == shape
     except (OSError, ValueError, EOFError):
         is_whole = False
     if not is_whole:
@@ -1717,7 +1719,7 @@ def can_resume(checkpoint, names=None):
             has_names = names is None or names == set(file.keys())
     except (OSError, ValueError, SafetensorError):
         return False
-    # optimizer.pt has to be there; others, .pt and .pth, have to be intact if they are.
+    # optimizer.pt has to exist. Other .pt and .pth files may be missing, but not damaged.
     states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
     return has_names and all(map(is_intact, states))
 
@@ -1742,8 +1744,10 @@ def add_adapter(network, rank):
     """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
     from peft import LoraConfig, LoraModel
 
-    # LoraModel freezes the base. A classifier's head stays trainable, that of a language model not.
-    network.requires_grad_("Classification" in type(network).__name__)
+    # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
+    # then freezes the base, so of the rest only a classifier's head is trained.
+    is_classifier = "Classification" in type(network).__name__
+    network.requires_grad_(is_classifier)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     return LoraModel(network.base_model, config, "default")
 

@@ -1067,7 +1067,7 @@ def written(path, task, **summary):
     """Yield a temporary path for a new output, which then replaces path as a whole.
 
     The sidecar gets the task, the summary, and how the output was made. While the output is
-    replaced, it is {}, which fits no task: after a kill at this point, the output is made again.
+    replaced, the sidecar is {}, which fits no task: after a kill then, the output is made again.
     """
     path = Path(path)
     meta = Path(f"{path}.meta.json")
@@ -1288,7 +1288,8 @@ def read_abstracts(path, fields, separator=" "):
     """Return {abstract_id: text} of a corpus; fields: their names, with commas between them."""
     fields = fields.split(",")
     records = read_corpus(path)
-    unknown = set(fields) - {"title"}.union(*records.values())  # a title is optional
+    known = {"title"}.union(*records.values())  # a title is optional
+    unknown = set(fields) - known
     if unknown:
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")

@@ -195,7 +195,7 @@ def test_a_fitted_fusion_is_the_best_of_the_grid_and_is_applied_elsewhere(toy, c
     assert lines[2].endswith("  rrf, k = 60, equal weights")
     assert f"{(1 / ideal + 1) / 3:.4f}  rrf, k = 1, weights 0.4 0.6" in lines
     assert "union" not in done.stdout and len(lines) == 3 + 10 + 3
-    assert lines[-3] == "These are means over 3 claims with evidence." and fusion["claims"] == 3
+    assert lines[-3] == "These are means over 3 claims." and fusion["claims"] == 3
     # One of three claims is held out each time, as folds are more than claims.
     assert "  in 5-fold cross-validation over 3 claims; " in lines[-2]
     assert fusion["held_out_value"] <= fusion["value"]
@@ -331,6 +331,9 @@ def test_each_language_gets_a_fusion_of_its_own(toy, call, refused):
         tsv(toy / "test" / name, RUN, english)  # no claim in German
     facts(call(SCRIPT, words.format("c.tsv").replace("a.tsv b", "test/a.tsv test/b"), cwd=toy))
     assert read(toy / "o.tsv")["abstract_id"].tolist() == ["x", "y"]
+    tsv(toy / "d.tsv", header[:3], "c1|text|de")
+    words_of_fit = "fit a.tsv b.tsv --qrels q.tsv --by language --claims d.tsv"
+    refused(toy, SCRIPT, words_of_fit, said="d.tsv: no claim c2, which is in q.tsv")
     tsv(toy / "d.tsv", header[:3], "c1|text|de; c2|text|fr; c3|text|en; c4|text|en; c5|text|en")
     refused(toy, SCRIPT, words.format("d.tsv"), said="claim c2: the language 'fr' was not fitted")
     said = "claims.test.tsv:1: found columns claim_id, claim; wanted claim_id, language"
@@ -408,8 +411,10 @@ def test_evidence_is_no_negative_and_no_draw_depends_on_other_claims(toy, call, 
         drawn |= {(row["claim_id"], abstract_id) for abstract_id in negatives}
     assert drawn and not drawn & relevant and seen[0] == seen[1]
     assert kinds.items() <= pd.DataFrame(seen[0])["kind"].value_counts().to_dict().items()
-    if "--pool nei" in words:  # of any claim
-        assert {name for _, name in drawn} == set(table["abstract_id"][table["label"] == "NEI"])
+    if "--pool nei" in words:  # of any claim, the own one too
+        nei = set(map(tuple, table[table["label"] == "NEI"][KEY].values))
+        assert {name for _, name in drawn} == {name for _, name in nei}
+        assert drawn >= {pair for pair in nei if pair[0] in dict(relevant)}
     else:
         assert seen[2] == [row for row in seen[0] if row["claim_id"] != "c4"]
     assert set(made) >= {"examples", "claims_without_evidence"}
