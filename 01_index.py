@@ -633,7 +633,7 @@ def add_index(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("--out", default="{work}/index", help="write the indexes to this folder")
     add("--indexes", nargs="+", choices=INDEX_ARGUMENTS, default=list(INDEX_ARGUMENTS),
-        help="make these indexes (default: all three)")
+        help="make only these indexes (default: all three)")
     add_abstracts(job)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no

@@ -185,6 +185,8 @@ def windows(n, size, stride):
     """
     if n < 2:
         return []
+    # Each end is stride above the one before. The range stops at the first end that is at most
+    # size, since its window begins at the top.
     ends = [n, *range(n - stride, size - stride, -stride)]
     return [slice(max(0, end - size), end) for end in ends]
 
@@ -270,7 +272,7 @@ def rerank(args):
     if args.prompt:
         inputs.append(args.prompt)
     task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
-    check_outs(args.replies, inputs=[*inputs, args.out])
+    check_outs(args.replies, inputs=[*inputs, args.out, args.requests])
     if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     template = read_prompt(args.prompt, "claim", "abstracts") if args.prompt else PROMPT
@@ -301,7 +303,7 @@ def rerank(args):
 
 # ---------- Answers from an endpoint: --backend openai
 REFUSALS = (400, 403, 413, 422)  # of one request: its form, its length, a content filter
-OUTAGES = (None, 401, 402, 404, 429)  # no connection, key, credit, no such model, rate limit
+OUTAGES = (None, 401, 402, 404, 429)  # no connection, bad key, no credit, no model, rate limit
 # Codes of a 400 where a model, such as GPT-5, does not take a parameter
 UNSUPPORTED = ("unsupported_parameter", "unsupported_value")
 TIMEOUT = "timed out"
@@ -358,7 +360,8 @@ def is_answering(client, model):
 def refusal_of(error, body, client, fatal, args):
     """Return the message of a refusal that concerns this request alone.
 
-    Anything else is an outage: its message is appended to fatal, and None returned.
+    Anything else ends the run: an outage, or a parameter that the model does not take. Its message
+    is appended to fatal, and None returned.
     """
     message = f"{error} {getattr(error, 'body', None) or ''}"
     status = getattr(error, "status_code", None)
@@ -378,10 +381,11 @@ def refusal_of(error, body, client, fatal, args):
 
 
 def note(failure, failures, fatal):
-    """Note why a call has no completion, None if it has one; end the run if calls fail alike.
+    """Note how a call ended; end the run if calls fail alike.
 
-    failures: those of the calls before, in which numbers and ids are masked, since two refusals for
-    the same reason differ in them.
+    failure: why there is no completion, None if there is one. failures: those of the calls before,
+    "" for a completion. Numbers and ids in them are masked, so that refusals for the same reason
+    are equal.
     """
     masked = re.sub(r"\w*\d\w*", "#", failure or "")
     failures.append(masked)
@@ -417,7 +421,7 @@ def answer_one(request, client, failures, fatal, args):
         return  # nothing is stored, so that the next run asks again
     except openai.OpenAIError as error:
         refusal = refusal_of(error, body, client, fatal, args)
-        if refusal is None:  # an outage, which ends the run
+        if refusal is None:  # the run ends
             return
     note(refusal, failures, fatal)
     try:
@@ -1198,9 +1202,10 @@ def read_fewshot(abstracts, args):
 # ----- Requests and replies, as in the OpenAI Batch API
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-# Thoughts of reasoning models are cut off: all up to the last mark that ends them, else all from
-# the first mark that begins them. <think>, <seed:think> and their like; [THINK] of Mistral's
-# models; final<|message|>, <|channel|>, assistantfinal of gpt-oss, by what a server leaves of it.
+# Thoughts of reasoning models are cut off: all up to the last mark that ends them, and of the rest
+# all from the first mark that begins them. <think>, <seed:think> and their like; [THINK] of
+# Mistral's models; <|channel> and <channel|> of Gemma 4; of gpt-oss <|channel|>, final<|message|>,
+# and assistantfinal, which is left if a server removes the special tokens.
 THOUGHTS = re.compile(
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
@@ -1232,7 +1237,7 @@ class Question(NamedTuple):
 class Choice(NamedTuple):
     """One text of a reply; --extra '{"n": 5}' asks for five."""
 
-    text: str  # without thoughts; "" if it was cut, or is no text
+    text: str  # without thoughts; "" if it was cut, or there is none
     logprobs: dict | None  # of its tokens, as an OpenAI-compatible server gives them
     is_cut: bool  # whether the limit of tokens ended it
 
@@ -1287,7 +1292,7 @@ def write_requests(waiting, args):
 
 
 def choice_of(record):
-    """Return the Choice in a choice of a chat completion, with "" for a text of another shape."""
+    """Return the Choice in a choice of a chat completion; without a text, its text is ""."""
     text = (record.get("message") or {}).get("content") or ""
     if isinstance(text, list):  # Mistral's models give a list of parts, with thoughts among them
         text = "".join(part["text"] for part in text if part["type"] == "text")
@@ -1439,11 +1444,11 @@ class Asker:
 
 
 def with_replies(task, args, is_made=False):
-    """Return a task with what else decides its output: the replies, or who would be asked.
+    """Return a task with what else decides its output: the replies.
 
-    An output is up to date while the file of replies has not changed (replies_sha256). If that file
-    is gone, making the output again would pay for all replies again, so then the same --replies and
-    --base-url suffice (asked). is_made: for a sidecar, which has both.
+    replies_sha256: digest of the file of replies; if this file changes, the output is made again.
+    asked: --replies and --base-url. If the file is gone, they take the place of the digest, since
+    making the output again would pay for all replies again. is_made: for a sidecar, which has both.
     """
     path = Path(args.replies)
     if path.exists() and path.stat().st_size:
@@ -1461,7 +1466,7 @@ SPELLINGS = {
     "REFUTES": "refutes|refute|refuted|contradiction",
     "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
 }
-LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # of a label in the last line
+LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # words before a label in a line
 
 
 def field_of(text, name):
@@ -1506,7 +1511,7 @@ def begun_by(token, labels):
 def token_probabilities(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one.
 
-    None if the most likely label is not the one that was read from the text, label, or if logprobs
+    label: the one that was read from the text. None if another one is more likely, or if logprobs
     are malformed (structured output gives null for -inf).
     """
     with contextlib.suppress(*MALFORMED):

@@ -103,7 +103,7 @@ def label_counts(table):
 def write_verdicts(run, probabilities, task, args, **counts):
     """Write a run with labels and probabilities (pairs, 3); return the summary, with counts."""
     probabilities = np.reshape(probabilities, (-1, 3))
-    best_from_behind = probabilities[:, ::-1].argmax(axis=1)  # of equal ones NEI, else REFUTES
+    best_from_behind = probabilities[:, ::-1].argmax(axis=1)  # in a tie NEI wins, then REFUTES
     labels = np.array(LABELS[::-1])[best_from_behind]
     verdicts = run.assign(label=labels, **dict(zip(PROBABILITIES, probabilities.T)))
     summary = {"made": [args.out], "pairs": len(run), "labels": label_counts(verdicts), **counts}
@@ -255,10 +255,10 @@ def hold_out(table, args):
 
 
 def read_judged(args, dev):
-    """Return judged pairs and examples, a table with columns pair, (claim, abstract), is_held_out.
+    """Return a table of judged pairs and examples; its column pair holds (claim, abstract).
 
-    dev: paths of claims and qrels of a dev split, whose pairs are then held out, and no others;
-    [] without one.
+    Its column is_held_out: whether a pair is held out. dev: paths of claims and qrels of a dev
+    split, whose pairs are then held out, and no others; [] without one.
     """
     import pandas as pd
 
@@ -354,8 +354,8 @@ def with_head(name, model_kwargs, **options):
     if is_new:
         print(f"{name}: a new classification head is trained")
         logging.set_verbosity_error()  # it reports the weights of a new head as missing
-        # With the architecture of a language model, CrossEncoder would compare yes and no as next
-        # tokens.
+        # If the config names the architecture of a language model, CrossEncoder adds no head, but
+        # compares the logits of yes and no as next tokens. So another name takes its place.
         config_kwargs = {"id2label": dict(enumerate(LABELS)), "architectures": ["Classification"]}
         options |= {"num_labels": 3, "config_kwargs": config_kwargs}
         model_kwargs = model_kwargs | {"ignore_mismatched_sizes": True}
@@ -481,7 +481,7 @@ def train(args):
     transformers.set_seed(args.seed)  # of a new head
     model = open_model(with_head, args.model, args)
     freeze(model.model, args.freeze)
-    set_reader(model, args, 32)
+    set_reader(model, args, batch_size=32)  # of held-out pairs; --batch-size is for training
     order = head_order(model.config)
     truncated = sum(model[0].preprocess.read(pair)[1] for pair in table["pair"])
     table["gold"] = table["label"].map(LABELS.index)
@@ -527,8 +527,8 @@ DIGITS = {"0": "NEI", "1": "SUPPORTS", "2": "REFUTES"}  # of batches of pairs, A
 DIGIT_LINE = r"(?im)^\W*(?:pair +)?(\d+)(?:: *|[.)=] +| - )([012])\W*$"
 
 
-# This script asks no language model itself; 04_llm_rerank.py does, in this process, as a child
-# would go on to pay if this one is killed. It is run once, as it keeps a local model in its names.
+# 04_llm_rerank.py asks the language model, in this process: a child process would go on to pay if
+# this one were killed. It is run only once, since each run would load a local model again.
 run_script = functools.cache(runpy.run_path)
 
 
@@ -599,7 +599,7 @@ def two_steps(prompts, pairs, turns, asker, args):
     """Ask whether there is evidence; then, if half of the votes say so, which way it points.
 
     P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence). For pairs that are not asked about again,
-    both directions are equally likely.
+    both directions are equally likely. If exactly half of the votes see evidence, the label is NEI.
     """
     first = asker.ask(label_questions(FIRST_LABELS, prompts[0], pairs, turns, args))
     evidence = [shares_of(reply.answers, FIRST_LABELS) for reply in first]
@@ -660,8 +660,8 @@ def many_pairs(prompts, pairs, turns, asker, args):
             read = functools.partial(digits_in, n=len(group))
             questions.append(Question(messages, form, 8 * len(group) + 24, read))
         for group, reply in zip(groups, asker.ask(questions)):
-            # An answer has a label for each pair, so zip gives a pair the votes of all answers.
-            # A reply without any answer has been asked for twice, and its pairs are not missing.
+            # An answer has a label or None for each pair, so zip gives a pair the votes of all
+            # answers. Without an answer zip gives nothing, and the pairs are not asked about again.
             for index, votes in zip(group, zip(*reply.answers)):
                 predictions[index] = shares_of([vote for vote in votes if vote], LABELS)
                 if not predictions[index]:
@@ -688,7 +688,7 @@ def llm(args):
     path = run_of(args)
     inputs = [path, args.claims, args.corpus, *args.prompt, *fewshot_files(args)]
     task = task_of(args, *inputs, models=[args.model], without=[*ASKING, "batch_size"])
-    check_outs(args.replies, inputs=[*inputs, args.out])
+    check_outs(args.replies, inputs=[*inputs, args.out, args.requests])
     if up_to_date(args, with_replies(task, args), args.out):
         return {"made": []}
     run, texts = read_pairs(path, args)
@@ -1937,9 +1937,10 @@ def read_fewshot(abstracts, args):
 # ----- Requests and replies, as in the OpenAI Batch API
 RETRY_SUFFIX = "\n\nThe last reply could not be read. Keep to the form that is asked for."
 THINK = r"(?:\w+:)?(?:think|thinking|thoughts?|reasoning)>"
-# Thoughts of reasoning models are cut off: all up to the last mark that ends them, else all from
-# the first mark that begins them. <think>, <seed:think> and their like; [THINK] of Mistral's
-# models; final<|message|>, <|channel|>, assistantfinal of gpt-oss, by what a server leaves of it.
+# Thoughts of reasoning models are cut off: all up to the last mark that ends them, and of the rest
+# all from the first mark that begins them. <think>, <seed:think> and their like; [THINK] of
+# Mistral's models; <|channel> and <channel|> of Gemma 4; of gpt-oss <|channel|>, final<|message|>,
+# and assistantfinal, which is left if a server removes the special tokens.
 THOUGHTS = re.compile(
     rf"(?s)^.*(?:</{THINK}|\[/THINK\]|final<\|message\|>|<channel\|>|assistantfinal)"
     rf"|(?:<{THINK}|\[THINK\]|<\|channel\|?>).*"
@@ -1971,7 +1972,7 @@ class Question(NamedTuple):
 class Choice(NamedTuple):
     """One text of a reply; --extra '{"n": 5}' asks for five."""
 
-    text: str  # without thoughts; "" if it was cut, or is no text
+    text: str  # without thoughts; "" if it was cut, or there is none
     logprobs: dict | None  # of its tokens, as an OpenAI-compatible server gives them
     is_cut: bool  # whether the limit of tokens ended it
 
@@ -2026,7 +2027,7 @@ def write_requests(waiting, args):
 
 
 def choice_of(record):
-    """Return the Choice in a choice of a chat completion, with "" for a text of another shape."""
+    """Return the Choice in a choice of a chat completion; without a text, its text is ""."""
     text = (record.get("message") or {}).get("content") or ""
     if isinstance(text, list):  # Mistral's models give a list of parts, with thoughts among them
         text = "".join(part["text"] for part in text if part["type"] == "text")
@@ -2178,11 +2179,11 @@ class Asker:
 
 
 def with_replies(task, args, is_made=False):
-    """Return a task with what else decides its output: the replies, or who would be asked.
+    """Return a task with what else decides its output: the replies.
 
-    An output is up to date while the file of replies has not changed (replies_sha256). If that file
-    is gone, making the output again would pay for all replies again, so then the same --replies and
-    --base-url suffice (asked). is_made: for a sidecar, which has both.
+    replies_sha256: digest of the file of replies; if this file changes, the output is made again.
+    asked: --replies and --base-url. If the file is gone, they take the place of the digest, since
+    making the output again would pay for all replies again. is_made: for a sidecar, which has both.
     """
     path = Path(args.replies)
     if path.exists() and path.stat().st_size:
@@ -2200,7 +2201,7 @@ SPELLINGS = {
     "REFUTES": "refutes|refute|refuted|contradiction",
     "NEI": "nei|neutral|not enough information|not enough info|notenoughinfo|insufficient evidence",
 }
-LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # of a label in the last line
+LABEL_PREFIX = "^((so|the|my|final|label|answer|verdict|is) )+"  # words before a label in a line
 
 
 def field_of(text, name):
@@ -2245,7 +2246,7 @@ def begun_by(token, labels):
 def token_probabilities(logprobs, labels, label):
     """Return {label: probability} at the first token that begins one.
 
-    None if the most likely label is not the one that was read from the text, label, or if logprobs
+    label: the one that was read from the text. None if another one is more likely, or if logprobs
     are malformed (structured output gives null for -inf).
     """
     with contextlib.suppress(*MALFORMED):

@@ -93,8 +93,10 @@ class Judgements(NamedTuple):
 
 def judgements_of(run, qrels):
     """Return the Judgements of a run; claims in the order of the qrels."""
-    relevant = (qrels["label"] != "NEI").groupby(qrels["claim_id"], sort=False)
-    R = relevant.sum()
+    is_relevant = qrels["label"] != "NEI"
+    by_claim = is_relevant.groupby(qrels["claim_id"], sort=False)
+    R = by_claim.sum()
+    N = by_claim.size() - R
     claims = R.index.get_indexer(run["claim_id"])
     ranks = run["rank"].to_numpy(int) - 1
     gold = np.full((len(R), ranks.max() + 1), NO_ROW, np.int8)
@@ -107,7 +109,7 @@ def judgements_of(run, qrels):
     gold[claims[is_known], ranks[is_known]] = numbers
     if "label" in run:
         predicted[claims, ranks] = run["label"].map(LABELS.index)
-    return Judgements(R.to_numpy(float), (relevant.size() - R).to_numpy(), gold, predicted)
+    return Judgements(R.to_numpy(float), N.to_numpy(), gold, predicted)
 
 
 # ---------- Measures of a claim
@@ -181,7 +183,7 @@ class Measure(NamedTuple):
 
 MEANS = "Means are over {} with evidence."
 ABSTRACT = "Abstract P, R and F1 count evidence with the right label, at all ranks."
-MEASURES = {  # by kind. "R" is that of R@k: names in STANCE, such as R, are never looked up here
+MEASURES = {  # by kind; "R" is that of R@k. P, R and F1 of labels are in STANCE, not here
     "R": Measure(recall, MEANS),
     "pooled R": Measure(
         pooled_recall, "Pooled R@k is the share of all evidence pairs that is found."
@@ -614,7 +616,8 @@ controls.oninput = () => {
   // The chosen flag is searched for, too: claim.text holds the names of a claim's flags.
   const words = [flag.value.toLowerCase(), ...search.value.toLowerCase().split(/\s+/)];
   const found = data.claims.filter(claim => words.every(word => claim.text.includes(word)));
-  const key = claim => claim.recall[order.value] ?? 2;  // claims without evidence come last
+  // Claims without evidence come last. For -1 every key is 2, so the order of the qrels stays.
+  const key = claim => claim.recall[order.value] ?? 2;
   claims.replaceChildren(...found.sort((a, b) => key(a) - key(b)).map(claim => claim.node));
   count.textContent = `${found.length} of ${data.claims.length} claims`;
 };
@@ -848,12 +851,12 @@ def add_evaluate(job):
     add("--measures", nargs="+", default=["climatecheck2025"], metavar="MEASURE",
         help=f"""sets or single measures; name the runs before this flag. Sets: {', '.join(SETS)}.
         Of rankings: R@k (share of a claim's evidence in the first k ranks), 'pooled R@k' (share of
-        all evidence pairs), B-Pref (mean over a claim's R evidence abstracts: 1 - n / R for one
-        that is found below n NEI abstracts, at most R, and 0 for others), and any of ir-measures,
-        such as nDCG@10, Judged@10. Of labels: P, R, F1 (weighted by support), macro F1, abstract P,
-        abstract R, abstract F1 (evidence with the right label). Of both, by ClimateCheck: Subtask I
-        (mean of R@2, R@5, R@10, B-Pref), Subtask II (F1 + R@10), Retrieval 2026 (mean of R@5,
-        B-Pref), Verification 2026 (F1 + R@5) (default: climatecheck2025)""")
+        all evidence pairs), B-Pref (mean over a claim's R evidence abstracts: 0 for one that is
+        not found, else 1 - n / R, where n, at most R, counts the NEI abstracts above it), and any
+        of ir-measures, such as nDCG@10, Judged@10. Of labels: P, R, F1 (weighted by support), macro
+        F1, abstract P, abstract R, abstract F1 (evidence with the right label). Of both, by
+        ClimateCheck: Subtask I (mean of R@2, R@5, R@10, B-Pref), Subtask II (F1 + R@10), Retrieval
+        2026 (mean of R@5, B-Pref), Verification 2026 (F1 + R@5) (default: climatecheck2025)""")
     add("--depth", type=count, default=10,
         help="read this many ranks for B-Pref, P, R and F1; abstract F1 reads all")
     add("--resamples", type=count_or_0, default=2000,
