@@ -266,7 +266,9 @@ def outputs_on_devices(model, args, pairs, bar):
     if not reader.library:  # which the processes need; monoT5 has none
         fail("--device", "monoT5 scores on one device; name one")
     is_truncated = [reader.read(pair)[1] for pair in pairs]
-    model[0].preprocess = reader.library  # as no PairReader can be sent to a process
+    model[
+        0
+    ].preprocess = reader.library  # all token ids of the reader would be sent to each process
     outputs = model.predict(pairs, batch_size=batch_size_of(args), device=args.device)
     model[0].preprocess = reader
     bar.update(len(pairs))

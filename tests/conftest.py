@@ -5,6 +5,7 @@ import functools
 import json
 import multiprocessing
 import os
+import pickle
 import runpy
 import shutil
 import subprocess
@@ -323,14 +324,19 @@ def program(monkeypatch, capsys):
 
 @pytest.fixture
 def quick_processes(monkeypatch):
-    """Processes of a pool are copies of one that has imported PyTorch, not new ones.
+    """Processes of a pool are copies of this one, not new ones that import PyTorch again.
 
-    What they get is pickled in both cases.
+    As a new one would, a copy gets a model that has been pickled.
     """
-    copies = multiprocessing.get_context("forkserver")
-    copies.set_forkserver_preload(["sentence_transformers"])
+
+    class Copy(multiprocessing.get_context("fork").Process):
+        def __init__(self, *, args, **options):
+            device, model, *queues = args
+            args = (device, pickle.loads(pickle.dumps(model)), *queues)
+            super().__init__(args=args, **options)
+
     spawn = multiprocessing.get_context("spawn")
-    monkeypatch.setattr(type(spawn), "Process", copies.Process)
+    monkeypatch.setattr(type(spawn), "Process", Copy)
 
 
 @pytest.fixture
