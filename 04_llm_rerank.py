@@ -11,8 +11,8 @@ Rerank candidates with a large language model (RankGPT); job ask answers a file 
 
 Listwise, a prompt shows a claim and a window of its candidates, and the reply orders them.
 Pointwise, a prompt shows one candidate, and the reply is YES or NO. Several choices in a reply are
-votes. The result is fused with the scores of the run. The block "language models" at the end
-explains Question, Reply and Asker.
+votes. The result is fused with the scores of the run. Functions that several scripts share stand
+at the end, in marked blocks; "language models" explains Question, Reply and Asker.
 
 Reads   a run, claims and corpus; --fewshot: judged pairs, claims of train; ask: a file of requests
         OPENAI_API_KEY, unless the model is local or the server at --base-url wants no key

@@ -11,6 +11,8 @@ Writes  metrics.tsv and .tex; metrics.json with intervals, p-values and counts; 
         --report: an HTML page with the rankings; submission: a table, and its zip
 Prints  the table, notes on it, and the counts behind it; the last line is JSON
 
+Functions that all scripts share stand at the end, in a marked block.
+
 Examples
     python 06_evaluate.py a.tsv b.tsv --measures climatecheck2026 trec P@5 --report report.html
     python 06_evaluate.py submission --task climatecheck2025
