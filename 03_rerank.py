@@ -939,7 +939,8 @@ def check_outs(*outs, inputs=(), is_folder=False):
     for out in map(Path, outs):
         taken = [path for path in out.parents if path.is_file()]
         is_ours = is_folder and Path(f"{out}.meta.json").exists()
-        if (out.is_dir() and not is_ours) or (is_folder and out.is_file()):
+        is_other = out.exists() and not out.is_file()  # a folder, or a device such as /dev/null
+        if (is_other and not is_ours) or (is_folder and out.is_file()):
             taken.append(out)
         for path in taken:
             fail(path, "not made by this script, which would replace it; give another name")

@@ -83,10 +83,10 @@ WRITTEN = {  # columns that are written, where the table has them
     "claims": "claim_id claim language".split(),
     "corpus": ["abstract_id"],  # and all others, but for those of a pair
 }
-OF_A_PAIR = "claim_id claim rank score label relevance p_supports p_refutes p_nei".split()
-OUR_COLUMNS = """claim_id claim language abstract_id abstract title evidence cited_doc_ids preds
-    rank score label relevance p_supports p_refutes p_nei""".split()
 JUDGED = "rank score label relevance p_supports p_refutes p_nei".split()
+OF_A_PAIR = ["claim_id", "claim", *JUDGED]
+OTHER_COLUMNS = "language abstract_id abstract title evidence cited_doc_ids preds".split()
+OUR_COLUMNS = [*OF_A_PAIR, *OTHER_COLUMNS]
 KNOWN_COLUMNS = (  # of any file, written as for --columns
     "abstract_id=abstract_original_index,label=annotation,"  # ClimateCheck
     "claim_id=post_id,claim=tweet_text,abstract_id=cord_uid,"  # CheckThat!
@@ -102,7 +102,7 @@ KNOWN_FORMS = [  # of a file that has all columns of one of these; the first is 
 PAPERS = {"cord_uid", "pubkey"}  # CheckThat!: the paper that a post is about
 TREC_QRELS = "claim_id q0 abstract_id relevance".split()
 TREC_RUN = "claim_id q0 abstract_id position score tag".split()
-TAKEN = {*TREC_RUN, "preds", "relevance"}  # by a run or qrels, and not written as they are
+TAKEN = {*TREC_RUN, "preds", "relevance"}  # read for a run or qrels, so they are not left out
 ROW_BREAK = re.compile(r"[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")  # as str.splitlines has it
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 TREC_LINE = re.compile(rf"(?:\S+\s+){{3}}{NUMBER}(\s+{NUMBER}\s.*)?", re.IGNORECASE)
@@ -128,7 +128,7 @@ def check_place(out, files):
     if out.resolve() in [Path(file).resolve() for file in files]:
         fail(out, "this command reads it; give another --out")
     taken = [parent for parent in out.parents if parent.is_file()]
-    if out.is_dir():
+    if out.exists() and not out.is_file():  # a folder, or a device such as /dev/null
         taken.append(out)
     for path in taken:
         fail(path, "not made by this script, which would replace it; give another --out")
@@ -215,7 +215,9 @@ def corpus_record(record, left_out):
         "abstract": joined(record.get("abstract")) or "",
     }
     kept = {}
-    for field, value in (ours | record | ours).items():  # the first sets the order of the fields
+    for field, value in (
+        ours | record | ours
+    ).items():  # the first for the order, the last for values
         if isinstance(value, str):
             kept[field] = unicodedata.normalize("NFC", value)
         elif isinstance(value, (int, float)) and math.isfinite(value):
@@ -372,7 +374,7 @@ def nested_table(records):
         return pd.DataFrame([{"id": key} | record for key, record in entries], dtype=object)
     if (scores % 1 == 0).all():
         return table.assign(relevance=scores)  # qrels; with --kind run, the scores count
-    return table.assign(q0="Q0")  # a column that TREC's runs have: of this form is a run
+    return table.assign(q0="Q0")  # by this column, kind_of() takes it for a run of TREC
 
 
 def json_table(path):
@@ -424,8 +426,8 @@ def our_names(columns, given, make_ids):
             guesses |= names
             break
     if make_ids or "abstract_id" in lower:
-        guesses.pop("id", None)  # it may number pairs
-    # A column of the file may have the name that --columns gives to another
+        guesses.pop("id", None)  # it may number the pairs, not claims or abstracts
+    # With --columns claim=text, the file's own column claim becomes "their claim".
     names = {ours: f"their {ours}" for ours in given.values()}
     for column in columns:
         ours = guesses.get(column.strip().lower())
@@ -473,7 +475,7 @@ def with_made_ids(table, kind):
 
 
 def kind_of(path, table, args):
-    """Return the kind of --kind or of the name of --out, else the first of which all columns exist.
+    """Return the kind of --kind or of the name of --out, else the first whose columns are there.
 
     With --make-ids, a text stands for its id.
     """
@@ -560,7 +562,8 @@ def with_trec_ranks(table):
     ordered = table.assign(score=scores.astype("float32"))
     ordered = ordered.sort_values(["score", "abstract_id"], ascending=False)
     ranks = ordered.groupby("claim_id").cumcount() + 1
-    # scores that are equal in float32 get one value, as no score is above that of the rank before
+    # Scores that are equal in float32 can rise along these ranks, which the kit refuses: such a
+    # score is lowered to that of the rank before.
     lowest = scores[ordered.index].groupby(ordered["claim_id"]).cummin()
     scores = table["score"].mask(scores.gt(lowest), lowest)
     return table.assign(rank=ranks, score=scores)
@@ -569,10 +572,11 @@ def with_trec_ranks(table):
 def with_relevance_labels(path, table):
     """Return a table with labels for its relevance, "" where it is not judged."""
     grades = to_floats(table["relevance"])
-    is_bad = (table["relevance"] != "") & (grades % 1 != 0)
+    is_bad = (table["relevance"] != "") & (grades % 1 != 0)  # true for NaN, which is no number
     what = "the relevance is not an integer (if this is a run, it needs a header with rank)"
     reject(table, is_bad, what)
-    if "score" in table and table["score"].map(as_text).equals(table["relevance"]):  # nested JSON
+    # They are equal where nested_table() has made both of the same numbers.
+    if "score" in table and table["score"].map(as_text).equals(table["relevance"]):
         warn(path, "whole numbers are taken for relevance (--kind run takes them for scores)")
     if (grades > 1).any():
         warn(path, f"{(grades > 1).sum()} rows have grades above 1, which count as 1")
@@ -681,7 +685,9 @@ def write_corpus(path, records, where):
 
 def is_evidence(value):
     """Return whether a claim's evidence is of SciFact's form, {doc_id: [{label: ...}]}."""
-    return isinstance(value, dict) and str not in map(type, value.values())
+    if not isinstance(value, dict):
+        return False
+    return not any(isinstance(part, str) for part in value.values())
 
 
 def evidence_pairs(table):
@@ -745,6 +751,9 @@ def convert(args):
     """Write the files as ours, and return a summary."""
     path = ", ".join(args.files)
     out = Path(args.out)
+    for file in args.files:
+        if Path(file).is_fifo():
+            fail(file, "a pipe, which can be read only once; write it to a file first")
     check_place(out, args.files)
     kind, source = read_sources(args)
     table = checked(path, source, kind, args)

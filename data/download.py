@@ -70,10 +70,13 @@ def is_running(number):
 
 @contextlib.contextmanager
 def unfinished(target):
-    """Give an empty folder TARGET.PID.parts, and remove it; and those that killed calls left."""
+    """Yield an empty folder TARGET.PID.parts, and remove it; first, remove those of killed calls.
+
+    In a container, a killed call often had the number of this one.
+    """
     for left in target.parent.glob(f"{target.name}.*.parts"):
         number = left.name.split(".")[-2]
-        if number.isdecimal() and not is_running(int(number)):
+        if number == str(os.getpid()) or (number.isdecimal() and not is_running(int(number))):
             shutil.rmtree(left)
     folder = target.with_name(f"{target.name}.{os.getpid()}.parts")
     folder.mkdir(parents=True)
@@ -173,17 +176,18 @@ def fetch_model(info, folder):
 
 
 def tensors_of(path, folder):
-    """Return the weights of a pickle; end, without the folder, if it holds anything else."""
+    """Return the weights of a pickle; if it holds anything else, remove the folder and end."""
     import torch
 
     mapped = zipfile.is_zipfile(path)  # else an old pickle, which is read into memory
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        return {name: tensor.contiguous().clone() for name, tensor in weights.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     except Exception as error:  # of any kind, if it is damaged or hostile
         shutil.rmtree(folder)
         what = f"damaged, or more than weights, such as code ({type(error).__name__})"
         fail(path.name, f"{what}; none of it was run; take another model")
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def make_safe(folder):
@@ -197,7 +201,8 @@ def make_safe(folder):
         text = path.read_text(encoding="utf-8")
         text = re.sub(r'"pytorch_(model-[^".]+)\.bin"', r'"\1.safetensors"', text)
         path.with_name("model.safetensors.index.json").write_text(text, encoding="utf-8")
-    for path in folder.rglob("*.bin*"):  # after all of them: a killed call fetches none again
+    # Only now: a call that is killed before leaves them, so the next one fetches them no more.
+    for path in folder.rglob("*.bin*"):
         path.unlink()
     shutil.rmtree(folder / ".cache")
 
@@ -258,8 +263,8 @@ def fetch(entry, folder, advice):
 def corpus_of(found, known, splits, name):
     """Yield the records of the corpus among the pairs (split, row) that are found.
 
-    known gets the ids of the records, splits[split] the other rows. Records without an id or with
-    an earlier one's are counted; the warning names the data set.
+    known gets the ids of the records, splits[split] the other rows. A warning counts the records
+    that have no id, or the id of an earlier record; it names the data set.
     """
     number = 0
     for split, row in found:
@@ -332,7 +337,7 @@ def write_dataset(folder, name, found):
     convert.write_corpus(folder / "corpus.jsonl", records, name)
     if not known:
         fail(name, "no abstracts; give a folder whose corpus has some")
-    for split in sorted(splits, key=len):  # train before train-cited, which has its claims
+    for split in sorted(splits, key=len):  # train before train-cited, which may take its claims
         table = table_of(splits[split])
         what = f"{split} claims without id or text, or with a known id"
         claims = texts_of("claim", table, name, what)
@@ -352,18 +357,22 @@ def write_dataset(folder, name, found):
 
 
 def source_page(made, entry, counts):
-    """Return SOURCE.md: origin and counts; the terms only of what is the published data set.
+    """Return SOURCE.md: origin and counts.
 
-    Counts that differ from the published ones are a warning.
+    If counts differ from the published ones, a warning says so, and licence and citation are left
+    out.
     """
-    words = ["page", "licence", "citation", "note"]
+    is_published = True
     for what, number in entry.get("counts", {}).items():
         if counts[what] != number:
             warn(
                 f"{counts[what]} {what}, {number} are published",
                 "the copy is incomplete or another data set (data/convert.py converts your own)",
             )
-            words = ["page", "note"]
+            is_published = False
+    words = ["page", "note"]
+    if is_published:
+        words = ["page", "licence", "citation", "note"]
     lines = [f"{word}: {entry[word]}" for word in words if word in entry]
     origins = entry.get("files", {}) | entry.get("hub", {})
     for origin, version in origins.items():
@@ -443,7 +452,9 @@ def make_dataset(args, entry):
     """Make the folder of a data set, whole or not at all."""
     entry |= entry.get("editions", {}).get(args.edition, {})
     source = args.source
-    out = args.out or f"{os.path.abspath(source)}-split"
+    out = args.out
+    if not out and args.name == "split":
+        out = f"{os.path.abspath(source)}-split"
     target = Path(out).resolve()  # a link to another disk stays
     made = source_line(args)
     if up_to_date(target, made):

@@ -230,7 +230,7 @@ def read_climate_fever(source, args):
             )
     for record in sentences.values():
         yield None, record
-    # In the order of numbers, from which the shuffle starts
+    # By number, a shorter id first: the shuffle depends on this order.
     claims.sort(key=lambda claim: (len(as_id(claim["claim_id"])), as_id(claim["claim_id"])))
     random.Random(SEED).shuffle(claims)
     splits = ["train"] * (len(claims) // 2) + ["dev"] * (len(claims) // 10)
@@ -329,9 +329,10 @@ def read_ours(source, args):
 def read_split(source, args):
     """Draw dev or test from the training claims of a data folder; beside dev, --test is test."""
     path = source / f"claims.{args.test}.tsv"
-    if args.draw == "dev" and (args.test.startswith("train") or not path.is_file()):
-        what = "not found, or what dev is drawn from; --test names another split for test"
-        fail(path, f"{what}, and --draw test draws test from train")
+    if args.draw == "dev" and args.test.startswith("train"):
+        fail("--test", f"{args.test}: dev is drawn from train; name another split, or --draw test")
+    if args.draw == "dev" and not path.is_file():
+        fail(path, "not found; name the split for test by --test, or draw it by --draw test")
     claims = {}
     for row in read_rows(source / "claims.train.tsv", "claim_id", "claim"):
         claims[row["claim_id"]] = row["claim"]
@@ -358,7 +359,7 @@ def read_join(source, args):
     """Join data folders: an id becomes FOLDER-ID, abstracts with the same text become one."""
     paths = [source, *args.others]
     folders = {os.path.basename(os.path.abspath(path)): path for path in paths}
-    if len(folders) <= len(args.others):
+    if len(folders) < len(paths):
         fail("join", "two folders have the same name, but ids begin with it; rename one of them")
     first_ids = {}  # {id made of title and abstract: abstract_id}
     for name, folder in folders.items():

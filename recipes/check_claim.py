@@ -73,7 +73,7 @@ def judge_in(work, data):
 
 
 def judge(claim, args):
-    """Return the paths of the verdicts on a claim's best abstracts, and of that on the claim."""
+    """Return two paths: verdicts on the claim's best abstracts, and the verdict on the claim."""
     kinds = indexes_in(args.work, args.data)
     flags, name = judge_in(args.work, args.data)  # fails before any work
     claim_id = hashlib.sha256(claim.encode()).hexdigest()[:16]

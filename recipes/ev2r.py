@@ -8,16 +8,17 @@ Score abstracts that nobody has judged, as ClimateCheck 2026 does after Ev2R (Ak
 A language model lists the facts of an unjudged abstract r and of a gold abstract g of its claim,
 and counts those that the other abstract supports. The score of a run is the mean over claims.
 
-precision, recall   supported facts / facts of r, of g; 0 without facts
-reference           their F1, the maximum over all g; the label of that g is expected of r
+precision           supported facts of r / all facts of r; 0 without facts
+recall              supported facts of g / all facts of g; 0 without facts
+reference           F1 of both, for the g where it is highest; the label of that g is expected of r
 Ev2R                half reference, half P(expected label) by a classifier; maximum per claim
 Verification        half P(given label), half whether it is the expected one; mean per claim
 
 As in the organisers' code (automatic_eval/ in their repository), gold abstracts with NEI are among
 the g, the first g wins ties, and claims whose gold is NEI alone are skipped. A reply without the
-four counts, or with more supported facts than facts, is asked for once more; then this g is missing
-for r, and an r without any g is skipped, not 0. The organisers' code stops at a reply that is no
-JSON, and takes a missing count as 0.
+four counts, or with more supported facts than facts, is asked for once more. If it is still unread,
+r is not compared with this g; an r that is left without any g is skipped, not scored 0. The
+organisers' code stops at a reply that is no JSON, and takes a missing count as 0.
 
 Reads   the pool of tools/pool.py, verdicts of 05_classify.py --model on its pairs, runs
 Writes  ev2r.tsv: both scores by run, with intervals; ev2r.pairs.tsv: the scores of pairs;
@@ -110,7 +111,7 @@ def score_run(run, table, claim_ids):
     is_expected = rows["label"] == rows["expected"]
     rows["Verification"] = (probability_of(rows["label"], rows) + is_expected) / 2
     scores = rows.groupby("claim_id").agg(OF_CLAIM).reindex(claim_ids)
-    components = {"confusion": np.zeros((len(claim_ids), 3, 3))}  # no measures of stance
+    components = {"confusion": np.zeros((len(claim_ids), 3, 3))}  # for kit.compare()
     for measure, values in scores.items():
         components[measure] = np.stack([values.fillna(0), values.notna()], axis=-1)
     return components
@@ -177,6 +178,7 @@ def score(args):
     """Compare the unjudged abstracts of runs with gold abstracts, and score the runs by it."""
     files = [args.pool, args.qrels, args.claims, args.corpus, *args.verdicts, *args.runs]
     task = kit.task_of(args, *files)
+    kit.check_outs(args.out)
     details = str(Path(args.out).with_suffix(".pairs.tsv"))
     if kit.is_answered(args, task, args.out, details):
         return {"made": []}

@@ -19,7 +19,7 @@ Examples
     python recipes/narratives.py train && python recipes/narratives.py classify
     python recipes/narratives.py evaluate work/demo/test/narratives.tsv
     python recipes/narratives.py llm --base-url http://localhost:8000/v1 --model NAME
-    python 06_evaluate.py submission --task climatecheck2026-narratives  # of verdicts.tsv, too
+    python 06_evaluate.py submission --task climatecheck2026-narratives  # reads verdicts.tsv, too
     python 06_evaluate.py submission --task climatecheck2026-narratives \\
         --narratives work/demo/test/llm_narratives.tsv
 
@@ -167,20 +167,25 @@ def codes_in(reply, taxonomy):
 
 def llm(args):
     """Choose codes by a language model that reads the taxonomy and the nearest labelled claims."""
-    inputs = [args.claims, TAXONOMY, *labelled_files(args)]
+    inputs = [args.claims, TAXONOMY]
+    if args.fewshot:
+        inputs += labelled_files(args)
     template = PROMPT
     if args.prompt:
         inputs.append(args.prompt)
         template = kit.read_prompt(args.prompt, "claim", "taxonomy")
     task = kit.task_of(args, *inputs, models=[args.encoder])
+    kit.check_outs(args.out)
     shots_path = Path(args.out).with_suffix(".shots.json")
-    kit.check_outs(shots_path)
+    kit.check_outs(shots_path, inputs=inputs)
     if kit.is_answered(args, task, args.out):
         return {"made": []}
     taxonomy = read_taxonomy(TAXONOMY)
     claims = kit.read_claims(args.claims)
     if not kit.up_to_date(args, task, shots_path):
-        all_shots = nearest(list(claims.values()), read_labelled(args, taxonomy), args)
+        all_shots = [[] for _ in claims]
+        if args.fewshot:
+            all_shots = nearest(list(claims.values()), read_labelled(args, taxonomy), args)
         with kit.written(shots_path, task) as path:
             path.write_text(json.dumps(all_shots, indent=1) + "\n")
     all_shots = json.loads(shots_path.read_bytes())
@@ -248,8 +253,8 @@ def fit(model, claims, gold, folder, args):
     from sentence_transformers import cross_encoder as ce
 
     columns = {"claim": claims, "nothing": [""] * len(claims), "label": gold.tolist()}
-    # No loss of sentence-transformers has several labels per pair. CrossEntropyLoss fits, with
-    # another function, and with the list of tensors that labels arrive in as one tensor.
+    # No loss of sentence-transformers takes several labels per pair. CrossEntropyLoss does after
+    # two changes: another loss function, and labels, which arrive in a list, stacked to one tensor.
     loss = ce.losses.CrossEntropyLoss(model)
     loss.ce_loss = torch.nn.BCEWithLogitsLoss()
     forward = loss.forward
@@ -373,8 +378,9 @@ def score(gold, predicted):
 def evaluate(args):
     """Score narratives: macro, micro and weighted F1, and F1 by code."""
     task = kit.task_of(args, args.narratives, args.claims, *args.files)
+    kit.check_outs(args.out)
     codes_path = str(Path(args.out).with_suffix(".codes.tsv"))
-    kit.check_outs(args.out, codes_path)
+    kit.check_outs(args.out, codes_path, inputs=task["inputs"])
     claims = kit.read_claims(args.claims)
     gold = read_codes(args.narratives, claims)
     rows = []

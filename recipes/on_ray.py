@@ -57,7 +57,8 @@ OURS = set("--data --work --split --corpus --index --run --out --restrict".split
 def bounds_of(count, shards):
     """Return the row where each shard begins, and the end; whole batches if there are enough."""
     unit = max(rows for rows in (1, ROWS, ABSTRACTS) if rows * shards <= count)
-    return [count * shard // shards // unit * unit for shard in range(shards)] + [count]
+    starts = [count * shard // shards for shard in range(shards)]
+    return [start // unit * unit for start in starts] + [count]
 
 
 def cut_corpus(args):
@@ -180,7 +181,10 @@ def results_of(args):
     if args.only is None:
         results = on_cluster(args)
     else:
-        results = [run_shard(args, number) for number in args.numbers]
+        try:
+            results = [run_shard(args, number) for number in args.numbers]
+        except RuntimeError as error:  # Ray would start the shard again
+            kit.fail("--only", f"{error}; call again to resume")
     results = dict(zip(args.numbers, results))
     for number, result in results.items():
         if "error" in result:
@@ -237,16 +241,19 @@ def merge_runs(args, folders):
 # -------------------- Jobs
 def run(args):
     """Cut, run all shards or one, merge. Return the result of each shard."""
-    kit.check_outs(*args.outs)
+    inputs = [args.corpus]
+    if args.by_claims:
+        inputs.append(args.run)
+    kit.check_outs(*args.outs, inputs=inputs)
     if args.by_claims:
         cut_run(args)
-    elif not args.only:
+    elif not args.is_one_shard:
         cut_corpus(args)
     results = results_of(args)
     folders = [Path(args.folder, str(number)) for number in args.numbers]
-    if args.by_claims and not args.only:
+    if args.by_claims and not args.is_one_shard:
         write(args.out, pd.concat([read(folder / "out.tsv") for folder in folders]))
-    elif args.job == "retrieve" and not args.only:
+    elif args.job == "retrieve" and not args.is_one_shard:
         merge_runs(args, folders)
     return {"job": args.job, "shards": results}
 
@@ -324,7 +331,8 @@ def prepare(args, words):
     if args.shards < 1 or not 0 <= (args.only or 0) <= args.shards:
         kit.fail("--shards, --only", "wanted N of at least 1, and I from 0 to N")
     args.numbers = range(1, args.shards + 1)
-    if args.only:
+    args.is_one_shard = bool(args.only)  # else shards are cut and merged, too
+    if args.is_one_shard:
         args.numbers = [args.only]
     elif args.only == 0 and args.job == "index":
         args.numbers = []  # it only cuts

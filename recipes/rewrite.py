@@ -158,7 +158,11 @@ def main():
     if args.prompt:
         view = Path(args.prompt).stem
     args.out = args.out or f"{args.work}/{args.split}/claims.{view}.tsv"
+    kit.check_outs(args.out)  # before it lends its name to other files
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
+    if view == CLEAN:  # no language model is asked, whatever the environment names
+        args.base_url = None
+        args.model = None
     kit.run_job(args)
 
 

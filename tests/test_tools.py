@@ -48,7 +48,7 @@ def test_one_judgement_a_label_is_drawn_and_claims_with_most_labels_lead(toy, pr
     facts(program(*words, "--seed", 1, cwd=toy))
     assert (toy / out).read_text() != DRAWN.replace(" ", "\t")
     (toy / "asked.tsv").write_text("claim_id\tclaim\nx\tice \u2014!\n")  # the words of claim a
-    said = "2 claims have both evidence and NEI; take --number from 1 to that many, or no examples"
+    said = "only 2 claims have both evidence and NEI; lower --number"
     refused(toy, *words, "--claims", "asked.tsv", said=said, by=program)
 
 

@@ -69,7 +69,11 @@ CARDS = (16, 24, 40, 80)  # GB; 0.93 GiB each
 
 
 def qwen(layers, width, feed, heads, _):
-    """Return a row of MODELS: a feed-forward part has three matrices, keys and values few heads."""
+    """Return a row of MODELS.
+
+    A gated feed-forward part has three matrices, not two. operations() counts 4 width² for the
+    attention of a layer; the last number corrects this, as keys and values have fewer heads.
+    """
     attention = layers * (2 * width * HEAD * (heads + KEYS) - 4 * width**2)
     return layers, width, 3 * feed // 2, attention
 
@@ -198,7 +202,10 @@ BYTES = {"corpus": 1_716, "BM25": 1_313, "dense": 2 * 1024}  # an abstract; BGE-
 
 
 def operations(model, texts, tokens, training=False):
-    """Return operations: per token 2 a weight and 4 x width x length a layer; training: x 3."""
+    """Return operations: for each token, 2 per weight and 4 x width x length per layer.
+
+    Training takes three times as many.
+    """
     layers, width, feed, further = MODELS[model]
     weights = layers * (4 * width**2 + 2 * width * feed) + further
     passes = 3 if training else 1
@@ -225,11 +232,7 @@ def training_memory(shape, is_lora, is_checkpointed):
 
     A weight takes 4 bytes, a trained one 12 more: gradient and two moments. A linear layer keeps a
     copy of its weights in 2 bytes until its backward pass, with checkpointing of one layer at a
-    time. A token keeps, in each layer and in 4 bytes: the layer's input, the second norm's input,
-    and both normalised. In 2 bytes: the inputs of query, key, value, gate and up; keys and values;
-    queries before and after their norm, keys and values repeated to all heads, the output of
-    attention; four vectors of the feed-forward part and the input of down. With checkpointing a
-    layer keeps its input alone.
+    time. With checkpointing, a layer keeps its input alone of what a token needs for it.
     """
     layers, width, feed, heads, head, words = shape
     queries = heads * head
@@ -241,7 +244,12 @@ def training_memory(shape, is_lora, is_checkpointed):
     weights = words * width + linear
     trained = adapters if is_lora else weights
     copies = 2 * linear
-    kept = 4 * 4 * width + 2 * (5 * width + 5 * queries + 2 * keys + 5 * feed)
+    in_fp32 = 4 * width  # the layer's input, the second norm's input, both normalised
+    inputs = 5 * width  # of query, key, value, gate and up
+    # Keys and values; queries before and after their norm, both repeated, attention's output.
+    attention = 2 * keys + 5 * queries
+    feed_forward = 5 * feed  # its four vectors, and the input of down
+    kept = 4 * in_fp32 + 2 * (inputs + attention + feed_forward)
     if is_checkpointed:
         copies /= layers
         kept = 4 * width + kept / layers
@@ -264,11 +272,19 @@ def print_training():
                 print(f"| {size} | {weights} | {with_it} | {gib:.1f} | {card} |")
 
 
+def share(text):
+    """Return a number above 0, at most 1."""
+    number = float(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{number} is not above 0 and at most 1")
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--share", type=float, default=0.17, help="share of the peak reached")
+    parser.add_argument("--share", type=share, default=0.17, help="share of the peak reached")
     args = parser.parse_args()
     print("| recipe | step | model | 10^15 operations | A100 hours |\n|---|---|---|---|---|")
     totals = {}

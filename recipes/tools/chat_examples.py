@@ -12,8 +12,8 @@ read. Fine-tune elsewhere, serve the model behind an endpoint, and name it in 05
 
 A request says which claim and abstract it is about by its text alone, so claims, corpus, --fields
 and --max-words have to be those of the call that wrote it. Requests about pairs that nobody has
-judged are left out, and so are labels that the prompt does not name: NEI where it is for the second
-of two steps. Requests about many pairs at once (--strategy batch) cannot be used.
+judged are left out, and so are those whose label the prompt does not name, such as NEI in the
+second of two steps. Requests about many pairs at once (--strategy batch) cannot be used.
 
 Reads   requests, written by 05_classify.py llm --backend none; claims, corpus, qrels
 Writes  chat.jsonl: {"messages": [...]}, one a line
@@ -71,7 +71,8 @@ def template_of(all_readings):
 def label_of(messages, readings, template):
     """Return the gold label of a request, None if it has none, or one that no message names.
 
-    A claim that is part of the claim in the prompt leaves another template, and does not count.
+    Another claim can be a part of the claim in the prompt. It leaves another template, so its label
+    does not count.
     """
     labels = {label for other, label in readings if other == template}
     if len(labels) != 1:
@@ -86,7 +87,7 @@ def chats(args):
     task = kit.task_of(args, args.requests, args.claims, args.corpus, args.qrels)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    bodies = [request["body"] for request in LLM_RERANK.read_requests(args.requests, None)]
+    bodies = [request["body"] for request in LLM_RERANK.read_requests(args.requests, "any")]
     judged = judged_pairs(args)
     all_readings = [readings_of(body["messages"][-1]["content"], judged) for body in bodies]
     template = template_of(all_readings)

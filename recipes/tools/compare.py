@@ -68,7 +68,7 @@ def error_in(text, status):
 def read_row(path):
     """Return what the job run wrote about a command."""
     try:
-        return {**json.loads(path.read_bytes())}
+        return {**json.loads(path.read_bytes())}  # a TypeError if it is no object
     except (ValueError, TypeError) as error:
         kit.fail(path, f"no row of compare.sh ({error}); remove this file")
 

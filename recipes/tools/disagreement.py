@@ -10,7 +10,8 @@ MeVer (CheckThat! 2026) do so. The other claims keep the order of the first run.
 Reads   select: runs, claims; merge: two runs
 Writes  select: disagreement.tsv, the claims whose first places differ between the runs, and
         disagreement.run.tsv, the rows that the first run has for them
-        merge: merged.tsv, the first run with the rows of the second one for all claims in that
+        merge: merged.tsv, the rows of the second run for the claims that it has, those of the first
+        run for all others
 Prints  the last line is JSON
 
 Example
@@ -34,6 +35,8 @@ def first_places(run, places):
 
 def select(args):
     """Write the claims whose first places differ between runs."""
+    if len(args.runs) < 2:
+        kit.fail(args.runs[0], "one run cannot disagree; name two or more")
     as_run = args.out.removesuffix(".tsv") + ".run.tsv"
     task = kit.task_of(args, *args.runs, args.claims)
     if kit.up_to_date(args, task, args.out, as_run):

@@ -47,8 +47,8 @@ def fewshot(args):
     words = qrels["claim_id"].map(claims).map(kit.words_of)
     tables = draw(qrels[~words.isin(asked)], args.seed)
     if args.number > len(tables):
-        what = f"{len(tables)} claims have both evidence and NEI"
-        kit.fail(qrels_path, f"{what}; take --number from 1 to that many, or no examples")
+        what = f"only {len(tables)} claims have both evidence and NEI"
+        kit.fail(qrels_path, f"{what}; lower --number, or prompt without --fewshot")
     drawn = pd.concat(tables[: args.number])
     with kit.written(args.out, task, judgements=len(drawn)) as new:
         kit.write_table(drawn, new)

@@ -54,7 +54,7 @@ digest = LLM_RERANK.digest
 # Who is asked, and how fast, changes no output.
 task_of = functools.partial(LLM_RERANK.task_of, without=LLM_RERANK.ASKING)
 sidecar_of = LLM_RERANK.sidecar_of
-with_replies = functools.partial(LLM_RERANK.with_replies, is_made=True)  # of a finished output
+with_replies = functools.partial(LLM_RERANK.with_replies, is_made=True)  # for a sidecar
 check_outs = LLM_RERANK.check_outs
 up_to_date = LLM_RERANK.up_to_date
 written = LLM_RERANK.written
@@ -129,7 +129,7 @@ def read_metrics(path, field):
     import pandas as pd
 
     try:
-        values = {**json.loads(Path(path).read_bytes())[field]}
+        values = {**json.loads(Path(path).read_bytes())[field]}  # a TypeError if it is no object
         return pd.DataFrame(values).T.astype(float)
     except (OSError, ValueError, LookupError, TypeError) as error:
         fail(path, f"no metrics.json of 06_evaluate.py ({error}); make it: python 06_evaluate.py")
@@ -191,13 +191,15 @@ def plain(text):
 
 # -------------------- Language model
 def is_answered(args, task, *outs):
-    """Return whether outs are up to date; with --retry-errors, they never are.
+    """Prepare the arguments of a job that asks; return whether outs are up to date.
 
-    Requests that will wait are written beside --out, as by 04_llm_rerank.py.
+    Sets args.requests, the file beside --out for requests that wait. --retry-errors means --force.
     """
     args.force = args.force or args.retry_errors
+    check_outs(*outs)
     args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
-    check_outs(args.requests, *outs, inputs=[args.replies])
+    check_outs(args.requests, *outs, inputs=task["inputs"])
+    check_outs(args.replies, inputs=[*task["inputs"], args.requests, *outs])
     return up_to_date(args, LLM_RERANK.with_replies(task, args), *outs)
 
 
@@ -221,7 +223,7 @@ def answers_to(prompts, read, args):
     if args.base_url and args.model == LOCAL_LLM:
         fail("--model", "an endpoint needs the name of a model; or set LLM_MODEL")
     asker = LLM_RERANK.Asker(args, LLM_RERANK.ask_endpoint if args.base_url else wait)
-    args.backend = "none"  # not transformers, for which request_of() adds a JSON schema
+    args.backend = "none"  # read by request_of() alone: transformers would add a JSON schema
     args.structured = False
     form = ("text", {})  # name and JSON schema of an answer: any text
     questions = []

@@ -99,7 +99,7 @@ def pieces_of(requests, max_requests, max_bytes):
 
 
 def unanswered(requests, args, retry_errors=False):
-    """Return the requests that are in no batch and have no reply, or an error to retry."""
+    """Return requests in no batch that have no reply or, with retry_errors, an error as reply."""
     known = set().union(*read_batches(args.batches).values())
     replies, _ = kit.LLM_RERANK.read_replies(args.replies, requests)
     for custom_id, reply in replies.items():
@@ -110,6 +110,8 @@ def unanswered(requests, args, retry_errors=False):
 
 def send(waiting, client, args):
     """Create the batches of requests."""
+    import openai
+
     pieces = pieces_of(waiting, args.max_requests, MAX_BYTES)
     size = sum(len(json.dumps(request["body"]["messages"])) for request in waiting.values())
     count = f"{len(waiting)} requests of about {size // 4} tokens"
@@ -120,7 +122,11 @@ def send(waiting, client, args):
     for piece in pieces:
         content = b"".join(piece.values())
         file = client.files.create(file=("requests.jsonl", content), purpose="batch")
-        batch = once.batches.create(input_file_id=file.id, **BATCH)
+        try:
+            batch = once.batches.create(input_file_id=file.id, **BATCH)
+        except openai.APIConnectionError as error:  # a timeout, too: the batch may exist
+            what = f"{error}; a batch of {file.id} may exist: look at the service's list first"
+            kit.fail(args.batches, scrubbed(what, args))
         batches[batch.id] = list(piece)
         write_batches(args.batches, batches)  # at once, so that a kill loses no paid batch
 
@@ -161,7 +167,8 @@ def batch(args):
     requests = read_requests(args.requests)
     if Path(args.replies).resolve() == Path(args.requests).resolve():
         kit.fail("--replies", f"{args.replies} holds the requests; name another file")
-    client = openai.OpenAI(base_url=args.base_url or None, api_key=API_KEY or "none")
+    address = args.base_url or "https://api.openai.com/v1"  # and no other of the environment
+    client = openai.OpenAI(base_url=address, api_key=API_KEY or "none")
     try:
         with open(args.replies, "a+b") as file:
             kit.LLM_RERANK.lock(file)

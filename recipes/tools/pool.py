@@ -65,6 +65,8 @@ def merge(args):
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
     pairs = kit.read_table(args.pool, PAIR, label=[*LABELS, ""])
+    if "label" not in pairs:
+        kit.fail(args.pool, "no column label; give the pool.tsv that you have labelled")
     if "p_nei" in pairs:
         kit.fail(
             args.pool, "labels of a model are no judgements; give a pool that you have labelled"
@@ -72,6 +74,7 @@ def merge(args):
     labelled = pairs.loc[pairs["label"] != "", QRELS]
     qrels = kit.read_qrels(args.qrels)
     both = pd.concat([qrels, labelled]).drop_duplicates()
+    # The qrels stand first and hold no pair twice, so such a row is one of the pool.
     for row in both.index[both.duplicated(PAIR)]:
         pair = " ".join(pairs.loc[row, PAIR])
         kit.fail(f"{args.pool}:{row + 2}", f"the qrels have another label for {pair}; change one")

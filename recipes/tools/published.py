@@ -49,7 +49,9 @@ def beside(values, figures):
 def print_remarks(system):
     """Print the figures of a system that have a note, grouped by table, source and note."""
     rows_of(system)  # fails if there are none
-    figures = FIGURES[(FIGURES["system"] == system) & (FIGURES["note"] != "")]
+    names = FIGURES["system"] + ":" + FIGURES["table"]
+    is_chosen = (FIGURES["system"] == system) | (names == system)
+    figures = FIGURES[is_chosen & (FIGURES["note"] != "")]
     for head, rows in figures.groupby(["table", "source", "note"], sort=False):
         print("\n" + "; ".join(head))
         print(rows[["row", "measure", "value"]].to_string(index=False, header=False))

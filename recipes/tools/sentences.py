@@ -23,6 +23,7 @@ Example
 
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import kit
@@ -60,9 +61,8 @@ def read_evidence(path, corpus):
 
 def choose(evidence, args):
     """Add the field sentence to the entries of evidence."""
-    flags = vars(args) | {"max_length": 512, "dtype": "auto", "fields": "abstract"}
-    flags |= {"batch_size": None}
-    flags = SimpleNamespace(**flags)
+    defaults = {"max_length": 512, "dtype": "auto", "fields": "abstract", "batch_size": None}
+    flags = SimpleNamespace(**(vars(args) | defaults))
     model = CLASSIFY.open_classifier(flags)
     everything = [pair for _, pairs in evidence for pair in pairs]
     outputs = CLASSIFY.outputs_of(model, everything)
@@ -76,8 +76,8 @@ def choose(evidence, args):
 def sentences(args):
     """Choose a sentence of each evidence abstract by a classifier."""
     task = kit.task_of(args, args.verdicts, args.corpus, models=[args.model])
-    if args.out == args.verdicts:
-        del task["inputs"][args.out]  # this input may be replaced: its records stay
+    if Path(args.out).resolve() == Path(args.verdicts).resolve():
+        del task["inputs"][args.verdicts]  # replaced by the output, which has all of its records
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
     records, evidence = read_evidence(args.verdicts, kit.read_corpus(args.corpus))

@@ -168,6 +168,8 @@ def main():
     # fmt: on
     args = parser.parse_args()
     kit.check_outs(args.folder, is_folder=True)
+    if "arguments" in kit.sidecar_of(args.folder):  # stand-ins have none
+        kit.fail(args.folder, "a model that this script has not made; give another folder")
     with kit.written(args.folder, {}) as new:
         if args.kind == "causal":
             write_causal(SMOLLM2, new, SIZES)

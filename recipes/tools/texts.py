@@ -169,6 +169,7 @@ def main():
     tables = sorted([*corpus.parent.glob("claims.*.tsv"), *corpus.parent.glob("qrels.*.tsv")])
     models = [name for name in (args.lemmas, args.tokenizer) if name]
     task = kit.task_of(args, corpus, *tables, models=models)
+    kit.check_outs(args.out, inputs=[args.data], is_folder=True)
     if not kit.up_to_date(args, task, args.out, is_folder=True):
         write_copy(args, corpus, tables, task)
 

@@ -58,6 +58,8 @@ def compare(args):
         with open(args.verdicts, encoding="utf-8") as file:
             records = [json.loads(line) for line in file]
         verdicts = {str(record["claim_id"]): record["verdict"] for record in records}
+        for verdict in verdicts.values():
+            GIVEN.index(verdict)  # a ValueError if it is unknown
     except (ValueError, LookupError, TypeError) as error:
         fail(args.verdicts, f"no verdicts of 05_classify.py aggregate ({error}); run this job")
     predicted = pd.Series(verdicts)

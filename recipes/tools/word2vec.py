@@ -46,7 +46,8 @@ def main():
     add("--out", required=True, help="write the run to this file")
     # fmt: on
     args = parser.parse_args()
-    kit.check_outs(args.out)
+    inputs = [args.data / "corpus.jsonl", args.data / f"claims.{args.split}.tsv"]
+    kit.check_outs(args.out, inputs=inputs)
     try:
         from gensim.models import Word2Vec
     except ImportError:
