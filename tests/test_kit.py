@@ -22,12 +22,12 @@ from plain import finds_in, weight
 TEXTS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("0[1-6]_*.py")}
 LIGHT = sorted(TEXTS)
 LIMITS = {  # tokens of a whole script, with its blocks
-    "01_index.py": 9760,
-    "02_retrieve.py": 9960,
-    "03_rerank.py": 11_750,
-    "04_llm_rerank.py": 10_100,
-    "05_classify.py": 14_980,
-    "06_evaluate.py": 8500,
+    "01_index.py": 9770,
+    "02_retrieve.py": 9970,
+    "03_rerank.py": 11_760,
+    "04_llm_rerank.py": 10_120,
+    "05_classify.py": 15_000,
+    "06_evaluate.py": 8510,
 }
 BLOCKS = {
     "helpers": 2900,
@@ -36,7 +36,7 @@ BLOCKS = {
     "pairs": 1520,
 }  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 85_560, "data/*.py": 11_070, "recipes/**/*.py": 25_700}  # tokens
+FOLDERS = {"tests/*.py": 85_580, "data/*.py": 11_180, "recipes/**/*.py": 26_050}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 # A second and more to import
 HEAVY = set(

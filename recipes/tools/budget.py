@@ -272,19 +272,11 @@ def print_training():
                 print(f"| {size} | {weights} | {with_it} | {gib:.1f} | {card} |")
 
 
-def share(text):
-    """Return a number above 0, at most 1."""
-    number = float(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{number} is not above 0 and at most 1")
-    return number
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--share", type=share, default=0.17, help="share of the peak reached")
+    parser.add_argument("--share", type=float, default=0.17, help="share of the peak reached")
     args = parser.parse_args()
     print("| recipe | step | model | 10^15 operations | A100 hours |\n|---|---|---|---|---|")
     totals = {}
