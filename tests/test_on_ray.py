@@ -66,9 +66,9 @@ def on_ray(folder, text, **env):
     return end(start(folder, text, **env))
 
 
-def shorten(folder):
-    """Leave 130 abstracts and 9 claims, for speed."""
-    for name, rows in (("corpus.jsonl", 130), ("claims.test.tsv", 9)):
+def shorten(folder, abstracts):
+    """Leave so many abstracts, and 8 claims, for speed."""
+    for name, rows in (("corpus.jsonl", abstracts), ("claims.test.tsv", 9)):
         path = folder / "data/demo" / name
         lines = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join(lines[:rows]))
@@ -97,7 +97,7 @@ def here(folder, program, warm, monkeypatch):
 def test_shards_of_all_jobs_give_the_bytes_of_one_machine(folder, here, call):
     tiny(folder / "reranker", ["relevant"])
     tiny(folder / "nli", ["contradiction", "neutral", "entailment"])
-    shorten(folder)
+    shorten(folder, 66)
     for job, (script, words) in JOBS.items():
         facts(call(script, f"--work work/one {words}", cwd=folder))
         numbers = (0, 1, 2) if job == "index" else (1, 2, 0)  # index cuts, the others merge
@@ -176,7 +176,7 @@ def script_on(node, driver):
 
 
 def test_an_index_is_whole_though_a_script_and_a_node_die(folder, cluster, here):
-    shorten(folder)
+    shorten(folder, 130)
     at = f"--shards 4 --address {cluster.address} --"
     process = start(folder, f"index {at} {BM25['index']}")
     script_on(cluster.head_node, process).kill()
