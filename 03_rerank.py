@@ -729,8 +729,9 @@ def add_rerank(job):
     add("--model", default="{work}/models/reranker",
         help="score with this reranker: a folder, a name on the hub, or its name at --base-url")
     add_reading(add)
-    add("--batch-size", type=count, help="""score as many tokens at once as this many pairs of
-        --max-length have (default: 32, on a GPU 128); with --base-url, documents per call (32)""")
+    add("--batch-size", type=count, help="""score batches of at most this many times --max-length
+        tokens, so of more pairs where they are short (default: 32, on a GPU 128); with --base-url,
+        documents per call (32)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs="+", help="""score on cpu, mps, cuda, or on cuda:0 cuda:1 (default: a

@@ -114,13 +114,14 @@ def write_verdicts(run, probabilities, task, args, **counts):
 
 # ---------- Classify
 def head_order(config):
-    """Return the places of LABELS among a model's logits, by their names; None if these differ."""
+    """Return the places of LABELS among a model's logits, by their names; None without a match."""
     order = []
     for beginnings in HEADS:
         for index, name in config.id2label.items():
             if re.match(beginnings, re.sub("[^a-z]", "", str(name).lower())):
                 order.append(index)
-    return order if sorted(order) == list(range(len(config.id2label))) == [0, 1, 2] else None
+    is_match = len(config.id2label) == 3 and sorted(order) == [0, 1, 2]
+    return order if is_match else None
 
 
 def set_reader(model, args, batch_size):
@@ -287,8 +288,8 @@ def class_weights(counts):
 def loss_weights(counts, args):
     """Return the weights of the classes in the loss (3,), the alphas of the focal loss.
 
-    Either the sampler or the loss makes up for rare classes; weighted-focal and the balanced
-    sampler do it twice, as Kiepura & Lam 2025.
+    With focal, either the sampler or the loss makes up for rare classes. weighted-focal with the
+    balanced sampler does it twice, as Kiepura & Lam 2025. cross-entropy has no weights.
     """
     sampler_balances = args.loss == "focal" and args.sampler == "balanced"
     if args.loss == "cross-entropy" or sampler_balances:
@@ -458,7 +459,7 @@ def check_labels(table, args):
         fail(args.qrels, "no judged pair to train on; see data/README.md")
     missing = [label for label in LABELS if label not in labels]
     if missing:
-        what = f"no pair to train on is {' or '.join(missing)}, so none will be labelled so"
+        what = f"no training pair is labelled {' or '.join(missing)}, so no pair of a run will be"
         warn(args.qrels, f"{what}; see --examples")
 
 
@@ -596,10 +597,11 @@ def one_step(prompts, pairs, turns, asker, args):
 
 
 def two_steps(prompts, pairs, turns, asker, args):
-    """Ask whether there is evidence; then, if half of the votes say so, which way it points.
+    """Ask whether there is evidence; then, if at least half of the votes see it, its direction.
 
     P(SUPPORTS) is P(evidence) P(SUPPORTS | evidence). For pairs that are not asked about again,
-    both directions are equally likely. If exactly half of the votes see evidence, the label is NEI.
+    both directions are equally likely. If exactly half of the votes see evidence, P(NEI) is 0.5,
+    and no other label has more; in a tie write_verdicts() takes NEI.
     """
     first = asker.ask(label_questions(FIRST_LABELS, prompts[0], pairs, turns, args))
     evidence = [shares_of(reply.answers, FIRST_LABELS) for reply in first]
@@ -660,9 +662,10 @@ def many_pairs(prompts, pairs, turns, asker, args):
             read = functools.partial(digits_in, n=len(group))
             questions.append(Question(messages, form, 8 * len(group) + 24, read))
         for group, reply in zip(groups, asker.ask(questions)):
-            # An answer has a label or None for each pair, so zip gives a pair the votes of all
-            # answers. Without an answer zip gives nothing, and the pairs are not asked about again.
-            for index, votes in zip(group, zip(*reply.answers)):
+            # An answer has a label or None for each pair. Transposed, these are the votes on each
+            # pair; without an answer there are none, and the pairs are not asked about again.
+            votes_of_pairs = zip(*reply.answers)
+            for index, votes in zip(group, votes_of_pairs):
                 predictions[index] = shares_of([vote for vote in votes if vote], LABELS)
                 if not predictions[index]:
                     missing.append(index)
@@ -799,8 +802,8 @@ def add_classify(job):
     add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
         probability by the share of its label in training, to this power, 0 (off) to 1; only for
         models of train --sampler shuffle --loss cross-entropy, as the defaults already balance""")
-    add("--batch-size", type=count, help="""label as many tokens at once as this many pairs of
-        --max-length have (default: 32, on a GPU 128)""")
+    add("--batch-size", type=count, help="""label batches of at most this many times --max-length
+        tokens, so of more pairs where they are short (default: 32, on a GPU 128)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
@@ -837,8 +840,8 @@ def add_train(job):
         help="keep the learning rate, or let it fall to 0 linearly")
     add("--batch-size", type=count, default=32, help="train on this many pairs at once")
     add("--held-out", type=share, default=0.1, help="""hold this share of the pairs out of training,
-        as a fraction with a denominator of at most 20; 0 is none; the epoch with the best F1 on
-        them is kept, and they fit the temperature""")
+        rounded to a fraction with a denominator of at most 20; 0 is none; the epoch with the best
+        F1 on them is kept, and they fit the temperature""")
     add("--split-by", choices=("claim", "instance"), default="claim",
         help="hold out all pairs of a claim or none, or single pairs")
     add("--dev-split", help="hold out the pairs of this split, in place of --held-out")
