@@ -226,12 +226,14 @@ def test_splade_from_ids_has_the_terms_of_the_library(models):
     assert torch.equal(found != 0, theirs != 0)
 
 
-def test_what_is_not_plain_is_left_to_the_library(tmp_path, models):
+def test_what_is_not_plain_is_left_to_the_library(tmp_path, models, toy, refused):
     router = "opensearch-project/opensearch-neural-sparse-encoding-doc-v3-distill"
     static = "sentence-transformers/static-retrieval-mrl-en-v1"
     layouts.make(tmp_path, [router, static])
     routed = SparseEncoder(str(tmp_path / router), device="cpu")
     assert not KIT.plain_features(routed) and not KIT.pool_maxima(routed, "relu")
+    words = f"--indexes splade --activation relu --splade-model {tmp_path / router}"
+    refused(toy, SCRIPT, words, said="--activation: the model does not pool by maximum")
     assert not KIT.plain_features(SentenceTransformer(str(tmp_path / static), device="cpu"))
     encoder = SentenceTransformer(str(models / "minilm"), device="cpu")
     encoder.tokenizer.truncation_side = "left"

@@ -9,7 +9,7 @@ import json
 import shutil
 
 import pytest
-from conftest import cases, tiny, tiny_llm
+from conftest import cases, jsonl, tiny, tiny_llm
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -110,6 +110,26 @@ def test_a_model_without_the_files_of_its_tokenizer_is_refused(ready, refused):
     (folder / "config.json").write_text(json.dumps(config))
     words = ("04_llm_rerank.py", "--backend", "transformers", "--model", "part")
     refused(ready, *words, said="part: the files of its tokenizer are missing", kept=".replies")
+
+
+def test_a_local_model_is_one_and_a_name_may_want_a_key(ready, refused):
+    for name in "ab":
+        (ready / "two" / f"{name}.gguf").parent.mkdir(exist_ok=True)
+        (ready / "two" / f"{name}.gguf").write_bytes(b"GGUF")
+    words = ("04_llm_rerank.py", "--backend", "transformers", "--model")
+    refused(
+        ready, *words, "two", said="2 GGUF files; name one, such as two/a.gguf", kept=".replies"
+    )
+    refused(ready, *words, "o/n", said="an endpoint, set OPENAI_API_KEY", kept=".replies")
+
+
+def test_thoughts_alone_are_no_answer(ready, refused):
+    request = {"custom_id": "a", "body": {"messages": [1]}}
+    reply = {"choices": [{"message": {"content": "<think>It never ended"}}]}
+    jsonl(ready / "x", request)
+    jsonl(ready / "y", {"custom_id": "a", "response": {"body": reply}})
+    words = "ask x --replies y --model m --base-url http://127.0.0.1:9"
+    refused(ready, "04_llm_rerank.py", words, said="y: of 1 replies, 1 unread")
 
 
 def test_a_base_model_has_no_chat_template(ready, refused):

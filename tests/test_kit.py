@@ -36,7 +36,7 @@ BLOCKS = {
     "pairs": 1520,
 }  # those with a limit of their own
 PAGE_LINES = 140  # of HTML, CSS and JavaScript in 06_evaluate.py
-FOLDERS = {"tests/*.py": 85_580, "data/*.py": 11_180, "recipes/**/*.py": 26_050}  # tokens
+FOLDERS = {"tests/*.py": 85_780, "data/*.py": 11_180, "recipes/**/*.py": 26_050}  # tokens
 UNTESTED = ["gensim==4.4.0"]  # of word2vec.py alone
 # A second and more to import
 HEAVY = set(
