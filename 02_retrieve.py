@@ -114,9 +114,8 @@ def search_dense(folder, meta, claims, args):
     """Yield the cosines with all abstracts for each claim: exact, in float32."""
     import torch
 
-    vectors = torch.from_numpy(
-        np.load(folder / "embeddings.npy", mmap_mode="c")
-    )  # torch warns of "r"
+    # mmap_mode "c", since torch warns of "r"
+    vectors = torch.from_numpy(np.load(folder / "embeddings.npy", mmap_mode="c"))
     # The index has unit vectors, so inner products with unit vectors are cosines.
     queries = torch.nn.functional.normalize(encode_claims(meta, claims, args).float())
     for batch in queries.split(BATCH):
@@ -658,7 +657,9 @@ def negatives_of(labels, rows, easy, args):
     candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
     first = [abstract_id for abstract_id in candidates if abstract_id not in likely]
     first = first[: args.from_top]
-    if args.hard == 0:  # nothing is drawn from the first ranks, so easy draws may have them
+    # Without the run, these are judged abstracts alone, which easy draws may take. Not so for
+    # --shape labels, since 05_classify.py has their labels already.
+    if args.hard == 0 and args.shape != "labels":
         first = []
     known = labels
     if args.pool == "nei":  # what is NEI for another claim is taken as NEI for this one, too
@@ -873,7 +874,7 @@ def add_mine(job):
         pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
     add("--hard", type=count_or_0, default=4, help="""draw this many negatives from the first
         ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); with 0, the run
-        is not read""")
+        is not read (not with --shape scores)""")
     add("--easy", type=count_or_0, default=0, help="""draw this many negatives at random from
         the rest of the corpus, per claim or evidence abstract, as --hard""")
     add("--from-top", type=count_or_0, default=50, metavar="N", help="""draw hard negatives from the
@@ -1276,9 +1277,8 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(
-                        record, ensure_ascii=False
-                    ).encode()  # fails at half of a surrogate pair
+                    # It fails at half of a surrogate pair.
+                    json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:

@@ -266,9 +266,8 @@ def outputs_on_devices(model, args, pairs, bar):
     if not reader.library:  # which the processes need; monoT5 has none
         fail("--device", "monoT5 scores on one device; name one")
     is_truncated = [reader.read(pair)[1] for pair in pairs]
-    model[
-        0
-    ].preprocess = reader.library  # all token ids of the reader would be sent to each process
+    # All token ids of the reader would be sent to each process.
+    model[0].preprocess = reader.library
     outputs = model.predict(pairs, batch_size=batch_size_of(args), device=args.device)
     model[0].preprocess = reader
     bar.update(len(pairs))
@@ -1165,9 +1164,8 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(
-                        record, ensure_ascii=False
-                    ).encode()  # fails at half of a surrogate pair
+                    # It fails at half of a surrogate pair.
+                    json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:

@@ -456,7 +456,7 @@ def load_local(name, device):
     use_safetensors = None if torch.__version__ >= "2.10" else True
     # Without this, loading a .bin asks a service of the hub to convert it.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
-    hint = "see data/README.md, models"
+    hint = "see data/README.md, What loads"
     if not Path(name).exists():
         hint += "; to ask an endpoint, set OPENAI_API_KEY or give --base-url"
     files = [Path(name)] if name.endswith(".gguf") else sorted(Path(name).glob("*.gguf"))
@@ -598,9 +598,7 @@ def read_requests(path, model):
 def ask(args):
     """Answer requests (OpenAI Batch API) that have no reply yet."""
     if args.backend == "none":
-        fail(
-            "--backend", "none only writes requests, and they are there; take openai, transformers"
-        )
+        fail("--backend", "none only writes requests, which are there; take openai or transformers")
     check_outs(args.replies, inputs=[args.requests])
     asker = Asker(args, answer_requests)
     for reply in asker.replies_to(read_requests(args.requests, args.model)):
@@ -1021,9 +1019,8 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(
-                        record, ensure_ascii=False
-                    ).encode()  # fails at half of a surrogate pair
+                    # It fails at half of a surrogate pair.
+                    json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:

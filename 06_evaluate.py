@@ -1252,9 +1252,8 @@ def read_corpus(path):
                 abstract_id = str(record["abstract_id"])
                 is_id = record["abstract_id"] is not None and re.fullmatch(ONE_LINE, abstract_id)
                 if b"\\u" in line:
-                    json.dumps(
-                        record, ensure_ascii=False
-                    ).encode()  # fails at half of a surrogate pair
+                    # It fails at half of a surrogate pair.
+                    json.dumps(record, ensure_ascii=False).encode()
             except (ValueError, LookupError, TypeError):
                 is_id = False
             if not is_id:

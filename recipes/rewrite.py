@@ -160,7 +160,9 @@ def main():
     args.out = args.out or f"{args.work}/{args.split}/claims.{view}.tsv"
     kit.check_outs(args.out)  # before it lends its name to other files
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
-    if view == CLEAN:  # no language model is asked, whatever the environment names
+    if (
+        args.view == CLEAN and not args.prompt
+    ):  # no language model is asked, whatever the environment names
         args.base_url = None
         args.model = None
     kit.run_job(args)

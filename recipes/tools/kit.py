@@ -193,14 +193,14 @@ def plain(text):
 def is_answered(args, task, *outs):
     """Prepare the arguments of a job that asks; return whether outs are up to date.
 
-    Sets args.requests, the file beside --out for requests that wait. --retry-errors means --force.
+    Sets args.requests, the file beside --out for requests that wait. With --retry-errors, outs are
+    never up to date.
     """
-    args.force = args.force or args.retry_errors
     check_outs(*outs)
     args.requests = str(Path(args.out).with_suffix(".requests.jsonl"))
     check_outs(args.requests, *outs, inputs=task["inputs"])
     check_outs(args.replies, inputs=[*task["inputs"], args.requests, *outs])
-    return up_to_date(args, LLM_RERANK.with_replies(task, args), *outs)
+    return not args.retry_errors and up_to_date(args, LLM_RERANK.with_replies(task, args), *outs)
 
 
 def wait(requests, args):
