@@ -1655,9 +1655,6 @@ def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
 
 
 # --- training (same in 01, 03 and 05)
-KEPT = 30 * 24 * 3600  # seconds after which unfinished work of other flags is removed
-
-
 def positive(text):
     """Return a number above 0."""
     return within(float(text), 1e-9)
@@ -1671,7 +1668,7 @@ def steps_or_share(text):
 def remove_parts(folder):
     """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
     shutil.rmtree(folder)
-    if len(list(folder.parent.iterdir())) == 1:
+    if len(os.listdir(folder.parent)) == 1:
         shutil.rmtree(folder.parent)
 
 
@@ -1698,10 +1695,6 @@ def parts_of(out, task):
                 remove_parts(folder)
             raise
     remove_parts(folder)
-    for other in parts.glob("[0-9a-f]" * 16):  # of other models or flags
-        if time.time() - other.stat().st_mtime > KEPT:
-            print(f"{other}: unfinished for more than 30 days, removed")
-            remove_parts(other)
 
 
 def is_intact(path):
@@ -1778,47 +1771,61 @@ def resumable(trainer):
     return Resumable
 
 
+def saves_within_epochs():
+    """Return a callback of the trainer that saves every save_steps, too, not only after an epoch.
+
+    It does not save the last step of an epoch, which the trainer does once dev has been scored.
+    """
+    from transformers import TrainerCallback
+
+    class SaveWithinEpochs(TrainerCallback):
+        def on_step_end(self, _, state, control, **__):
+            if state.global_step % state.save_steps == 0 and state.epoch % 1:
+                # Logged, too: a resumed training logs the mean loss of the steps from here on.
+                control.should_log = control.should_save = True
+
+    return SaveWithinEpochs()
+
+
 def fine_tune(
     folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
 ):
     """Train a model; return {"loss": [...], measure: [...]}.
 
-    The values of the measure are that of the model before training, then one for each epoch. With
-    an evaluator, the epoch with the best measure is kept, else the last one. folder: keeps
-    checkpoints; training goes on from the newest one. trainer, arguments: classes of the library.
-    settings: further arguments of training.
+    Each loss is the mean since the one before it. The values of the measure are that of the model
+    before training, then one for each epoch. With an evaluator, the epoch with the best measure is
+    kept, else the last one. folder: keeps checkpoints; training goes on from the newest one.
+    trainer, arguments: classes of the library. settings: further arguments of training.
     """
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
 
     # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
     trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
-    strategy = "epoch" if evaluator else "steps"
     is_gpu = model.device.type == "cuda"
     has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     settings |= {
         "num_train_epochs": args.epochs,
         "per_device_train_batch_size": args.batch_size,
         "gradient_accumulation_steps": args.accumulate,
-        "gradient_checkpointing": args.checkpointing,
+        "gradient_checkpointing": args.checkpointing or None,  # a False is warned about
         "learning_rate": args.lr,
         "seed": args.seed,
         "use_cpu": model.device.type == "cpu",
         "bf16": has_bf16,
         "fp16": is_gpu and not has_bf16,
-        "save_strategy": strategy,
+        "save_strategy": "epoch",
         "save_steps": args.save_steps,
         "save_total_limit": 2,
         "restore_callback_states_from_checkpoint": True,
-        "logging_strategy": strategy,
-        "logging_steps": args.save_steps,
+        "logging_strategy": "epoch",
         "logging_nan_inf_filter": False,
         "metric_for_best_model": measure,
     }
-    callbacks = []
+    callbacks = [saves_within_epochs()]
     if evaluator:
         settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-        callbacks.append(EarlyStoppingCallback(args.patience))
+        callbacks += [EarlyStoppingCallback(args.patience)]
     if args.lora:
         adapter = add_adapter(model.transformers_model, args.lora)
     values = []
@@ -1871,9 +1878,8 @@ def add_training(add):
         weights; needs the package peft""")
     add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
     add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
-        checkpoint, from which an interrupted training resumes, after each such share of the steps
-        (0.1: ten times), or after each N steps if it is a whole number; where a dev split or
-        held-out pairs choose the epoch, after each epoch instead""")
+        checkpoint, from which an interrupted training resumes, after each epoch and after each such
+        share of the steps (0.1: ten times), or after each N steps if it is a whole number""")
     add("--seed", type=count_or_0, default=13,
         help="seed of the order, a new head and random draws")
     add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,

@@ -29,12 +29,7 @@ python data/download.py models
 # DEPTH is the number of candidates per claim that are reranked.
 # TUPLES are the flags that mine examples for the encoder.
 # ENCODER_FLAGS are those of its training.
-# COSINES: candidates per claim whose cosines the cross-encoder imitates in a first pass.
-# SCORES: candidates per claim whose fused scores it imitates in a second pass; 0 skips it. With few
-#   candidates, it lost on dev.
-# LABELS are the flags that mine the negatives of its last pass, by binary cross-entropy.
-# EPOCHS is the number of epochs of that pass.
-# MARGIN are the flags that mine the negatives of another last pass, by margin loss.
+# COSINES is the number of candidates per claim whose cosines the cross-encoder first imitates.
 # TURNS is the number of epochs of the classifier that begins with the cross-encoder's weights.
 FORM=
 LENGTH=256
@@ -43,10 +38,6 @@ DEPTH=10
 TUPLES="--hard 1"
 ENCODER_FLAGS="--lr 2e-5 --batch-size 32"
 COSINES=5
-SCORES=0
-LABELS="--hard 1 --easy 1"
-EPOCHS=1
-MARGIN="--hard 1 --easy 1"
 TURNS=5
 if [ "$NAME" = scifact ]; then
   FORM=-cited  # a cited abstract is relevant: BEIR
@@ -56,11 +47,7 @@ elif [ "$NAME" = climate-fever ]; then  # sentences are short, so there are more
   DEPTH=30
   TUPLES="--hard 0"
   ENCODER_FLAGS=
-  COSINES=32
-  SCORES=26
-  LABELS="--hard 6 --easy 2"
-  EPOCHS=2
-  MARGIN="--hard 2 --easy 1"
+  COSINES=16
   TURNS=3
 fi
 TRAIN=train$FORM
@@ -129,8 +116,7 @@ for split in $DEV $TEST; do
 done
 
 stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts in one input"
-# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), with SCORES also those of the
-# fused run, and see labels last.
+# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), and see labels last.
 # mine FLAGS: training examples
 mine() {
   python 02_retrieve.py mine $D --split $TRAIN "$@"
@@ -146,23 +132,16 @@ train() {
 
 python 02_retrieve.py $D --split $TRAIN --retrievers dense --index $W/index-tuned \
   --top-k $COSINES --restrict $W/tuned/$TRAIN/hybrid.tsv --out $W/tuned/cosines
-# Both take claims without evidence, too, and hardly a target is clipped.
+# Claims without evidence are taken, too, and hardly a target is clipped.
 mine $W/tuned/cosines/dense.tsv --shape scores --middle 0.53 --scale 1.6 --from-top $COSINES \
   --out $W/train/cosines.jsonl
 train $W/train/cosines.jsonl --model $W/models/encoder --loss bce --lr 1e-4 --epochs 1 \
   --out $W/models/cosines
-BASE=$W/models/cosines
-if [ $SCORES -gt 0 ]; then
-  mine $W/$TRAIN/tuned-z.tsv --shape scores --middle 2 --scale 0.16 --from-top $SCORES \
-    --out $W/train/scores.jsonl
-  train $W/train/scores.jsonl --model $W/models/cosines --loss bce --lr 1e-4 --epochs 1 \
-    --out $W/models/scores
-  BASE=$W/models/scores
-fi
-mine $W/$TRAIN/tuned-z.tsv $LABELS --from-top 50 --out $W/train/labels.jsonl
-train $W/train/labels.jsonl --model $BASE --loss bce --lr 2e-5 --epochs $EPOCHS
-mine $W/$TRAIN/tuned-z.tsv --shape tuples $MARGIN --from-top 50 --out $W/train/margin.jsonl
-train $W/train/margin.jsonl --model $BASE --loss margin --batch-size 8 --lr 2e-5 \
+mine $W/$TRAIN/tuned-z.tsv --hard 1 --easy 1 --from-top 50 --out $W/train/labels.jsonl
+train $W/train/labels.jsonl --model $W/models/cosines --loss bce --lr 2e-5 --epochs 1
+mine $W/$TRAIN/tuned-z.tsv --shape tuples --hard 1 --easy 1 --from-top 50 \
+  --out $W/train/margin.jsonl
+train $W/train/margin.jsonl --model $W/models/cosines --loss margin --batch-size 8 --lr 2e-5 \
   --epochs 1 --out $W/models/margin
 
 stage "3  The first $DEPTH reranked; blended; with neighbours; a fusion fitted on dev"
@@ -178,8 +157,10 @@ for split in $DEV $TEST; do
   rerank $split cross-encoder
   rerank $split margin --model $W/models/margin
 done
-rerank $TEST blended --first-stage 0.5
-rerank $TEST margin-blended --model $W/models/margin --first-stage 0.5
+# The means of z-scores that --first-stage 0.5 computes, without a second pass of the model
+fuse --split $TEST --method zscore --top-k $DEPTH --out $W/$TEST/first.tsv $W/$TEST/tuned-z.tsv
+fuse --split $TEST --method zscore --out $W/$TEST/blended.tsv $W/$TEST/{first,cross-encoder}.tsv
+fuse --split $TEST --method zscore --out $W/$TEST/margin-blended.tsv $W/$TEST/{first,margin}.tsv
 rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --neighbours 5 \
   --beam 5
 fuse --split $TEST --out $W/$TEST/ensemble.tsv $W/$TEST/{cross-encoder,margin}.tsv
@@ -214,7 +195,7 @@ label() {
 }
 
 stance entropy --epochs 2
-stance warm --model $BASE --epochs $TURNS --patience $TURNS --schedule linear
+stance warm --model $W/models/cosines --epochs $TURNS --patience $TURNS --schedule linear
 for adjust in 0 0.25 0.5 0.75 1; do
   label dev dev/judged warm adjust-$adjust --adjust $adjust
 done

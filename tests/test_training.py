@@ -119,6 +119,7 @@ def test_without_peft_one_line_names_it(small, refused, monkeypatch):
 # ---------------------------------------------------------------- Checkpoints
 @pytest.mark.parametrize("script", JOBS)
 @pytest.mark.parametrize("lora", [0, pytest.param(2, marks=needs_peft)])
+@pytest.mark.filterwarnings("error::FutureWarning")  # a user would read it at each training
 def test_kill_9_within_the_only_epoch_ends_in_the_same_bytes(small, call, killed, script, lora):
     words = (*words_of(script), "--lora", lora, "--save-steps", 0.2)
     _, _, out = JOBS[script]
