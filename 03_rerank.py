@@ -1630,8 +1630,8 @@ def positive(text):
 
 
 def steps_or_share(text):
-    """Return a share of all steps, with a decimal point, or a whole number of steps."""
-    return within(float(text), 1e-9, 1) if "." in text else count(text)
+    """Return a share of all steps, below 1 and with a decimal point, or a whole number of steps."""
+    return within(float(text), 1e-9, 0.99) if "." in text else count(text)
 
 
 def remove_parts(folder):
@@ -1690,19 +1690,20 @@ def can_resume(checkpoint, names=None):
 
 
 def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint, or None; names: as in can_resume().
+    """Return the newest checkpoint that is whole, or None; names: as in can_resume().
 
-    transformers writes trainer_state.json last, so a checkpoint without it does not count. If one
-    is damaged, all are removed: the best epoch may be in it.
+    Newer ones, which a kill has damaged, are removed. transformers writes trainer_state.json last,
+    so a checkpoint without it does not count.
     """
-    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=os.path.getmtime)
-    for state in states:
-        if not can_resume(state.parent, names):
-            warn(state.parent, "the checkpoint is damaged; training begins anew")
-            for other in states:
-                shutil.rmtree(other.parent)
-            return None
-    return str(states[-1].parent) if states else None
+    states = folder.glob("checkpoint-*/trainer_state.json")
+    for state in sorted(states, key=os.path.getmtime, reverse=True):
+        if can_resume(state.parent, names):
+            return str(state.parent)
+        warn(
+            state.parent, "the checkpoint is damaged; training resumes from an earlier one, if any"
+        )
+        shutil.rmtree(state.parent)
+    return None
 
 
 def add_adapter(network, rank):
@@ -1743,13 +1744,14 @@ def resumable(trainer):
 def saves_within_epochs():
     """Return a callback of the trainer that saves every save_steps, too, not only after an epoch.
 
-    It does not save the last step of an epoch, which the trainer does once dev has been scored.
+    The last step of an epoch is left to the trainer, which saves it once dev has been scored.
     """
     from transformers import TrainerCallback
 
     class SaveWithinEpochs(TrainerCallback):
         def on_step_end(self, _, state, control, **__):
-            if state.global_step % state.save_steps == 0 and state.epoch % 1:
+            is_last = state.epoch % 1 == 0 or control.should_training_stop
+            if state.global_step % state.save_steps == 0 and not is_last:
                 # Logged, too: a resumed training logs the mean loss of the steps from here on.
                 control.should_log = control.should_save = True
 
@@ -1761,10 +1763,10 @@ def fine_tune(
 ):
     """Train a model; return {"loss": [...], measure: [...]}.
 
-    Each loss is the mean since the one before it. The values of the measure are that of the model
-    before training, then one for each epoch. With an evaluator, the epoch with the best measure is
-    kept, else the last one. folder: keeps checkpoints; training goes on from the newest one.
-    trainer, arguments: classes of the library. settings: further arguments of training.
+    Each loss is the mean over the steps since the one before it. The values of the measure are that
+    of the model before training, then one for each epoch. With an evaluator, the epoch with the
+    best measure is kept, else the last one. folder: keeps checkpoints; training goes on from the
+    newest one. trainer, arguments: classes of the library. settings: further arguments of training.
     """
     import torch
     from transformers import EarlyStoppingCallback, logging, trainer_callback
@@ -1777,7 +1779,7 @@ def fine_tune(
         "num_train_epochs": args.epochs,
         "per_device_train_batch_size": args.batch_size,
         "gradient_accumulation_steps": args.accumulate,
-        "gradient_checkpointing": args.checkpointing or None,  # a False is warned about
+        "gradient_checkpointing": args.checkpointing or None,  # the library warns of False
         "learning_rate": args.lr,
         "seed": args.seed,
         "use_cpu": model.device.type == "cpu",

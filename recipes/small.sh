@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # What every stage adds on one small data set, with the packaged models alone (see MEASURED.md).
-#   bash recipes/small.sh scifact          or check-covid, climate-fever, or a folder of that form
-# A folder has claims and qrels of test, and of train and dev, which make all choices: weights of
-# fusions by fit, the best epoch by training. Without dev, 0.15 of the train claims become dev;
-# without train, nothing is fitted or trained. Test is scored at the end.
-# An hour (scifact) or two on 2 quiet CPU cores; a call resumes what the last one left.
+#   bash recipes/small.sh scifact          or check-covid, climate-fever, or a folder of yours
+# A folder (data/README.md) has claims and qrels of test, and of train and dev. Those two make all
+# choices: weights of fusions, the best epoch of a training. Without dev, 0.15 of the train claims
+# become dev; without train, nothing is fitted or trained. Test is scored at the end.
+# It takes an hour (scifact) or two on 2 quiet CPU cores; call it again to resume.
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
@@ -15,22 +15,22 @@ case $NAME in
   "")
     echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2
     exit 2 ;;
-  scifact) set=scifact-split ;;
-  check-covid | climate-fever) set=$NAME ;;
+  scifact) DATA= set=scifact-split ;;
+  check-covid | climate-fever) DATA= set=$NAME ;;
   *) DATA=$NAME ;;
 esac
 . "$(dirname "$0")/systems/common.sh" "${set:-}"
 fetch $NAME
 python data/download.py models
 
-# FORM is a suffix of the splits' names, which says whose judgements count.
+# FORM is a suffix of the splits' names.
 # LENGTH is the number of tokens that the encoder reads of a text.
 # PAIR is the number of tokens that cross-encoders and classifiers read of a pair.
 # DEPTH is the number of candidates per claim that are reranked.
 # TUPLES are the flags that mine examples for the encoder.
 # ENCODER_FLAGS are those of its training.
 # COSINES is the number of candidates per claim whose cosines the cross-encoder first imitates.
-# TURNS is the number of epochs of the classifier that begins with the cross-encoder's weights.
+# EPOCHS is the number of epochs of the classifier that begins with the cross-encoder's weights.
 FORM=
 LENGTH=256
 PAIR=128
@@ -38,24 +38,24 @@ DEPTH=10
 TUPLES="--hard 1"
 ENCODER_FLAGS="--lr 2e-5 --batch-size 32"
 COSINES=5
-TURNS=5
+EPOCHS=5
 if [ "$NAME" = scifact ]; then
-  FORM=-cited  # a cited abstract is relevant: BEIR
-elif [ "$NAME" = climate-fever ]; then  # sentences are short, so there are more of them
+  FORM=-cited  # every cited abstract is relevant, as in BEIR
+elif [ "$NAME" = climate-fever ]; then  # short sentences, so more of them are imitated, reranked
   LENGTH=80
   PAIR=96
   DEPTH=30
   TUPLES="--hard 0"
   ENCODER_FLAGS=
   COSINES=16
-  TURNS=3
+  EPOCHS=3
 fi
 TRAIN=train$FORM
 DEV=dev$FORM
 TEST=test$FORM
 W=$WORK
 if [ ! -e $DATA/qrels.test.tsv ]; then
-  refuse "$DATA: no qrels.test.tsv, so no table; README.md, \"Your own data\", needs none"
+  refuse "$DATA: no qrels.test.tsv, so no table; README.md, \"Your own data\", works without"
 fi
 SPLITS="$TRAIN $DEV $TEST"
 if [ ! -e $DATA/qrels.train.tsv ]; then
@@ -66,7 +66,7 @@ elif [ ! -e $DATA/qrels.dev.tsv ]; then
   D="--data $DATA --work $W"
 fi
 
-# fuse FLAGS
+# fuse FLAGS RUNS: fuse runs
 fuse() {
   python 02_retrieve.py fuse $D "$@"
 }
@@ -84,13 +84,13 @@ for split in $SPLITS; do
   fuse --split $split --method zscore --out $W/$split/z-3.tsv $runs
 done
 if [ "$SPLITS" = test ]; then
-  stage "6  Table: without qrels.train.tsv nothing is fitted or trained, stages 3, 5 are left out"
+  stage "6  Table: without qrels.train.tsv nothing is fitted or trained; stages 3 and 5 are left out"
   python 06_evaluate.py $D --report $W/test/report.html --out $W/test/table.tsv \
     $W/test/{bm25,dense}.tsv $W/splade/test/splade.tsv $W/test/{hybrid,z,rrf-3,z-3}.tsv \
     --measures R@2 R@5 R@10 nDCG@10
   exit
 fi
-# No model has seen the training claims yet, so all of them may choose the fusion.
+# No model has seen the training claims yet, so the fusion is fitted on all of them.
 python 02_retrieve.py fit $D --split $TRAIN --out $W/fitted.json \
   $W/$TRAIN/{bm25,dense}.tsv $W/splade/$TRAIN/splade.tsv
 fuse --split $TEST --fusion $W/fitted.json --out $W/$TEST/fitted.tsv \
@@ -116,13 +116,14 @@ for split in $DEV $TEST; do
 done
 
 stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts in one input"
-# They imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), and see labels last.
-# mine FLAGS: training examples
+# First they imitate the encoder's cosines (Trans-Encoder, Liu et al. 2022), then learn from labels.
+
+# mine RUN FLAGS: make training examples of a run
 mine() {
   python 02_retrieve.py mine $D --split $TRAIN "$@"
 }
 
-# train EXAMPLES FLAGS: a cross-encoder; dev chooses the epoch
+# train EXAMPLES FLAGS: train a cross-encoder, and score it on dev before and after
 train() {
   local examples=$1
   shift
@@ -132,7 +133,7 @@ train() {
 
 python 02_retrieve.py $D --split $TRAIN --retrievers dense --index $W/index-tuned \
   --top-k $COSINES --restrict $W/tuned/$TRAIN/hybrid.tsv --out $W/tuned/cosines
-# Claims without evidence are taken, too, and hardly a target is clipped.
+# --shape scores takes claims without evidence, too. Hardly a target is clipped by this scale.
 mine $W/tuned/cosines/dense.tsv --shape scores --middle 0.53 --scale 1.6 --from-top $COSINES \
   --out $W/train/cosines.jsonl
 train $W/train/cosines.jsonl --model $W/models/encoder --loss bce --lr 1e-4 --epochs 1 \
@@ -144,8 +145,8 @@ mine $W/$TRAIN/tuned-z.tsv --shape tuples --hard 1 --easy 1 --from-top 50 \
 train $W/train/margin.jsonl --model $W/models/cosines --loss margin --batch-size 8 --lr 2e-5 \
   --epochs 1 --out $W/models/margin
 
-stage "3  The first $DEPTH reranked; blended; with neighbours; a fusion fitted on dev"
-# rerank SPLIT NAME FLAGS
+stage "3  The first $DEPTH reranked, blended, with neighbours; a fusion fitted on dev"
+# rerank SPLIT NAME FLAGS: rerank the first DEPTH of tuned-z.tsv
 rerank() {
   local split=$1 name=$2
   shift 2
@@ -157,7 +158,7 @@ for split in $DEV $TEST; do
   rerank $split cross-encoder
   rerank $split margin --model $W/models/margin
 done
-# The means of z-scores that --first-stage 0.5 computes, without a second pass of the model
+# Such sums of z-scores rank as --first-stage 0.5 does, and need no second pass of the model.
 fuse --split $TEST --method zscore --top-k $DEPTH --out $W/$TEST/first.tsv $W/$TEST/tuned-z.tsv
 fuse --split $TEST --method zscore --out $W/$TEST/blended.tsv $W/$TEST/{first,cross-encoder}.tsv
 fuse --split $TEST --method zscore --out $W/$TEST/margin-blended.tsv $W/$TEST/{first,margin}.tsv
@@ -195,7 +196,7 @@ label() {
 }
 
 stance entropy --epochs 2
-stance warm --model $W/models/cosines --epochs $TURNS --patience $TURNS --schedule linear
+stance warm --model $W/models/cosines --epochs $EPOCHS --patience $EPOCHS --schedule linear
 for adjust in 0 0.25 0.5 0.75 1; do
   label dev dev/judged warm adjust-$adjust --adjust $adjust
 done
@@ -210,7 +211,8 @@ python 05_classify.py aggregate $D $W/test/stance.adjusted.tsv --out $W/test/sta
 python recipes/tools/sentences.py $D $W/test/stance.adjusted.jsonl --model $W/models/stance-warm
 label test $TEST/all-fitted warm verdicts --top-k 3 --adjust $adjust
 
-stage "6  Tables; in one of them, a run's name tells it from the others"
+stage "6  Tables"
+# Runs of one table need different names.
 for kind in dense hybrid; do
   cp $W/tuned/$TEST/$kind.tsv $W/$TEST/tuned-$kind.tsv
 done

@@ -109,7 +109,7 @@ def pytest_sessionfinish():
 
 
 def pytest_collection_modifyitems(items):
-    """One worker begins with Ray, the others with short tests; no long one comes last."""
+    """Two workers begin with Ray, one with short tests; no long one comes last."""
     order = ["test_on_ray", "test_02_retrieve", "test_03_rerank", "test_notebook", "test_recipes"]
 
     def place(item):
