@@ -1730,9 +1730,7 @@ def newest_checkpoint(folder, names=None):
     for state in sorted(states, key=os.path.getmtime, reverse=True):
         if can_resume(state.parent, names):
             return str(state.parent)
-        warn(
-            state.parent, "the checkpoint is damaged; training resumes from an earlier one, if any"
-        )
+        warn(state.parent, "damaged; training resumes from an earlier checkpoint, if any")
         shutil.rmtree(state.parent)
     return None
 

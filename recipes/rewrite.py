@@ -160,9 +160,8 @@ def main():
     args.out = args.out or f"{args.work}/{args.split}/claims.{view}.tsv"
     kit.check_outs(args.out)  # before it lends its name to other files
     args.replies = args.replies or str(Path(args.out).with_suffix(".replies.jsonl"))
-    if (
-        args.view == CLEAN and not args.prompt
-    ):  # no language model is asked, whatever the environment names
+    # The view CLEAN asks no language model, whatever the environment names.
+    if args.view == CLEAN and not args.prompt:
         args.base_url = None
         args.model = None
     kit.run_job(args)

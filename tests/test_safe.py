@@ -265,7 +265,7 @@ def test_a_damaged_checkpoint_is_never_used(small, call, killed):
             damage(checkpoint / name)
         done = call(*words, "--out", "model", "--force", cwd=small)
         assert facts(done)["made"]
-        assert done.stderr.count("the checkpoint is damaged; training resumes") == number
+        assert done.stderr.count("damaged; training resumes from an earlier checkpoint") == number
         assert "do not match" not in done.stderr  # transformers compares its own arguments
         assert not Path(small / "model.parts").exists()
         for path in (small / "whole").glob("*.safetensors"):
