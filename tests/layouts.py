@@ -1,7 +1,7 @@
 """
 Make tiny models with random weights, each in the layout of a published one.
 
-Reads   data/models/minilm and data/models/smollm2: their tokenizers
+Reads   data/models/minilm: its tokenizer
 Writes  FOLDER/OWNER/NAME/ for each of MODELS, or for the names that are given
 
 Example
@@ -11,8 +11,6 @@ A folder has the names of its model's files, and the fields of its configuration
 is used. Vocabularies, sizes and weights are others.
 """
 
-import copy
-import functools
 import json
 import os
 import shutil
@@ -33,12 +31,11 @@ from sentence_transformers.base.modules import Dense, Normalize, Router, Transfo
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, pre_tokenizers, processors
 from tokenizers.models import Unigram
 
 ROOT = Path(__file__).resolve().parent.parent
 MINILM = ROOT / "data/models/minilm"
-SMOLLM2 = ROOT / "data/models/smollm2"
 SIZES = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -59,20 +56,16 @@ def words():
     return tf.AutoTokenizer.from_pretrained(MINILM, model_max_length=512)
 
 
-@functools.cache  # a GGUF file is slow to read
-def smollm2():
-    """Return SmolLM2's tokenizer."""
-    file = "SmolLM2-135M-Instruct.Q4_1.gguf"
-    return tf.AutoTokenizer.from_pretrained(SMOLLM2, gguf_file=file)
-
-
 def pieces(**changes):
     """Return a tokenizer of bytes and their pairs, which ends texts with no token."""
-    tokenizer = copy.deepcopy(smollm2())
-    tokenizer.chat_template = None
-    for name, value in changes.items():
-        setattr(tokenizer, name, value)
-    return tokenizer
+    bytes_and_pairs = ByteLevelBPETokenizer()
+    special_tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    # Words that are to be one token, several times, since what occurs once is not joined
+    bytes_and_pairs.train_from_iterator(["the yes no Yes No"] * 9, special_tokens=special_tokens)
+    unknown, beginning, end = special_tokens
+    names = {"unk_token": unknown, "bos_token": beginning, "eos_token": end, "pad_token": end}
+    tokenizer = Tokenizer.from_str(bytes_and_pairs.to_str())
+    return tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names | changes)
 
 
 def save(folder, config, model_class, tokenizer, seed=0):
