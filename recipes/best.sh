@@ -56,7 +56,7 @@ kit 01_index.py $D $DEVICES --indexes dense --dense-model $ENCODER --query-promp
   --max-length 1024
 
 stage "2  Retrieval, and fusion: weights fitted on dev, else 0.2 for BM25 and 0.8 for the encoder"
-# With equal weights, the encoder alone won (Kvist et al., CheckThat! 2026, on dev; see README.md).
+# With equal weights, the encoder alone won (Kvist et al., CheckThat! 2026, on dev; see IMPROVE.md).
 kit 02_retrieve.py $D --retrievers bm25 dense --top-k ${DEPTH:-200}
 if [ -e $DATA/qrels.dev.tsv ]; then
   kit 02_retrieve.py $D --split dev --retrievers bm25 dense --top-k ${DEPTH:-200}

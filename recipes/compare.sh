@@ -4,7 +4,8 @@
 # A model that fails is a line with its error. The next call makes only what is missing or changed.
 #   RETRIEVERS="bm25 Qwen/Qwen3-Embedding-0.6B splade:naver/splade-v3" \
 #   MODELS="BAAI/bge-reranker-v2-m3 Qwen/Qwen3-Reranker-0.6B" DATA=data/mine bash recipes/compare.sh
-# Rehearsal within minutes: DATA=data/demo SMALL=1 bash recipes/compare.sh
+# Rehearsal within minutes, 160 tokens of texts and pairs, 20 candidates:
+#   DATA=data/demo SMALL=1 bash recipes/compare.sh
 # Without DATA: SciFact, Check-COVID and CLIMATE-FEVER, each retriever by default the packaged one.
 # To get them from local copies, call data/download.py NAME --from PATH first.
 #

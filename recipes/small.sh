@@ -8,7 +8,7 @@
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
-#   LANGUAGE=NAME   stopwords and stems of BM25, as 01_index.py --language (default: english)
+#   BM25_LANGUAGE=NAME  its stopwords and stems, as 01_index.py --language (default: english)
 # The other settings of systems/common.sh change nothing here.
 NAME=${1:-}
 case $NAME in
@@ -72,7 +72,7 @@ fuse() {
 }
 
 stage "1, 2  BM25, MiniLM, SPLADE, none of them fine-tuned; their fusions"
-python 01_index.py $D --language ${LANGUAGE:-english}
+python 01_index.py $D --language ${BM25_LANGUAGE:-english}
 python 01_index.py graph $D --neighbours 10
 for split in $SPLITS; do
   runs="$W/$split/bm25.tsv $W/$split/dense.tsv"
@@ -101,7 +101,7 @@ python 02_retrieve.py mine $D --split $TRAIN --shape tuples $TUPLES --out $W/tra
 python 01_index.py train $D --split $TRAIN --dev-split $DEV $W/train/tuples.jsonl --loss mnrl \
   $ENCODER_FLAGS --max-length $LENGTH
 python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --max-length $LENGTH \
-  --language ${LANGUAGE:-english} --out $W/index-tuned
+  --language ${BM25_LANGUAGE:-english} --out $W/index-tuned
 for split in $TRAIN $DEV $TEST; do
   python 02_retrieve.py $D --split $split --retrievers bm25 dense --index $W/index-tuned \
     --out $W/tuned/$split

@@ -210,7 +210,10 @@ CALL = r"\bpython ((?:0\d_\w+|data/\w+|recipes/(?:tools/)?\w+|tests/benchmarks/\
 
 
 def commands(path):
-    """Yield every call of a script in a page's code, a recipe or a notebook, as words."""
+    """Yield every call of a script in a page's code, a recipe or a notebook, as words.
+
+    A variable of flags, such as D="--data data/mine", stands for them.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".ipynb":  # sh("...") or sh(f\"\"\"...\"\"\"), over one or several lines
         cells = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
@@ -221,7 +224,10 @@ def commands(path):
         blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.S)
         for call in re.findall(r"(?<!`)`(?:python )?((?!.*NAME.py)[\w/]+\.py [^`]+)`", text):
             blocks.append("python " + " ".join(call.split()))
+    flags = {}
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        flags |= re.findall(r'\b(\w+)="(--[^"]*)"', line)
+        line = re.sub(r"\$(\w+)", lambda name: flags.get(name[1], name[0]), line)
         for call in re.findall(CALL, line.split(" #")[0])[:1]:
             call = re.split(r"; | && | -- ", call)[0]  # words behind -- go to another script
             call = re.sub('^([^"]*)"$', r"\1", call)  # name="python SCRIPT.py FLAGS"

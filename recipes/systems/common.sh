@@ -6,6 +6,8 @@
 #   DATA=FOLDER     another data set (default: the system's own)
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
+#                   (ant_bridge, climatesense_2026, kiepura_lam, checkthat_2026, sourcesniffers,
+#                   verirel)
 #   SMALL=1         a rehearsal within minutes: small models, short texts, few candidates
 #                   (README.md has what it sets)
 #   LLM_BASE_URL    endpoint of the language model
@@ -17,7 +19,7 @@
 #                   (kvist_2026.sh: another reranker takes its place); a rehearsal asks it, too
 #   PIECE=N         requests that vLLM answers in a call (default: 500)
 #   VLLM="FLAGS"    more flags of vllm run-batch
-#   FROM=PATH       a local copy of the published files of SciFact, Check-COVID or CLIMATE-FEVER
+#   FROM=PATH       small.sh, variants.sh: a local copy of the published files of their data set
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
