@@ -8,7 +8,7 @@
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/variants)
-# The other settings of systems/common.sh change nothing here. LoRA needs peft.
+# The other settings of systems/common.sh change nothing here. LoRA needs peft (pip install peft).
 NAME=${1:-}
 case $NAME in
   "")
@@ -19,6 +19,9 @@ case $NAME in
   *) DATA=$NAME ;;
 esac
 . "$(dirname "$0")/systems/common.sh" "${set:-}"
+if ! python -c "import peft" 2> /dev/null; then
+  refuse "LoRA needs peft: pip install peft"
+fi
 fetch $NAME
 python data/download.py models
 
