@@ -421,7 +421,8 @@ def source_line(args):
     if args.edition:
         words.append(args.edition)
     if args.name == "split":
-        words.append(f"(share {args.share}, seed {args.seed}, test {args.test})")
+        draw = "draw test, " if args.draw == "test" else ""
+        words.append(f"({draw}share {args.share}, seed {args.seed}, test {args.test})")
     origins = map(str, [args.source or "its page", *args.others])
     words.append(f"from {' and '.join(origins)}.")
     return " ".join(words)

@@ -16,6 +16,7 @@
 #   RERANKER_PROMPT=TEXT its instruction; empty for rerankers without one
 #   JUDGE=NAME           any chat model that vLLM runs (default: Qwen/Qwen3-4B-Instruct-2507)
 #   NLI_MODEL=NAME       any classifier with the three labels (default: a DeBERTa-v3-large)
+#   DEPTH=N              candidates per claim (default: 200)
 #   DEVICE="cuda:0 ..."  GPUs of stages 1 and 3; the first is that of stage 5
 #   VLLM="FLAGS"         of vllm run-batch
 # Models that need code of their own (trust_remote_code) are left out, as the kit never runs it:

@@ -14,8 +14,8 @@ case $NAME in
   "")
     echo "error: no data set; give scifact, check-covid, climate-fever or a folder" >&2
     exit 2 ;;
-  scifact) set=scifact-split ;;
-  check-covid | climate-fever) set=$NAME ;;
+  scifact) DATA= set=scifact-split ;;
+  check-covid | climate-fever) DATA= set=$NAME ;;
   *) DATA=$NAME ;;
 esac
 . "$(dirname "$0")/systems/common.sh" "${set:-}"

@@ -457,6 +457,7 @@ def test_a_dev_split_is_drawn_from_the_training_claims(kit, tmp_path):
     refused(kit("split", "mine", "--test", "train"), "--test")
     assert kit("split", "mine", "--draw", "test", "--out", "drawn").returncode == 0
     assert "claims.dev" not in tables(tmp_path / "drawn")
+    refused(kit("split", "mine", "--out", "drawn"), "draw test")
     refused(kit("split", "mine", "--share", "1.5"), "--share")
 
 

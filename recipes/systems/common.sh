@@ -5,6 +5,7 @@
 #
 #   DATA=FOLDER     another data set (default: the system's own)
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/RECIPE)
+#                   (where a cluster sets WORK or DATA for its users: unset WORK DATA)
 #   DEPTH=N         candidates per claim for cross-encoders, where the paper's number costs too much
 #                   (ant_bridge, climatesense_2026, kiepura_lam, checkthat_2026, sourcesniffers,
 #                   verirel)
