@@ -419,13 +419,12 @@ def source_line(args):
     """Return the first line of SOURCE.md, which tells the source of a folder."""
     words = ["Made by data/download.py", args.name]
     if args.edition:
-        words.append(args.edition)
+        words += [args.edition]
     if args.name == "split":
-        draw = "draw test, " if args.draw == "test" else ""
-        words.append(f"({draw}share {args.share}, seed {args.seed}, test {args.test})")
+        test = args.test if args.draw == "dev" else "drawn"
+        words += [f"(share {args.share}, seed {args.seed}, test {test})"]
     origins = map(str, [args.source or "its page", *args.others])
-    words.append(f"from {' and '.join(origins)}.")
-    return " ".join(words)
+    return f"{' '.join(words)} from {' and '.join(origins)}."
 
 
 def up_to_date(target, made):

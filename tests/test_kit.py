@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 import shutil
+import string
 import subprocess
 import sys
 import tomllib
@@ -227,7 +228,7 @@ def commands(path):
     flags = {}
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         flags |= re.findall(r'\b(\w+)="(--[^"]*)"', line)
-        line = re.sub(r"\$(\w+)", lambda name: flags.get(name[1], name[0]), line)
+        line = string.Template(line).safe_substitute(flags)
         for call in re.findall(CALL, line.split(" #")[0])[:1]:
             call = re.split(r"; | && | -- ", call)[0]  # words behind -- go to another script
             call = re.sub('^([^"]*)"$', r"\1", call)  # name="python SCRIPT.py FLAGS"
