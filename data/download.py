@@ -417,14 +417,14 @@ def unpack(archive, folder):
 
 def source_line(args):
     """Return the first line of SOURCE.md, which tells the source of a folder."""
-    words = ["Made by data/download.py", args.name]
+    line = f"Made by data/download.py {args.name}"
     if args.edition:
-        words += [args.edition]
+        line += f" {args.edition}"
     if args.name == "split":
         test = args.test if args.draw == "dev" else "drawn"
-        words += [f"(share {args.share}, seed {args.seed}, test {test})"]
+        line += f" (share {args.share}, seed {args.seed}, test {test})"
     origins = map(str, [args.source or "its page", *args.others])
-    return f"{' '.join(words)} from {' and '.join(origins)}."
+    return f"{line} from {' and '.join(origins)}."
 
 
 def up_to_date(target, made):

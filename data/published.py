@@ -320,10 +320,11 @@ def read_ours(source, args):
     """Yield the records of the corpus, then the rows of a data folder of the kit."""
     for record in read_records(source / "corpus.jsonl", "abstract_id"):
         yield None, record
-    for path in source.glob("*.*.tsv"):  # claims, qrels, narratives
-        split = path.stem.partition(".")[2]
-        for row in read_rows(path, "claim_id"):
-            yield split, row
+    for kind in ("claims", "narratives", "qrels"):
+        for path in source.glob(f"{kind}.*.tsv"):
+            split = path.stem.removeprefix(f"{kind}.")
+            for row in read_rows(path, "claim_id"):
+                yield split, row
 
 
 def read_split(source, args):

@@ -145,7 +145,7 @@ def read_proxies(paths):
 
 def read_run(path, pairs, qrels, args):
     """Return the unjudged rows of a run; fail if one is not among the pairs."""
-    run = kit.read_table(path, kit.RUN).reindex(columns=[*kit.RUN, "label"])
+    run = kit.read_table(path, kit.RUN, label=kit.LABELS).reindex(columns=[*kit.RUN, "label"])
     if not run["claim_id"].isin(qrels["claim_id"]).any():
         kit.fail(path, f"none of its claims is in {args.qrels}; give files of the same split")
     run = unjudged(run[run["rank"] <= args.depth], qrels)[kit.QRELS]

@@ -30,10 +30,8 @@ Where a reply has no codes, the question is asked once more. Codes have to be eq
 where 1_1 is right. A claim without a narrative has the code 0_0.
 """
 
-import contextlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -244,7 +242,7 @@ def probabilities_of(model, claims):
 
 
 def fit(model, claims, gold, folder, args):
-    """Train by binary cross-entropy for each code, and return the log.
+    """Train by binary cross-entropy for each code, and return the losses.
 
     gold: [claims, codes], 0 or 1; folder: checkpoints, from the last of which training resumes.
     """
@@ -259,28 +257,18 @@ def fit(model, claims, gold, folder, args):
     loss.ce_loss = torch.nn.BCEWithLogitsLoss()
     forward = loss.forward
     loss.forward = lambda pairs, labels, **options: forward(pairs, torch.stack(labels), **options)
-    trainer = ce.CrossEncoderTrainer(
-        model,
-        ce.CrossEncoderTrainingArguments(
-            str(folder),
-            num_train_epochs=args.epochs,
-            learning_rate=args.lr,
-            seed=args.seed,
-            per_device_train_batch_size=args.batch_size,
-            use_cpu=model.device.type == "cpu",
-            bf16=model.device.type == "cuda",
-            dataloader_pin_memory=False,
-            report_to="none",
-            save_strategy="epoch",
-            save_total_limit=2,
-            logging_strategy="epoch",
-        ),
-        datasets.Dataset.from_dict(columns),
+    log = CLASSIFY.fine_tune(
+        folder,
+        args,
+        trainer=ce.CrossEncoderTrainer,
+        arguments=ce.CrossEncoderTrainingArguments,
+        model=model,
+        data=datasets.Dataset.from_dict(columns),
         loss=loss,
+        evaluator=None,
+        measure="",
     )
-    with contextlib.redirect_stdout(sys.stderr):  # trainers print their logs
-        trainer.train(resume_from_checkpoint=CLASSIFY.newest_checkpoint(folder))
-    return trainer.state.log_history
+    return log["loss"]
 
 
 def with_outputs(name, model_kwargs, **options):
@@ -317,11 +305,11 @@ def train(args):
     )
     summary = {"claims": len(claims), "held_out": len(held_out)}
     with CLASSIFY.parts_of(args.out, task) as parts:
-        log = fit(model, claims[rest].tolist(), gold[rest], parts, args)
+        losses = fit(model, claims[rest].tolist(), gold[rest], parts, args)
         probabilities = probabilities_of(model, claims[held_out])
         thresholds = fit_thresholds(gold[held_out], probabilities)
         model.config.update({"narrative_thresholds": thresholds})
-        with kit.written(args.out, task, log=log, **summary) as path:
+        with kit.written(args.out, task, loss=losses, **summary) as path:
             model.save_pretrained(str(path), create_model_card=False)
     return {"made": [args.out], **summary}
 
@@ -431,7 +419,7 @@ def add_llm(add):
 
 
 def add_train(add):
-    add_device(add)
+    CLASSIFY.add_training(add)
     add("--out", default="{work}/models/narratives", help="write the model to this folder")
     add("--model", default="data/models/minilm", help="start from this encoder")
     add("--epochs", type=kit.positive, default=20, help="train for this many epochs")
@@ -440,8 +428,6 @@ def add_train(add):
         help="train on this many claims per batch")
     add("--held-out", type=kit.share, default=0.2,
         help="hold out this share of the claims, to fit the thresholds")
-    add("--seed", type=kit.count_or_0, default=13,
-        help="seed of the order, a new head and the held-out share")
 
 
 def add_classify(add):

@@ -116,6 +116,8 @@ def rewrite(args):
     if args.languages:
         languages = table.get("language", ["en"] * len(claims))
         asked = [row for row, language in enumerate(languages) if language in args.languages]
+        if not asked:
+            kit.warn(args.claims, f"no claim is in {args.languages}, but in {set(languages)}")
     to_rewrite = [claims[row] for row in asked]
     summary = {}
     if args.view == CLEAN and not args.prompt:

@@ -61,8 +61,10 @@ SPLITS="$TRAIN $DEV $TEST"
 if [ ! -e $DATA/qrels.train.tsv ]; then
   SPLITS=$TEST
 elif [ ! -e $DATA/qrels.dev.tsv ]; then
-  python data/download.py split $DATA --out $W/data
-  DATA=$W/data
+  # A checksum in the folder's name: corrected data are split anew.
+  sum=$(cat $DATA/*.tsv $DATA/corpus.jsonl | cksum | cut -d " " -f 1)
+  python data/download.py split $DATA --out $W/data-$sum
+  DATA=$W/data-$sum
   D="--data $DATA --work $W"
 fi
 
@@ -170,13 +172,36 @@ python 02_retrieve.py fit $D --split $DEV --out $W/all.json \
 fuse --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
   $W/$TEST/tuned-fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
 
+stage "6  Table of the runs"
+# Runs of one table need different names.
+for kind in dense hybrid; do
+  cp $W/tuned/$TEST/$kind.tsv $W/$TEST/tuned-$kind.tsv
+done
+python 06_evaluate.py $D --split $TEST --resamples 10000 --report $W/$TEST/report.html \
+  --out $W/$TEST/table.tsv $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv \
+  $W/$TEST/{hybrid,z,rrf-3,z-3,fitted}.tsv $W/$TEST/tuned-{dense,hybrid,z,fitted}.tsv \
+  $W/$TEST/{cross-encoder,blended,margin,margin-blended,ensemble,graph,all-fitted}.tsv \
+  --measures R@2 R@5 R@10 nDCG@10
+if [ "$NAME" = scifact ]; then
+  python recipes/tools/published.py $W/$TEST/table.json scifact
+fi
+
 stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
+for label in SUPPORTS REFUTES NEI; do
+  if ! grep -q $label $DATA/qrels.train.tsv; then
+    echo "no $label in $DATA/qrels.train.tsv, so no classifier is trained"
+    exit
+  fi
+done
 # The splits are dev and test, whatever FORM is: -cited has no labels.
 for split in dev test; do
   mkdir -p $W/$split
-  awk -F'\t' 'BEGIN { print "claim_id\tabstract_id\trank\tscore" }
-    NR > 1 { print $1 "\t" $2 "\t" ++n[$1] "\t" (1 / n[$1]) }' \
-    $DATA/qrels.$split.tsv > $W/$split/judged.tsv
+  tr -d '\r' < $DATA/qrels.$split.tsv | awk -F'\t' '
+    NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i
+      print "claim_id\tabstract_id\trank\tscore" }
+    NR > 1 && NF { claim = $column["claim_id"]
+      print claim "\t" $column["abstract_id"] "\t" ++n[claim] "\t" (1 / n[claim]) }' \
+    > $W/$split/judged.tsv
 done
 
 # stance NAME FLAGS: train a classifier; dev chooses the epoch
@@ -200,7 +225,8 @@ stance warm --model $W/models/cosines --epochs $EPOCHS --patience $EPOCHS --sche
 for adjust in 0 0.25 0.5 0.75 1; do
   label dev dev/judged warm adjust-$adjust --adjust $adjust
 done
-python 06_evaluate.py $D --split dev --measures F1 --out $W/dev/adjust.tsv $W/dev/adjust-*.tsv
+python 06_evaluate.py $D --split dev --measures F1 --depth 100000 --out $W/dev/adjust.tsv \
+  $W/dev/adjust-*.tsv
 # The strength with the best F1 on dev
 adjust=$(awk 'NR > 1 && $2 > best { best = $2; name = $1 }
   END { sub("adjust-", "", name); print name + 0 }' $W/dev/adjust.tsv)
@@ -211,20 +237,8 @@ python 05_classify.py aggregate $D $W/test/stance.adjusted.tsv --out $W/test/sta
 python recipes/tools/sentences.py $D $W/test/stance.adjusted.jsonl --model $W/models/stance-warm
 label test $TEST/all-fitted warm verdicts --top-k 3 --adjust $adjust
 
-stage "6  Tables"
-# Runs of one table need different names.
-for kind in dense hybrid; do
-  cp $W/tuned/$TEST/$kind.tsv $W/$TEST/tuned-$kind.tsv
-done
-python 06_evaluate.py $D --split $TEST --resamples 10000 --report $W/$TEST/report.html \
-  --out $W/$TEST/table.tsv $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv \
-  $W/$TEST/{hybrid,z,rrf-3,z-3,fitted}.tsv $W/$TEST/tuned-{dense,hybrid,z,fitted}.tsv \
-  $W/$TEST/{cross-encoder,blended,margin,margin-blended,ensemble,graph,all-fitted}.tsv \
-  --measures R@2 R@5 R@10 nDCG@10
-if [ "$NAME" = scifact ]; then
-  python recipes/tools/published.py $W/$TEST/table.json scifact
-fi
+stage "6  Tables of stance and verdicts"
 python 06_evaluate.py $D --out $W/test/stance.tsv $W/test/stance.{entropy,warm,adjusted}.tsv \
-  --measures P R F1 "macro F1"
+  --measures P R F1 "macro F1" --depth 100000
 python recipes/tools/verdicts.py $W/test/claims.jsonl $DATA/qrels.test.tsv
 python 06_evaluate.py $D --out $W/test/verdicts-table.tsv $W/test/verdicts.tsv --measures verirel

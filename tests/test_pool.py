@@ -32,7 +32,9 @@ def test_what_was_pooled_and_labelled_is_merged(toy, tool):
     as_run = cells("c3|0010|1|-1; c3|0011|2|-2; c4|0012|1|-1")
     assert read(toy / "pool.run.tsv")[RUN].astype(str).values.tolist() == as_run
     pool["label"] = ["NEI", "", "REFUTES"]
-    pool.to_csv(toy / "labelled.tsv", sep="\t", index=False)
+    for name in ("pool.tsv", "labelled.tsv"):
+        pool.to_csv(toy / name, sep="\t", index=False)
+    assert "pool.tsv: it has labels" in tool("pool", f"{words} pool.tsv --force").stderr
     done = tool("pool", "merge labelled.tsv --out more.tsv")
     made = facts(done)
     assert made["without_label"] == 1 and made["added"] == 2

@@ -11,9 +11,13 @@ EARLIER=${EARLIER:-data/checkthat4b}
 stage "3  The English posts of both years (3.5)"
 python recipes/tools/languages.py $DATA $WORK/languages
 TRAIN="--data $WORK/languages/en --work $WORK/english"
-if [ -d $EARLIER ]; then
-  python data/download.py join $WORK/joined $WORK/languages/en $EARLIER
-  TRAIN="--data $WORK/joined --work $WORK/english"
+if [ -d "$EARLIER" ]; then
+  # A checksum in the folder's name: corrected data are joined anew.
+  sum=$(cat $WORK/languages/en/*.tsv "$EARLIER"/*.tsv | cksum | cut -d " " -f 1)
+  python data/download.py join $WORK/joined-$sum $WORK/languages/en "$EARLIER"
+  TRAIN="--data $WORK/joined-$sum --work $WORK/english"
+else
+  echo "warning: EARLIER: no folder '$EARLIER', so the posts of 2026 alone are learnt" >&2
 fi
 
 stage "3  Five negatives a post: behind rank 5, and not too similar (3.5; difference 35)"

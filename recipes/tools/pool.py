@@ -5,7 +5,7 @@
 """
 Pool the unjudged pairs of runs for people to label, and merge the labels into the qrels.
 
-Reads   pool: runs, qrels, claims, corpus; merge: the labelled pool, and qrels
+Reads   pool: runs; merge: the labelled pool; both: qrels, claims, corpus
 Writes  pool: pool.tsv, in which the column label is empty, and pool.run.tsv, the same pairs as a
         run, which 05_classify.py can label; merge: qrels.tsv
 Prints  the last line is JSON
@@ -14,6 +14,8 @@ Examples
     python recipes/tools/pool.py work/demo/test/{hybrid,rerank}.tsv
     python recipes/tools/pool.py merge labelled.tsv
 """
+
+from pathlib import Path
 
 import kit
 import numpy as np
@@ -37,6 +39,8 @@ def pool(args):
     task = kit.task_of(args, args.qrels, *args.runs, args.claims, args.corpus)
     if kit.up_to_date(args, task, args.out, as_run):
         return {"made": []}
+    if Path(args.out).exists() and kit.read_table(args.out, PAIR)["label"].any():
+        kit.fail(args.out, "it has labels; keep it under another name")
     claims = kit.read_claims(args.claims)
     corpus = kit.read_corpus(args.corpus)
     runs = [kit.read_table(path, RUN, claim_id=claims, abstract_id=corpus) for path in args.runs]
@@ -61,10 +65,16 @@ def pool(args):
 
 def merge(args):
     """Add the labels of a pool to the qrels."""
-    task = kit.task_of(args, args.pool, args.qrels)
+    task = kit.task_of(args, args.pool, args.qrels, args.claims, args.corpus)
     if kit.up_to_date(args, task, args.out):
         return {"made": []}
-    pairs = kit.read_table(args.pool, PAIR, label=[*LABELS, ""])
+    pairs = kit.read_table(
+        args.pool,
+        PAIR,
+        claim_id=kit.read_claims(args.claims),
+        abstract_id=kit.read_corpus(args.corpus),
+        label=[*LABELS, ""],
+    )
     if "label" not in pairs:
         kit.fail(args.pool, "no column label; give the pool.tsv that you have labelled")
     if "p_nei" in pairs:
@@ -86,11 +96,15 @@ def merge(args):
 
 # -------------------- Command line
 # fmt: off
-def add_pool(add):
-    add("runs", nargs="+", help="pool the pairs of these runs")
+def add_inputs(add):
     kit.add_qrels(add)
     kit.add_claims(add)
     kit.add_corpus(add)
+
+
+def add_pool(add):
+    add("runs", nargs="+", help="pool the pairs of these runs")
+    add_inputs(add)
     add("--out", default="{work}/{split}/pool.tsv",
         help="write the pairs with an empty label to this file, and as a run to NAME.run.tsv")
     add("--pool-depth", type=kit.count, default=10, help="pool this many ranks of each run")
@@ -100,7 +114,7 @@ def add_pool(add):
 
 def add_merge(add):
     add("pool", help="read the labelled pairs of this file; skip rows without a label")
-    kit.add_qrels(add)
+    add_inputs(add)
     add("--out", default="{work}/{split}/qrels.tsv", help="write all judgements to this file")
 # fmt: on
 

@@ -40,7 +40,7 @@ def figures_of(system):
 def beside(values, figures):
     """Return the table [runs, measures] of texts "measured (published)"."""
     published = figures.reindex_like(values)
-    measured = values.map("{:.3f}".format, na_action="ignore").fillna("-")
+    measured = values.map("{:.3f}".format).replace("nan", "-")
     texts = measured + published.map(" ({:.4g})".format)
     texts = texts.where(published.notna(), "")
     return texts.loc[values.index.isin(figures.index), (texts != "").any()]
