@@ -149,15 +149,6 @@ def best_rows(scores, lowest, k):
 
 
 # ---------- Retrieve
-def candidates_of(path, abstract_ids):
-    """Return {claim_id: rows of the index}, the candidates that a run has for each claim."""
-    import pandas as pd
-
-    run = read_table(path, RUN, abstract_id=abstract_ids)
-    run["row"] = pd.Index(abstract_ids).get_indexer(run["abstract_id"])
-    return run.groupby("claim_id")["row"].agg(list)
-
-
 def search(kind, claims, inputs, args):
     """Return a table of PAIR and score: each claim's best abstracts in an index, best first.
 
@@ -172,18 +163,20 @@ def search(kind, claims, inputs, args):
         fail(folder, "the corpus has changed since then; make the index again by 01_index.py")
     abstract_ids = np.array(json.loads((folder / "abstract_ids.json").read_bytes()), object)
     if args.restrict:
-        candidates = candidates_of(args.restrict, abstract_ids)
+        run = read_table(args.restrict, RUN, claim_id=claims["claim_id"], abstract_id=abstract_ids)
+        run["row"] = pd.Index(abstract_ids).get_indexer(run["abstract_id"])
+        candidates = run.groupby("claim_id")["row"].agg(list)
     found = []
     all_scores = scores_of(folder, meta, claims["claim"].tolist(), args)
     for claim_id, scores in zip(claims["claim_id"], all_scores):
         if not np.isfinite(scores).all():
             fail(folder, "scores are not finite; make the index again with --dtype fp32")
         if args.restrict:
-            is_candidate = np.zeros(len(scores), dtype=bool)
-            is_candidate[candidates.get(claim_id, [])] = True
-            scores[~is_candidate] = lowest
-        for row in best_rows(scores, lowest, args.top_k):
-            found.append((claim_id, abstract_ids[row], scores[row]))
+            is_other = np.ones(len(scores), bool)
+            is_other[candidates.get(claim_id, [])] = False
+            scores[is_other] = lowest
+        rows = best_rows(scores, lowest, args.top_k)
+        found += [(claim_id, abstract_ids[row], scores[row]) for row in rows]
     return pd.DataFrame(found, columns=[*PAIR, "score"])
 
 
@@ -460,7 +453,10 @@ def fusion_values(table, weights, method, scorer):
     order = np.lexsort((-combined_scores(table, weights, method), claims))
     first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
     rank = np.arange(len(order)) - first_row  # from 0
-    is_seen = rank < measure.params.get("cutoff", len(order))
+    cutoff = measure.params.get("cutoff", len(order))
+    if "judged_only" in str(measure):  # which begins by leaving out the others
+        cutoff = len(order)
+    is_seen = rank < cutoff
     # The measure gets ranks instead of scores because it breaks ties differently, and dicts because
     # they are four times as fast as a table.
     run = {}
@@ -870,7 +866,7 @@ def add_mine(job):
     add = job.add_argument_group("examples").add_argument
     add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
         help="""pairs: claim, abstract, target 0 or 1 (03_rerank.py, losses bce and l1); tuples:
-        claim, evidence, its negatives (01_index.py; 03_rerank.py, all losses but l1); labels: NEI
+        claim, evidence, its negatives (01_index.py; 03_rerank.py, all losses); labels: NEI
         pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
     add("--hard", type=count_or_0, default=4, help="""draw this many negatives from the first
         ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); with 0, the run

@@ -465,17 +465,16 @@ def rerank(args):
     """Score the first candidates of each claim with a model, and sort them by score."""
     inputs = [args.run, args.claims, args.corpus]
     if args.graph:
-        inputs.append(args.graph)
+        inputs += [args.graph]
     if args.base_url and args.prompt is not None:
         fail("--prompt", "a rerank endpoint has its own; leave it out, or see --extra")
     models = [] if args.base_url else [args.model]
     task = task_of(args, *inputs, models=models, without=["batch_size", *CALLING])
-    if args.base_url:
-        task["endpoint"] = shown(args.base_url)
+    task["endpoint"] = shown(args.base_url or "")
     if up_to_date(args, task, args.out):
         return {"made": []}
-    if not args.base_url:
-        check_model(args.model)
+    for model in models:
+        check_model(model)
     claims = read_claims(args.claims)
     abstracts = read_abstracts(args.corpus, args.fields)
     candidates = read_candidates(args, claims, abstracts)
@@ -625,10 +624,11 @@ def dev_evaluator(paths, abstracts, depth):
     """
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 
-    claims = read_claims(paths[0])
+    claims_path, qrels_path, run_path = paths
+    claims = read_claims(claims_path)
     known = {"claim_id": claims, "abstract_id": abstracts}
-    qrels = read_table(paths[1], [*PAIR, "label"], label=LABELS, **known)
-    run = read_table(paths[2], RUN, **known)
+    qrels = read_table(qrels_path, [*PAIR, "label"], label=LABELS, **known)
+    run = read_table(run_path, RUN, **known)
     candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
     evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
     samples = []
@@ -637,8 +637,9 @@ def dev_evaluator(paths, abstracts, depth):
         found = candidates.get(claim_id, [""])
         documents = [abstracts.get(abstract_id, "") for abstract_id in found]
         positive = [text for key, text in zip(found, documents) if key in relevant]
-        sample = {"query": claims[claim_id], "positive": positive, "documents": documents}
-        samples.append(sample)
+        if len(found) == 1:  # scikit-learn has no nDCG of one document; of it twice, it is the same
+            documents *= 2
+        samples.append({"query": claims[claim_id], "positive": positive, "documents": documents})
     return CrossEncoderRerankingEvaluator(
         samples, name="dev", always_rerank_positives=False, show_progress_bar=True
     )

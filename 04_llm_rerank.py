@@ -1575,12 +1575,13 @@ def with_backend(args):
 # fmt: off
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
-    add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
+    add("--replies", help="""keep replies in this file; give another one for a local model that has
+        changed in its folder (default: beside --out, .replies.jsonl)""")
     add("--max-words", type=count_or_0, default=0,
         help="truncate abstracts to this many words; 0 shows them whole")
     add("--max-tokens", type=count_or_0, default=0,
         help="""limit a reply, reasoning included, to this many tokens; 0 allows what the answer
-        needs (05 with --prompt: 4096): give reasoning models 4000""")
+        needs (05 with --prompt, batches apart: 4096): give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=json_object, default={}, help="""add these parameters to each request, as a
         JSON object; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for five
@@ -1592,7 +1593,8 @@ def add_model(job):
         model, or only write the requests and end with status 3 (default: openai with --base-url, or
         with OPENAI_API_KEY and a --model that is no path; else transformers)""")
     add("--model", default=os.getenv("LLM_MODEL"), help="""ask this model: its name at the endpoint,
-        or a folder or hub name (default: LLM_MODEL; for transformers data/models/smollm2)""")
+        or a folder or hub name; in job ask, for requests that name none (default: LLM_MODEL; for
+        transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")

@@ -826,7 +826,8 @@ def add_train(job):
         model, a folder or a name on the hub; without outputs for the labels it gets a new head""")
     add_length(add)
     add("--freeze", type=frozen_part, default="none",
-        help="do not train this part: none, encoder, or the embeddings and this many layers")
+        help="""do not train this part: none, encoder, or the embeddings and this many layers; not
+        with --lora, which trains adapters in all of them""")
     add = job.add_argument_group("training").add_argument
     add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
         help="""cross-entropy; focal: focal loss (gamma 2), with class weights unless --sampler
@@ -2321,12 +2322,13 @@ def with_backend(args):
 # fmt: off
 def add_requests(job):
     add = job.add_argument_group("language model: requests").add_argument
-    add("--replies", help="keep replies in this file (default: beside --out, .replies.jsonl)")
+    add("--replies", help="""keep replies in this file; give another one for a local model that has
+        changed in its folder (default: beside --out, .replies.jsonl)""")
     add("--max-words", type=count_or_0, default=0,
         help="truncate abstracts to this many words; 0 shows them whole")
     add("--max-tokens", type=count_or_0, default=0,
         help="""limit a reply, reasoning included, to this many tokens; 0 allows what the answer
-        needs (05 with --prompt: 4096): give reasoning models 4000""")
+        needs (05 with --prompt, batches apart: 4096): give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=json_object, default={}, help="""add these parameters to each request, as a
         JSON object; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for five
@@ -2338,7 +2340,8 @@ def add_model(job):
         model, or only write the requests and end with status 3 (default: openai with --base-url, or
         with OPENAI_API_KEY and a --model that is no path; else transformers)""")
     add("--model", default=os.getenv("LLM_MODEL"), help="""ask this model: its name at the endpoint,
-        or a folder or hub name (default: LLM_MODEL; for transformers data/models/smollm2)""")
+        or a folder or hub name; in job ask, for requests that name none (default: LLM_MODEL; for
+        transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")
     add("--concurrency", type=count, default=16, help="make this many calls at a time")

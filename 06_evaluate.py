@@ -218,8 +218,10 @@ def library_fraction(name, run, qrels, judgements):
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         cutoff = measure.params.get("cutoff", len(run))  # ranks below it would only take time
+        if "judged_only" in name:  # which begins by leaving out the others
+            cutoff = len(run)
         first = run[run["rank"] <= cutoff].rename(columns=columns)
-        first = first.assign(score=-first["rank"].astype(float))  # ir-measures sorts by score
+        first["score"] = first["rank"] * -1.0  # ir-measures sorts by score
         found = ir_measures.iter_calc([measure], judged, first)
         values = {claim_id: value for claim_id, _, value in found}
     except Exception as error:  # ir-measures and its providers raise errors of many types

@@ -62,10 +62,9 @@ def pieces(**changes):
     special_tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     # Words that are to be one token, several times, since what occurs once is not joined
     bytes_and_pairs.train_from_iterator(["the yes no Yes No"] * 9, special_tokens=special_tokens)
-    unknown, beginning, end = special_tokens
-    names = {"unk_token": unknown, "bos_token": beginning, "eos_token": end, "pad_token": end}
+    changes = dict.fromkeys(["bos_token", "eos_token", "pad_token"], "<|im_end|>") | changes
     tokenizer = Tokenizer.from_str(bytes_and_pairs.to_str())
-    return tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names | changes)
+    return tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **changes)
 
 
 def save(folder, config, model_class, tokenizer, seed=0):
@@ -238,6 +237,11 @@ def classifier(config_class, is_bin=False, outputs=("LABEL_0",), **settings):
     return make
 
 
+def nli(outputs):
+    """Return the maker of a classifier whose outputs have these names."""
+    return classifier(tf.BertConfig, outputs=outputs.split())
+
+
 def llama_classifier(folder):
     config = tf.LlamaConfig(**GROUPED, **LONG, num_labels=1)
     save(folder, config, tf.LlamaForSequenceClassification, pieces(pad_token=None))
@@ -351,24 +355,14 @@ MODELS = {
     "someone/encoder-adapter": encoder_adapter,
     "someone/model-GGUF": gguf,
     "castorini/monot5-3b-msmarco-10k": mono_t5,
-    "MoritzLaurer/DeBERTa-v3-base-mnli": classifier(
-        tf.BertConfig, outputs=("entailment", "neutral", "contradiction")
+    "MoritzLaurer/DeBERTa-v3-base-mnli": nli("entailment neutral contradiction"),
+    "MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli": nli(
+        "entailment neutral contradiction"
     ),
-    "MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli": classifier(
-        tf.BertConfig, outputs=("entailment", "neutral", "contradiction")
-    ),
-    "cross-encoder/nli-deberta-v3-base": classifier(
-        tf.BertConfig, outputs=("contradiction", "entailment", "neutral")
-    ),
-    "FacebookAI/roberta-large-mnli": classifier(
-        tf.BertConfig, outputs=("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
-    ),
-    "MoritzLaurer/deberta-v3-large-zeroshot-v2.0": classifier(
-        tf.BertConfig, outputs=("entailment", "not_entailment")
-    ),
-    "someone/nli-without-names": classifier(
-        tf.BertConfig, outputs=("LABEL_0", "LABEL_1", "LABEL_2")
-    ),
+    "cross-encoder/nli-deberta-v3-base": nli("contradiction entailment neutral"),
+    "FacebookAI/roberta-large-mnli": nli("CONTRADICTION NEUTRAL ENTAILMENT"),
+    "MoritzLaurer/deberta-v3-large-zeroshot-v2.0": nli("entailment not_entailment"),
+    "someone/nli-without-names": nli("LABEL_0 LABEL_1 LABEL_2"),
 }
 
 

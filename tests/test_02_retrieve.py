@@ -93,7 +93,7 @@ def indexed(toy, call):
     return toy
 
 
-def test_no_row_without_a_common_term_nor_outside_of_restrict(indexed, call):
+def test_no_row_without_a_common_term_nor_outside_of_restrict(indexed, call, refused):
     done = call(SCRIPT, cwd=indexed)
     assert "bm25.tsv: 3 rows, 3 claims, 2 without rows" in done.stdout
     assert facts(done)["made"] == ["work/demo/test/bm25.tsv"]  # the one index that is there
@@ -102,6 +102,7 @@ def test_no_row_without_a_common_term_nor_outside_of_restrict(indexed, call):
     tsv(indexed / "few.tsv", RUN, "1|0009|1|2.0; 1|0001|2|1.0; 2|0002|1|1")
     facts(call(SCRIPT, "--restrict few.tsv --out o", cwd=indexed))
     assert read(indexed / "o/bm25.tsv").values.tolist() == [["1", "0009", 1, whole["0009"]]]
+    refused(indexed, SCRIPT, "--restrict work/demo/test/hybrid.tsv", said="unknown claim_id: c3")
 
 
 def test_without_an_index_one_line_says_how_to_make_one(indexed, refused):

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ABSTRACTS, RUN, facts, jsonl, kill_before, load, read, tiny, tiny_llm
+from conftest import ABSTRACTS, RUN, facts, jsonl, kill_before, load, read, tiny, tiny_llm, tsv
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder
 from sentence_transformers.cross_encoder import losses
@@ -211,6 +211,7 @@ def test_nothing_is_asked_of_a_rerank_endpoint_twice(toy, call, endpoint, refuse
     assert done["pairs"] == 18 and len(server.asked) == 3 + 7
     queries = [json.dumps([body["query"], body["documents"]]) for body in server.asked]
     assert len(set(queries)) == 9
+    refused(toy, SCRIPT, *words[2:], said="m: ")
 
 
 @pytest.mark.parametrize(
@@ -505,6 +506,8 @@ def test_a_claim_of_700_words_trains_and_is_reranked(toy, call):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_dev_is_the_ndcg_of_the_candidates(toy, call, depth):
     tiny(toy / "tiny")
+    run = "c3|0001|1|1; c4|0006|1|3; c4|0005|2|2; c4|0004|3|1"  # one is alone; none of c5
+    tsv(toy / "work/demo/test/hybrid.tsv", RUN, run)
     words = ("--epochs", 1, *DEV, "--dev-depth", depth, "--out", "trained")
     curve = facts(call(SCRIPT, *TRAIN, "data/demo/pairs.jsonl", *words, cwd=toy))["dev_ndcg@10"]
     words = ("--model", "tiny", "--max-length", 32, "--depth", depth, "--out", "new.tsv")

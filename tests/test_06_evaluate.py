@@ -409,11 +409,12 @@ def test_a_submission_is_the_file_that_the_task_asks_for(toy, call, task, text):
 
 
 def test_a_measure_without_a_value_is_said_and_a_comma_may_be_in_one(toy, call):
-    measures = ("F1", "R@5", "P(rel=1, judged_only=True)@5")
-    done = call(SCRIPT, HYBRID, "--measures", *measures, cwd=toy)
+    measures = ("F1", "P@1", "P(rel=1, judged_only=True)@1")
+    tsv(toy / "r.tsv", RUN, "c3|0011|1|2; c3|0001|2|1")  # 0011 is not judged, 0001 is evidence
+    done = call(SCRIPT, "r.tsv", "--measures", *measures, cwd=toy)
     assert facts(done)["runs"] == 1 and "--measures: F1: no run has a value" in done.stderr
-    header = (toy / "work/demo/test/metrics.tsv").read_text().splitlines()[0]
-    assert header == "run\tR@5\tP(rel=1, judged_only=True)@5"
+    header, values = (toy / "work/demo/test/metrics.tsv").read_text().splitlines()
+    assert header == "run\tP@1\tP(rel=1, judged_only=True)@1" and "r\t0.0\t0.333" in values
 
 
 def test_a_submission_with_narratives_has_them_in_all_rows_of_a_claim(toy, call, refused):
