@@ -8,7 +8,7 @@
 #
 #   FROM=PATH       a local copy of the published files, where there is no network
 #   WORK=FOLDER     folder for everything that is made (default: work/DATA/small)
-#   BM25_LANGUAGE=NAME  its stopwords and stems, as 01_index.py --language (default: english)
+#   BM25_LANGUAGE=NAME  language of its stopwords and stems, as 01_index.py --language
 # The other settings of systems/common.sh change nothing here.
 NAME=${1:-}
 case $NAME in
@@ -188,7 +188,7 @@ fi
 
 stage "5  Stance of the judged pairs: the qrels as a run; then of each claim"
 for label in SUPPORTS REFUTES NEI; do
-  if ! grep -q $label $DATA/qrels.train.tsv; then
+  if ! grep -qw $label $DATA/qrels.train.tsv; then
     echo "no $label in $DATA/qrels.train.tsv, so no classifier is trained"
     exit
   fi
