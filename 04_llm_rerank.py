@@ -1593,7 +1593,7 @@ def add_model(job):
         model, or only write the requests and end with status 3 (default: openai with --base-url, or
         with OPENAI_API_KEY and a --model that is no path; else transformers)""")
     add("--model", default=os.getenv("LLM_MODEL"), help="""ask this model: its name at the endpoint,
-        or a folder or hub name; in job ask, for requests that name none (default: LLM_MODEL; for
+        or a folder or hub name (04 ask: for requests that name none; default: LLM_MODEL; for
         transformers data/models/smollm2)""")
     add("--base-url", default=os.getenv("LLM_BASE_URL"),
         help="ask this OpenAI-compatible endpoint (default: LLM_BASE_URL, else OpenAI)")

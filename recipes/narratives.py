@@ -31,6 +31,7 @@ where 1_1 is right. A claim without a narrative has the code 0_0.
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -281,6 +282,7 @@ def with_outputs(name, model_kwargs, **options):
 
 def train(args):
     """Train an encoder with an output for each code; fit thresholds on held-out claims."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
     from transformers import set_seed
 
     task = kit.task_of(args, TAXONOMY, *labelled_files(args), models=[args.model])
@@ -293,8 +295,7 @@ def train(args):
     order = np.random.default_rng(args.seed).permutation(len(claims))
     held_out, rest = np.split(order, [round(args.held_out * len(claims))])
     if not len(held_out) or not len(rest):
-        what = f"{len(held_out)} of {len(claims)} labelled claims; hold out some, and not all"
-        kit.fail("--held-out", what)
+        kit.fail("--held-out", f"{len(held_out)} of {len(claims)} labelled claims; hold out some")
     set_seed(args.seed)
     model = CLASSIFY.open_model(
         with_outputs,
@@ -305,11 +306,11 @@ def train(args):
     )
     summary = {"claims": len(claims), "held_out": len(held_out)}
     with CLASSIFY.parts_of(args.out, task) as parts:
-        losses = fit(model, claims[rest].tolist(), gold[rest], parts, args)
+        summary["loss"] = fit(model, claims[rest].tolist(), gold[rest], parts, args)
         probabilities = probabilities_of(model, claims[held_out])
         thresholds = fit_thresholds(gold[held_out], probabilities)
         model.config.update({"narrative_thresholds": thresholds})
-        with kit.written(args.out, task, loss=losses, **summary) as path:
+        with kit.written(args.out, task, **summary) as path:
             model.save_pretrained(str(path), create_model_card=False)
     return {"made": [args.out], **summary}
 

@@ -21,10 +21,10 @@ if [ $# = 0 ]; then
 fi
 P=$WORK
 
-stage "The pool: unjudged pairs among the first ranks, with their best rank and number of runs"
-python recipes/tools/pool.py pool $D "$@" --pool-depth ${DEPTH:-10} --agreement ${AGREEMENT:-1} \
-  --qrels "$QRELS" --out $P/pool.tsv
 if [ ! -e $P/labelled.tsv ]; then
+  stage "The pool: unjudged pairs among the first ranks, with their best rank and number of runs"
+  python recipes/tools/pool.py pool $D "$@" --pool-depth ${DEPTH:-10} \
+    --agreement ${AGREEMENT:-1} --qrels "$QRELS" --out $P/pool.tsv
   echo "label $P/pool.tsv, keep it as $P/labelled.tsv, and call this again"
   exit 3
 fi

@@ -197,7 +197,8 @@ done
 for split in dev test; do
   mkdir -p $W/$split
   tr -d '\r' < $DATA/qrels.$split.tsv | awk -F'\t' '
-    NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i
+    NR == 1 { sub(/^[^a-z]+/, "")  # a byte-order mark
+      for (i = 1; i <= NF; i++) column[$i] = i
       print "claim_id\tabstract_id\trank\tscore" }
     NR > 1 && NF { claim = $column["claim_id"]
       print claim "\t" $column["abstract_id"] "\t" ++n[claim] "\t" (1 / n[claim]) }' \

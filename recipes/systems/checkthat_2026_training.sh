@@ -13,7 +13,7 @@ python recipes/tools/languages.py $DATA $WORK/languages
 TRAIN="--data $WORK/languages/en --work $WORK/english"
 if [ -d "$EARLIER" ]; then
   # A checksum in the folder's name: corrected data are joined anew.
-  sum=$(cat $WORK/languages/en/*.tsv "$EARLIER"/*.tsv | cksum | cut -d " " -f 1)
+  sum=$(cat {$WORK/languages/en,"$EARLIER"}/{*.tsv,corpus.jsonl} | cksum | cut -d " " -f 1)
   python data/download.py join $WORK/joined-$sum $WORK/languages/en "$EARLIER"
   TRAIN="--data $WORK/joined-$sum --work $WORK/english"
 else

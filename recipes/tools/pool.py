@@ -59,8 +59,12 @@ def pool(args):
         table[column] = [" ".join(text.split()) for text in texts]
     rank = table.groupby("claim_id").cumcount() + 1
     run = table.assign(rank=rank, score=-rank)[RUN]
-    tables = {args.out: table[COLUMNS], as_run: run}
-    return save(task, tables, pairs=len(table), judged_already=len(pairs) - len(table))
+    return save(
+        task,
+        {args.out: table[COLUMNS], as_run: run},
+        pairs=len(table),
+        judged_already=len(pairs) - len(table),
+    )
 
 
 def merge(args):
@@ -90,8 +94,13 @@ def merge(args):
         kit.fail(f"{args.pool}:{row + 2}", f"the qrels have another label for {pair}; change one")
     claim_order = both["claim_id"].factorize()[0]
     both = both.iloc[np.argsort(claim_order, kind="stable")]
-    summary = {"labels": len(labelled), "without_label": len(pairs) - len(labelled)}
-    return save(task, {args.out: both}, added=len(both) - len(qrels), **summary)
+    return save(
+        task,
+        {args.out: both},
+        added=len(both) - len(qrels),
+        labels=len(labelled),
+        without_label=len(pairs) - len(labelled),
+    )
 
 
 # -------------------- Command line
