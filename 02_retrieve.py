@@ -454,7 +454,7 @@ def fusion_values(table, weights, method, scorer):
     first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
     rank = np.arange(len(order)) - first_row  # from 0
     cutoff = measure.params.get("cutoff", len(order))
-    if "judged_only" in str(measure):  # which begins by leaving out the others
+    if "judged_only" in str(measure):  # unjudged ranks go before the cutoff
         cutoff = len(order)
     is_seen = rank < cutoff
     # The measure gets ranks instead of scores because it breaks ties differently, and dicts because

@@ -1581,7 +1581,7 @@ def add_requests(job):
         help="truncate abstracts to this many words; 0 shows them whole")
     add("--max-tokens", type=count_or_0, default=0,
         help="""limit a reply, reasoning included, to this many tokens; 0 allows what the answer
-        needs (05 with --prompt, batches apart: 4096): give reasoning models 4000""")
+        needs (05 with --prompt: 4096, in batches less): give reasoning models 4000""")
     add("--structured", action="store_true", help="ask for JSON by a schema (vLLM, OpenAI)")
     add("--extra", type=json_object, default={}, help="""add these parameters to each request, as a
         JSON object; null removes one; {"n": 5, "temperature": 0.7} asks an endpoint for five

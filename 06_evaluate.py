@@ -218,7 +218,7 @@ def library_fraction(name, run, qrels, judgements):
     try:
         measure = ir_measures.parse_measure("Bpref" if name == "B-Pref (trec_eval)" else name)
         cutoff = measure.params.get("cutoff", len(run))  # ranks below it would only take time
-        if "judged_only" in name:  # which begins by leaving out the others
+        if "judged_only" in name:  # unjudged ranks go before the cutoff
             cutoff = len(run)
         first = run[run["rank"] <= cutoff].rename(columns=columns)
         first["score"] = first["rank"] * -1.0  # ir-measures sorts by score

@@ -117,7 +117,10 @@ def rewrite(args):
         languages = table.get("language", ["en"] * len(claims))
         asked = [row for row, language in enumerate(languages) if language in args.languages]
         if not asked:
-            kit.warn(args.claims, f"no claim is in {args.languages}, but in {set(languages)}")
+            kit.warn(
+                args.claims,
+                f"no claim is in {' '.join(args.languages)}, but in {' '.join({*languages})}",
+            )
     to_rewrite = [claims[row] for row in asked]
     summary = {}
     if args.view == CLEAN and not args.prompt:
