@@ -1,30 +1,28 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "PyStemmer==3.1.0", "accelerate==1.15.0", "bm25s==0.3.16", "datasets==5.2.0",
-#   "numpy==2.4.6", "pandas==3.1.1", "sentence-transformers==6.2.0", "torch==2.13.0",
-#   "tqdm==4.70.1", "transformers==5.23.0",
+#   "PyStemmer==3.1.0", "bm25s==0.3.16", "numpy==2.4.6", "pandas==3.1.1",
+#   "sentence-transformers==6.2.0", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
 # ]
 # ///
 """
-Index the abstracts (BM25, dense, SPLADE), find their neighbours, fine-tune the dense encoder.
+Index the abstracts (BM25, dense, SPLADE), and find their neighbours.
 
-Reads   corpus.jsonl; graph: index/dense/; train: claims, the output of 02_retrieve.py mine
-        --shape tuples, and claims and qrels of a dev split
+Reads   corpus.jsonl; graph: index/dense/
 Writes  index/KIND/, each with abstract_ids.json (the id of each row) and meta.json:
             bm25/    postings, in the format of bm25s
             dense/   embeddings.npy: abstracts x dimensions, float16, unit length
             splade/  weights.npz: abstracts x vocabulary, a CSC matrix of scipy
             graph/   neighbours.npy: abstracts x k, rows of the corpus, nearest first
-        train: models/encoder/
-        OUT.parts/: finished shards and checkpoints, from which the same call resumes
+        OUT.parts/: finished shards, from which the same call resumes
 Prints  what is made; the last line is JSON
 
-Functions that several scripts share stand at the end, in marked blocks.
+recipes/train/encoder.py fine-tunes the dense encoder. Functions that several scripts share stand at
+the end, in marked blocks.
 
 Examples
     python 01_index.py --indexes dense --dense-model BAAI/bge-m3 --device cuda:0 cuda:1
-    python 01_index.py train --loss triplet --epochs 3 --lr 5e-5
+    python 01_index.py graph --neighbours 20
 """
 
 import argparse
@@ -51,7 +49,6 @@ from unittest import mock
 
 import numpy as np
 
-LABELS = ("SUPPORTS", "REFUTES", "NEI")
 LANGUAGES = """danish dutch english french german italian norwegian portuguese russian spanish
     swedish turkish""".split()  # those with stopwords in bm25s and a Snowball stemmer
 INDEX_ARGUMENTS = {  # what decides an index, beside --corpus, --fields and --separator
@@ -65,7 +62,6 @@ SHARD = 4096  # abstracts
 SAMPLE = ["Sea ice melts.", "Ice"]  # for plain_features(); two lengths, so that one is padded
 TENSORS = ("input_ids", "attention_mask", "token_type_ids")  # texts x tokens
 OVERLAP = 50  # tokens that neighbouring windows share: AIRwaves 2025, section 3
-DEV_POOL = 1000  # abstracts, drawn at random, that are ranked beside the judged ones of dev claims
 # The block "models" ends its messages with this.
 ADVICE = "name another, or fetch the small ones: python data/download.py models"
 
@@ -363,6 +359,13 @@ def save_shard(path, vectors):
     sparse.save_npz(path, matrix, compressed=False)
 
 
+def is_intact(path):
+    """Return whether a file is an undamaged zip archive, which .npz files are."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile):
+        return zipfile.ZipFile(path).testzip() is None
+    return False
+
+
 def encode_shards(encoder, texts, batch_size, args, parts):
     """Encode the shards that are not in the folder parts yet; return the paths of all."""
     shards = {}
@@ -490,130 +493,9 @@ def graph(args):
     return {"made": [args.out], "abstracts": len(vectors)}
 
 
-# ---------- Train
-def read_tuples(path, claims, texts):
-    """Return the texts of mined tuples: [(claim, positive, negative, ...)]."""
-    tuples = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                example = json.loads(line)
-                abstract_ids = [example["positive"], *example["negatives"]]
-                row = [texts[str(abstract_id)] for abstract_id in abstract_ids]
-                tuples.append((claims[str(example["claim_id"])], *row))
-            except LookupError as error:
-                what = f"no field, claim or abstract {error}"
-                fail(f"{path}:{number}", f"{what}; see 02_retrieve.py mine --shape tuples")
-            except (ValueError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error}; see 02_retrieve.py mine --shape tuples")
-    return tuples
-
-
-def training_rows(tuples, loss):
-    """Return rows of one length, as the trainer takes them: (claim, positive, negative, ...).
-
-    triplet: one row for each negative. mnrl: every row has the same number of negatives. Longer
-    tuples are cut, shorter ones left out. The number is chosen so that most negatives are used.
-    """
-    if loss == "triplet":
-        return [(*row[:2], negative) for row in tuples for negative in row[2:]]
-    counts = np.array([len(row) - 2 for row in tuples])
-    kept = [number * (counts >= number).sum() for number in range(max(counts, default=0) + 1)]
-    width = 2 + int(np.argmax(kept))
-    return [row[:width] for row in tuples if len(row) >= width]
-
-
-def dev_evaluator(paths, texts, seed):
-    """Return an evaluator of nDCG@10 in a small corpus: judged abstracts and DEV_POOL others."""
-    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
-
-    claims = read_claims(paths[0])
-    known = {"claim_id": claims, "abstract_id": texts, "label": LABELS}
-    qrels = read_table(paths[1], ["claim_id", "abstract_id", "label"], **known)
-    evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
-    drawn = np.random.default_rng(seed).permutation(list(texts))[:DEV_POOL]
-    pool = {*drawn, *qrels["abstract_id"]}
-    return InformationRetrievalEvaluator(
-        claims,
-        {abstract_id: texts[abstract_id] for abstract_id in texts if abstract_id in pool},
-        evidence.to_dict(),
-        name="dev",
-        show_progress_bar=True,
-    )
-
-
-def loss_of(encoder, args):
-    """Return the loss that --loss names."""
-    from sentence_transformers.sentence_transformer import losses
-
-    if args.loss == "triplet":  # max(0, cos(q, d-) - cos(q, d+) + margin)
-        return losses.TripletLoss(encoder, losses.TripletDistanceMetric.COSINE, args.margin)
-    if args.cache:
-        return losses.CachedMultipleNegativesRankingLoss(
-            encoder, args.scale, mini_batch_size=args.cache
-        )
-    return losses.MultipleNegativesRankingLoss(encoder, args.scale)
-
-
-def train(args):
-    """Fine-tune the dense encoder on mined examples."""
-    if args.cache and args.pooling == "chunks":
-        fail("--cache", "it cannot batch windows of a text; leave it out, or take truncate")
-    dev = dev_files([f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")])
-    task = task_of(args, args.examples, args.corpus, args.claims, *dev, models=[args.model])
-    if up_to_date(args, task, args.out, is_folder=True):
-        return {"made": []}
-    check_splits(args)
-    check_model(args.model)
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
-    import sentence_transformers as st
-    from datasets import Dataset
-    from transformers import set_seed
-
-    claims = read_claims(args.claims)
-    texts = read_abstracts(args.corpus, args.fields, args.separator)
-    tuples = read_tuples(args.examples, claims, texts)
-    rows = training_rows(tuples, args.loss)
-    if not rows:
-        fail(args.examples, "no tuple with a negative; see 02_retrieve.py mine --shape tuples")
-    if args.loss == "mnrl" and len(rows) < len(tuples):
-        what = f"{len(tuples) - len(rows)} of {len(tuples)} tuples have fewer negatives than others"
-        warn(args.examples, f"{what} and are left out; --loss triplet takes them")
-    set_seed(args.seed)  # the weights of an adapter (--lora) begin at random
-    encoder = open_dense_encoder(args.model, args, "fp32")
-    encoder.similarity_fn_name = "cosine"  # of the dev evaluation; 02_retrieve.py ranks by it, too
-    columns = ["claim", "positive", *map(str, range(len(rows[0]) - 2))]  # 0, 1, ...: negatives
-    prompts = dict.fromkeys(columns, encoder.prompts["document"])
-    prompts["claim"] = encoder.prompts["query"]
-    with parts_of(args.out, task) as parts:
-        summary = {"examples": len(tuples), "rows": len(rows)}
-        summary |= fine_tune(
-            parts,
-            args,
-            trainer=st.SentenceTransformerTrainer,
-            arguments=st.SentenceTransformerTrainingArguments,
-            model=encoder,
-            data=Dataset.from_list([dict(zip(columns, row)) for row in rows]),
-            loss=loss_of(encoder, args),
-            evaluator=dev_evaluator(dev, texts, args.seed) if dev else None,
-            measure="dev_cosine_ndcg@10",
-            prompts=prompts,
-            warmup_steps=0.1,  # share of the steps: AIRwaves 2025, Kiepura & Lam 2025
-            batch_sampler="no_duplicates" if args.loss == "mnrl" else "batch_sampler",
-        )
-        # The encoder truncates at --max-length and may read windows. What is saved has the length
-        # and the pooling of --model, so the new weights move to a fresh copy of that.
-        trained = open_model(st.SentenceTransformer, args.model, args, prompts=encoder.prompts)
-        trained.load_state_dict(encoder.state_dict())
-        with written(args.out, task, **summary) as folder:
-            save_model(trained, folder, task, summary)
-    return {"made": [args.out], **summary}
-
-
 # ---------- Command line
 # fmt: off
-def add_abstracts(job):
-    add = job.add_argument_group("texts").add_argument
+def add_abstracts(add):
     add("--corpus", default="{data}/corpus.jsonl", help="read the abstracts from this file")
     add("--fields", type=field_names, default="title,abstract",
         help="make the text of an abstract from these fields")
@@ -622,7 +504,7 @@ def add_abstracts(job):
         help="""truncate texts (with --pooling chunks: windows) at this many tokens, or at the
         model's own limit if that is lower""")
     add("--pooling", choices=("truncate", "chunks"), default="truncate", help="""dense: truncate
-        long texts, or pool the vectors of overlapping windows; index and train take the same""")
+        long texts, or pool the vectors of overlapping windows; as in training""")
     add("--query-prompt",
         help="""dense: put this before claims, such as 'query: ' (default: the prompt in the model's
         own files, if they have one)""")
@@ -634,7 +516,7 @@ def add_index(job):
     add("--out", default="{work}/index", help="write the indexes to this folder")
     add("--indexes", nargs="+", choices=INDEX_ARGUMENTS, default=list(INDEX_ARGUMENTS),
         help="make only these indexes (default: all three)")
-    add_abstracts(job)
+    add_abstracts(job.add_argument_group("texts").add_argument)
     add = job.add_argument_group("BM25").add_argument
     add("--analyser", choices=ANALYSERS, default="default", help="""default: lower case, stems, no
         stopwords, no single characters; unstemmed: the same without stems; plain: split at white
@@ -675,40 +557,13 @@ def add_graph(job):
     add("--device", nargs=1, help="compute on this device: cpu, mps, cuda (default: a GPU, if any)")
     add_shared(job)
 
-def add_train(job):
-    add = job.add_argument_group("inputs and outputs").add_argument
-    add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
-        help="train on these examples of 02_retrieve.py mine --shape tuples")
-    add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
-    add("--out", default="{work}/models/encoder", help="write the trained model to this folder")
-    add_abstracts(job)
-    add = job.add_argument_group("training").add_argument
-    add("--model", default="data/models/minilm",
-        help="start from this SentenceTransformer, a folder or a name on the hub")
-    add("--loss", choices=("triplet", "mnrl"), default="mnrl", help="""mnrl: in-batch negatives, and
-        the same number of mined ones in every row; triplet: one row for each mined negative""")
-    add("--margin", type=float, default=0.3, help="""triplet: the cosine of the positive should
-        exceed that of the negative by this much""")
-    add("--scale", type=float, default=20, help="mnrl: multiply the cosines by this number")
-    add("--cache", type=count_or_0, default=0, metavar="TEXTS", help="""mnrl: encode this many texts
-        at a time (GradCache), so that large batches fit into memory; it takes longer, and
-        is not for --pooling chunks; 0: off""")
-    add("--epochs", type=positive, default=2, help="train for this many passes over the examples")
-    add("--lr", type=amount, default=7e-6,
-        help="learning rate after a warm-up over the first tenth of the steps")
-    add("--batch-size", type=count, default=64, help="""train on this many rows
-        (claim, positive, negatives) per batch; with mnrl, more rows are more negatives""")
-    add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 on claims and
-        qrels of this split, among judged and 1,000 drawn abstracts (without these files, the last
-        epoch)""")
-    add("--patience", type=count, default=2, help="stop after this many epochs without improvement")
-    add_training(add)
-    add_shared(job, split="train")
 # fmt: on
 
 
 def main():
-    run_job(command_line({index: add_index, graph: add_graph, train: add_train}))
+    if sys.argv[1:2] == ["train"]:
+        fail("train", "is a program of its own: python recipes/train/encoder.py")
+    run_job(command_line({index: add_index, graph: add_graph}))
 
 
 # --- helpers (same in all six scripts)
@@ -726,8 +581,8 @@ MADE_BY = {  # {a file's name, or its part before the first dot: the job that ma
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
     "fused": "02_retrieve.py fuse",
-    "fusion": "02_retrieve.py fit",
-    "examples": "02_retrieve.py mine",
+    "fusion": "recipes/train/fit_fusion.py",
+    "examples": "recipes/train/mine.py",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
 }
@@ -969,12 +824,16 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
+    helps = ["-h", "--help"] if len(jobs) > 1 else []  # with one job, --help shows its flags
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     flags = {}
     for name, function in zip(names, jobs):
-        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
+        description = function.__doc__ if len(jobs) > 1 else __doc__
+        job = choices.add_parser(
+            name, help=function.__doc__, description=description, formatter_class=layout
+        )
         job.set_defaults(function=function, job=name)
         # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
@@ -986,7 +845,7 @@ def command_line(jobs):
             if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, "-h", "--help"):
+    if not words or words[0] not in (*names, *helps):
         words = [names[0], *words]
     args = parser.parse_args(words)
     if "data" in args:
@@ -1127,30 +986,6 @@ def read_abstracts(path, fields, separator=" "):
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
-
-
-def words_of_claims(split, args):
-    """Return the words of each claim of a split, a set of texts; empty without such a file."""
-    path = Path(args.data, f"claims.{split}.tsv")
-    claims = read_claims(path) if path.exists() else {}
-    return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
-
-
-def check_splits(args):
-    """Warn if claims of --split are in another split, too: figures on these are too high.
-
-    Words are compared, not ids, as in some data sets ids begin anew in each split.
-    """
-    splits = ["train", "dev", "test"]
-    kind = args.split.split("-")[0]  # train-cited has the claims of train
-    if kind not in splits:
-        return
-    splits.remove(kind)
-    for other in splits:
-        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
-        if shared:
-            what = f"claims with the words of a claim in {other}: {len(shared)}"
-            warn(f"{args.data}, {args.split}", what)
 
 
 # --- end of helpers
@@ -1309,17 +1144,7 @@ def read_meta(folder, sha256):
 # --- end of models
 
 
-# --- training (same in 01, 03 and 05)
-def positive(text):
-    """Return a number above 0."""
-    return within(float(text), 1e-9)
-
-
-def steps_or_share(text):
-    """Return a share of all steps, below 1 and with a decimal point, or a whole number of steps."""
-    return within(float(text), 1e-9, 0.99) if "." in text else count(text)
-
-
+# --- parts (same in 01, 03 and 05)
 def remove_parts(folder):
     """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
     shutil.rmtree(folder)
@@ -1352,206 +1177,7 @@ def parts_of(out, task):
     remove_parts(folder)
 
 
-def is_intact(path):
-    """Return whether a file is an undamaged zip archive, which .npz and .pt files are."""
-    with contextlib.suppress(OSError, zipfile.BadZipFile):
-        return zipfile.ZipFile(path).testzip() is None
-    return False
-
-
-def can_resume(checkpoint, names=None):
-    """Return whether a checkpoint is whole, and has weights of exactly these names (None: any)."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_bytes())
-        [weights] = checkpoint.glob("*.safetensors")
-        with safe_open(weights, "pt") as file:
-            has_names = names is None or names == set(file.keys())
-    except (OSError, ValueError, SafetensorError):
-        return False
-    # optimizer.pt has to exist. Other .pt and .pth files may be missing, but not damaged.
-    states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
-    return has_names and all(map(is_intact, states))
-
-
-def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint that is whole, or None; names: as in can_resume().
-
-    Newer ones, which a kill has damaged, are removed. transformers writes trainer_state.json last,
-    so a checkpoint without it does not count.
-    """
-    states = folder.glob("checkpoint-*/trainer_state.json")
-    for state in sorted(states, key=os.path.getmtime, reverse=True):
-        if can_resume(state.parent, names):
-            return str(state.parent)
-        warn(state.parent, "damaged; training resumes from an earlier checkpoint, if any")
-        shutil.rmtree(state.parent)
-    return None
-
-
-def add_adapter(network, rank):
-    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
-    from peft import LoraConfig, LoraModel
-
-    # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
-    # then freezes the base, so of the rest only a classifier's head is trained.
-    is_classifier = "Classification" in type(network).__name__
-    network.requires_grad_(is_classifier)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    return LoraModel(network.base_model, config, "default")
-
-
-def resumable(trainer):
-    """Return a class of trainers whose checkpoints hold only the weights that are trained.
-
-    The library has no setting for it, so the methods that save and load are replaced.
-    """
-    from safetensors.torch import load_file, save_file
-
-    class Resumable(trainer):
-        def add_model_card_callback(self, *_):
-            """Collect nothing for the library's model card; save_model() writes another one."""
-
-        def _save(self, folder, **_):
-            Path(folder).mkdir(exist_ok=True)
-            weights = self.model.named_parameters()
-            trained = {name: weight for name, weight in weights if weight.requires_grad}
-            save_file(trained, f"{folder}/trained.safetensors")
-
-        def _load_from_checkpoint(self, folder):
-            self.model.load_state_dict(load_file(f"{folder}/trained.safetensors"), strict=False)
-
-    return Resumable
-
-
-def saves_within_epochs():
-    """Return a callback of the trainer that saves every save_steps, too, not only after an epoch.
-
-    The last step of an epoch is left to the trainer, which saves it once dev has been scored.
-    """
-    from transformers import TrainerCallback
-
-    class SaveWithinEpochs(TrainerCallback):
-        def on_step_end(self, _, state, control, **__):
-            is_last = state.epoch % 1 == 0 or control.should_training_stop
-            if state.global_step % state.save_steps == 0 and not is_last:
-                # Logged, too: a resumed training logs the mean loss of the steps from here on.
-                control.should_log = control.should_save = True
-
-    return SaveWithinEpochs()
-
-
-def fine_tune(
-    folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
-):
-    """Train a model; return {"loss": [...], measure: [...]}.
-
-    Each loss is the mean over the steps since the one before it. The values of the measure are that
-    of the model before training, then one for each epoch. With an evaluator, the epoch with the
-    best measure is kept, else the last one. folder: keeps checkpoints; training goes on from the
-    newest one. trainer, arguments: classes of the library. settings: further arguments of training.
-    """
-    import torch
-    from transformers import EarlyStoppingCallback, logging, trainer_callback
-
-    # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
-    trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
-    is_gpu = model.device.type == "cuda"
-    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-    settings |= {
-        "num_train_epochs": args.epochs,
-        "per_device_train_batch_size": args.batch_size,
-        "gradient_accumulation_steps": args.accumulate,
-        "gradient_checkpointing": args.checkpointing or None,  # the library warns of False
-        "learning_rate": args.lr,
-        "seed": args.seed,
-        "use_cpu": model.device.type == "cpu",
-        "bf16": has_bf16,
-        "fp16": is_gpu and not has_bf16,
-        "save_strategy": "epoch",
-        "save_steps": args.save_steps,
-        "save_total_limit": 2,
-        "restore_callback_states_from_checkpoint": True,
-        "logging_strategy": "epoch",
-        "logging_nan_inf_filter": False,
-        "metric_for_best_model": measure,
-    }
-    callbacks = [saves_within_epochs()]
-    if evaluator:
-        settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-        callbacks += [EarlyStoppingCallback(args.patience)]
-    if args.lora:
-        adapter = add_adapter(model.transformers_model, args.lora)
-    values = []
-    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
-        if evaluator:
-            values.append(evaluator(model)[measure])
-        training = resumable(trainer)(
-            model,
-            arguments(str(folder), **settings),
-            data,
-            loss=loss,
-            evaluator=evaluator,
-            callbacks=callbacks,
-        )
-        names = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        logging.set_verbosity_error()  # a resumed training warns of settings that are the same
-        training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
-    if args.lora:
-        adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
-    log = training.state.log_history
-    losses = [line["loss"] for line in log if "loss" in line]
-    if not np.isfinite(losses).all():
-        fail("--lr", "the loss is not a finite number; lower it")
-    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"loss": losses, measure: [round(value, 4) for value in values]}
-
-
-def save_model(model, folder, task, summary):
-    """Save a model with a card, and its tokenizer without the truncation of training."""
-    if model.transformers_model:  # static embeddings have none, and read whole texts
-        model.tokenizer.backend_tokenizer.no_truncation()
-        model.tokenizer.backend_tokenizer.no_padding()
-        model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
-        model.transformers_model.config.trained_fields = task["arguments"]["fields"]
-    model.save_pretrained(str(folder), create_model_card=False)
-    (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
-
-- Data: {", ".join(task["inputs"])}
-- Flags: {json.dumps(task["arguments"])}
-- Figures: {json.dumps(summary)}
-- Version: sentence-transformers {importlib.metadata.version("sentence-transformers")}
-""")
-
-
-# fmt: off
-def add_training(add):
-    add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
-    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
-        this rank (alpha: twice the rank), and merge them into the weights at the end; 0 trains all
-        weights; needs the package peft""")
-    add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
-        checkpoint, from which an interrupted training resumes, after each epoch and after each such
-        share of the steps (0.1: ten times), or after each N steps if it is a whole number""")
-    add("--seed", type=count_or_0, default=13,
-        help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
-        which CUDA_VISIBLE_DEVICES chooses (default: a GPU, if there is one)""")
-# fmt: on
-
-
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else []."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
-
-
-# --- end of training
+# --- end of parts
 
 if __name__ == "__main__":
     main()

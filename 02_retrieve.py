@@ -1,26 +1,24 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "PyStemmer==3.1.0", "bm25s==0.3.16", "ir-measures==0.4.3", "numpy==2.4.6", "pandas==3.1.1",
+#   "PyStemmer==3.1.0", "bm25s==0.3.16", "numpy==2.4.6", "pandas==3.1.1",
 #   "sentence-transformers==6.2.0", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
 # ]
 # ///
 """
-Retrieve abstracts for each claim, fuse runs, fit a fusion's weights, mine training examples.
+Retrieve abstracts for each claim; fuse runs.
 
-Reads   claims and index/*/; fuse: runs; fit: runs, qrels; mine: a run, qrels, corpus
+Reads   claims and index/*/; fuse: runs, and fusion.json of recipes/train/fit_fusion.py
 Writes  a run for each index, {bm25,dense,splade}.tsv, and hybrid.tsv, their fusion by reciprocal
-        rank; fuse: fused.tsv; fit: fusion.json; mine: examples.jsonl
-Prints  counts of each file; fit: values of the single runs, then of the ten best fusions; the last
-        line is JSON
+        rank; fuse: fused.tsv
+Prints  counts of each file; the last line is JSON
 
-Functions that several scripts share stand at the end, in marked blocks.
+recipes/train/ fits the weights of a fusion, and mines training examples from a run. Functions that
+several scripts share stand at the end, in marked blocks.
 
 Examples
     python 02_retrieve.py --retrievers bm25 dense --top-k 200
     python 02_retrieve.py fuse a.tsv b.tsv --method zscore --weights 0.3 0.7
-    python 02_retrieve.py fit work/demo/train/{bm25,dense}.tsv --split train --measure R@10
-    python 02_retrieve.py mine work/demo/train/dense.tsv --shape tuples --hard 5 --max-score 0.85
 """
 
 import argparse
@@ -29,7 +27,6 @@ import csv
 import difflib
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import re
@@ -46,19 +43,10 @@ import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
-QRELS = [*PAIR, "label"]
-LABELS = ("SUPPORTS", "REFUTES", "NEI")
 RRF_K = 60  # Cormack et al. 2009
-COMPARED = 500  # claims on which fit compares all fusions; the best ones are compared on all
-FINALISTS = 30
 BATCH = 128  # claims whose scores are in memory: 0.2 GiB with 394,269 abstracts
 # The block "models" ends its messages with this.
 ADVICE = "its name is in meta.json of the index; data/README.md, What loads, has more"
-POOLS = {  # labels for a claim that make an abstract a negative; None: it was not judged
-    "both": ("NEI", None),
-    "nei": ("NEI",),
-    "unjudged": (None,),
-}
 
 
 # ---------- Search: scores of all abstracts for each claim
@@ -247,7 +235,7 @@ class Method(NamedTuple):
 
     points: callable  # called with a run and k, returns the points of each row
     combine: callable  # combine(weighted points, axis=1); a run without the pair has NaN there
-    constants: list  # values of k that fit tries: [0] if it has no k, [] if fit leaves it out
+    constants: list  # values of k that fit_fusion.py tries: [0] if it has no k, [] for none
 
 
 METHODS = {
@@ -258,7 +246,7 @@ METHODS = {
 
 
 class Fusion(NamedTuple):
-    """How several runs become one; fit finds it, fuse applies it."""
+    """How several runs become one; recipes/train/fit_fusion.py finds it, fuse applies it."""
 
     method: str  # a name in METHODS
     k: float
@@ -329,52 +317,21 @@ def warn_of_splits(args):
             warn(path, f"it was made for the split {split}, this call is for {args.split}: --split")
 
 
-def group_of_claims(path, column):
-    """Return {claim_id: group}, such as its language, from a column of a claims file."""
-    claims = read_table(path, ["claim_id", column])
-    return dict(zip(claims["claim_id"], claims[column].astype(str)))  # as names in JSON are texts
-
-
 def read_fusion(args):
-    """Return what --fusion, a file of the job fit, says: (column, {group: Fusion}).
-
-    If it was fitted without --by, the column is None, and so is the only group.
-    """
+    """Return the Fusion in --fusion, a file of recipes/train/fit_fusion.py."""
     path = args.fusion
-    fusions = {}
     try:
-        fusion = json.loads(Path(path).read_bytes())
-        names = fusion["runs"]
-        column = fusion.get("by")
-        groups = fusion["groups"] if column else {None: fusion}
-        for group, found in groups.items():
-            weights = [amount(weight) for weight in found["weights"]]
-            fusions[group] = Fusion(found["method"], amount(found["rrf_k"]), weights)
-            if found["method"] not in METHODS or len(weights) != len(names):
-                raise ValueError
-    except (ValueError, LookupError, TypeError, AttributeError, argparse.ArgumentTypeError):
-        fail(path, "no fusion; make one by 02_retrieve.py fit")
+        found = json.loads(Path(path).read_bytes())
+        names = found["runs"]
+        weights = [amount(weight) for weight in found["weights"]]
+        fusion = Fusion(found["method"], amount(found["rrf_k"]), weights)
+        if fusion.method not in METHODS or len(weights) != len(names):
+            raise ValueError
+    except (ValueError, LookupError, TypeError, argparse.ArgumentTypeError):
+        fail(path, "no fusion; make one by recipes/train/fit_fusion.py")
     if names != names_of(args.runs, args):
         fail(path, f"it is for {', '.join(names)}; name these runs, in this order")
-    return column, fusions
-
-
-def fuse_by_group(runs, column, fusions, abstract_ids, args):
-    """Return a table as fuse_runs() does, in which each group of claims has its own fusion."""
-    import pandas as pd
-
-    group_of = group_of_claims(args.claims, column)
-    tables = []
-    for group, fusion in fusions.items():
-        of_group = [run[run["claim_id"].map(group_of) == group] for run in runs]
-        tables.append(fuse_runs(of_group, fusion, abstract_ids))
-    fused = pd.concat(tables, ignore_index=True)
-    for path, run in zip(args.runs, runs):
-        left = set(run["claim_id"]) - set(fused["claim_id"])
-        if left:
-            what = f"claim {min(left)}: the {column} {group_of.get(min(left))!r} was not fitted"
-            fail(path, f"{what}; see {args.fusion}")
-    return fused
+    return fusion
 
 
 def fuse(args):
@@ -382,15 +339,12 @@ def fuse(args):
     weights = args.weights or [1] * len(args.runs)
     if len(weights) != len(args.runs):
         fail("--weights", f"{len(weights)} for {len(args.runs)} runs; give one for each")
-    column = None
-    fusions = {None: Fusion(args.method, args.rrf_k, weights)}
+    fusion = Fusion(args.method, args.rrf_k, weights)
     inputs = list(args.runs)
     if args.fusion:
         check_input(args.fusion, args)
-        column, fusions = read_fusion(args)
+        fusion = read_fusion(args)
         inputs.append(args.fusion)
-    if column:
-        inputs.append(args.claims)
     corpus = f"{args.data}/corpus.jsonl"  # for the order of ties; runs can be fused without it
     has_corpus = Path(corpus).exists()
     if has_corpus:
@@ -400,399 +354,12 @@ def fuse(args):
         return {"made": []}
     warn_of_splits(args)
     runs = [read_table(path, RUN) for path in args.runs]
-    is_union = any(fusion.method == "union" for fusion in fusions.values())
-    if not is_union:  # which may join runs of different claims, such as of two languages
+    if fusion.method != "union":  # which may join runs of different claims, as of two languages
         check_claims(dict(zip(args.runs, runs)))
     abstract_ids = list(read_corpus(corpus)) if has_corpus else []
-    if column:
-        fused = fuse_by_group(runs, column, fusions, abstract_ids, args)
-    else:
-        fused = fuse_runs(runs, fusions[None], abstract_ids)
+    fused = fuse_runs(runs, fusion, abstract_ids)
     write_run(fused, args.out, task, args.top_k, fused["claim_id"].nunique())
     return {"made": [args.out]}
-
-
-# ---------- Fit the weights of a fusion
-def weight_grid(count):
-    """Return all weights in tenths (weightings, count) with the sum 1, the most even first."""
-    # Ten tenths and count - 1 dividers stand in a row of 9 + count places. The tenths between two
-    # dividers are a weight, so each choice of places for the dividers makes one weighting.
-    cuts = itertools.combinations(range(9 + count), count - 1)
-    rows = np.array([np.diff([-1, *cut, 9 + count]) - 1 for cut in cuts]) / 10
-    return rows[np.argsort(rows.std(axis=1), kind="stable")]
-
-
-def scorer_of(name, qrels):
-    """Return an evaluator of ir-measures for one measure, over the claims with evidence.
-
-    Judged@k is not about evidence, so it is computed over all judged claims.
-    """
-    import ir_measures
-
-    is_evidence = qrels["label"] != "NEI"
-    judged = (
-        qrels[PAIR]
-        .set_axis(["query_id", "doc_id"], axis=1)
-        .assign(relevance=is_evidence.astype(int))
-    )
-    if not name.startswith("Judged"):
-        judged = judged[qrels["claim_id"].isin(qrels["claim_id"][is_evidence])]
-    try:
-        scorer = ir_measures.evaluator([ir_measures.parse_measure(name)], judged)
-        scorer.calc_aggregate(judged.assign(score=1.0))  # a trial, which fails where fit would
-    except Exception as error:  # no such measure, no cutoff, a program that is not installed, ...
-        what = f"{name} cannot be computed by ir-measures ({error})"
-        fail("--measure", f"{what}; take nDCG@10, R@5, RR or MAP")
-    return scorer
-
-
-def fusion_values(table, weights, method, scorer):
-    """Return the values (claims,) of the scorer's measure for a fusion of a table of points."""
-    [measure] = scorer.measures
-    claims = table.index.codes[0]  # the index is PAIR; these are its claims as numbers
-    order = np.lexsort((-combined_scores(table, weights, method), claims))
-    first_row = np.searchsorted(claims[order], claims[order])  # where the claim of a row begins
-    rank = np.arange(len(order)) - first_row  # from 0
-    cutoff = measure.params.get("cutoff", len(order))
-    if "judged_only" in str(measure):  # unjudged ranks go before the cutoff
-        cutoff = len(order)
-    is_seen = rank < cutoff
-    # The measure gets ranks instead of scores because it breaks ties differently, and dicts because
-    # they are four times as fast as a table.
-    run = {}
-    pairs = table.index[order[is_seen]]
-    for (claim_id, abstract_id), position in zip(pairs, rank[is_seen].tolist()):
-        run.setdefault(claim_id, {})[abstract_id] = -float(position)
-    values = {metric.query_id: metric.value for metric in scorer.iter_calc(run)}
-    return np.array([values[claim_id] for claim_id in sorted(values)])
-
-
-def try_fusions(runs, scorer, chosen=None):
-    """Return {Fusion: values (claims,)} of all fusions, or of the chosen ones."""
-    from tqdm.auto import tqdm
-
-    values = {}
-    with tqdm(desc="fusions tried", unit="") as bar:
-        for name, method in METHODS.items():
-            for k in method.constants:
-                table = points_table(runs, name, k)
-                for weights in weight_grid(len(runs)).tolist():
-                    fusion = Fusion(name, k, tuple(weights))
-                    if chosen is None or fusion in chosen:
-                        values[fusion] = fusion_values(table, weights, name, scorer)
-                        bar.update()
-    return values
-
-
-def best_first(values):
-    """Return the keys of {fusion: values (claims,)} by their means; ties keep their order."""
-    return sorted(values, key=lambda fusion: -values[fusion].mean())
-
-
-def folds(text):
-    """Return a number of folds, at least 2."""
-    return within(int(text), 2)
-
-
-def held_out_value(values, fold_count, seed):
-    """Return the cross-validated mean of the measure, an estimate for claims that are unseen.
-
-    Each fold is scored by the fusion that is best on the other folds. values: {fusion: (claims,)}.
-    """
-    values = np.stack(list(values.values()))
-    fold_of = np.random.default_rng(seed).permutation(values.shape[1]) % fold_count
-    held_out = np.zeros(values.shape[1])
-    for fold in range(fold_count):
-        is_held_out = fold_of == fold
-        best = values[:, ~is_held_out].sum(axis=1).argmax()
-        held_out[is_held_out] = values[best, is_held_out]
-    return held_out.mean()
-
-
-def print_baselines(runs, scorer, args):
-    """Print the value of each run alone, and that of their reciprocal rank fusion."""
-    baselines = {f"{path} alone": [run] for path, run in zip(args.runs, runs)}
-    baselines[f"rrf, k = {RRF_K}, equal weights"] = runs
-    for name, fused in baselines.items():
-        table = points_table(fused, "rrf", RRF_K)
-        value = fusion_values(table, [1] * len(fused), "rrf", scorer).mean()
-        print(f"{value:.4f}  {name}")
-
-
-def best_fusion(runs, qrels, args):
-    """Return the best fusion of runs on judged claims, and print the values of others.
-
-    All fusions are tried on a sample of COMPARED claims, the FINALISTS best ones on all claims.
-    """
-    if (qrels["label"] == "NEI").all():
-        fail(args.qrels, "no row is SUPPORTS or REFUTES; name judgements with evidence")
-    scorer = scorer_of(args.measure, qrels)
-    claims = len(scorer.qrel_qids)  # those with evidence; for Judged@k, all judged ones
-    print_baselines(runs, scorer, args)
-    claim_ids = np.random.default_rng(args.seed).permutation(sorted(scorer.qrel_qids))
-    sample = claim_ids[:COMPARED]
-    sample_runs = [run[run["claim_id"].isin(sample)] for run in runs]
-    sample_scorer = scorer_of(args.measure, qrels[qrels["claim_id"].isin(sample)])
-    values = try_fusions(sample_runs, sample_scorer)
-    held_out = held_out_value(values, args.folds, args.seed)
-    ranking = best_first(values)
-    fitted = values[ranking[0]].mean()
-    if len(sample) < len(claim_ids):
-        print(f"all fusions: on {len(sample)} claims; the best {FINALISTS} of them: on all")
-        values = try_fusions(runs, scorer, ranking[:FINALISTS])
-        ranking = best_first(values)
-    for fusion in ranking[:10]:
-        weights = " ".join(map(str, fusion.weights))
-        print(f"{values[fusion].mean():.4f}  {fusion.method}, k = {fusion.k}, weights {weights}")
-    print(f"These are means over {claims} claims.")
-    what = f"{args.folds}-fold cross-validation over {len(sample)} claims"
-    print(f"{held_out:.4f}  in {what}; {fitted:.4f} if fitted on all of them")
-    best = ranking[0]
-    return {
-        "claims": claims,
-        "value": values[best].mean(),
-        "held_out_value": held_out,
-        "method": best.method,
-        "rrf_k": best.k,
-        "weights": best.weights,
-    }
-
-
-def best_fusion_by_group(runs, qrels, args):
-    """Return the best fusion for each group of claims in the column --by, and the mean values."""
-    group_of = group_of_claims(args.claims, args.by)
-    unknown = set(qrels["claim_id"]) - set(group_of)
-    if unknown:
-        what = f"no claim {min(unknown)}, which is in {args.qrels}"
-        fail(args.claims, f"{what}; name the claims of this split")
-    groups = {}
-    for group, judged in qrels.groupby(qrels["claim_id"].map(group_of)):
-        if (judged["label"] == "NEI").all():
-            fail(args.qrels, f"no evidence for the {args.by} {group}; leave these claims out")
-        print(f"\n{args.by} {group}")
-        of_group = [run[run["claim_id"].isin(judged["claim_id"])] for run in runs]
-        groups[group] = best_fusion(of_group, judged, args)
-    counts = [found["claims"] for found in groups.values()]
-    means = {}
-    for name in ("value", "held_out_value"):
-        means[name] = np.average([found[name] for found in groups.values()], weights=counts)
-    print(f"\n{means['value']:.4f}  in all {len(groups)} groups, {sum(counts)} claims")
-    print(f"{means['held_out_value']:.4f}  in cross-validation")
-    return {"by": args.by, "groups": groups, **means}
-
-
-def fit(args):
-    """Find the method, k and weights (in tenths) of a fusion that are best on judged claims."""
-    # Ties have the order of the runs here and that of the corpus in fuse, so a fused run's figures
-    # may differ a little.
-    inputs = [*args.runs, args.qrels]
-    if args.by:
-        inputs.append(args.claims)
-    task = task_of(args, *inputs)
-    if up_to_date(args, task, args.out):
-        return {"made": []}
-    warn_of_splits(args)
-    runs = [read_table(path, RUN) for path in args.runs]
-    qrels = read_table(args.qrels, QRELS, label=LABELS)
-    check_claims(dict(zip(args.runs, runs)) | {args.qrels: qrels})
-    fusion = {"measure": args.measure, "runs": names_of(args.runs, args)}
-    if args.by:
-        fusion |= best_fusion_by_group(runs, qrels, args)
-    else:
-        fusion |= best_fusion(runs, qrels, args)
-    with written(args.out, task) as new:
-        new.write_text(json.dumps(fusion, indent=1))
-    return {"made": [args.out], **fusion}
-
-
-# ---------- Mine training examples
-def mark_likely_evidence(run, qrels, args):
-    """Return a run with a column is_likely_evidence, and {rule: how many rows it marks}.
-
-    Rank and score alone decide, so a row that was judged NEI may be marked, too. The margins count
-    from the lowest score of the claim's evidence (NV-Retriever, Moreira et al. 2024); they mark
-    nothing for a claim whose evidence is not in the run.
-    """
-    made_by = sidecar_of(args.run).get("arguments", {})
-    is_fused = made_by.get("job") == "fuse" or Path(args.run).stem == "hybrid"
-    if args.relative_margin < np.inf and (is_fused or run["score"].min() < 0):
-        what = f"{args.run} is a fusion or has negative scores, whose ratios mean nothing"
-        fail("--relative-margin", what + "; name the run of one retriever, or take --skip-top")
-    evidence = run.merge(qrels[qrels["label"] != "NEI"], on=PAIR).groupby("claim_id")
-    lowest = run["claim_id"].map(evidence["score"].min()).fillna(np.inf)
-    rules = {
-        "skip_top": run["rank"] <= args.skip_top,
-        "max_score": run["score"] > args.max_score,
-        "margin": run["score"] > lowest - args.margin,
-        # The default share is infinite; without abs(), times a negative score it would mark all.
-        "relative_margin": run["score"] > abs(lowest) * args.relative_margin,
-    }
-    counts = {rule: int(is_marked.sum()) for rule, is_marked in rules.items()}
-    return run.assign(is_likely_evidence=np.any(list(rules.values()), axis=0)), counts
-
-
-class Negatives(NamedTuple):
-    """What the negatives of a claim are drawn from: abstract ids."""
-
-    hard: list  # from the first ranks of the run, best first
-    easy: list  # the corpus, or with --pool nei what is NEI for any claim
-    # What easy draws leave out: evidence, likely evidence, the first ranks, and with --pool
-    # unjudged what was judged NEI for the claim, too.
-    not_easy: set
-
-
-def negatives_of(labels, rows, easy, args):
-    """Return the Negatives of a claim.
-
-    labels: {abstract_id: label} of the claim; rows: its rows of the run, with likely evidence
-    marked; easy: as in Negatives.
-    """
-    pool = POOLS[args.pool]
-    ranked = rows["abstract_id"]
-    likely = set(ranked[rows["is_likely_evidence"]])
-    candidates = dict.fromkeys([*ranked, *labels])  # judged abstracts that the run lacks come last
-    first = [abstract_id for abstract_id in candidates if abstract_id not in likely]
-    first = first[: args.from_top]
-    # Without the run, these are judged abstracts alone, which easy draws may take. Not so for
-    # --shape labels, since 05_classify.py has their labels already.
-    if args.hard == 0 and args.shape != "labels":
-        first = []
-    known = labels
-    if args.pool == "nei":  # what is NEI for another claim is taken as NEI for this one, too
-        known = dict.fromkeys(easy, "NEI") | labels
-    # get() returns None for what is not judged, as POOLS has it.
-    hard = [abstract_id for abstract_id in first if known.get(abstract_id) in pool]
-    not_easy = {abstract_id for abstract_id in labels if labels[abstract_id] not in pool}
-    return Negatives(hard, easy, not_easy.union(first, likely))
-
-
-def draw(abstract_ids, number, order, rng, unwanted=()):
-    """Return this number of the abstract_ids, or all of them if there are fewer.
-
-    abstract_ids: best first; unwanted: abstract ids that random draws leave out.
-    """
-    if order == "best":
-        return abstract_ids[:number]
-    if order == "worst":
-        return abstract_ids[::-1][:number]
-    size = min(number + len(unwanted), len(abstract_ids))  # enough without the unwanted ones
-    rows = rng.choice(len(abstract_ids), size, replace=False)
-    return [abstract_ids[row] for row in rows if abstract_ids[row] not in unwanted][:number]
-
-
-def pair(kind, claim_id, abstract_id, **value):
-    """Return an example of one claim and one abstract."""
-    return {"kind": kind, "claim_id": claim_id, "abstract_id": abstract_id} | value
-
-
-def draw_negatives(negatives, rng, args):
-    """Return the negatives that --hard and --easy ask for, by kind."""
-    return {
-        "hard": draw(negatives.hard, args.hard, args.draw, rng),
-        "easy": draw(negatives.easy, args.easy, "random", rng, negatives.not_easy),
-    }
-
-
-def draw_pairs(claim_id, evidence, negatives, rng, args):
-    """Yield a pair for each negative, and with --shape pairs for each evidence abstract."""
-    value = {"label": "NEI"}
-    if args.shape == "pairs":
-        value = {"target": 0.0}
-        for abstract_id in evidence:
-            yield pair("evidence", claim_id, abstract_id, target=1.0)
-    for kind, drawn in draw_negatives(negatives, rng, args).items():
-        for abstract_id in drawn:
-            yield pair(kind, claim_id, abstract_id, **value)
-
-
-def draw_tuples(claim_id, evidence, negatives, rng, args):
-    """Yield a tuple for each evidence abstract, with negatives drawn for it."""
-    for abstract_id in evidence:
-        drawn = draw_negatives(negatives, rng, args)
-        yield {
-            "kind": "evidence",
-            "claim_id": claim_id,
-            "positive": abstract_id,
-            "negatives": drawn["hard"] + drawn["easy"],
-        }
-
-
-def score_pairs(claim_id, evidence, rows, args):
-    """Yield rows of the run as pairs with the targets 0.5 + scale (score - middle), from 0 to 1.
-
-    With --gold, evidence has the target 1, in the run or not (+VeriRel, section 3.4).
-    """
-    gold = evidence if args.gold else []
-    for abstract_id, score in zip(rows["abstract_id"], rows["score"]):
-        if abstract_id not in gold:
-            target = np.clip(0.5 + args.scale * (score - args.middle), 0, 1)
-            yield pair("score", claim_id, abstract_id, target=round(float(target), 6))
-    for abstract_id in gold:
-        yield pair("evidence", claim_id, abstract_id, target=1.0)
-
-
-def read_marked_run(corpus, qrels, args):
-    """Return the run, with likely evidence marked, and {rule: how many rows it marks}."""
-    if args.hard == 0:  # the run is not needed, so there are no rows
-        return qrels[:0].assign(score=0.0, is_likely_evidence=False), {}
-    run = read_table(args.run, RUN, abstract_id=corpus)
-    check_claims({args.qrels: qrels, args.run: run})
-    if args.shape == "scores":  # every row gets a target, so none is marked
-        return run, {}
-    return mark_likely_evidence(run, qrels, args)
-
-
-def mine(args):
-    """Write training examples: evidence, and negatives of a run and the corpus."""
-    if args.shape == "scores" and None in (args.middle, args.scale):
-        fail("--shape scores", "it needs --middle and --scale; see mine --help")
-    if args.shape == "scores" and args.hard == 0:
-        fail("--hard", "0 leaves the run out, and --shape scores needs it")
-    inputs = [args.qrels, args.corpus]
-    if args.hard > 0:
-        inputs.append(args.run)
-    task = task_of(args, *inputs)
-    if up_to_date(args, task, args.out):
-        return {"made": []}
-    check_splits(args)
-    corpus = list(read_corpus(args.corpus))
-    qrels = read_table(args.qrels, QRELS, abstract_id=corpus, label=LABELS)
-    run, left_out = read_marked_run(corpus, qrels, args)
-    judged = {  # {claim_id: {abstract_id: label}}
-        claim_id: dict(zip(rows["abstract_id"], rows["label"]))
-        for claim_id, rows in qrels.groupby("claim_id", sort=False)
-    }
-    ranked = dict(list(run.groupby("claim_id", sort=False)))  # {claim_id: its rows of the run}
-    easy = corpus
-    if args.pool == "nei":
-        easy = qrels["abstract_id"][qrels["label"] == "NEI"].unique().tolist()
-    examples = []
-    without_evidence = 0
-    for claim_id in judged | ranked:  # the claims of both, each once
-        labels = judged.get(claim_id, {})
-        rows = ranked.get(claim_id, run[:0])
-        evidence = [abstract_id for abstract_id in labels if labels[abstract_id] != "NEI"]
-        needed = labels if args.shape == "labels" else evidence
-        if args.shape == "scores":
-            examples += score_pairs(claim_id, evidence, rows[: args.from_top], args)
-        elif not needed:
-            without_evidence += 1
-        else:
-            negatives = negatives_of(labels, rows, easy, args)
-            # Each claim has random numbers of its own, so no draw depends on other claims.
-            rng = np.random.default_rng([args.seed, *claim_id.encode()])
-            draw_examples = draw_tuples if args.shape == "tuples" else draw_pairs
-            examples += draw_examples(claim_id, evidence, negatives, rng, args)
-    if not examples:
-        fail(args.qrels, f"none of its {len(judged)} claims gives an example; see mine --help")
-    summary = {
-        "examples": len(examples),
-        "claims_without_evidence": without_evidence,
-        "left_out": left_out,
-    }
-    with written(args.out, task, **summary) as new:
-        new.write_text("".join(json.dumps(example) + "\n" for example in examples))
-    return {"made": [args.out], **summary}
 
 
 # ---------- Command line
@@ -824,10 +391,8 @@ def add_fuse(job):
     add = job.add_argument_group("inputs and outputs").add_argument
     add("runs", nargs="+", help="fuse these runs; ties keep the order of the corpus in --data")
     add("--out", default="{work}/{split}/fused.tsv", help="write the fused run to this file")
-    add("--fusion", help="""take --method, --weights and --rrf-k from this file of the job fit; name
-        the same runs in the same order""")
-    add("--claims", default="{data}/claims.{split}.tsv",
-        help="read the column of fit --by in this file, if --fusion has one")
+    add("--fusion", help="""take --method, --weights and --rrf-k from this file of
+        recipes/train/fit_fusion.py; name the same runs in the same order""")
     add = job.add_argument_group("fusion").add_argument
     add("--method", choices=METHODS, default="rrf",
         help=f"""sum these points over the runs; union takes the maximum instead, and can join runs
@@ -838,70 +403,15 @@ def add_fuse(job):
     add_ranks(add)
     add_shared(job, split="test")
 
-def add_fit(job):
-    add = job.add_argument_group("inputs and outputs").add_argument
-    add("runs", nargs="+", help="""fit a fusion of these runs of judged claims; where a run comes
-        from a trained model, take claims that the model was not trained on""")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="score fusions by these judgements")
-    add("--claims", default="{data}/claims.{split}.tsv", help="read the column --by in this file")
-    add("--out", default="{work}/{split}/fusion.json", help="write the best fusion to this file")
-    add("--measure", default="nDCG@10",
-        help="maximise this measure of ir-measures, such as R@5 or MAP")
-    add("--by", metavar="COLUMN", help="""fit a fusion for each value of this column of the claims,
-        such as language""")
-    add("--folds", type=folds, default=5, help="""also print the value on unseen claims, by
-        cross-validation: the claims are dealt into this many parts, and each is scored by the
-        fusion that is best on the others""")
-    add("--seed", type=count_or_0, default=13,
-        help="seed of these parts, and of the sample of more than 500 claims")
-    add_shared(job, split="dev")
-
-def add_mine(job):
-    add = job.add_argument_group("inputs and outputs").add_argument
-    add("run", nargs="?", default="{work}/{split}/hybrid.tsv",
-        help="draw hard negatives from this run")
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="take evidence from these judgements")
-    add("--corpus", default="{data}/corpus.jsonl", help="draw easy negatives from these abstracts")
-    add("--out", default="{work}/{split}/examples.jsonl", help="write the examples to this file")
-    add = job.add_argument_group("examples").add_argument
-    add("--shape", choices=("pairs", "tuples", "labels", "scores"), default="pairs",
-        help="""pairs: claim, abstract, target 0 or 1 (03_rerank.py, losses bce and l1); tuples:
-        claim, evidence, its negatives (01_index.py; 03_rerank.py, all losses); labels: NEI
-        pairs of all judged claims (05_classify.py); scores: targets from the run (03_rerank.py)""")
-    add("--hard", type=count_or_0, default=4, help="""draw this many negatives from the first
-        ranks of the run, per claim (pairs, labels) or evidence abstract (tuples); with 0, the run
-        is not read (not with --shape scores)""")
-    add("--easy", type=count_or_0, default=0, help="""draw this many negatives at random from
-        the rest of the corpus, per claim or evidence abstract, as --hard""")
-    add("--from-top", type=count_or_0, default=50, metavar="N", help="""draw hard negatives from the
-        first N candidates that the next four rules leave (judged abstracts that the run lacks come
-        last); scores: take the first N ranks""")
-    add("--skip-top", type=count_or_0, default=0,
-        help="leave out this many first ranks, where evidence that nobody has judged is likely")
-    add("--max-score", type=float, default=np.inf, help="""leave out candidates with a higher score
-        in the run, such as 0.85 for cosines (those of a hybrid.tsv are far below)""")
-    add("--margin", type=float, default=-np.inf, help="""leave out candidates with a score above the
-        lowest score of the claim's evidence in the run minus this number, such as 0.05 for cosines;
-        without effect where the run has no evidence of the claim""")
-    add("--relative-margin", type=share, default=np.inf, metavar="SHARE",
-        help="leave out candidates with more than this share of that lowest score, such as 0.95")
-    add("--draw", choices=("random", "best", "worst"), default="random",
-        help="take hard negatives from these ranks at random, best first or worst first")
-    add("--pool", choices=POOLS, default="both", help="""take as negatives what is judged NEI, what
-        is not judged, or both; nei: hard and easy ones are NEI for this or another claim""")
-    add("--seed", type=count_or_0, default=13, help="seed of the random draws")
-    add = job.add_argument_group("--shape scores: target = 0.5 + scale * (score - middle), within "
-                                 "0 and 1").add_argument
-    add("--middle", type=float, help="""give this score the target 0.5
-        (recipes/MEASURED.md has 0.53 for MiniLM's cosines, and 1.6 for --scale); required""")
-    add("--scale", type=float, help="add this to the target per unit of the score; required")
-    add("--gold", action="store_true", help="give all evidence the target 1, found or not")
-    add_shared(job, split="train")
 # fmt: on
 
 
 def main():
-    run_job(command_line({retrieve: add_retrieve, fuse: add_fuse, fit: add_fit, mine: add_mine}))
+    moved = {"fit": "fit_fusion.py", "mine": "mine.py"}
+    job = "".join(sys.argv[1:2])
+    if job in moved:
+        fail(job, f"is a program of its own: python recipes/train/{moved[job]}")
+    run_job(command_line({retrieve: add_retrieve, fuse: add_fuse}))
 
 
 # --- helpers (same in all six scripts)
@@ -919,8 +429,8 @@ MADE_BY = {  # {a file's name, or its part before the first dot: the job that ma
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
     "fused": "02_retrieve.py fuse",
-    "fusion": "02_retrieve.py fit",
-    "examples": "02_retrieve.py mine",
+    "fusion": "recipes/train/fit_fusion.py",
+    "examples": "recipes/train/mine.py",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
 }
@@ -1162,12 +672,16 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
+    helps = ["-h", "--help"] if len(jobs) > 1 else []  # with one job, --help shows its flags
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     flags = {}
     for name, function in zip(names, jobs):
-        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
+        description = function.__doc__ if len(jobs) > 1 else __doc__
+        job = choices.add_parser(
+            name, help=function.__doc__, description=description, formatter_class=layout
+        )
         job.set_defaults(function=function, job=name)
         # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
@@ -1179,7 +693,7 @@ def command_line(jobs):
             if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, "-h", "--help"):
+    if not words or words[0] not in (*names, *helps):
         words = [names[0], *words]
     args = parser.parse_args(words)
     if "data" in args:
@@ -1320,30 +834,6 @@ def read_abstracts(path, fields, separator=" "):
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
-
-
-def words_of_claims(split, args):
-    """Return the words of each claim of a split, a set of texts; empty without such a file."""
-    path = Path(args.data, f"claims.{split}.tsv")
-    claims = read_claims(path) if path.exists() else {}
-    return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
-
-
-def check_splits(args):
-    """Warn if claims of --split are in another split, too: figures on these are too high.
-
-    Words are compared, not ids, as in some data sets ids begin anew in each split.
-    """
-    splits = ["train", "dev", "test"]
-    kind = args.split.split("-")[0]  # train-cited has the claims of train
-    if kind not in splits:
-        return
-    splits.remove(kind)
-    for other in splits:
-        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
-        if shared:
-            what = f"claims with the words of a claim in {other}: {len(shared)}"
-            warn(f"{args.data}, {args.split}", what)
 
 
 # --- end of helpers

@@ -1,27 +1,25 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "accelerate==1.15.0", "datasets==5.2.0", "numpy==2.4.6", "pandas==3.1.1", "protobuf==7.36.2",
-#   "sentence-transformers==6.2.0", "sentencepiece==0.2.3", "torch==2.13.0", "tqdm==4.70.1",
-#   "transformers==5.23.0",
+#   "numpy==2.4.6", "pandas==3.1.1", "protobuf==7.36.2", "sentence-transformers==6.2.0",
+#   "sentencepiece==0.2.3", "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
 # ]
 # ///
 """
-Rerank the candidates of a run with a cross-encoder or another reranker; train a cross-encoder.
+Rerank the candidates of a run with a cross-encoder or another reranker.
 
-Reads   a run, claims, corpus, and with --graph a neighbour graph; train: examples.jsonl of
-        02_retrieve.py mine, and claims, qrels and a run of a dev split
-Writes  rerank.tsv; train: models/reranker/
-        OUT.parts/: finished scores or checkpoints, from which the same call resumes
+Reads   a run, claims, corpus, and with --graph a neighbour graph
+Writes  rerank.tsv
+        OUT.parts/: finished scores, from which the same call resumes
 Prints  how many candidates of the run were left out; the last line is JSON
 
-Functions that several scripts share stand at the end, in marked blocks.
+recipes/train/reranker.py trains a cross-encoder. Functions that several scripts share stand at the
+end, in marked blocks.
 
 Examples
     python 03_rerank.py --depth 50 --first-stage 0.5
     python 03_rerank.py --model Qwen/Qwen3-Reranker-0.6B --depth 100 --device cuda:0 cuda:1
     python 03_rerank.py --graph work/demo/index/graph --top-k 10
-    python 03_rerank.py train --loss bce --epochs 3 --lr 2e-4 --lora 16
 """
 
 import argparse
@@ -38,7 +36,6 @@ import re
 import shutil
 import sys
 import time
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -47,9 +44,6 @@ import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
-LABELS = ("SUPPORTS", "REFUTES", "NEI")
-LISTS = ("lambda", "softmax")  # losses on a list of abstracts
-COMPARING = ("margin", *LISTS)  # losses that compare a positive with negatives
 MONO_T5 = "Query: {} Document: {} Relevant:"  # monoT5 answers true or false
 
 
@@ -98,7 +92,7 @@ API_KEY = os.environ.get("OPENAI_API_KEY", "").strip()
 CALLING = ["base_url", "concurrency", "timeout"]
 DOCUMENTS = 32  # in a call of a rerank endpoint: TEI's default limit
 # The block "models" ends its messages with this.
-ADVICE = """train it (python 03_rerank.py train --data ...) or name one (--model
+ADVICE = """train it (python recipes/train/reranker.py --data ...) or name one (--model
     cross-encoder/ms-marco-MiniLM-L6-v2)"""
 
 
@@ -207,32 +201,11 @@ def load_reranker(name, **options):
         model = causal_reranker(name, **options)
     if not model:
         what = "nothing in its files says how it scores a pair (a head, or modules.json)"
-        fail(name, f"{what}; train it (python 03_rerank.py train --model {name})")
+        fail(name, f"{what}; train it (python recipes/train/reranker.py --model {name})")
     if not model.keep_in_fp32_modules:
         # Half precision gives equal scores to different abstracts, so the last layer stays in fp32.
         layers = [path for path, part in model.named_modules() if type(part) is torch.nn.Linear]
         model.set_keep_in_fp32_modules(layers[-1:])
-    return model
-
-
-def load_to_train(name, **options):
-    """Load a reranker, or an encoder or language model that gets a new head."""
-    from sentence_transformers import CrossEncoder
-    from transformers import logging
-
-    architectures = architectures_of(name, options)
-    if "CausalLM" in architectures:
-        model = causal_reranker(name, **options)
-        if model:
-            return model
-        # CrossEncoder gives a CausalLM no head, but compares two next tokens; another name of the
-        # architecture makes it add one.
-        options |= {"num_labels": 1, "config_kwargs": {"architectures": ["Classification"]}}
-    if "Classification" not in architectures:
-        print(f"{name}: a new classification head is trained")
-    logging.set_verbosity_error()  # it reports the weights of a new head as missing
-    model = CrossEncoder(name, **options)
-    logging.set_verbosity_warning()
     return model
 
 
@@ -500,204 +473,7 @@ def rerank(args):
     return {"made": [args.out], **summary}
 
 
-# ---------- Train
-def training_rows(example, claims, abstracts, loss):
-    """Return the rows of an example, a pair with a target or a tuple, as the loss takes them.
-
-    The losses of COMPARING take (claim, positive, negative), others (claim, abstract, target).
-    """
-    claim = claims[str(example["claim_id"])]
-    if "positive" not in example:  # a pair
-        if loss in COMPARING:
-            raise ValueError(f"--loss {loss} needs --shape tuples")
-        return [(claim, abstracts[str(example["abstract_id"])], float(example["target"]))]
-    positive = abstracts[str(example["positive"])]
-    negatives = [abstracts[str(abstract_id)] for abstract_id in example["negatives"]]
-    if loss in COMPARING:
-        return [(claim, positive, negative) for negative in negatives]
-    return [(claim, positive, 1.0)] + [(claim, negative, 0.0) for negative in negatives]
-
-
-def read_examples(path, claims, abstracts, loss):
-    """Return the distinct rows of all examples of 02_retrieve.py mine; tuples repeat positives."""
-    rows = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                rows += training_rows(json.loads(line), claims, abstracts, loss)
-            except LookupError as error:
-                what = f"no field, claim or abstract {error}"
-                fail(f"{path}:{number}", f"{what}; see 02_retrieve.py mine --help")
-            except (ValueError, TypeError) as error:
-                fail(f"{path}:{number}", f"{error}; see 02_retrieve.py mine --help")
-    if not rows:
-        fail(path, f"no examples for --loss {loss}; see 02_retrieve.py mine --help")
-    return list(dict.fromkeys(rows))
-
-
-def lists_of(rows, loss):
-    """Join rows (claim, positive, negative) to lists (claim, abstracts, targets).
-
-    lambda: a list has all abstracts of a claim, with the targets 1 and 0. softmax: a list has one
-    positive and its negatives; its targets are the logarithms of 1 and 0.
-    """
-    lists = {}  # {what the rows of a list have in common: {abstract: target}}
-    for claim, positive, negative in rows:
-        if loss == "softmax":
-            targets = lists.setdefault((claim, positive), {})
-            targets[negative] = -np.inf
-            targets[positive] = 0.0
-        else:
-            targets = lists.setdefault((claim,), {})
-            targets.setdefault(negative, 0.0)  # it may be the positive of an earlier row
-            targets[positive] = 1.0
-    return [(shared[0], list(targets), list(targets.values())) for shared, targets in lists.items()]
-
-
-def training_table(rows, loss):
-    """Return rows, or lists, as columns {name: values}, a claim first and targets last."""
-    columns = ["positive", "negative"] if loss == "margin" else ["abstract", "label"]
-    return dict(zip(["claim", *columns], zip(*rows)))
-
-
-def count_truncated(reader, rows):
-    """Return how many pairs of rows, or of lists, are truncated."""
-    truncated = 0
-    for claim, *parts in rows:
-        if isinstance(parts[0], list):  # the row is a list: (claim, abstracts, targets)
-            parts = parts[0]
-        for part in parts:
-            if isinstance(part, str):  # not a target
-                truncated += reader.read((claim, part))[1]
-    return truncated
-
-
-def positive_weight_of(rows, args):
-    """Return --positive-weight as a tensor; balanced: negatives per positive. None for 1."""
-    import torch
-
-    weight = args.positive_weight
-    if weight == "balanced":
-        targets = [target for _, _, target in rows]
-        weight = (len(targets) - sum(targets)) / max(sum(targets), 1)
-    return None if weight == 1 else torch.tensor(weight)
-
-
-def hinge_loss(model, margin):
-    """Return the mean of max(0, margin - (s(positive) - s(negative))) as a loss on tuples."""
-    from sentence_transformers.cross_encoder import losses
-
-    class HingeLoss(losses.MarginMSELoss):  # which has a method that scores pairs
-        def forward(self, texts, labels=None, prompt=None, task=None):
-            claims, positives, negatives = texts
-            positive_scores = self.logits_from_pairs(list(zip(claims, positives)), prompt)
-            negative_scores = self.logits_from_pairs(list(zip(claims, negatives)), prompt)
-            return (margin - (positive_scores - negative_scores)).clamp(min=0).mean()
-
-    return HingeLoss(model)
-
-
-def loss_of(model, rows, args):
-    """Return the loss on logits that --loss names; rows: those of training."""
-    import torch
-    from sentence_transformers.cross_encoder import losses
-
-    if args.loss == "bce":
-        return losses.BinaryCrossEntropyLoss(model, pos_weight=positive_weight_of(rows, args))
-    if args.loss == "lambda":
-        return losses.LambdaLoss(model, k=args.cutoff)  # Wang et al. 2018
-    if args.loss == "softmax":
-        # ListNet (Cao et al. 2007) takes the softmax of targets, which are logarithms here.
-        return losses.ListNetLoss(model)
-    if args.loss == "l1":
-        loss = losses.MSELoss(model, torch.nn.Sigmoid())
-        loss.loss_fct = torch.nn.L1Loss()  # |sigmoid(s) - target| in place of its square
-        return loss
-    return hinge_loss(model, args.margin)
-
-
-def dev_evaluator(paths, abstracts, depth):
-    """Return an evaluator of nDCG@10 over claims with evidence.
-
-    Only candidates are ranked, so the ideal order is that of the evidence among them. A claim
-    without evidence among its candidates counts 0.
-    """
-    from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
-
-    claims_path, qrels_path, run_path = paths
-    claims = read_claims(claims_path)
-    known = {"claim_id": claims, "abstract_id": abstracts}
-    qrels = read_table(qrels_path, [*PAIR, "label"], label=LABELS, **known)
-    run = read_table(run_path, RUN, **known)
-    candidates = run[run["rank"] <= depth].groupby("claim_id")["abstract_id"].agg(list)
-    evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
-    samples = []
-    for claim_id, relevant in evidence.items():
-        # Without candidates, an empty document: the evaluator wants at least one.
-        found = candidates.get(claim_id, [""])
-        documents = [abstracts.get(abstract_id, "") for abstract_id in found]
-        positive = [text for key, text in zip(found, documents) if key in relevant]
-        if len(found) == 1:  # scikit-learn has no nDCG of one document; of it twice, it is the same
-            documents *= 2
-        samples.append({"query": claims[claim_id], "positive": positive, "documents": documents})
-    return CrossEncoderRerankingEvaluator(
-        samples, name="dev", always_rerank_positives=False, show_progress_bar=True
-    )
-
-
-def train(args):
-    """Fine-tune a cross-encoder on mined examples."""
-    if args.dev_run:
-        check_input(args.dev_run, args)
-    dev = [f"{args.data}/claims.{args.dev_split}.tsv", f"{args.data}/qrels.{args.dev_split}.tsv"]
-    dev = dev_files([*dev, args.dev_run or f"{args.work}/{args.dev_split}/hybrid.tsv"])
-    task = task_of(args, args.examples, args.claims, args.corpus, *dev, models=[args.model])
-    if up_to_date(args, task, args.out, is_folder=True):
-        return {"made": []}
-    check_splits(args)
-    check_model(args.model)
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
-    import transformers
-    from datasets import Dataset
-    from sentence_transformers import cross_encoder
-
-    claims = read_claims(args.claims)
-    abstracts = read_abstracts(args.corpus, args.fields)
-    rows = read_examples(args.examples, claims, abstracts, args.loss)
-    if args.loss in LISTS:
-        rows = lists_of(rows, args.loss)
-    transformers.set_seed(args.seed)  # a new head begins at random
-    model = open_reranker(load_to_train, args, "fp32", batch_size=1)  # which training does not use
-    truncated = count_truncated(model[0].preprocess, rows)
-    schedule = args.schedule or "linear"
-    if args.loss == "l1" and not args.schedule:
-        schedule = "cosine"  # +VeriRel 2025
-    with parts_of(args.out, task) as parts:
-        summary = {"rows": len(rows), "truncated": truncated} | fine_tune(
-            parts,
-            args,
-            trainer=cross_encoder.CrossEncoderTrainer,
-            arguments=cross_encoder.CrossEncoderTrainingArguments,
-            model=model,
-            data=Dataset.from_dict(training_table(rows, args.loss)),
-            loss=loss_of(model, rows, args),
-            evaluator=dev_evaluator(dev, abstracts, args.dev_depth) if dev else None,
-            measure="dev_ndcg@10",
-            prompts=model.prompts.get(model.default_prompt_name),
-            weight_decay=0.01,  # Kiepura & Lam 2025
-            lr_scheduler_type=schedule,
-        )
-        with written(args.out, task, **summary) as folder:
-            save_model(model, folder, task, summary)
-    return {"made": [args.out], **summary}
-
-
 # ---------- Command line
-def weight(text):
-    """Return a weight above 0, or balanced."""
-    return text if text == "balanced" else positive(text)
-
-
 # fmt: off
 def add_texts(add):
     add("--claims", default="{data}/claims.{split}.tsv", help="read the claims from this file")
@@ -755,45 +531,13 @@ def add_rerank(job):
         help="expand this many best abstracts per claim and round")
     add_shared(job, split="test")
 
-def add_train(job):
-    add = job.add_argument_group("inputs and outputs").add_argument
-    add("examples", nargs="?", default="{work}/{split}/examples.jsonl",
-        help="train on these examples of 02_retrieve.py mine: pairs, tuples or scores")
-    add_texts(add)
-    add_fields(add)
-    add("--out", default="{work}/models/reranker", help="write the trained model to this folder")
-    add = job.add_argument_group("model").add_argument
-    add("--model", default="data/models/minilm", help="""start from this encoder or reranker, a
-        folder or a name on the hub; an encoder gets a new head""")
-    add_reading(add)
-    add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("bce", "margin", "lambda", "softmax", "l1"), default="bce", help="""bce:
-        binary cross-entropy; margin: hinge loss on tuples; lambda: LambdaLoss on all abstracts of
-        a claim; softmax: cross-entropy of a positive among its negatives; l1: distance of the
-        sigmoid from the target""")
-    add("--positive-weight", type=weight, default=1, help="""bce: count a positive this many times;
-        balanced: as many times as there are negatives per positive""")
-    add("--cutoff", type=count, help="lambda: optimise nDCG at this rank (default: at all ranks)")
-    add("--margin", type=float, default=0.2, help="""margin: the score of a positive should
-        exceed that of a negative by this much""")
-    add("--epochs", type=positive, default=3, help="train for this many passes over the examples")
-    add("--lr", type=amount, default=2e-5, help="learning rate at the start; see --schedule")
-    add("--schedule", choices=("constant", "linear", "cosine"), help="""keep the learning rate, or
-        let it fall to 0 on a line or by a cosine (default: linear, with --loss l1 cosine)""")
-    add("--batch-size", type=count, default=16,
-        help="train on this many rows (lambda, softmax: lists) at once")
-    add("--dev-split", default="dev", help="""keep the epoch with the best nDCG@10 over the
-        candidates of this split's claims; without its files, the last epoch is kept""")
-    add("--dev-run", metavar="RUN", help="rerank this run of dev claims (default: hybrid.tsv)")
-    add("--dev-depth", type=count, default=20, help="rerank this many candidates per dev claim")
-    add("--patience", type=count, default=2, help="stop after this many epochs without improvement")
-    add_training(add)
-    add_shared(job, split="train")
 # fmt: on
 
 
 def main():
-    run_job(command_line({rerank: add_rerank, train: add_train}))
+    if sys.argv[1:2] == ["train"]:
+        fail("train", "is a program of its own: python recipes/train/reranker.py")
+    run_job(command_line({rerank: add_rerank}))
 
 
 # --- helpers (same in all six scripts)
@@ -811,8 +555,8 @@ MADE_BY = {  # {a file's name, or its part before the first dot: the job that ma
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
     "fused": "02_retrieve.py fuse",
-    "fusion": "02_retrieve.py fit",
-    "examples": "02_retrieve.py mine",
+    "fusion": "recipes/train/fit_fusion.py",
+    "examples": "recipes/train/mine.py",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
 }
@@ -1054,12 +798,16 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
+    helps = ["-h", "--help"] if len(jobs) > 1 else []  # with one job, --help shows its flags
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     flags = {}
     for name, function in zip(names, jobs):
-        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
+        description = function.__doc__ if len(jobs) > 1 else __doc__
+        job = choices.add_parser(
+            name, help=function.__doc__, description=description, formatter_class=layout
+        )
         job.set_defaults(function=function, job=name)
         # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
@@ -1071,7 +819,7 @@ def command_line(jobs):
             if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, "-h", "--help"):
+    if not words or words[0] not in (*names, *helps):
         words = [names[0], *words]
     args = parser.parse_args(words)
     if "data" in args:
@@ -1212,30 +960,6 @@ def read_abstracts(path, fields, separator=" "):
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
-
-
-def words_of_claims(split, args):
-    """Return the words of each claim of a split, a set of texts; empty without such a file."""
-    path = Path(args.data, f"claims.{split}.tsv")
-    claims = read_claims(path) if path.exists() else {}
-    return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
-
-
-def check_splits(args):
-    """Warn if claims of --split are in another split, too: figures on these are too high.
-
-    Words are compared, not ids, as in some data sets ids begin anew in each split.
-    """
-    splits = ["train", "dev", "test"]
-    kind = args.split.split("-")[0]  # train-cited has the claims of train
-    if kind not in splits:
-        return
-    splits.remove(kind)
-    for other in splits:
-        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
-        if shared:
-            what = f"claims with the words of a claim in {other}: {len(shared)}"
-            warn(f"{args.data}, {args.split}", what)
 
 
 # --- end of helpers
@@ -1624,17 +1348,7 @@ def client_of(args, is_complete):
 # --- end of endpoints
 
 
-# --- training (same in 01, 03 and 05)
-def positive(text):
-    """Return a number above 0."""
-    return within(float(text), 1e-9)
-
-
-def steps_or_share(text):
-    """Return a share of all steps, below 1 and with a decimal point, or a whole number of steps."""
-    return within(float(text), 1e-9, 0.99) if "." in text else count(text)
-
-
+# --- parts (same in 01, 03 and 05)
 def remove_parts(folder):
     """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
     shutil.rmtree(folder)
@@ -1667,206 +1381,7 @@ def parts_of(out, task):
     remove_parts(folder)
 
 
-def is_intact(path):
-    """Return whether a file is an undamaged zip archive, which .npz and .pt files are."""
-    with contextlib.suppress(OSError, zipfile.BadZipFile):
-        return zipfile.ZipFile(path).testzip() is None
-    return False
-
-
-def can_resume(checkpoint, names=None):
-    """Return whether a checkpoint is whole, and has weights of exactly these names (None: any)."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_bytes())
-        [weights] = checkpoint.glob("*.safetensors")
-        with safe_open(weights, "pt") as file:
-            has_names = names is None or names == set(file.keys())
-    except (OSError, ValueError, SafetensorError):
-        return False
-    # optimizer.pt has to exist. Other .pt and .pth files may be missing, but not damaged.
-    states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
-    return has_names and all(map(is_intact, states))
-
-
-def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint that is whole, or None; names: as in can_resume().
-
-    Newer ones, which a kill has damaged, are removed. transformers writes trainer_state.json last,
-    so a checkpoint without it does not count.
-    """
-    states = folder.glob("checkpoint-*/trainer_state.json")
-    for state in sorted(states, key=os.path.getmtime, reverse=True):
-        if can_resume(state.parent, names):
-            return str(state.parent)
-        warn(state.parent, "damaged; training resumes from an earlier checkpoint, if any")
-        shutil.rmtree(state.parent)
-    return None
-
-
-def add_adapter(network, rank):
-    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
-    from peft import LoraConfig, LoraModel
-
-    # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
-    # then freezes the base, so of the rest only a classifier's head is trained.
-    is_classifier = "Classification" in type(network).__name__
-    network.requires_grad_(is_classifier)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    return LoraModel(network.base_model, config, "default")
-
-
-def resumable(trainer):
-    """Return a class of trainers whose checkpoints hold only the weights that are trained.
-
-    The library has no setting for it, so the methods that save and load are replaced.
-    """
-    from safetensors.torch import load_file, save_file
-
-    class Resumable(trainer):
-        def add_model_card_callback(self, *_):
-            """Collect nothing for the library's model card; save_model() writes another one."""
-
-        def _save(self, folder, **_):
-            Path(folder).mkdir(exist_ok=True)
-            weights = self.model.named_parameters()
-            trained = {name: weight for name, weight in weights if weight.requires_grad}
-            save_file(trained, f"{folder}/trained.safetensors")
-
-        def _load_from_checkpoint(self, folder):
-            self.model.load_state_dict(load_file(f"{folder}/trained.safetensors"), strict=False)
-
-    return Resumable
-
-
-def saves_within_epochs():
-    """Return a callback of the trainer that saves every save_steps, too, not only after an epoch.
-
-    The last step of an epoch is left to the trainer, which saves it once dev has been scored.
-    """
-    from transformers import TrainerCallback
-
-    class SaveWithinEpochs(TrainerCallback):
-        def on_step_end(self, _, state, control, **__):
-            is_last = state.epoch % 1 == 0 or control.should_training_stop
-            if state.global_step % state.save_steps == 0 and not is_last:
-                # Logged, too: a resumed training logs the mean loss of the steps from here on.
-                control.should_log = control.should_save = True
-
-    return SaveWithinEpochs()
-
-
-def fine_tune(
-    folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
-):
-    """Train a model; return {"loss": [...], measure: [...]}.
-
-    Each loss is the mean over the steps since the one before it. The values of the measure are that
-    of the model before training, then one for each epoch. With an evaluator, the epoch with the
-    best measure is kept, else the last one. folder: keeps checkpoints; training goes on from the
-    newest one. trainer, arguments: classes of the library. settings: further arguments of training.
-    """
-    import torch
-    from transformers import EarlyStoppingCallback, logging, trainer_callback
-
-    # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
-    trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
-    is_gpu = model.device.type == "cuda"
-    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-    settings |= {
-        "num_train_epochs": args.epochs,
-        "per_device_train_batch_size": args.batch_size,
-        "gradient_accumulation_steps": args.accumulate,
-        "gradient_checkpointing": args.checkpointing or None,  # the library warns of False
-        "learning_rate": args.lr,
-        "seed": args.seed,
-        "use_cpu": model.device.type == "cpu",
-        "bf16": has_bf16,
-        "fp16": is_gpu and not has_bf16,
-        "save_strategy": "epoch",
-        "save_steps": args.save_steps,
-        "save_total_limit": 2,
-        "restore_callback_states_from_checkpoint": True,
-        "logging_strategy": "epoch",
-        "logging_nan_inf_filter": False,
-        "metric_for_best_model": measure,
-    }
-    callbacks = [saves_within_epochs()]
-    if evaluator:
-        settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-        callbacks += [EarlyStoppingCallback(args.patience)]
-    if args.lora:
-        adapter = add_adapter(model.transformers_model, args.lora)
-    values = []
-    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
-        if evaluator:
-            values.append(evaluator(model)[measure])
-        training = resumable(trainer)(
-            model,
-            arguments(str(folder), **settings),
-            data,
-            loss=loss,
-            evaluator=evaluator,
-            callbacks=callbacks,
-        )
-        names = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        logging.set_verbosity_error()  # a resumed training warns of settings that are the same
-        training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
-    if args.lora:
-        adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
-    log = training.state.log_history
-    losses = [line["loss"] for line in log if "loss" in line]
-    if not np.isfinite(losses).all():
-        fail("--lr", "the loss is not a finite number; lower it")
-    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"loss": losses, measure: [round(value, 4) for value in values]}
-
-
-def save_model(model, folder, task, summary):
-    """Save a model with a card, and its tokenizer without the truncation of training."""
-    if model.transformers_model:  # static embeddings have none, and read whole texts
-        model.tokenizer.backend_tokenizer.no_truncation()
-        model.tokenizer.backend_tokenizer.no_padding()
-        model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
-        model.transformers_model.config.trained_fields = task["arguments"]["fields"]
-    model.save_pretrained(str(folder), create_model_card=False)
-    (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
-
-- Data: {", ".join(task["inputs"])}
-- Flags: {json.dumps(task["arguments"])}
-- Figures: {json.dumps(summary)}
-- Version: sentence-transformers {importlib.metadata.version("sentence-transformers")}
-""")
-
-
-# fmt: off
-def add_training(add):
-    add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
-    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
-        this rank (alpha: twice the rank), and merge them into the weights at the end; 0 trains all
-        weights; needs the package peft""")
-    add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
-        checkpoint, from which an interrupted training resumes, after each epoch and after each such
-        share of the steps (0.1: ten times), or after each N steps if it is a whole number""")
-    add("--seed", type=count_or_0, default=13,
-        help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
-        which CUDA_VISIBLE_DEVICES chooses (default: a GPU, if there is one)""")
-# fmt: on
-
-
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else []."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
-
-
-# --- end of training
+# --- end of parts
 
 if __name__ == "__main__":
     main()

@@ -1,27 +1,26 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#   "accelerate==1.15.0", "datasets==5.2.0", "gguf==0.19.0", "numpy==2.4.6", "openai==3.52.0",
-#   "pandas==3.1.1", "protobuf==7.36.2", "sentence-transformers==6.2.0", "sentencepiece==0.2.3",
-#   "torch==2.13.0", "tqdm==4.70.1", "transformers==5.23.0",
+#   "gguf==0.19.0", "numpy==2.4.6", "openai==3.52.0", "pandas==3.1.1", "protobuf==7.36.2",
+#   "sentence-transformers==6.2.0", "sentencepiece==0.2.3", "torch==2.13.0", "tqdm==4.70.1",
+#   "transformers==5.23.0",
 # ]
 # ///
 """
-Label claim-abstract pairs SUPPORTS, REFUTES or NEI; train a classifier; give verdicts on claims.
+Label claim-abstract pairs SUPPORTS, REFUTES or NEI; give verdicts on claims.
 
-Reads   a run, claims, corpus; train: qrels, examples of 02_retrieve.py mine; aggregate: verdicts
+Reads   a run, claims, corpus; aggregate: verdicts
 Writes  verdicts.tsv: the four columns of a run, label, p_supports, p_refutes, p_nei
-        train: models/classifier/
-        OUT.parts/: finished outputs or checkpoints, from which the same call resumes
+        OUT.parts/: finished outputs, from which the same call resumes
         llm: llm_verdicts.tsv, and beside it .replies.jsonl or .requests.jsonl
         aggregate: claims.jsonl, a verdict per claim with its evidence
-Prints  the run that is labelled, and F1 of the classifier in training; the last line is JSON
+Prints  the run that is labelled; the last line is JSON
 
-Functions that several scripts share stand at the end, in marked blocks.
+recipes/train/classifier.py trains a classifier. Functions that several scripts share stand at the
+end, in marked blocks.
 
 Examples
     python 05_classify.py --model MoritzLaurer/DeBERTa-v3-base-mnli --top-k 10
-    python 05_classify.py train --epochs 3 --model work/demo/models/reranker
     python 05_classify.py llm --model gpt-4.1 --prompt recipes/systems/prompts/hybrid.txt
 """
 
@@ -41,8 +40,6 @@ import runpy
 import shutil
 import sys
 import time
-import zipfile
-from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -51,7 +48,6 @@ import numpy as np
 
 PAIR = ["claim_id", "abstract_id"]
 RUN = [*PAIR, "rank", "score"]
-QRELS = [*PAIR, "label"]
 LABELS = ("SUPPORTS", "REFUTES", "NEI")
 PROBABILITIES = ["p_supports", "p_refutes", "p_nei"]
 HEADS = (  # how models name their outputs for LABELS: the beginnings of the names
@@ -59,11 +55,10 @@ HEADS = (  # how models name their outputs for LABELS: the beginnings of the nam
     "refut|contradict",
     "nei|neutral|notenough|insufficient",
 )
-TEMPERATURES = (0.05, 20)  # the search for the best one stays within
 DISPUTE = 0.25  # least share of the weaker side of a disputed claim
 NEAR_CHANCE = 1 / 3 + 0.05  # if no label of a claim is likelier than this, it is UNDECIDED
 # The block "models" ends its messages with this.
-ADVICE = """train it (python 05_classify.py train --data ...), name one (--model
+ADVICE = """train it (python recipes/train/classifier.py --data ...), name one (--model
     MoritzLaurer/DeBERTa-v3-base-mnli) or fetch the small ones (python data/download.py models)"""
 
 
@@ -163,23 +158,6 @@ def probabilities_of(model, logits, adjust=0.0):
     return calibrated(logits[:, head_order(model.config)], temperature, shares, adjust)
 
 
-def label_shares(labels):
-    """Return the share of each of LABELS; labels: their indices."""
-    counts = np.bincount(labels, minlength=3)
-    return (counts / max(1, len(labels))).round(3).tolist()
-
-
-def compare_shares(probabilities, held_out, model):
-    """Print the shares of the labels in a run beside those among the held-out pairs of training."""
-    shares = label_shares(probabilities.argmax(axis=1))
-    print(f"shares of {', '.join(LABELS)}: {shares}; among held-out pairs: {held_out}")
-    if shares[2] < held_out[2]:
-        what = (
-            "its share of NEI is below that of the held-out pairs, but most pairs of a run are NEI"
-        )
-        warn(model, f"{what}; train with NEI examples: 02_retrieve.py mine --shape labels")
-
-
 def classify(args):
     """Label the pairs of a run with a classifier or an NLI model."""
     path = run_of(args)
@@ -191,7 +169,7 @@ def classify(args):
     check_model(args.model)
     with parts_of(args.out, task) as parts:
         model = open_classifier(args)
-        shares = getattr(model.config, "stance_shares", None)  # None: not trained by this script
+        shares = getattr(model.config, "stance_shares", None)  # None: not trained by the kit
         if args.adjust:
             if not shares or 0 in shares:
                 fail("--adjust", "it needs class shares: train with pairs of all three labels")
@@ -200,309 +178,8 @@ def classify(args):
         compute = functools.partial(outputs_and_truncated, model)
         logits, is_truncated = score_resumably(compute, 3, run, texts, parts / "outputs.npy", args)
         probabilities = probabilities_of(model, logits, args.adjust)
-        held_out = sidecar_of(args.model).get("held_out_shares")
-        if held_out:
-            compare_shares(probabilities, held_out, args.model)
         truncated = int(is_truncated.sum())
         return write_verdicts(run, probabilities, task, args, truncated=truncated)
-
-
-# ---------- Train: pairs
-def read_examples(path, claims, abstracts):
-    """Return the table of a file by 02_retrieve.py mine --shape labels."""
-    import pandas as pd
-
-    try:
-        table = pd.read_json(path, lines=True, dtype=False).reindex(columns=QRELS).astype(str)
-    except ValueError as error:
-        fail(path, f"{error}; see 02_retrieve.py mine --help")
-    is_known = table["claim_id"].isin(claims) & table["abstract_id"].isin(abstracts)
-    is_known &= table["label"].isin(LABELS)
-    if table.empty or not is_known.all():
-        line = 1 if table.empty else 1 + is_known.argmin()
-        what = "unknown claim_id, abstract_id or label; see 02_retrieve.py mine --help"
-        fail(f"{path}:{line}", what)
-    return table
-
-
-def hold_out(table, args):
-    """Return which rows are held out (rows,), stratified by label.
-
-    With --split-by claim, the pairs of a claim stay together.
-    """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
-    is_held_out = np.zeros(len(table), bool)
-    if not args.held_out:
-        return is_held_out
-    splitter = StratifiedKFold
-    groups = None
-    if args.split_by == "claim":
-        splitter = StratifiedGroupKFold
-        groups = table["claim_id"]
-    part = Fraction(args.held_out).limit_denominator(20)  # in folds: 0.4 is two of five
-    if part in (0, 1):
-        fail("--held-out", "take 0, or a share from 0.05 to 0.95")
-    with contextlib.suppress(ValueError):  # scikit-learn: fewer pairs, or claims, than folds
-        folds = splitter(part.denominator, shuffle=True, random_state=args.seed)
-        splits = list(folds.split(table, table["label"], groups))
-        for _, indices in splits[: part.numerator]:
-            is_held_out[indices] = True
-    if is_held_out.all() or not is_held_out.any():
-        what = f"too few pairs or claims to hold out {args.held_out} of them"
-        warn(args.qrels, f"{what}: the last epoch is kept, and no temperature is fitted")
-        is_held_out[:] = False
-    return is_held_out
-
-
-def read_judged(args, dev):
-    """Return a table of judged pairs and examples; its column pair holds (claim, abstract).
-
-    Its column is_held_out: whether a pair is held out. dev: paths of claims and qrels of a dev
-    split, whose pairs are then held out, and no others; [] without one.
-    """
-    import pandas as pd
-
-    claims = read_claims(args.claims)
-    abstracts = read_abstracts(args.corpus, args.fields)
-    known = {"abstract_id": abstracts, "label": LABELS}
-    tables = [read_table(args.qrels, QRELS, claim_id=claims, **known)]
-    tables += [read_examples(path, claims, abstracts) for path in args.examples]
-    table = pd.concat(tables).drop_duplicates(PAIR)  # a judgement counts before an example
-    table["pair"] = paired_texts(table, (claims, abstracts))
-    if not dev:
-        return table.assign(is_held_out=hold_out(table, args))
-    dev_claims = read_claims(dev[0])
-    dev_table = read_table(dev[1], QRELS, claim_id=dev_claims, **known)
-    dev_table["pair"] = paired_texts(dev_table, (dev_claims, abstracts))
-    return pd.concat([table.assign(is_held_out=False), dev_table.assign(is_held_out=True)])
-
-
-# ---------- Train: classes of different sizes
-def class_weights(counts):
-    """Return inverse class frequencies (3,) that sum to 3; 0 for a class without pairs."""
-    inverse = (counts > 0) / np.maximum(counts, 1)
-    return 3 * inverse / inverse.sum()
-
-
-def loss_weights(counts, args):
-    """Return the weights of the classes in the loss (3,), the alphas of the focal loss.
-
-    With focal, either the sampler or the loss makes up for rare classes. weighted-focal with the
-    balanced sampler does it twice, as Kiepura & Lam 2025. cross-entropy has no weights.
-    """
-    sampler_balances = args.loss == "focal" and args.sampler == "balanced"
-    if args.loss == "cross-entropy" or sampler_balances:
-        return np.ones(3)
-    return class_weights(counts)
-
-
-def seen_shares(counts, args):
-    """Return the class shares that training sees (3,): pairs drawn, times their loss weights."""
-    draws = counts
-    if args.sampler == "balanced":
-        draws = np.minimum(counts, 1)  # each class that there is, equally often
-    seen = draws * loss_weights(counts, args)
-    return seen / seen.sum()
-
-
-def focal(logits, labels, weights, gamma=2.0):
-    """Return the mean of -alpha_y (1 - p_y)^gamma log p_y (Kiepura & Lam 2025, eq. 6)."""
-    log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
-    return (-weights[labels] * (1 - log_p.exp()) ** gamma * log_p).mean()
-
-
-def loss_of(model, counts, args):
-    """Return the loss that --loss names; counts: pairs of each output of the model (3,)."""
-    import torch
-    from sentence_transformers.cross_encoder import losses
-
-    loss = losses.CrossEntropyLoss(model)
-    if args.loss != "cross-entropy":
-        weights = torch.tensor(loss_weights(counts, args)).float().to(model.device)
-        # The library's loss computes logits and calls ce_loss(logits, labels), which is a module.
-        loss.ce_loss.forward = functools.partial(focal, weights=weights)
-    return loss
-
-
-def balanced_batches(dataset, seed, generator, batch_size, **options):
-    """Return a sampler of batches in which classes are equally frequent, drawn anew each epoch.
-
-    The trainer calls it, as any batch sampler that is given as a function.
-    """
-    from sentence_transformers.base.sampler import DefaultBatchSampler
-    from torch.utils.data import WeightedRandomSampler
-
-    labels = np.array(dataset["label"])
-    weights = class_weights(np.bincount(labels, minlength=3))[labels]
-    rows = WeightedRandomSampler(weights, len(labels), generator=generator)
-    # The trainer calls set_epoch() before each epoch; seeded there, a resumed training draws the
-    # same rows.
-    rows.set_epoch = lambda epoch: generator.manual_seed(seed + epoch)
-    return DefaultBatchSampler(rows, batch_size=batch_size, **options)
-
-
-# ---------- Train
-def with_head(name, model_kwargs, **options):
-    """Return a CrossEncoder with its own head if that has the three labels, else with a new one."""
-    from sentence_transformers import CrossEncoder
-    from transformers import AutoConfig, logging
-
-    config = AutoConfig.from_pretrained(
-        name, trust_remote_code=False, local_files_only=options["local_files_only"]
-    )
-    is_new = not head_order(config) or "ForSequenceClassification" not in str(config.architectures)
-    if is_new:
-        print(f"{name}: a new classification head is trained")
-        logging.set_verbosity_error()  # it reports the weights of a new head as missing
-        # If the config names the architecture of a language model, CrossEncoder adds no head, but
-        # compares the logits of yes and no as next tokens. So another name takes its place.
-        config_kwargs = {"id2label": dict(enumerate(LABELS)), "architectures": ["Classification"]}
-        options |= {"num_labels": 3, "config_kwargs": config_kwargs}
-        model_kwargs = model_kwargs | {"ignore_mismatched_sizes": True}
-    model = CrossEncoder(name, model_kwargs=model_kwargs, **options)
-    logging.set_verbosity_warning()
-    model.config.stance_claim_first = is_new or getattr(config, "stance_claim_first", False)
-    return model
-
-
-def freeze(model, what):
-    """Keep parts of a model from being trained.
-
-    what: "none"; "encoder", all but pooler and head; or a number: the embeddings and that many
-    layers, from the first one.
-    """
-    if what == "none":
-        return
-    for name, parameter in model.base_model.named_parameters():
-        layer = re.search(r"\blayers?\.(\d+)\.", name)
-        if what == "encoder":
-            parameter.requires_grad = "pooler" in name
-        elif "embed" in name or (layer and int(layer[1]) < what):
-            parameter.requires_grad = False
-
-
-def learn(model, trained, held_out, parts, args):
-    """Train, keep the epoch with the best weighted F1 on held_out, and return losses and F1."""
-    from datasets import Dataset
-    from sentence_transformers import cross_encoder
-    from sentence_transformers.cross_encoder.evaluation import CrossEncoderClassificationEvaluator
-
-    claims, abstracts = zip(*trained["pair"])
-    data = {"claim": claims, "abstract": abstracts, "label": trained["place"]}
-    evaluator = None
-    if len(held_out):
-        evaluator = CrossEncoderClassificationEvaluator(
-            list(held_out["pair"]),
-            list(held_out["place"]),
-            name="held_out",
-            write_csv=False,
-            show_progress_bar=True,
-        )
-    return fine_tune(
-        parts,
-        args,
-        trainer=cross_encoder.CrossEncoderTrainer,
-        arguments=cross_encoder.CrossEncoderTrainingArguments,
-        model=model,
-        data=Dataset.from_dict(data),
-        loss=loss_of(model, np.bincount(trained["place"], minlength=3), args),
-        evaluator=evaluator,
-        measure="held_out_f1_weighted",
-        lr_scheduler_type=args.schedule,
-        # "batch_sampler" is the library's name of its default
-        batch_sampler=balanced_batches if args.sampler == "balanced" else "batch_sampler",
-    )
-
-
-def fit_temperature(logits, labels):
-    """Return the temperature with the least cross-entropy; 1 if pairs are too few to tell."""
-    from scipy.optimize import minimize_scalar
-    from sklearn.metrics import log_loss
-
-    if len(labels) < 30:
-        return 1.0
-    best = minimize_scalar(
-        lambda log_t: log_loss(labels, calibrated(logits, np.exp(log_t)), labels=range(3)),
-        bounds=np.log(TEMPERATURES),
-    )
-    return float(np.exp(best.x))
-
-
-def assess_held_out(logits, labels, out):
-    """Print and return F1 on held-out pairs beside that of the majority label; fit a temperature.
-
-    The figures that are returned have the temperature and the shares of the labels, too.
-    """
-    from sklearn.metrics import f1_score
-
-    weighted_f1 = functools.partial(f1_score, labels, average="weighted")
-    f1 = weighted_f1(logits.argmax(axis=1))
-    majority_f1 = weighted_f1(np.full(len(labels), np.bincount(labels).argmax()))
-    print(f"{out}: held-out F1 of the best epoch {f1:.3f}, majority label {majority_f1:.3f}")
-    if f1 <= majority_f1:
-        warn(
-            out,
-            """held-out F1 is not above that of the majority label: verdicts are worthless; train
-            for more epochs (the default is 10), or start from an NLI model, such as
-            --model MoritzLaurer/DeBERTa-v3-base-mnli""",
-        )
-    temperature = fit_temperature(logits, labels)
-    figures = {"held_out_F1": f1, "majority_F1": majority_f1, "temperature": temperature}
-    return figures | {"held_out_shares": label_shares(labels)}
-
-
-def check_labels(table, args):
-    """End if there is no pair to train on; warn of labels that none of them has."""
-    labels = set(table["label"][~table["is_held_out"]])
-    if not labels:
-        fail(args.qrels, "no judged pair to train on; see data/README.md")
-    missing = [label for label in LABELS if label not in labels]
-    if missing:
-        what = f"no training pair is labelled {' or '.join(missing)}, so no pair of a run will be"
-        warn(args.qrels, f"{what}; see --examples")
-
-
-def train(args):
-    """Fine-tune an encoder or an NLI model on judged pairs."""
-    dev = []
-    if args.dev_split:
-        dev = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
-    inputs = [args.qrels, args.claims, args.corpus, *args.examples, *dev]
-    task = task_of(args, *inputs, models=[args.model])
-    if up_to_date(args, task, args.out, is_folder=True):
-        return {"made": []}
-    check_splits(args)
-    check_model(args.model)
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
-    import transformers
-
-    table = read_judged(args, dev)
-    check_labels(table, args)
-    transformers.set_seed(args.seed)  # of a new head
-    model = open_model(with_head, args.model, args)
-    freeze(model.model, args.freeze)
-    set_reader(model, args, batch_size=32)  # of held-out pairs; --batch-size is for training
-    order = head_order(model.config)
-    truncated = sum(model[0].preprocess.read(pair)[1] for pair in table["pair"])
-    table["gold"] = table["label"].map(LABELS.index)
-    table["place"] = np.array(order)[table["gold"]]  # among the model's logits
-    held_out = table[table["is_held_out"]]
-    trained = table[~table["is_held_out"]]
-    counts = np.bincount(trained["gold"], minlength=3)
-    summary = {"pairs": len(table), "held_out": len(held_out), "truncated": truncated}
-    with parts_of(args.out, task) as parts:
-        summary |= learn(model, trained, held_out, parts, args)
-        if len(held_out):
-            logits = outputs_of(model, list(held_out["pair"]))
-            if not np.isfinite(logits).all():
-                fail("--lr", "the model's outputs are not finite numbers; lower it")
-            summary |= assess_held_out(logits[:, order], held_out["gold"], args.out)
-        model.config.stance_shares = seen_shares(counts, args).tolist()
-        model.config.stance_temperature = summary.get("temperature", 1.0)
-        with written(args.out, task, **summary) as folder:
-            save_model(model, folder, task, summary)
-    return {"made": [args.out], **summary}
 
 
 # ---------- Language model
@@ -801,54 +478,13 @@ def add_classify(job):
     add_length(add)
     add("--adjust", type=share, default=0.0, help="""correct for class imbalance: divide each
         probability by the share of its label in training, to this power, 0 (off) to 1; only for
-        models of train --sampler shuffle --loss cross-entropy, as the defaults already balance""")
+        models trained with --sampler shuffle --loss cross-entropy, as the defaults balance""")
     add("--batch-size", type=count, help="""label batches of at most this many times --max-length
         tokens, so of more pairs where they are short (default: 32, on a GPU 128)""")
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
         help="precision of the model; auto takes half precision on a GPU, else fp32")
     add("--device", nargs=1, help="use this device: cpu, mps, cuda (default: a GPU, if any)")
     add_shared(job, split="test")
-
-def frozen_part(text):
-    """Return none or encoder as they are, else a number of layers."""
-    return text if text in ("none", "encoder") else count(text)
-
-def add_train(job):
-    add = job.add_argument_group("inputs and outputs").add_argument
-    add("--qrels", default="{data}/qrels.{split}.tsv", help="train on these judged pairs")
-    add("--examples", nargs="+", default=[], metavar="FILE", help="""train on these examples, too,
-        such as NEI pairs of 02_retrieve.py mine --shape labels (default: none)""")
-    add_texts(add)
-    add_fields(add)
-    add("--out", default="{work}/models/classifier", help="write the trained model to this folder")
-    add = job.add_argument_group("model").add_argument
-    add("--model", default="data/models/minilm", help="""start from this encoder, reranker or NLI
-        model, a folder or a name on the hub; without outputs for the labels it gets a new head""")
-    add_length(add)
-    add("--freeze", type=frozen_part, default="none",
-        help="""do not train this part: none, encoder, or the embeddings and this many layers; not
-        with --lora, which trains adapters in all of them""")
-    add = job.add_argument_group("training").add_argument
-    add("--loss", choices=("focal", "weighted-focal", "cross-entropy"), default="focal",
-        help="""cross-entropy; focal: focal loss (gamma 2), with class weights unless --sampler
-        balances; weighted-focal: with class weights in any case, as Kiepura & Lam 2025""")
-    add("--sampler", choices=("balanced", "shuffle"), default="balanced",
-        help="draw pairs of all classes equally often, or each pair once per epoch")
-    add("--epochs", type=positive, default=10, help="""train for at most this many passes over
-        the pairs; the best one on held-out pairs is kept, and two are often too few""")
-    add("--lr", type=amount, default=5e-5, help="learning rate at the start, see --schedule")
-    add("--schedule", choices=("constant", "linear"), default="constant",
-        help="keep the learning rate, or let it fall to 0 linearly")
-    add("--batch-size", type=count, default=32, help="train on this many pairs at once")
-    add("--held-out", type=share, default=0.1, help="""hold this share of the pairs out of training,
-        rounded to a fraction with a denominator of at most 20; 0 is none; the epoch with the best
-        F1 on them is kept, and they fit the temperature""")
-    add("--split-by", choices=("claim", "instance"), default="claim",
-        help="hold out all pairs of a claim or none, or single pairs")
-    add("--dev-split", help="hold out the pairs of this split, in place of --held-out")
-    add("--patience", type=count, default=3, help="stop after this many epochs without improvement")
-    add_training(add)
-    add_shared(job, split="train")
 
 def add_llm(job):
     add_run(job, "{work}/{split}/llm_verdicts.tsv", 10)
@@ -877,9 +513,9 @@ def add_aggregate(job):
 
 
 def main():
-    args = command_line(
-        {classify: add_classify, train: add_train, llm: add_llm, aggregate: add_aggregate}
-    )
+    if sys.argv[1:2] == ["train"]:
+        fail("train", "is a program of its own: python recipes/train/classifier.py")
+    args = command_line({classify: add_classify, llm: add_llm, aggregate: add_aggregate})
     if args.job == "llm":
         args = with_backend(args)
     run_job(args)
@@ -900,8 +536,8 @@ MADE_BY = {  # {a file's name, or its part before the first dot: the job that ma
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
     "fused": "02_retrieve.py fuse",
-    "fusion": "02_retrieve.py fit",
-    "examples": "02_retrieve.py mine",
+    "fusion": "recipes/train/fit_fusion.py",
+    "examples": "recipes/train/mine.py",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
 }
@@ -1143,12 +779,16 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
+    helps = ["-h", "--help"] if len(jobs) > 1 else []  # with one job, --help shows its flags
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     flags = {}
     for name, function in zip(names, jobs):
-        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
+        description = function.__doc__ if len(jobs) > 1 else __doc__
+        job = choices.add_parser(
+            name, help=function.__doc__, description=description, formatter_class=layout
+        )
         job.set_defaults(function=function, job=name)
         # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
@@ -1160,7 +800,7 @@ def command_line(jobs):
             if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, "-h", "--help"):
+    if not words or words[0] not in (*names, *helps):
         words = [names[0], *words]
     args = parser.parse_args(words)
     if "data" in args:
@@ -1301,30 +941,6 @@ def read_abstracts(path, fields, separator=" "):
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
-
-
-def words_of_claims(split, args):
-    """Return the words of each claim of a split, a set of texts; empty without such a file."""
-    path = Path(args.data, f"claims.{split}.tsv")
-    claims = read_claims(path) if path.exists() else {}
-    return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
-
-
-def check_splits(args):
-    """Warn if claims of --split are in another split, too: figures on these are too high.
-
-    Words are compared, not ids, as in some data sets ids begin anew in each split.
-    """
-    splits = ["train", "dev", "test"]
-    kind = args.split.split("-")[0]  # train-cited has the claims of train
-    if kind not in splits:
-        return
-    splits.remove(kind)
-    for other in splits:
-        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
-        if shared:
-            what = f"claims with the words of a claim in {other}: {len(shared)}"
-            warn(f"{args.data}, {args.split}", what)
 
 
 # --- end of helpers
@@ -1655,17 +1271,7 @@ def score_resumably(compute, labels, rows, texts, path, args, size=GROUP):
 # --- end of pairs
 
 
-# --- training (same in 01, 03 and 05)
-def positive(text):
-    """Return a number above 0."""
-    return within(float(text), 1e-9)
-
-
-def steps_or_share(text):
-    """Return a share of all steps, below 1 and with a decimal point, or a whole number of steps."""
-    return within(float(text), 1e-9, 0.99) if "." in text else count(text)
-
-
+# --- parts (same in 01, 03 and 05)
 def remove_parts(folder):
     """Remove a folder in OUT.parts/, and OUT.parts/ itself if only its lock is left."""
     shutil.rmtree(folder)
@@ -1698,206 +1304,7 @@ def parts_of(out, task):
     remove_parts(folder)
 
 
-def is_intact(path):
-    """Return whether a file is an undamaged zip archive, which .npz and .pt files are."""
-    with contextlib.suppress(OSError, zipfile.BadZipFile):
-        return zipfile.ZipFile(path).testzip() is None
-    return False
-
-
-def can_resume(checkpoint, names=None):
-    """Return whether a checkpoint is whole, and has weights of exactly these names (None: any)."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_bytes())
-        [weights] = checkpoint.glob("*.safetensors")
-        with safe_open(weights, "pt") as file:
-            has_names = names is None or names == set(file.keys())
-    except (OSError, ValueError, SafetensorError):
-        return False
-    # optimizer.pt has to exist. Other .pt and .pth files may be missing, but not damaged.
-    states = [checkpoint / "optimizer.pt", *checkpoint.glob("*.pt*")]
-    return has_names and all(map(is_intact, states))
-
-
-def newest_checkpoint(folder, names=None):
-    """Return the newest checkpoint that is whole, or None; names: as in can_resume().
-
-    Newer ones, which a kill has damaged, are removed. transformers writes trainer_state.json last,
-    so a checkpoint without it does not count.
-    """
-    states = folder.glob("checkpoint-*/trainer_state.json")
-    for state in sorted(states, key=os.path.getmtime, reverse=True):
-        if can_resume(state.parent, names):
-            return str(state.parent)
-        warn(state.parent, "damaged; training resumes from an earlier checkpoint, if any")
-        shutil.rmtree(state.parent)
-    return None
-
-
-def add_adapter(network, rank):
-    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
-    from peft import LoraConfig, LoraModel
-
-    # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
-    # then freezes the base, so of the rest only a classifier's head is trained.
-    is_classifier = "Classification" in type(network).__name__
-    network.requires_grad_(is_classifier)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    return LoraModel(network.base_model, config, "default")
-
-
-def resumable(trainer):
-    """Return a class of trainers whose checkpoints hold only the weights that are trained.
-
-    The library has no setting for it, so the methods that save and load are replaced.
-    """
-    from safetensors.torch import load_file, save_file
-
-    class Resumable(trainer):
-        def add_model_card_callback(self, *_):
-            """Collect nothing for the library's model card; save_model() writes another one."""
-
-        def _save(self, folder, **_):
-            Path(folder).mkdir(exist_ok=True)
-            weights = self.model.named_parameters()
-            trained = {name: weight for name, weight in weights if weight.requires_grad}
-            save_file(trained, f"{folder}/trained.safetensors")
-
-        def _load_from_checkpoint(self, folder):
-            self.model.load_state_dict(load_file(f"{folder}/trained.safetensors"), strict=False)
-
-    return Resumable
-
-
-def saves_within_epochs():
-    """Return a callback of the trainer that saves every save_steps, too, not only after an epoch.
-
-    The last step of an epoch is left to the trainer, which saves it once dev has been scored.
-    """
-    from transformers import TrainerCallback
-
-    class SaveWithinEpochs(TrainerCallback):
-        def on_step_end(self, _, state, control, **__):
-            is_last = state.epoch % 1 == 0 or control.should_training_stop
-            if state.global_step % state.save_steps == 0 and not is_last:
-                # Logged, too: a resumed training logs the mean loss of the steps from here on.
-                control.should_log = control.should_save = True
-
-    return SaveWithinEpochs()
-
-
-def fine_tune(
-    folder, args, *, trainer, arguments, model, data, loss, evaluator, measure, **settings
-):
-    """Train a model; return {"loss": [...], measure: [...]}.
-
-    Each loss is the mean over the steps since the one before it. The values of the measure are that
-    of the model before training, then one for each epoch. With an evaluator, the epoch with the
-    best measure is kept, else the last one. folder: keeps checkpoints; training goes on from the
-    newest one. trainer, arguments: classes of the library. settings: further arguments of training.
-    """
-    import torch
-    from transformers import EarlyStoppingCallback, logging, trainer_callback
-
-    # The trainer's progress bar has no label, and no argument for one, so it gets a tqdm that has.
-    trainer_callback.tqdm = functools.partial(trainer_callback.tqdm, desc="train")
-    is_gpu = model.device.type == "cuda"
-    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-    settings |= {
-        "num_train_epochs": args.epochs,
-        "per_device_train_batch_size": args.batch_size,
-        "gradient_accumulation_steps": args.accumulate,
-        "gradient_checkpointing": args.checkpointing or None,  # the library warns of False
-        "learning_rate": args.lr,
-        "seed": args.seed,
-        "use_cpu": model.device.type == "cpu",
-        "bf16": has_bf16,
-        "fp16": is_gpu and not has_bf16,
-        "save_strategy": "epoch",
-        "save_steps": args.save_steps,
-        "save_total_limit": 2,
-        "restore_callback_states_from_checkpoint": True,
-        "logging_strategy": "epoch",
-        "logging_nan_inf_filter": False,
-        "metric_for_best_model": measure,
-    }
-    callbacks = [saves_within_epochs()]
-    if evaluator:
-        settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
-        callbacks += [EarlyStoppingCallback(args.patience)]
-    if args.lora:
-        adapter = add_adapter(model.transformers_model, args.lora)
-    values = []
-    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
-        if evaluator:
-            values.append(evaluator(model)[measure])
-        training = resumable(trainer)(
-            model,
-            arguments(str(folder), **settings),
-            data,
-            loss=loss,
-            evaluator=evaluator,
-            callbacks=callbacks,
-        )
-        names = {name for name, weight in model.named_parameters() if weight.requires_grad}
-        logging.set_verbosity_error()  # a resumed training warns of settings that are the same
-        training.train(resume_from_checkpoint=newest_checkpoint(folder, names))
-    if args.lora:
-        adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
-    log = training.state.log_history
-    losses = [line["loss"] for line in log if "loss" in line]
-    if not np.isfinite(losses).all():
-        fail("--lr", "the loss is not a finite number; lower it")
-    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
-    return {"loss": losses, measure: [round(value, 4) for value in values]}
-
-
-def save_model(model, folder, task, summary):
-    """Save a model with a card, and its tokenizer without the truncation of training."""
-    if model.transformers_model:  # static embeddings have none, and read whole texts
-        model.tokenizer.backend_tokenizer.no_truncation()
-        model.tokenizer.backend_tokenizer.no_padding()
-        model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
-        model.transformers_model.config.trained_fields = task["arguments"]["fields"]
-    model.save_pretrained(str(folder), create_model_card=False)
-    (folder / "README.md").write_text(f"""# Fine-tuned from {task["arguments"]["model"]}
-
-- Data: {", ".join(task["inputs"])}
-- Flags: {json.dumps(task["arguments"])}
-- Figures: {json.dumps(summary)}
-- Version: sentence-transformers {importlib.metadata.version("sentence-transformers")}
-""")
-
-
-# fmt: off
-def add_training(add):
-    add("--accumulate", type=count, default=1, help="average the gradients of this many batches")
-    add("--lora", type=count_or_0, default=0, metavar="RANK", help="""train the head and adapters of
-        this rank (alpha: twice the rank), and merge them into the weights at the end; 0 trains all
-        weights; needs the package peft""")
-    add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
-    add("--save-steps", type=steps_or_share, default=0.1, metavar="SHARE", help="""save a
-        checkpoint, from which an interrupted training resumes, after each epoch and after each such
-        share of the steps (0.1: ten times), or after each N steps if it is a whole number""")
-    add("--seed", type=count_or_0, default=13,
-        help="seed of the order, a new head and random draws")
-    add("--device", nargs=1, choices=("cpu", "mps", "cuda"), help="""train on this device, one GPU,
-        which CUDA_VISIBLE_DEVICES chooses (default: a GPU, if there is one)""")
-# fmt: on
-
-
-def dev_files(paths):
-    """Return the files that a dev evaluation needs if all are there, else []."""
-    missing = [path for path in paths if not Path(path).exists()]
-    if missing:
-        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
-        return []
-    return paths
-
-
-# --- end of training
+# --- end of parts
 
 
 # --- language models (same in 04 and 05)

@@ -736,7 +736,6 @@ def evaluate(args):
         inputs += [args.claims, args.corpus]
     provenance = task_of(args, *inputs)
     check_outs(out, *outs, inputs=inputs)  # out without an ending may be a folder: refuse it, too
-    check_splits(args)
     names = measures_in(args.measures)
     qrels = read_table(args.qrels, QRELS, label=LABELS)[QRELS]
     components = {}
@@ -900,8 +899,8 @@ MADE_BY = {  # {a file's name, or its part before the first dot: the job that ma
     "graph": "01_index.py graph",
     "hybrid": "02_retrieve.py",
     "fused": "02_retrieve.py fuse",
-    "fusion": "02_retrieve.py fit",
-    "examples": "02_retrieve.py mine",
+    "fusion": "recipes/train/fit_fusion.py",
+    "examples": "recipes/train/mine.py",
     "rerank": "03_rerank.py",
     "verdicts": "05_classify.py",
 }
@@ -1143,12 +1142,16 @@ def command_line(jobs):
     In defaults, {data}, {work} and {split} stand for the values of these flags.
     """
     names = [function.__name__ for function in jobs]
+    helps = ["-h", "--help"] if len(jobs) > 1 else []  # with one job, --help shows its flags
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     choices = parser.add_subparsers(title="jobs", metavar=f"JOB (default: {names[0]})")
     flags = {}
     for name, function in zip(names, jobs):
-        job = choices.add_parser(name, help=function.__doc__, description=function.__doc__)
+        description = function.__doc__ if len(jobs) > 1 else __doc__
+        job = choices.add_parser(
+            name, help=function.__doc__, description=description, formatter_class=layout
+        )
         job.set_defaults(function=function, job=name)
         # argparse prints its usage before an error, and has no setting for that.
         parser.error = job.error = lambda text: fail(parser.prog, with_nearest(text, flags))
@@ -1160,7 +1163,7 @@ def command_line(jobs):
             if is_shown and "(default" not in flag.help:
                 flag.help += " (default: %(default)s)"
     words = sys.argv[1:]
-    if not words or words[0] not in (*names, "-h", "--help"):
+    if not words or words[0] not in (*names, *helps):
         words = [names[0], *words]
     args = parser.parse_args(words)
     if "data" in args:
@@ -1301,30 +1304,6 @@ def read_abstracts(path, fields, separator=" "):
         tell = warn if unknown < set(fields) else fail  # fail if all are unknown
         tell(path, f"no record has the field {', '.join(sorted(unknown))}; see --fields")
     return {key: text_of(record, fields, separator) for key, record in records.items()}
-
-
-def words_of_claims(split, args):
-    """Return the words of each claim of a split, a set of texts; empty without such a file."""
-    path = Path(args.data, f"claims.{split}.tsv")
-    claims = read_claims(path) if path.exists() else {}
-    return {" ".join(re.findall(r"\w+", claim.lower())) for claim in claims.values()}
-
-
-def check_splits(args):
-    """Warn if claims of --split are in another split, too: figures on these are too high.
-
-    Words are compared, not ids, as in some data sets ids begin anew in each split.
-    """
-    splits = ["train", "dev", "test"]
-    kind = args.split.split("-")[0]  # train-cited has the claims of train
-    if kind not in splits:
-        return
-    splits.remove(kind)
-    for other in splits:
-        shared = words_of_claims(args.split, args) & words_of_claims(other, args)
-        if shared:
-            what = f"claims with the words of a claim in {other}: {len(shared)}"
-            warn(f"{args.data}, {args.split}", what)
 
 
 # --- end of helpers

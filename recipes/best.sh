@@ -61,7 +61,7 @@ stage "2  Retrieval, and fusion: weights fitted on dev, else 0.2 for BM25 and 0.
 kit 02_retrieve.py $D --retrievers bm25 dense --top-k ${DEPTH:-200}
 if [ -e $DATA/qrels.dev.tsv ]; then
   kit 02_retrieve.py $D --split dev --retrievers bm25 dense --top-k ${DEPTH:-200}
-  kit 02_retrieve.py fit $D --split dev --out $WORK/fusion.json $WORK/dev/{bm25,dense}.tsv
+  kit recipes/train/fit_fusion.py $D --split dev --out $WORK/fusion.json $WORK/dev/{bm25,dense}.tsv
   kit 02_retrieve.py fuse $D --fusion $WORK/fusion.json --top-k ${DEPTH:-200} \
     --out $T/fused.tsv $T/{bm25,dense}.tsv
 else

@@ -11,8 +11,9 @@ Writes  WORK/checked/, a folder per claim: the same claim is answered from it, a
         requests are sent again
 Prints  verdict and abstracts, for people or (--json) as one line of JSON
 
-The classifier that 05_classify.py train wrote labels the abstracts; its F1 on held-out pairs is
-shown. If LLM_MODEL is set, and LLM_BASE_URL or OPENAI_API_KEY, this language model labels instead.
+The classifier that recipes/train/classifier.py wrote labels the abstracts; its F1 on held-out pairs
+is shown. If LLM_MODEL is set, and LLM_BASE_URL or OPENAI_API_KEY, this language model labels
+instead.
 
 Example
     python recipes/check_claim.py --data data/mine "Polar bears are thriving"
@@ -63,7 +64,7 @@ def judge_in(work, data):
         flags = ["llm", "--retry-errors", "--backend", "openai", "--model", model]
         return flags, "llm_verdicts.tsv"
     if not classifier.is_dir():
-        command = f"python 05_classify.py train --data {data} --work {work}"
+        command = f"python recipes/train/classifier.py --data {data} --work {work}"
         kit.fail(
             classifier, f"no classifier; train one: {command}, or set LLM_BASE_URL and LLM_MODEL"
         )

@@ -25,8 +25,8 @@ python 02_retrieve.py
 stage "3  Rerank: mine examples, train a cross-encoder, score the best 20 of the hybrid run"
 # 25 claims make a weak cross-encoder out of a bi-encoder's weights, so the hybrid run's score keeps
 # most of the weight.
-python 02_retrieve.py mine --hard 2 --easy 2
-python 03_rerank.py train --epochs 1 --max-length 96
+python recipes/train/mine.py --hard 2 --easy 2
+python recipes/train/reranker.py --epochs 1 --max-length 96
 python 03_rerank.py --max-length 96 --first-stage 0.8
 
 stage "4  LLM rerank: RankGPT; at an endpoint also one question per abstract"
@@ -45,7 +45,7 @@ fi
 
 stage "5  Classify: train on the judged pairs, label the best 10; a verdict per claim, sentences"
 # The reranker has learned to compare two texts; 162 pairs are too few for its lower layers.
-python 05_classify.py train --model work/demo/models/reranker --freeze 4 --epochs 3 \
+python recipes/train/classifier.py --model work/demo/models/reranker --freeze 4 --epochs 3 \
   --batch-size 8 --lr 2e-4 --schedule linear --max-length 96
 python 05_classify.py --run $T/$BEST.tsv --top-k 10 --max-length 96
 python 05_classify.py aggregate --out $T/verdicts.jsonl

@@ -31,7 +31,6 @@ where 1_1 is right. A claim without a narrative has the code 0_0.
 """
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -39,6 +38,7 @@ import numpy as np
 import pandas as pd
 from tools import kit
 from tools.kit import CLASSIFY
+from train import training
 
 TAXONOMY = str(kit.ROOT / "data/taxonomy.tsv")
 NONE = "0_0"  # the code of a claim without a narrative
@@ -247,29 +247,18 @@ def fit(model, claims, gold, folder, args):
 
     gold: [claims, codes], 0 or 1; folder: checkpoints, from the last of which training resumes.
     """
-    import datasets
     import torch
-    from sentence_transformers import cross_encoder as ce
+    from sentence_transformers.cross_encoder import losses
 
     columns = {"claim": claims, "nothing": [""] * len(claims), "label": gold.tolist()}
     # No loss of sentence-transformers takes several labels per pair. CrossEntropyLoss does after
     # two changes: another loss function, and labels, which arrive in a list, stacked to one tensor.
-    loss = ce.losses.CrossEntropyLoss(model)
+    loss = losses.CrossEntropyLoss(model)
     loss.ce_loss = torch.nn.BCEWithLogitsLoss()
     forward = loss.forward
     loss.forward = lambda pairs, labels, **options: forward(pairs, torch.stack(labels), **options)
-    log = CLASSIFY.fine_tune(
-        folder,
-        args,
-        trainer=ce.CrossEncoderTrainer,
-        arguments=ce.CrossEncoderTrainingArguments,
-        model=model,
-        data=datasets.Dataset.from_dict(columns),
-        loss=loss,
-        evaluator=None,
-        measure="",
-    )
-    return log["loss"]
+    figures = training.fine_tune(folder, args, model, columns, loss, evaluator=None, measure="")
+    return figures["loss"]
 
 
 def with_outputs(name, model_kwargs, **options):
@@ -282,12 +271,7 @@ def with_outputs(name, model_kwargs, **options):
 
 def train(args):
     """Train an encoder with an output for each code; fit thresholds on held-out claims."""
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
-    from transformers import set_seed
-
-    task = kit.task_of(args, TAXONOMY, *labelled_files(args), models=[args.model])
-    if kit.up_to_date(args, task, args.out, is_folder=True):
-        return {"made": []}
+    task = training.begin(args, TAXONOMY, *labelled_files(args))
     taxonomy = read_taxonomy(TAXONOMY)
     labelled = read_labelled(args, taxonomy)
     claims = np.array([claim for claim, _ in labelled], object)
@@ -296,7 +280,6 @@ def train(args):
     held_out, rest = np.split(order, [round(args.held_out * len(claims))])
     if not len(held_out) or not len(rest):
         kit.fail("--held-out", f"{len(held_out)} of {len(claims)} labelled claims; hold out some")
-    set_seed(args.seed)
     model = CLASSIFY.open_model(
         with_outputs,
         args.model,
@@ -420,13 +403,7 @@ def add_llm(add):
 
 
 def add_train(add):
-    CLASSIFY.add_training(add)
-    add("--out", default="{work}/models/narratives", help="write the model to this folder")
-    add("--model", default="data/models/minilm", help="start from this encoder")
-    add("--epochs", type=kit.positive, default=20, help="train for this many epochs")
-    add("--lr", type=kit.amount, default=5e-5, help="train with this peak learning rate")
-    add("--batch-size", type=kit.count, default=16,
-        help="train on this many claims per batch")
+    training.add_training(add, "narratives", epochs=20, lr=5e-5, batch_size=16)
     add("--held-out", type=kit.share, default=0.2,
         help="hold out this share of the claims, to fit the thresholds")
 

@@ -93,14 +93,14 @@ if [ "$SPLITS" = test ]; then
   exit
 fi
 # No model has seen the training claims yet, so the fusion is fitted on all of them.
-python 02_retrieve.py fit $D --split $TRAIN --out $W/fitted.json \
+python recipes/train/fit_fusion.py $D --split $TRAIN --out $W/fitted.json \
   $W/$TRAIN/{bm25,dense}.tsv $W/splade/$TRAIN/splade.tsv
 fuse --split $TEST --fusion $W/fitted.json --out $W/$TEST/fitted.tsv \
   $W/$TEST/{bm25,dense}.tsv $W/splade/$TEST/splade.tsv
 
 stage "1, 2  MiniLM fine-tuned with in-batch negatives"
-python 02_retrieve.py mine $D --split $TRAIN --shape tuples $TUPLES --out $W/train/tuples.jsonl
-python 01_index.py train $D --split $TRAIN --dev-split $DEV $W/train/tuples.jsonl --loss mnrl \
+python recipes/train/mine.py $D --split $TRAIN --shape tuples $TUPLES --out $W/train/tuples.jsonl
+python recipes/train/encoder.py $D --split $TRAIN --dev-split $DEV $W/train/tuples.jsonl --loss mnrl \
   $ENCODER_FLAGS --max-length $LENGTH
 python 01_index.py $D --indexes bm25 dense --dense-model $W/models/encoder --max-length $LENGTH \
   --language ${BM25_LANGUAGE:-english} --out $W/index-tuned
@@ -110,7 +110,7 @@ for split in $TRAIN $DEV $TEST; do
   fuse --split $split --method zscore --weights 0.4 0.6 --out $W/$split/tuned-z.tsv \
     $W/tuned/$split/bm25.tsv $W/tuned/$split/dense.tsv
 done
-python 02_retrieve.py fit $D --split $DEV --out $W/tuned/fitted.json \
+python recipes/train/fit_fusion.py $D --split $DEV --out $W/tuned/fitted.json \
   $W/tuned/$DEV/{bm25,dense}.tsv $W/splade/$DEV/splade.tsv
 for split in $DEV $TEST; do
   fuse --split $split --fusion $W/tuned/fitted.json --out $W/$split/tuned-fitted.tsv \
@@ -122,14 +122,14 @@ stage "3  Cross-encoder: a bi-encoder's weights first learn to compare two texts
 
 # mine RUN FLAGS: make training examples of a run
 mine() {
-  python 02_retrieve.py mine $D --split $TRAIN "$@"
+  python recipes/train/mine.py $D --split $TRAIN "$@"
 }
 
 # train EXAMPLES FLAGS: train a cross-encoder, and score it on dev before and after
 train() {
   local examples=$1
   shift
-  python 03_rerank.py train $D --split $TRAIN $examples --dev-split $DEV \
+  python recipes/train/reranker.py $D --split $TRAIN $examples --dev-split $DEV \
     --dev-run $W/$DEV/tuned-z.tsv --dev-depth $DEPTH --max-length $PAIR "$@"
 }
 
@@ -167,7 +167,7 @@ fuse --split $TEST --method zscore --out $W/$TEST/margin-blended.tsv $W/$TEST/{f
 rerank $TEST graph --model $W/models/margin --graph $W/index/graph --rounds 2 --neighbours 5 \
   --beam 5
 fuse --split $TEST --out $W/$TEST/ensemble.tsv $W/$TEST/{cross-encoder,margin}.tsv
-python 02_retrieve.py fit $D --split $DEV --out $W/all.json \
+python recipes/train/fit_fusion.py $D --split $DEV --out $W/all.json \
   $W/$DEV/tuned-fitted.tsv $W/$DEV/{cross-encoder,margin}.tsv
 fuse --split $TEST --fusion $W/all.json --out $W/$TEST/all-fitted.tsv \
   $W/$TEST/tuned-fitted.tsv $W/$TEST/{cross-encoder,margin}.tsv
@@ -209,7 +209,7 @@ done
 stance() {
   local name=$1
   shift
-  python 05_classify.py train $D --dev-split dev --max-length $PAIR --loss cross-entropy \
+  python recipes/train/classifier.py $D --dev-split dev --max-length $PAIR --loss cross-entropy \
     --sampler shuffle --batch-size 16 --out $W/models/stance-$name "$@"
 }
 

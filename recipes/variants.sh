@@ -41,14 +41,14 @@ esac
 mine() {
   local name=$1
   shift
-  python 02_retrieve.py mine $D --split $TRAIN --out $WORK/train/$name.jsonl "$@"
+  python recipes/train/mine.py $D --split $TRAIN --out $WORK/train/$name.jsonl "$@"
 }
 
 # train NAME EXAMPLES FLAGS: a cross-encoder that begins with the weights of the first one
 train() {
   local name=$1 examples=$2
   shift 2
-  python 03_rerank.py train $D --split $TRAIN $WORK/train/$examples.jsonl --dev-split none \
+  python recipes/train/reranker.py $D --split $TRAIN $WORK/train/$examples.jsonl --dev-split none \
     --max-length $PAIR --epochs 1 --model $WORK/models/cosines \
     --out $WORK/models/$name "$@"
 }
@@ -70,7 +70,7 @@ for split in $TRAIN $TEST; do
 done
 
 stage "3  A cross-encoder that imitates MiniLM's cosines, with which all others begin"
-python 02_retrieve.py mine $D --split $TRAIN $WORK/$TRAIN/dense.tsv --shape scores \
+python recipes/train/mine.py $D --split $TRAIN $WORK/$TRAIN/dense.tsv --shape scores \
   --middle 0.53 --scale 1.6 --from-top 3 --out $WORK/train/cosines.jsonl
 train cosines cosines --model $MINILM --lr 1e-4
 
@@ -120,7 +120,7 @@ stage "2  Weights fitted on train; fusions learnt on train"
 runs() {
   echo $WORK/$1/bm25.tsv $WORK/$1/dense.tsv $WORK/$1/splade.tsv
 }
-python 02_retrieve.py fit $D --split $TRAIN --out $WORK/fusion.json $(runs $TRAIN)
+python recipes/train/fit_fusion.py $D --split $TRAIN --out $WORK/fusion.json $(runs $TRAIN)
 python 02_retrieve.py fuse $D --split $TEST --fusion $WORK/fusion.json \
   --out $WORK/$TEST/fitted.tsv $(runs $TEST)
 for model in forest boosting; do

@@ -32,7 +32,7 @@ fi
 bm25 bm25 $LEMMAS
 
 stage "1, 2  Section 4.2.1, E5 with in-batch negatives on title and abstract (difference 23)"
-kit 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
+kit recipes/train/mine.py $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
 tune e5 $E5 pairs 64
 
 stage "3  Section 4.2.2, SciBERT reorders the first 10 of E5 (difference 24)"
@@ -83,7 +83,7 @@ tune e5-all $E5 pairs 64 --pooling chunks --fields $ALL
 ROWS="$ROWS e5-chunks e5-all"
 
 stage "tables  Table 8: one BM25 negative; the same with all fields in chunks (difference 25)"
-kit 02_retrieve.py mine $D $WORK/train/bm25.tsv --shape tuples --hard 1 --draw best \
+kit recipes/train/mine.py $D $WORK/train/bm25.tsv --shape tuples --hard 1 --draw best \
   --out $WORK/train/hard.jsonl
 tune e5-hn $E5 hard 64
 tune e5-hn-all $E5 hard 64 --pooling chunks --fields $ALL

@@ -37,7 +37,7 @@ encode() {
 tune() {
   local name=$1 model=$2 examples=$3 batch=$4
   shift 4
-  kit 01_index.py train $D $WORK/train/$examples.jsonl --model $model "${TEXTS[@]}" \
+  kit recipes/train/encoder.py $D $WORK/train/$examples.jsonl --model $model "${TEXTS[@]}" \
     --loss mnrl --scale 20 --lr 7e-6 --epochs 2 --batch-size $batch --dev-split none \
     --out $WORK/models/$name "$@"
   encode $name $WORK/models/$name "$@"
@@ -49,9 +49,9 @@ rerank() {
   local name=$1 encoder=$2 depth=$3
   shift 3
   local split
-  kit 02_retrieve.py mine $D $WORK/train/$encoder.tsv --hard $depth --from-top $depth \
+  kit recipes/train/mine.py $D $WORK/train/$encoder.tsv --hard $depth --from-top $depth \
     --draw best --out $WORK/train/$name.jsonl
-  kit 03_rerank.py train $D $WORK/train/$name.jsonl --model $SCIBERT --loss bce --epochs 3 \
+  kit recipes/train/reranker.py $D $WORK/train/$name.jsonl --model $SCIBERT --loss bce --epochs 3 \
     --lr 2e-5 --batch-size 16 --max-length 512 --dev-split none --out $WORK/models/$name "$@"
   for split in $SPLITS; do
     kit 03_rerank.py $D --split $split --run $WORK/$split/$encoder.tsv --depth $depth \

@@ -16,8 +16,8 @@ check "${1:-}"
 abstracts
 
 stage "1  BM25, and an encoder tuned on evidence, in-batch negatives (7.3; differences 13, 14)"
-kit 02_retrieve.py mine $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
-kit 01_index.py train $D $WORK/train/pairs.jsonl --model $DENSE --loss mnrl --epochs 10 \
+kit recipes/train/mine.py $D --shape tuples --hard 0 --out $WORK/train/pairs.jsonl
+kit recipes/train/encoder.py $D $WORK/train/pairs.jsonl --model $DENSE --loss mnrl --epochs 10 \
   --lr 1e-5 --batch-size 16 --out $WORK/models/encoder
 kit 01_index.py $D --indexes bm25 dense --analyser unstemmed --dense-model $WORK/models/encoder
 

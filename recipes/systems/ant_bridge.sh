@@ -31,9 +31,9 @@ rerank() {
   local mined=$WORK/train/$(basename $model).tsv
   kit 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $model --depth 1000 \
     --out $mined
-  kit 02_retrieve.py mine $D $mined --shape tuples --hard 5 --from-top 500 --easy 10 \
+  kit recipes/train/mine.py $D $mined --shape tuples --hard 5 --from-top 500 --easy 10 \
     --seed $number --out $WORK/train/examples-$number.jsonl
-  kit 03_rerank.py train $D $WORK/train/examples-$number.jsonl --model $model --loss margin \
+  kit recipes/train/reranker.py $D $WORK/train/examples-$number.jsonl --model $model --loss margin \
     --margin $margin --batch-size $batch --epochs 1 --lr 1e-5 --seed $number \
     --out $WORK/models/reranker-$number
   kit 03_rerank.py $D --model $WORK/models/reranker-$number --run $T/bm25.tsv \

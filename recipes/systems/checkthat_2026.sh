@@ -82,7 +82,7 @@ if [ -e $DATA/qrels.dev.tsv ]; then
   translate dev
   retrieve dev
   rerank dev rerank ${DEPTH:-1000} $TRAINED
-  kit 02_retrieve.py fit $D --split dev --measure MRR@5 $WORK/dev/{dense,rerank}.tsv
+  kit recipes/train/fit_fusion.py $D --split dev --measure MRR@5 $WORK/dev/{dense,rerank}.tsv
   FITTED=$T/fitted.tsv
   kit 02_retrieve.py fuse $D --fusion $WORK/dev/fusion.json $T/{dense,rerank}.tsv --out $FITTED
 else

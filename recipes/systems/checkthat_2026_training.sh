@@ -23,10 +23,10 @@ fi
 stage "3  Five negatives a post: behind rank 5, and not too similar (3.5; difference 35)"
 kit 01_index.py $TRAIN --indexes dense --dense-model $STATIC
 kit 02_retrieve.py $TRAIN --split train --retrievers dense --top-k 100
-kit 02_retrieve.py mine $TRAIN $WORK/english/train/dense.tsv --hard 5 --skip-top 5 --from-top 45 \
+kit recipes/train/mine.py $TRAIN $WORK/english/train/dense.tsv --hard 5 --skip-top 5 --from-top 45 \
   --draw best --max-score 0.85 --margin 0.05
 
 stage "3  Training (3.5; difference 36)"
-kit 03_rerank.py train $TRAIN --model $RERANKER --loss bce --lora 16 --lr 2e-5 --epochs 3 \
+kit recipes/train/reranker.py $TRAIN --model $RERANKER --loss bce --lora 16 --lr 2e-5 --epochs 3 \
   --batch-size 8 --accumulate 4 --max-length 512 --checkpointing --dev-split none \
   --out $WORK/models/reranker

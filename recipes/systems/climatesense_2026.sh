@@ -25,7 +25,7 @@ kit 03_rerank.py $D --split train --run $WORK/train/bm25.tsv --model $LARGE \
 # rerank NUMBER MODEL BATCH MARGIN: train a reranker, and keep its best 500
 rerank() {
   local number=$1 model=$2 batch=$3 margin=$4
-  kit 03_rerank.py train $D $WORK/train/triplets.jsonl --model $model --loss margin \
+  kit recipes/train/reranker.py $D $WORK/train/triplets.jsonl --model $model --loss margin \
     --margin $margin --batch-size $batch --epochs 1 --lr 1e-5 --schedule constant \
     --seed $number --out $WORK/models/reranker-$number
   kit 03_rerank.py $D --model $WORK/models/reranker-$number --run $T/bm25.tsv \
@@ -33,7 +33,7 @@ rerank() {
 }
 
 stage "3  Five BGE rerankers with margin loss, all trained on one file of triplets (difference 21)"
-kit 02_retrieve.py mine $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 --easy 10 \
+kit recipes/train/mine.py $D $WORK/train/mined.tsv --shape tuples --hard 5 --from-top 500 --easy 10 \
   --out $WORK/train/triplets.jsonl
 rerank 1 $LARGE 8 0.2
 rerank 2 $LARGE 16 0.2

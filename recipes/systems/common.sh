@@ -69,12 +69,12 @@ reduced() {
   fi
   case "$1 $2" in
     "01_index.py graph") ;;
-    "01_index.py train") echo --epochs 0.25 --max-length 48 --batch-size 16 ;;
+    "recipes/train/encoder.py "*) echo --epochs 0.25 --max-length 48 --batch-size 16 ;;
     "01_index.py "*) echo --max-length 64 ;;
-    "03_rerank.py train") echo --epochs 0.25 --max-length 96 ;;
+    "recipes/train/reranker.py "*) echo --epochs 0.25 --max-length 96 ;;
     "03_rerank.py "*) echo --depth 10 --max-length 96 ;;
     "04_llm_rerank.py "*) echo --depth 5 --max-words 40 ;;
-    "05_classify.py train") echo --epochs 1 --max-length 96 ;;
+    "recipes/train/classifier.py "*) echo --epochs 1 --max-length 96 ;;
     "05_classify.py llm") echo --max-words 40 ;;
     "05_classify.py "*) echo --max-length 96 ;;
     "recipes/tools/fewshot.py "*) echo --number 1 ;;

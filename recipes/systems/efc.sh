@@ -24,9 +24,9 @@ kit 01_index.py $D --indexes dense --dense-model $E5 "${PREFIXES[@]}" --out $WOR
 kit 02_retrieve.py $D --split train --retrievers bm25 --top-k 1500
 kit 02_retrieve.py $D --split train --index $WORK/index-e5 --retrievers dense --top-k 1500 \
   --restrict $WORK/train/bm25.tsv
-kit 02_retrieve.py mine $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
+kit recipes/train/mine.py $D $WORK/train/dense.tsv --shape tuples --hard 3 --draw worst \
   --from-top 1500 --out $WORK/train/triplets.jsonl
-kit 01_index.py train $D $WORK/train/triplets.jsonl --model $E5 "${PREFIXES[@]}" --loss mnrl \
+kit recipes/train/encoder.py $D $WORK/train/triplets.jsonl --model $E5 "${PREFIXES[@]}" --loss mnrl \
   --epochs 3 --lr 2e-5 --batch-size 16 --out $WORK/models/encoder
 kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder "${PREFIXES[@]}"
 
@@ -53,7 +53,7 @@ kit 06_evaluate.py submission $D $T/verdicts.tsv --task climatecheck2025
 further "${1:-}"
 
 stage "tables  Stance by DeBERTa-v3-large, trained on NLI: fine-tuned, and not (difference 16)"
-kit 05_classify.py train $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
+kit recipes/train/classifier.py $D --model $DEBERTA --loss cross-entropy --sampler shuffle \
   --epochs 20 --patience 10 --lr 1e-5 --schedule linear --batch-size 16 --held-out 0.2 \
   --split-by instance --out $WORK/models/deberta
 kit 05_classify.py $D --run $T/rerank.tsv --model $WORK/models/deberta --out $T/deberta.tsv

@@ -20,9 +20,9 @@ kit 01_index.py $D --indexes bm25 splade --analyser words --splade-model $SPLADE
   --batch-size 128
 
 stage "1  BGE-M3, tuned on triplets with random NEI abstracts of any claim (4.1.1; difference 9)"
-kit 02_retrieve.py mine $D --shape tuples --pool nei --hard 0 --from-top 0 --easy 1 \
+kit recipes/train/mine.py $D --shape tuples --pool nei --hard 0 --from-top 0 --easy 1 \
   --out $WORK/train/triplets.jsonl
-kit 01_index.py train $D $WORK/train/triplets.jsonl --model $DENSE --max-length 8192 \
+kit recipes/train/encoder.py $D $WORK/train/triplets.jsonl --model $DENSE --max-length 8192 \
   --loss triplet --margin 0.3 --epochs 3 --lr 5e-5 --batch-size 2 --accumulate 32
 kit 01_index.py $D --indexes dense --dense-model $WORK/models/encoder --max-length 8192 \
   --batch-size 8
@@ -34,9 +34,9 @@ kit 02_retrieve.py $D --top-k 600 --rrf-k 60
 # train RUN MODEL EPOCHS NAME: negatives are NEI of any claim, the first 4 of 200, and 4 at random
 train() {
   local run=$1 model=$2 epochs=$3 name=$4
-  kit 02_retrieve.py mine $D $WORK/train/$run.tsv --pool nei --from-top 200 --hard 4 --draw best \
+  kit recipes/train/mine.py $D $WORK/train/$run.tsv --pool nei --from-top 200 --hard 4 --draw best \
     --easy 4 --out $WORK/train/$name.jsonl
-  kit 03_rerank.py train $D $WORK/train/$name.jsonl --model $model --loss bce --epochs $epochs \
+  kit recipes/train/reranker.py $D $WORK/train/$name.jsonl --model $model --loss bce --epochs $epochs \
     --lr 2e-5 --batch-size 16 --out $WORK/models/$name
 }
 
@@ -91,7 +91,7 @@ stage "tables  Table 3: three classifiers, two of which know SciFact (4.2.2; dif
 # classifier NAME MODEL
 classifier() {
   local name=$1 model=$2
-  kit 05_classify.py train $D --model $model --freeze encoder --sampler balanced \
+  kit recipes/train/classifier.py $D --model $model --freeze encoder --sampler balanced \
     --loss weighted-focal --epochs 10 --patience 10 --lr 5e-5 --batch-size 32 --split-by instance \
     --out $WORK/models/$name
   kit 05_classify.py $D --run $T/llm.tsv --model $WORK/models/$name --out $T/$name.tsv

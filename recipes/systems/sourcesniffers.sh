@@ -30,11 +30,11 @@ search() {
 }
 # strict NAME, loose NAME: negatives of the run NAME, the best first
 strict() {
-  kit 02_retrieve.py mine $D $WORK/train/$1/dense.tsv --shape tuples --hard 5 --draw best \
+  kit recipes/train/mine.py $D $WORK/train/$1/dense.tsv --shape tuples --hard 5 --draw best \
     --skip-top 3 --from-top 97 --max-score 0.95 --margin 0 --out $WORK/train/$1-strict.jsonl
 }
 loose() {
-  kit 02_retrieve.py mine $D $WORK/train/$1/dense.tsv --shape tuples --hard 5 --draw best \
+  kit recipes/train/mine.py $D $WORK/train/$1/dense.tsv --shape tuples --hard 5 --draw best \
     --skip-top 5 --from-top 95 --max-score 0.8 --margin 0.05 --out $WORK/train/$1-loose.jsonl
 }
 search bge $BGE_SMALL
@@ -45,7 +45,7 @@ stage "3  gte-reranker learns lists of one paper and its negatives (differences 
 tune() {
   local name=$1 model=$2 examples=$3 batch=$4
   shift 4
-  kit 03_rerank.py train $D $WORK/train/$examples.jsonl --model $model --fields $TEXTS \
+  kit recipes/train/reranker.py $D $WORK/train/$examples.jsonl --model $model --fields $TEXTS \
     --epochs 2 --batch-size $batch --max-length 512 --dev-split none \
     --out $WORK/models/$name "$@"
 }

@@ -15,9 +15,9 @@ on() {
 verifier() {
   local name=$1 negatives=$2
   shift 2
-  kit 02_retrieve.py mine $(on train) $WORK/train/bm25.tsv --shape labels --hard $negatives \
+  kit recipes/train/mine.py $(on train) $WORK/train/bm25.tsv --shape labels --hard $negatives \
     --from-top 100 --out $WORK/train/$name.jsonl "$@"
-  kit 05_classify.py train $(on train) $DEV_FLAGS --model $VERIFIER \
+  kit recipes/train/classifier.py $(on train) $DEV_FLAGS --model $VERIFIER \
     --examples $WORK/train/$name.jsonl --loss cross-entropy --sampler shuffle --epochs 5 \
     --lr 1e-5 --schedule linear --batch-size 16 --out $WORK/models/$name "$@"
 }
@@ -52,9 +52,9 @@ student() {
   judge train bm25 100 verifier-$negatives feedback-$negatives
   rerank train $MONO_T5 monot5
   combo train $negatives $alpha teacher-$name
-  kit 02_retrieve.py mine $(on train) $WORK/train/teacher-$name.tsv --shape scores \
+  kit recipes/train/mine.py $(on train) $WORK/train/teacher-$name.tsv --shape scores \
     --middle 0.5 --scale 1 --from-top 20 --gold --out $WORK/train/$name.jsonl
-  kit 03_rerank.py train $(on train) $WORK/train/$name.jsonl --model $SCIBERT --loss l1 --lr 1e-5 \
+  kit recipes/train/reranker.py $(on train) $WORK/train/$name.jsonl --model $SCIBERT --loss l1 --lr 1e-5 \
     --batch-size 64 --epochs 40 --patience 3 $DEV_RUN --out $WORK/models/$name
   for set in $SETS; do
     rerank $set $WORK/models/$name $name

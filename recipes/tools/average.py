@@ -9,7 +9,7 @@ The averaged model takes as long as one model, while a fusion of their runs take
 them (Wortsman et al. 2022, uniform soup). The models may differ in seed, batch size, learning rate
 and training examples, but not in their base and head.
 
-Reads   folders of models, as 01_index.py, 03_rerank.py and 05_classify.py train them
+Reads   folders of models, as recipes/train/encoder.py, reranker.py and classifier.py write them
 Writes  OUT: the mean of their weights, in fp32; all other files are copied from the first model
 Prints  the last line is JSON
 

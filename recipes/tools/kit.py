@@ -45,7 +45,6 @@ count = LLM_RERANK.count
 count_or_0 = LLM_RERANK.count_or_0
 share = LLM_RERANK.share
 amount = LLM_RERANK.amount
-positive = CLASSIFY.positive
 read_table = LLM_RERANK.read_table
 read_claims = LLM_RERANK.read_claims
 read_corpus = LLM_RERANK.read_corpus
@@ -67,22 +66,29 @@ TAGS = r"<\s*/?\s*(?:abstract|claim|text|think)\b[^>]*>"  # as prompts have them
 CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
-def arguments(doc, jobs):
+def positive(text):
+    """Return a number above 0."""
+    return LLM_RERANK.within(float(text), 1e-9)
+
+
+def arguments(doc, jobs, split="test"):
     """Return the arguments of a program with jobs.
 
     doc: its docstring, for --help; jobs: {function of a job: function that adds its flags by
-    add("--flag", ...)}, the default job first.
+    add("--flag", ...)}, the default job first; split: the default of --split.
     """
     LLM_RERANK.__doc__ = doc  # which command_line shows
-    groups = {job: functools.partial(add_groups, add_flags) for job, add_flags in jobs.items()}
+    groups = {
+        job: functools.partial(add_groups, add_flags, split) for job, add_flags in jobs.items()
+    }
     return LLM_RERANK.command_line(groups)
 
 
-def add_groups(add_flags, job):
+def add_groups(add_flags, split, job):
     """Add the flags of a job, and those that all scripts have; --split if a default names it."""
     add_flags(job.add_argument_group("flags of this job").add_argument)
     defaults = [flag.default for flag in job._actions]  # argparse has no public list of them
-    LLM_RERANK.add_shared(job, split="test" if "{split}" in str(defaults) else None)
+    LLM_RERANK.add_shared(job, split=split if "{split}" in str(defaults) else None)
 
 
 def parser(doc):

@@ -35,6 +35,7 @@ import contextlib
 import csv
 import functools
 import gc
+import importlib
 import itertools
 import json
 import os
@@ -375,6 +376,23 @@ def watched(loaded, sleep):
         yield
 
 
+@contextlib.contextmanager
+def importing_from(script):
+    """Let a script import modules beside it, and forget those of its kit afterwards.
+
+    A training writes no checkpoint within an epoch, so that its steps alone are measured.
+    """
+    folder = Path(script).parent
+    before = set(sys.modules)
+    with mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        if folder.name == "train":
+            importlib.import_module("training").SAVE_STEPS = 100_000
+        yield
+    for name in set(sys.modules) - before:
+        if name in ("training", "tools.kit") or name[:1] == "0":
+            del sys.modules[name]
+
+
 def run_script(words, sleep):
     """Run a script in this process, its results on stderr; return what it took."""
     import torch
@@ -388,7 +406,8 @@ def run_script(words, sleep):
     loaded = []
     begun = time.perf_counter()
     try:
-        with watched(loaded, sleep), contextlib.redirect_stdout(sys.stderr):
+        quiet = contextlib.redirect_stdout(sys.stderr)
+        with watched(loaded, sleep), quiet, importing_from(words[0]):
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         if end.code:
@@ -411,8 +430,8 @@ def words_of(step, side, model, folder):
         kind = "dense" if step.job == "index" else "splade"
         words = ["01_index.py", "--indexes", kind, f"--{kind}-model", model]
     elif step.job == "train":
-        words = ["03_rerank.py", "train", data / "examples.jsonl", "--model", model]
-        words += ["--split", "test", "--epochs", 1, "--save-steps", 100_000]
+        words = ["recipes/train/reranker.py", data / "examples.jsonl", "--model", model]
+        words += ["--split", "test", "--epochs", 1]
     elif step.job == "rerank":
         words = ["03_rerank.py", "--run", data / "run.tsv", "--model", model]
     else:

@@ -1,0 +1,257 @@
+"""
+What the programs in recipes/train/ share: flags, examples, the training loop, saved models.
+
+What a stage does with texts and models, the programs take from its script, so that a model reads
+the same in training as later. An interrupted training resumes from its newest checkpoint, and ends
+with the same weights as one that was not interrupted.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+kit = import_module("tools.kit")
+SCRIPTS = ("01_index", "02_retrieve", "03_rerank", "05_classify")
+INDEX, RETRIEVE, RERANK, CLASSIFY = map(import_module, SCRIPTS)
+INPUTS = ("examples", "claims", "qrels", "corpus", "dev_run")  # flags that name files
+SAVE_STEPS = 0.1  # share of all steps after which a checkpoint is saved, beside those after epochs
+
+
+# ---------- Inputs
+def read_examples(path, rows_of, *others):
+    """Return the rows that rows_of(example, *others) makes of each example in a file of mine.py."""
+    rows = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                rows += rows_of(json.loads(line), *others)
+            except (LookupError, ValueError, TypeError) as error:
+                what = f"no such field, label, claim or abstract: {error}"
+                kit.fail(f"{path}:{number}", f"{what}; see recipes/train/mine.py --help")
+    if not rows:
+        kit.fail(path, "no example for this loss; see recipes/train/mine.py --help")
+    return rows
+
+
+def tuple_of(example, claims, abstracts):
+    """Return the texts of an example of --shape tuples: (claim, positive, negative, ...)."""
+    abstract_ids = [example["positive"], *example["negatives"]]
+    texts = [abstracts[str(abstract_id)] for abstract_id in abstract_ids]
+    return (claims[str(example["claim_id"])], *texts)
+
+
+def dev_files(args, *others):
+    """Return the claims and qrels of --dev-split, and others, if all are there, else []."""
+    if not args.dev_split:
+        return []
+    paths = [f"{args.data}/{kind}.{args.dev_split}.tsv" for kind in ("claims", "qrels")]
+    paths += others
+    missing = [path for path in paths if not Path(path).exists()]
+    if missing:
+        print(f"no {', '.join(missing)}, so no dev evaluation: the last epoch is kept")
+        return []
+    return paths
+
+
+def read_dev(claims_path, qrels_path, abstracts):
+    """Return claims, judgements, and {claim_id: abstract ids of its evidence}."""
+    claims = kit.read_claims(claims_path)
+    qrels = kit.read_qrels(qrels_path, claim_id=claims, abstract_id=abstracts)
+    evidence = qrels[qrels["label"] != "NEI"].groupby("claim_id")["abstract_id"].agg(set)
+    return claims, qrels, evidence.to_dict()
+
+
+# ---------- Checkpoints
+def newest_checkpoint(folder):
+    """Return the newest checkpoint that is whole, or None.
+
+    transformers writes trainer_state.json last, and a line break at its end.
+    """
+    states = folder.glob("checkpoint-*/trainer_state.json")
+    whole = [state for state in states if state.read_text().endswith("}\n")]
+    return str(max(whole, key=os.path.getmtime).parent) if whole else None
+
+
+def resumable(trainer):
+    """Return a class of trainers whose checkpoints hold only the weights that are trained.
+
+    The library has no setting for it, so the methods that save and load are replaced.
+    """
+    from safetensors.torch import load_file, save_file
+
+    class Resumable(trainer):
+        def add_model_card_callback(self, *_):
+            """Collect nothing for a model card."""
+
+        def _save(self, folder, **_):
+            Path(folder).mkdir(exist_ok=True)
+            weights = self.model.named_parameters()
+            trained = {name: weight for name, weight in weights if weight.requires_grad}
+            save_file(trained, f"{folder}/trained.safetensors")
+
+        def _load_from_checkpoint(self, folder):
+            self.model.load_state_dict(load_file(f"{folder}/trained.safetensors"), strict=False)
+
+    return Resumable
+
+
+def saves_within_epochs():
+    """Return a callback of the trainer that saves every save_steps, too, not only after an epoch.
+
+    The last step of an epoch is left to the trainer, which saves it once dev has been scored.
+    """
+    from transformers import TrainerCallback
+
+    class SaveWithinEpochs(TrainerCallback):
+        def on_step_end(self, _, state, control, **__):
+            is_last = state.epoch % 1 == 0 or control.should_training_stop
+            if state.global_step % state.save_steps == 0 and not is_last:
+                # Logged, too: a resumed training logs the mean loss of the steps from here on.
+                control.should_log = control.should_save = True
+
+    return SaveWithinEpochs()
+
+
+# ---------- Training
+def begin(args, *others):
+    """Return the task of a training, and set what training needs; end if its output is up to date.
+
+    others: paths of inputs beside those that flags name.
+    """
+    from transformers import logging, set_seed
+
+    named = [vars(args).get(name) for name in INPUTS]
+    task = kit.task_of(args, *others, *[path for path in named if path], models=[args.model])
+    if kit.up_to_date(args, task, args.out, is_folder=True):
+        print(json.dumps({"made": []}))
+        sys.exit()
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer multiplies its batch by GPUs
+    args.device = None  # this GPU, if there is one
+    set_seed(args.seed)  # a new head and adapters begin at random
+    # It reports the weights of a new head as missing, and settings of a resumed training as equal.
+    logging.set_verbosity_error()
+    return task
+
+
+def add_adapter(network, rank):
+    """Add low-rank adapters to a network, and freeze all but them and its head (Hu et al. 2021)."""
+    from peft import LoraConfig, LoraModel
+
+    # First all weights are made trainable (a classifier) or frozen (any other network). LoraModel
+    # then freezes the base, so of the rest only a classifier's head is trained.
+    network.requires_grad_("Classification" in type(network).__name__)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    return LoraModel(network.base_model, config, "default")
+
+
+def fine_tune(folder, args, model, data, loss, evaluator, measure, **settings):
+    """Train a model; return {"rows": how many, "loss": [...], measure: [...]}.
+
+    Each loss is the mean over the steps since the one before it. The values of the measure are that
+    of the model before training, then one for each epoch. With an evaluator, the epoch with the
+    best measure is kept, else the last one. folder: keeps checkpoints; training goes on from the
+    newest one. data: {column: values}. settings: further arguments of training.
+    """
+    import sentence_transformers
+    import torch
+    from datasets import Dataset
+    from transformers import EarlyStoppingCallback
+
+    is_gpu = model.device.type == "cuda"
+    has_bf16 = is_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    settings |= {
+        "num_train_epochs": args.epochs,
+        "per_device_train_batch_size": args.batch_size,
+        "gradient_accumulation_steps": args.accumulate,
+        "gradient_checkpointing": args.checkpointing or None,  # the library warns of False
+        "learning_rate": args.lr,
+        "lr_scheduler_type": args.schedule,
+        "seed": args.seed,
+        "bf16": has_bf16,
+        "fp16": is_gpu and not has_bf16,
+        "save_strategy": "epoch",
+        "save_steps": SAVE_STEPS,
+        "save_total_limit": 2,
+        "restore_callback_states_from_checkpoint": True,
+        "logging_strategy": "epoch",
+        "logging_nan_inf_filter": False,
+        "metric_for_best_model": measure,
+    }
+    callbacks = [saves_within_epochs()]
+    if evaluator:
+        settings |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
+        callbacks.append(EarlyStoppingCallback(args.patience))
+    if args.lora:
+        adapter = add_adapter(model.transformers_model, args.lora)
+    data = Dataset.from_dict(data)
+    trainer = getattr(sentence_transformers, f"{type(model).__name__}Trainer")
+    values = []
+    with contextlib.redirect_stdout(sys.stderr):  # the library prints logs of training
+        if evaluator:
+            values.append(evaluator(model)[measure])
+        training = resumable(trainer)(
+            model,
+            trainer.training_args_class(str(folder), **settings),
+            data,
+            loss=loss,
+            evaluator=evaluator,
+            callbacks=callbacks,
+        )
+        training.train(resume_from_checkpoint=newest_checkpoint(folder))
+    if args.lora:
+        adapter.merge_and_unload()  # into fp32 weights: in bf16, scores would move by 0.01
+    log = training.state.log_history
+    losses = [line["loss"] for line in log if "loss" in line]
+    if not np.isfinite(losses).all():
+        kit.fail("--lr", "the loss is not a finite number; lower it")
+    values += [line[f"eval_{measure}"] for line in log if f"eval_{measure}" in line]
+    return {"rows": len(data), "loss": losses, measure: [round(value, 4) for value in values]}
+
+
+def save_model(model, task, summary, args):
+    """Save a model, with its tokenizer as it was before training; return the result of the job."""
+    if model.transformers_model:  # static embeddings have none, and read whole texts
+        # The tokenizer would keep the truncation of training.
+        model.tokenizer.backend_tokenizer.no_truncation()
+        model.tokenizer.backend_tokenizer.no_padding()
+        model.max_seq_length = model.tokenizer.init_kwargs.get("model_max_length")
+        model.transformers_model.config.trained_fields = args.fields
+    with kit.written(args.out, task, **summary) as folder:
+        model.save_pretrained(folder, create_model_card=False)
+    return {"made": [args.out], **summary}
+
+
+# ---------- Flags
+# fmt: off
+def add_training(add, out, epochs, lr, batch_size, schedule="linear"):
+    add("--out", default=f"{{work}}/models/{out}", help="write the trained model to this folder")
+    add("--model", default="data/models/minilm", help="""start from this model, a folder or a name
+        on the hub; where it has no fitting head, it gets a new one""")
+    add("--epochs", type=kit.positive, default=epochs,
+        help="train for at most this many passes over the examples")
+    add("--lr", type=kit.amount, default=lr, help="learning rate, which --schedule changes")
+    add("--schedule", choices=("constant", "linear", "cosine"), default=schedule,
+        help="keep the learning rate, or let it fall to 0 on a line or by a cosine")
+    add("--batch-size", type=kit.count, default=batch_size, help="train on this many rows at once")
+    add("--accumulate", type=kit.count, default=1,
+        help="average the gradients of this many batches")
+    add("--lora", type=kit.count_or_0, default=0, metavar="RANK", help="""train the head and
+        adapters of this rank (alpha: twice the rank), and merge them into the weights at the end; 0
+        trains all weights; needs the package peft""")
+    add("--checkpointing", action="store_true", help="gradient checkpointing: slower, less memory")
+    add("--seed", type=kit.count_or_0, default=13,
+        help="seed of the order, a new head and random draws")
+
+
+def add_dev(add, split="dev", patience=2):
+    add("--dev-split", default=split,
+        help="keep the epoch that is best on this split; without its files, the last one")
+    add("--patience", type=kit.count, default=patience,
+        help="stop after this many epochs without improvement there")
+# fmt: on
