@@ -285,24 +285,61 @@ def end_of(main, args, capsys):
     return subprocess.CompletedProcess(args, status, *capsys.readouterr())
 
 
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """call("03_rerank.py", "train --depth 4", cwd=folder): the script alone, in this process.
+TRAIN = ROOT / "recipes" / "train"
 
-    The first text is split into words; further arguments are passed on as they are.
+
+def train_texts(program, edits):
+    """Return the texts of training.py and of a program beside it, with edits as copy() takes them.
+
+    An edit is made in the one of the two that has its part.
+    """
+    texts = [path.read_text(encoding="utf-8") for path in (TRAIN / "training.py", TRAIN / program)]
+    for old, new in (edits or {}).items():
+        assert "".join(texts).count(old) == 1, old
+        texts = [text.replace(old, new) for text in texts]
+    return texts
+
+
+@pytest.fixture
+def train(monkeypatch, capsys):
+    """train("mine.py", args, edits): a program of recipes/train in the current folder."""
+
+    def call_train(program, args, edits):
+        shared, text = train_texts(program, edits)
+        monkeypatch.syspath_prepend(TRAIN)
+        training = ModuleType("training")
+        training.__file__ = str(TRAIN / "training.py")
+        monkeypatch.setitem(sys.modules, "training", training)
+        exec(compiled(shared, training.__file__, "exec"), training.__dict__)
+        monkeypatch.setattr(sys, "argv", [str(TRAIN / program), *args])
+        program_names = {"__name__": "__main__"}
+        code = compiled(text, str(TRAIN / program), "exec")
+        return end_of(lambda: exec(code, program_names), sys.argv, capsys)
+
+    return call_train
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, train):
+    """call("03_rerank.py", "--depth 4", cwd=folder): the script alone, in this process.
+
+    The first text is split into words; further arguments are passed on as they are. A name without
+    a number, such as mine.py, is that of a program in recipes/train.
     """
 
     def call_script(script, text="", *args, cwd, env=None, edits=None):
-        text_of_script = copy(script, cwd, edits)
+        words = [*text.split(), *map(str, args)]
         monkeypatch.chdir(cwd)
-        args = [script, *text.split(), *map(str, args)]
-        monkeypatch.setattr(sys, "argv", args)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
+        if not script[0].isdigit():
+            return train(script, words, edits)
+        text_of_script = copy(script, cwd, edits)
+        monkeypatch.setattr(sys, "argv", [script, *words])
         module = ModuleType("<run_path>")
         monkeypatch.setitem(sys.modules, "<run_path>", module)  # to pickle
         exec(compiled(text_of_script, script, "exec"), module.__dict__)
-        return end_of(module.main, args, capsys)
+        return end_of(module.main, sys.argv, capsys)
 
     return call_script
 

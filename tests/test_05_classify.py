@@ -1,7 +1,6 @@
 """05_classify.py: labels and probabilities, training, language models, verdicts on claims."""
 
 import json
-import math
 import re
 import shutil
 import time
@@ -10,12 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from conftest import (
-    CLAIMS,
     LABELLED,
     LABELS,
-    QRELS,
     ROOT,
     RUN,
     cases,
@@ -29,7 +25,6 @@ from conftest import (
     tiny_llm,
     tsv,
 )
-from safetensors.torch import load_file, save_file
 
 SCRIPT = "05_classify.py"
 KIT = load(SCRIPT)
@@ -38,25 +33,6 @@ P = ["p_supports", "p_refutes", "p_nei"]
 NLI = ["contradiction", "neutral", "entailment"]
 PROMPTS = ROOT / "recipes" / "systems" / "prompts"
 SHORT = "--max-length 24"
-
-
-def arguments(**other):
-    how = {
-        "max_length": 24,
-        "seed": 1,
-        "dtype": "fp32",
-        "device": ["cpu"],
-        "epochs": 2,
-        "lr": 0.001,
-        "batch": 8,
-        "schedule": "constant",
-        "loss": "focal",
-        "sampler": "shuffle",
-        "held_out": 0.1,
-        "split_by": "claim",
-        "job": "train",
-    }
-    return SimpleNamespace(**how | other)
 
 
 # ---------------------------------------------------------------- Classify
@@ -105,104 +81,6 @@ def test_heads_are_known_by_their_names_alone():
         assert order(*names) is None
 
 
-def test_a_claim_of_700_words_trains_and_is_labelled(toy, call):
-    tiny(toy / "nli", NLI)
-    for split in ("train", "test"):
-        path = toy / f"data/demo/claims.{split}.tsv"
-        path.write_text(re.sub(r"(?m)^(c\d\t)", r"\1" + "sun " * 700, path.read_text()))
-    made = facts(call(SCRIPT, f"train --model nli --epochs 1 {SHORT}", cwd=toy))
-    assert made["truncated"] == made["pairs"]
-    assert facts(call(SCRIPT, f"{HYBRID} {SHORT}", cwd=toy))["truncated"] == 18
-
-
-# ---------------------------------------------------------------- Training
-def test_the_arithmetic_of_training_by_hand():
-    import torch
-
-    rng = np.random.default_rng(0)
-    weights = KIT.class_weights(np.array([2, 1, 3]))
-    assert weights.tolist() == pytest.approx([9 / 11, 18 / 11, 6 / 11])  # (1/2, 1, 1/3) 18/11
-    assert KIT.class_weights(np.array([2, 0, 1])).tolist() == pytest.approx([1, 0, 2])
-    logits = torch.tensor(np.log([[0.7, 0.2, 0.1], [0.3, 0.3, 0.4]]))
-    labels = torch.tensor([0, 2])
-    by_hand = (-9 / 11 * 0.3**2 * math.log(0.7) - 6 / 11 * 0.6**2 * math.log(0.4)) / 2
-    assert float(KIT.focal(logits, labels, torch.tensor(weights))) == pytest.approx(by_hand)
-    freed = np.sqrt([0.6, 0.3, 0.1]) / np.sqrt([0.2, 0.1, 0.7])  # a temperature of 2: the root
-    found = KIT.calibrated(np.log([[0.6, 0.3, 0.1]]), 2.0, [0.2, 0.1, 0.7], 0.5)
-    np.testing.assert_allclose(found[0], freed / freed.sum())
-    logits = rng.normal(size=(20_000, 3)) * 2
-    labels = np.array([rng.choice(3, p=row) for row in KIT.calibrated(logits)])
-    assert KIT.assess_held_out(logits * 3, labels, "x")["temperature"] == pytest.approx(3, rel=0.05)
-
-
-def test_ids_of_examples_are_read_as_strings(tmp_path):
-    path = tmp_path / "examples.jsonl"
-    jsonl(path, {"claim_id": 7, "abstract_id": 12, "label": "NEI", "kind": "random"})
-    table = KIT.read_examples(path, {"7": "A claim"}, {"12": "An abstract"})
-    assert table.to_numpy().tolist() == [["7", "12", "NEI"]]
-
-
-@pytest.mark.parametrize(
-    "how, alphas, shares",
-    [
-        ({"sampler": "balanced"}, [1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
-        ({"sampler": "shuffle"}, [2 / 3, 2, 1 / 3], [1 / 3, 1 / 3, 1 / 3]),
-        ({"sampler": "shuffle", "loss": "cross-entropy"}, [1, 1, 1], [0.3, 0.1, 0.6]),
-        # the prior is corrected twice, as in Kiepura & Lam 2025: shares like 1/3 / (.3, .1, .6)
-        (
-            {"sampler": "balanced", "loss": "weighted-focal"},
-            [2 / 3, 2, 1 / 3],
-            [2 / 9, 6 / 9, 1 / 9],
-        ),
-    ],
-)
-def test_the_prior_is_corrected_once_and_adjust_knows_what_training_saw(how, alphas, shares):
-    counts = np.array([30, 10, 60])
-    args = arguments(**how)
-    np.testing.assert_allclose(KIT.loss_weights(counts, args), alphas)
-    np.testing.assert_allclose(KIT.seen_shares(counts, args), shares)
-    unseen = KIT.seen_shares(np.array([3, 0, 7]), args)
-    assert unseen[1] == 0 and unseen.sum() == pytest.approx(1)
-
-
-def test_claims_are_held_out_whole():
-    qrels = pd.DataFrame({"claim_id": [f"c{n // 5}" for n in range(999)], "label": LABELS * 333})
-    is_held_out = KIT.hold_out(qrels, arguments())
-    assert 80 <= is_held_out.sum() <= 120
-    assert not KIT.hold_out(qrels, arguments(held_out=0)).any()
-    for share in (0.01, 0.99):
-        with pytest.raises(SystemExit):
-            KIT.hold_out(qrels, arguments(held_out=share))
-    assert not set(qrels[is_held_out]["claim_id"]) & set(qrels[~is_held_out]["claim_id"])
-
-
-@pytest.mark.parametrize(
-    "what, dtype, learning",
-    [
-        ("none", "bfloat16", "embeddings layer.0 layer.1 pooler classifier"),
-        ("encoder", "float16", "pooler classifier"),
-        (1, "bfloat16", "layer.1 pooler classifier"),
-    ],
-)
-def test_frozen_parts_do_not_learn_and_weights_are_fp32(tmp_path, models, what, dtype, learning):
-    folder = tiny(tmp_path, NLI, dtype=dtype)
-    model = KIT.open_model(KIT.with_head, folder, arguments(), "fp32")
-    KIT.freeze(model.model, what)
-    weights = dict(model.model.named_parameters())
-    assert {str(weight.dtype) for weight in weights.values()} == {"torch.float32"}
-    learnt = " ".join(name for name, weight in weights.items() if weight.requires_grad)
-    found = set(re.findall(r"embeddings|layer\.\d|pooler|classifier", learnt))
-    assert found == set(learning.split())
-    assert model.config.id2label == dict(enumerate(NLI))
-    assert not model.config.stance_claim_first
-    KIT.set_reader(model, arguments(), 2)
-    assert model[0].preprocess.in_order(["c", "a"]) == ["a", "c"]
-    model = KIT.open_model(KIT.with_head, tiny(tmp_path / "new"), arguments(), "fp32")
-    assert model.config.stance_claim_first
-    KIT.set_reader(model, arguments(), 2)
-    assert model[0].preprocess.in_order(["c", "a"]) == ["c", "a"]
-
-
 def test_a_killed_labelling_goes_on_where_it_was(toy, call, killed):
     tiny(toy / "nli", NLI)
     small = {"GROUP = 1024": "GROUP = 4"}  # five groups
@@ -216,87 +94,6 @@ def test_a_killed_labelling_goes_on_where_it_was(toy, call, killed):
     facts(call(SCRIPT, f"{words} killed.tsv", cwd=toy, edits=small | never))
     assert (toy / "killed.tsv").read_bytes() == (toy / "whole.tsv").read_bytes()
     assert not (toy / "killed.tsv.parts").exists()
-
-
-@pytest.fixture
-def many(toy):
-    """The toy with a small NLI model and 180 judged pairs of 60 claims to learn from."""
-    tiny(toy / "nli", NLI)
-    claims = [(f"t{n}", f"claim {n} on ice") for n in range(60)]
-    tsv(toy / "data/demo/claims.train.tsv", CLAIMS, claims)
-    pairs = [(f"t{n // 3}", f"{n % 12 + 1:04}", LABELS[n * 7 % 5 % 3]) for n in range(180)]
-    tsv(toy / "data/demo/qrels.train.tsv", QRELS, pairs)
-    jsonl(toy / "more.jsonl", {"claim_id": "t1", "abstract_id": "0009", "label": "NEI", "kind": 1})
-    return toy
-
-
-TRAIN = f"train --model nli {SHORT} --batch-size 8"
-
-
-def test_kill_9_in_training_ends_in_the_same_bytes_and_the_best_epoch(many, call, killed):
-    words = f"{TRAIN} --lr 1e-3 --epochs 3 --held-out 0.25 --examples more.jsonl --out"
-    made = facts(call(SCRIPT, f"{words} whole", cwd=many))
-    assert made["pairs"] == 181
-    assert len(made["held_out_f1_weighted"]) == 4  # before, 3 epochs
-    assert made["held_out_F1"] == pytest.approx(max(made["held_out_f1_weighted"][1:]), abs=1e-4)
-    kill = kill_before("log = training.state.log_history")
-    assert killed(SCRIPT, f"{words} killed", cwd=many, edits=kill)
-    max(many.glob("killed.parts/*/checkpoint-*/trainer_state.json")).unlink()  # torn by the kill
-    again = facts(call(SCRIPT, f"{words} killed", cwd=many))
-    assert {**again, "made": 0} == {**made, "made": 0}
-    assert not (many / "killed.parts").exists()
-    for path in (many / "whole").rglob("*"):
-        if path.is_file():
-            resumed = many / "killed" / path.relative_to(many / "whole")
-            assert path.read_bytes() == resumed.read_bytes(), path
-    config = json.loads((many / "whole/config.json").read_text())
-    assert list(config["id2label"].values()) == NLI and config["dtype"] == "float32"
-    assert config["stance_temperature"] == made["temperature"]
-    assert config["stance_shares"] == pytest.approx([1 / 3] * 3)
-    tokenizer = json.loads((many / "whole/tokenizer.json").read_text())
-    assert tokenizer["truncation"] is None and tokenizer["padding"] is None
-
-
-def test_a_classifier_that_learned_nothing_is_called_out(many, call):
-    alike = [{"abstract_id": f"{n:04}", "abstract": "The ice melts."} for n in range(1, 13)]
-    jsonl(many / "data/demo/corpus.jsonl", *alike)  # there is nothing to learn
-    claims = [(f"t{n}", "ice") for n in range(60)]
-    tsv(many / "data/demo/claims.train.tsv", CLAIMS, claims)
-    words = f"{TRAIN} --lr 0 --epochs 1 --held-out 0.25 --split-by instance --out useless"
-    done = call(SCRIPT, words, cwd=many)
-    made = facts(done)
-    assert made["held_out_F1"] <= made["majority_F1"]
-    assert "warning: useless: held-out F1" in done.stderr
-
-
-def test_shares_of_labels_stand_beside_those_of_held_out_pairs(toy, call):
-    tiny(toy / "nli", NLI)
-    words = f"{TRAIN} --epochs 1 --out m --dev-split test"
-    assert facts(call(SCRIPT, words, cwd=toy))["held_out_shares"] == [0.222, 0.444, 0.333]
-    line = "shares of SUPPORTS, REFUTES, NEI: {}; among held-out pairs: [0.222, 0.444, 0.333]"
-    heads = json.loads((toy / "m/config.json").read_text())["id2label"]
-    for label, shares in {"entailment": [1.0, 0.0, 0.0], "neutral": [0.0, 0.0, 1.0]}.items():
-        weights = load_file(toy / "m/model.safetensors")  # a head that always gives one label
-        weights["classifier.weight"][:] = 0
-        weights["classifier.bias"][:] = torch.tensor([9.0 * (heads[n] == label) for n in "012"])
-        save_file(weights, toy / "m/model.safetensors", {"format": "pt"})
-        done = call(SCRIPT, f"{HYBRID} {SHORT} --model m --adjust 1", cwd=toy)
-        assert line.format(shares) in done.stdout
-        assert "--adjust: training balanced the classes" in done.stderr
-        assert ("train with NEI examples" in done.stderr) == (label == "entailment")
-
-
-def test_the_pairs_of_a_dev_split_choose_the_epoch(toy, call, refused):
-    tiny(toy / "nli", NLI)
-    words = f"{TRAIN} --lr 1e-3 --epochs 1 --out m --dev-split"
-    plain = "--sampler shuffle --loss cross-entropy"
-    made = facts(call(SCRIPT, f"{words} test {plain}", cwd=toy))
-    assert made["held_out"] == 9 and made["pairs"] == 14
-    assert json.loads((toy / "m/config.json").read_text())["stance_shares"] == [0.4, 0.2, 0.4]
-    refused(toy, SCRIPT, f"{words} dev", said="claims.dev.tsv")
-    words = f"{HYBRID} {SHORT} --adjust 0.5 --model"
-    facts(call(SCRIPT, f"{words} m", cwd=toy))
-    refused(toy, SCRIPT, f"{words} nli --out v.tsv", said="--adjust: it needs class shares")
 
 
 # ---------------------------------------------------------------- Language models

@@ -90,6 +90,7 @@ def fit(args):
         return {"made": []}
     try:
         measure = ir_measures.parse_measure(args.measure)
+        ir_measures.evaluator([measure], [])  # which refuses what it cannot compute
     except (NameError, ValueError, AssertionError) as error:
         kit.fail("--measure", f"{error}; take nDCG@10, R@5, RR or MAP")
     RETRIEVE.warn_of_splits(args)
@@ -113,7 +114,7 @@ def fit(args):
     best_first = np.argsort(-values.mean(axis=1), kind="stable")
     for number in best_first[:10]:
         fusion = fusions[number]
-        print(f"{values[number].mean():.4f}  {fusion.method}, k = {fusion.k}, {fusion.weights}")
+        print(f"{values[number].mean():.4f}  {fusion.method}, k = {fusion.k}, weights {fusion.weights}")
     best = fusions[best_first[0]]
     fusion = {
         "measure": args.measure,
